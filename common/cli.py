@@ -10,12 +10,13 @@ import os
 import re
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import WORKLOADS
-from common.config.composition import CONFIGS, scales_of, with_hydra
+from common.config.composition import CONFIGS, completions, scales_of, settings_help, with_hydra
 from common.errors import FULL_DISK, ConfigError, SuiteError, print_error
 from common.untrusted.confined import import_path
 
@@ -48,6 +49,8 @@ train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun,
 """
 
 HELP = frozenset({"-h", "--help"})
+LIST_COLUMNS = 100
+"""Width of the table of workloads."""
 
 
 def main() -> None:
@@ -147,6 +150,9 @@ def train(argv: list[str]) -> int:
         require_prepared(start.run, start.session)
         return conclude(trainer.train(), start)
 
+    if not HELP.isdisjoint(argv):
+        print(settings_help("train", argv), end="")
+        return 0
     return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
 
 
@@ -172,6 +178,9 @@ def bench(argv: list[str]) -> int:
 
         return measure(start.workload_type, start.run, start.session, start.rank_info, start.device, start.scorer)
 
+    if not HELP.isdisjoint(argv):
+        print(settings_help("bench", argv), end="")
+        return 0
     return with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, workload_class, work))
 
 
@@ -202,8 +211,11 @@ def list_workloads(argv: list[str]) -> int:
         wanted = ", ".join(f"{metric} {target}" for metric, target in targets.items())
         rows.append((name, wanted, str(rules.runs), rules.last_round, ", ".join(scales_of(name))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
     for row in rows:
-        print("  ".join(f"{entry:<{width}}" for entry, width in zip(row, widths, strict=True)).rstrip())
+        begin = "".join(f"{entry:<{width + 2}}" for entry, width in zip(row[:-1], widths[:-1], strict=True))
+        scales = textwrap.wrap(row[-1], LIST_COLUMNS - indent, break_long_words=False)
+        print(begin + f"\n{' ' * indent}".join(scales))
     return 0
 
 
@@ -231,12 +243,14 @@ def _data_command(command: str) -> Callable[[list[str]], int]:
             raise ConfigError(f"benchmark={names[0]}: unknown; the workloads are {', '.join(sorted(WORKLOADS))}")
         rest = [argument for argument in argv if not argument.startswith("benchmark=")]
         scales = [argument for argument in rest if argument.startswith("scale=")]
+        scale = None
         if scales and command == "generate":
+            scale = scales[-1].removeprefix("scale=")
             rest = [argument for argument in rest if argument not in scales]
-            rest = [*_stand_in_arguments(names[0], scales[-1].removeprefix("scale=")), *rest]
+            rest = [*_stand_in_arguments(names[0], scale), *rest]
         package = WORKLOADS[names[0]].partition(":")[0].rpartition(".")[0]
         commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
-        return commands.run(command, rest)
+        return commands.run(command, rest, scale)
 
     return run_command
 
@@ -293,6 +307,10 @@ def _complete(argv: Sequence[str]) -> int:
 
     line = os.environ.get("COMP_LINE", "")
     match = re.match(r"(\S+\s+)(\S+\s)(.*)", line)
+    words = line.split()
+    if match is not None and not line.endswith(" ") and (offered := completions(words[2:])) is not None:
+        print("\n".join(offered))
+        return 0
     if match is None or match[2].strip() not in ("train", "bench"):
         typed = line.split()[1] if len(line.split()) > 1 else ""
         print("\n".join(name for name in COMMANDS if name.startswith(typed)))

@@ -72,7 +72,7 @@ choose_container() {
       while read -r name; do wrapper+=(--env "$name"); done < <(passed_variables)
       wrapper+=("$image" "${inside[@]}")
       ;;
-    *) die "container=$container: choose none, pyxis, apptainer or docker" ;;
+    *) die "launch.container or CONTAINER is $container: choose none, pyxis, apptainer or docker" ;;
   esac
 }
 

@@ -170,10 +170,21 @@ def test_resuming_on_another_number_of_ranks_says_what_starts_anew(written, star
     [
         ("micro_batch=4", "micro_batch=8, this run has micro_batch=4"),
         ("hparams.global_batch_size=32", "hparams.global_batch_size=16, this run has hparams.global_batch_size=32"),
+        ("seed=1235", "seed=1234, this run has seed=1235"),
     ],
 )
 def test_resuming_with_settings_under_which_the_position_means_other_samples(override, told, saved, data_of, tmp_path):
     assert told in _refused(tmp_path, data_of(toy.NAME), f"resume={saved[1]}", override)
+
+
+def test_resuming_with_other_settings_names_them(saved, data_of, tmp_path):
+    changed = ["hparams.weight_decay=0.25", "deterministic=true", "optimizer.bucket_mb=8", "submission.org=Other"]
+    done = suite(*training(data_of(toy.NAME), tmp_path / "out", f"resume={saved[1]}", *changed), timeout=SECONDS)
+    assert done.code in (0, 10), done.errors
+    (remark,) = [line for line in done.errors.splitlines() if "other settings" in line]
+    named = set(re.findall(r"(\S+) instead of \S+", remark))
+    assert named == {*changed[:2], "optimizer.bucket_mb=8.0", changed[3], "benchmark.schedule.last_epoch=20"}
+    assert "deterministic=true instead of false" in remark
 
 
 def test_resuming_with_another_width_of_the_model(saved, data_of, tmp_path):

@@ -9,6 +9,9 @@ import yaml
 
 from benchmarks import WORKLOADS
 from common import cli
+from common.config import composition
+from common.config.composition import CONFIGS, scales_of
+from common.errors import ConfigError
 from tests import toy
 from tests.command_line import training
 from tests.conftest import suite
@@ -59,6 +62,25 @@ def test_help_of_training():
     assert f"benchmark: {', '.join(sorted(WORKLOADS))}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("flag", "at", "jobs"),
+    [(["--multirun"], 0, 2), (["--multirun"], 2, 2), (["-m"], 4, 2), (["--cfg", "job"], 2, 0)],
+    ids=["before", "between", "behind", "with-a-value"],
+)
+def test_flags_stand_anywhere_among_the_overrides(flag, at, jobs, tmp_path, capsys):
+    seeds = "1,2" if jobs else "1"
+    overrides = ["benchmark=resnet", "scale=test", f"hydra.sweep.dir={tmp_path}", f"seed={seeds}"]
+    trees: list[object] = []
+
+    def job(tree, arguments):
+        trees.append(tree["seed"])
+        return 0
+
+    code = composition.with_hydra([*overrides[:at], *flag, *overrides[at:]], job)
+    assert (code, trees) == (0, [1, 2][:jobs])
+    assert jobs or yaml.safe_load(capsys.readouterr().out)["seed"] == 1
+
+
 def test_a_sweep_over_two_ranks_trains_once_for_each_value(data_of, tmp_path):
     options = ["micro_batch=4,8", "scale.gpus_per_node=2", "benchmark.schedule.last_epoch=1"]
     _, *overrides = training(data_of(toy.NAME), tmp_path / "${micro_batch}", *options)
@@ -81,10 +103,30 @@ def test_jobs_of_a_sweep_write_into_folders_of_their_own(data_of, tmp_path):
     assert ['"seed", "value": 2,' in log for log in logs] == [False, True]
 
 
+@pytest.mark.parametrize("command", ["train", "bench"])
+def test_help_describes_every_setting(command, capsys):
+    assert cli.run([command, "--help"]) == 0
+    told = capsys.readouterr().out
+    text = told.partition("recipe changes them:\n\n")[2].partition("\n\nSettings of")[0]
+    undescribed = [line for line in text.splitlines() if re.match(r" *\w+:", line) and not re.search(r" # \w{2}", line)]
+    assert not undescribed
+    known = set(yaml.safe_load(text))
+    assert known == set(yaml.safe_load((CONFIGS / "train.yaml").read_text())) - {"defaults", "hydra"}
+
+
+def test_help_has_the_settings_of_the_benchmark(capsys):
+    assert cli.run(["train", "benchmark=rnnt", "scale=test", "-h"]) == 0
+    told = capsys.readouterr().out
+    assert "Settings of rnnt" in told
+    assert "\nhparams:\n" in told
+
+
 def test_the_table_of_workloads():
     done = suite("list")
     assert done.code == 0, done.errors
-    heading, *rows = done.output.splitlines()
+    assert max(map(len, done.output.splitlines())) <= 100
+    # Scales that do not fit go on in the next line.
+    heading, *rows = re.sub(r"\n {20,}", " ", done.output).splitlines()
     assert heading.split() == ["benchmark", "target", "runs", "last", "round", "scales"]
     assert [row.split()[0] for row in rows] == sorted(WORKLOADS)
     (row,) = [row for row in rows if row.startswith("resnet ")]
@@ -94,3 +136,42 @@ def test_the_table_of_workloads():
     for row in rows:  # also of the longest names
         assert re.fullmatch(r"\w+ +\w+ [<>]= [\d.]+(, \w+ [<>]= [\d.]+)*  +\d+  +v\d\.\d  +\w.*", row)
         assert row.index(" v") + 1 == heading.index("last round")
+
+
+def test_tab_completes_the_scales_and_sets_of_hyperparameters_of_the_benchmark_alone():
+    assert completed("mlperf-suite train benchmark=rnnt scale=") == [f"scale={name}" for name in scales_of("rnnt")]
+    assert completed("mlperf-suite generate benchmark=unet3d scale=d") == ["scale=demo"]
+    assert completed("mlperf-suite train hparams=resnet/d") == ["hparams=resnet/digits"]
+    assert completed("mlperf-suite train benchmark=nothing scale=") == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("sed=1", "seed"),
+        ("hparams.global_batch_sz=3", "hparams.global_batch_size"),
+        ("global_batch_size=3", "hparams.global_batch_size"),
+        ("evaluation.rank=1", "evaluation.ranks"),
+        ("benchmark.targets.acuracy.value=0.3", "benchmark.targets.accuracy"),
+        ("launch.experimets=4", "launch.experiments"),
+        ("+optimizer.buket_mb=2", "optimizer.bucket_mb"),
+        ("++outputdir=out", "output_dir"),
+        ("~precison", "precision"),
+        ("benchmark=resnett", "resnet"),
+        ("scale=dmeo", "demo"),
+        ("hparams=resnet/digit", "resnet/digits"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_the_nearest_key_or_choice_is_suggested(wrong, meant, first, capsys):
+    others = ["device=cpu", *([] if "scale=" in wrong else ["scale=test"])]
+    assert cli.run(["train", *([wrong, *others] if first else [*others, wrong])]) == ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"; did you mean {meant}?")
+
+
+def test_of_unknown_hyperparameters_the_benchmarks_own_are_listed(capsys):
+    assert cli.run(["train", "benchmark=rnnt", "scale=test", "hparams=rnnt/none"]) == ConfigError.exit_code
+    line = capsys.readouterr().err
+    assert all(f"rnnt/{path.stem}" in line for path in (CONFIGS / "hparams" / "rnnt").glob("*.yaml"))
+    assert "resnet/" not in line

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.bert.preparation.samples import SampleSettings
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.formats.raw_files import listed
 from common.untrusted.regular_file import read_bytes
 
 VOCABULARY = "vocab.txt"
@@ -108,7 +109,7 @@ def open_raw(raw_dir: Path) -> RawText:
         if not evaluation.is_file():
             raise DataError(f"{evaluation} is missing: there is nothing to evaluate")
         return RawText(parts, evaluation, [], vocabulary, stand_in)
-    articles = sorted((raw_dir / ARTICLES_FOLDER).glob("*/wiki_*[0-9]"))
+    articles = listed(raw_dir / ARTICLES_FOLDER, "*/wiki_*[0-9]")
     if not articles:
         raise DataError(
             f"{raw_dir} holds neither {PARTS_FOLDER}/part-00000-of-00500 … nor {ARTICLES_FOLDER}/AA/wiki_00 …"

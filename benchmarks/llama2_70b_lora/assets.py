@@ -9,6 +9,7 @@ from benchmarks.llama2_70b_lora import base
 from benchmarks.llama2_70b_lora.raw import TOKENIZER, RawRows
 from common.data.placing import is_there, place
 from common.errors import CheckpointError, DataError
+from common.formats.raw_files import listed
 
 BASE = "base"
 """The folder of the base weights in the assets."""
@@ -45,7 +46,7 @@ def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
 
 def _refuse_others(folder: Path, names: Sequence[str]) -> None:
     """Raise :class:`DataError` if ``folder`` holds weights beside ``names``: those of another base."""
-    strangers = sorted({path.name for path in folder.glob("*.safetensors*")} - set(names))
+    strangers = sorted({path.name for path in listed(folder, "*.safetensors*")} - set(names))
     strangers = [name for name in strangers if not name.endswith(".partial")]
     if strangers:
         raise DataError(f"{folder} holds {strangers[0]} of another base; delete it or name another --assets-dir")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.llama2_70b_lora.config import Facts
 from common.mlperf.fixed import fixed_facts
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16, help="of the base's 80 (default: 16)")
     parser.add_argument("--steps", type=int, default=10, help="timed, after 3 (default: 10)")
     args = parser.parse_args()
+    require_gpu("benchmarks.llama2_70b_lora.peer_bench")
     facts, device = fixed_facts(Facts, "llama2_70b_lora"), torch.device("cuda")
     for checkpointing in (False, True):
         torch.cuda.reset_peak_memory_stats()

@@ -20,7 +20,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from benchmarks.maskrcnn.config import Facts
 from common.detection.peer_step import peer_step
 from common.mlperf.fixed import fixed_facts
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 
 TRAINED_STAGES = 3
 OBJECTS = 7
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12, help="pictures of an iteration (default: 12)")
     parser.add_argument("--steps", type=int, default=20, help="timed, after 5 (default: 20)")
     args = parser.parse_args()
+    require_gpu("benchmarks.maskrcnn.peer_bench")
     facts, device = fixed_facts(Facts, "maskrcnn"), torch.device("cuda")
     step = step_of(build(facts, SHAPE, device), *noise(facts, SHAPE, args.batch, device), device)
     for _ in range(5):

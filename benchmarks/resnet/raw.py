@@ -18,6 +18,7 @@ from pathlib import Path
 from common.data.stand_in import MARKER
 from common.errors import DataError
 from common.formats import tars
+from common.formats.raw_files import is_data, listed
 from common.untrusted.archives import named_damage, tar_members
 from common.untrusted.regular_file import open_regular, read_text
 
@@ -109,9 +110,9 @@ def _from_folders(root: Path) -> list[_Fields]:
     found: list[_Fields] = []
     if not root.is_dir():
         return found
-    for synset in sorted(path for path in root.iterdir() if path.is_dir()):
-        for entry in os.scandir(synset):
-            if entry.name.lower().endswith(SUFFIXES):
+    for synset in (path for path in listed(root) if path.is_dir()):
+        for entry in os.scandir(synset):  # stat() of more than a million paths would take several times as long
+            if entry.name.lower().endswith(SUFFIXES) and is_data(entry.name):
                 found.append((Path(entry.path), 0, entry.stat().st_size, synset.name, entry.name))
     return found
 

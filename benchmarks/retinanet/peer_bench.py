@@ -19,7 +19,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelP6P7
 from benchmarks.retinanet.config import Facts
 from common.detection.peer_step import peer_step
 from common.mlperf.fixed import fixed_facts
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 
 TRAINED_STAGES = 3
 BOXES = 7
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="pictures of an iteration (default: 32)")
     parser.add_argument("--steps", type=int, default=20, help="timed, after 5 (default: 20)")
     args = parser.parse_args()
+    require_gpu("benchmarks.retinanet.peer_bench")
     facts, device = fixed_facts(Facts, "retinanet"), torch.device("cuda")
     torch.backends.cudnn.benchmark = True
     step = step_of(build(facts, device), facts, args.batch, device)

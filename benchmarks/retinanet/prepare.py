@@ -43,6 +43,7 @@ from common.data.stages import Stages
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
 from common.errors import DataError
+from common.formats.raw_files import listed
 
 RECORDS = "records"
 TASK = 2000  # pictures of a task
@@ -106,7 +107,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     for split in SPLITS:
         part = prepared.split(split)
         sha256 = read_column(data_dir / SPLITS[split] / BOXES / SHA256, np.dtype(np.uint8), (len(part), 32))
-        strangers = {path.name for path in part.folder.iterdir()} - {name.decode() for name in part.names}
+        strangers = {path.name for path in listed(part.folder)} - {name.decode() for name in part.names}
         if strangers:
             raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
         tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]

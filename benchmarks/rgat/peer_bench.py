@@ -24,7 +24,7 @@ from common.config import loading
 from common.config.composition import compose
 from common.config.schema import BenchConfig
 from common.data.batches import Batch
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 
 PAPERS = 16_834_136
 """Of the graph: a sixteenth of IGBH-Full, which leaves the peer room for what it keeps."""
@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--papers", type=int, default=PAPERS, help=f"of the graph (default: {PAPERS})")
     parser.add_argument("--steps", type=int, default=20, help="timed, after 5 (default: 20)")
     args = parser.parse_args()
+    require_gpu("benchmarks.rgat.peer_bench")
     given = ["benchmark=rgat", "scale=1xH200", f"model.example_papers={args.papers}", f"micro_batch={args.seeds}"]
     given.append(f"hparams.global_batch_size={args.seeds}")
     run, _ = loading.load(compose(given), lambda _: RgatClassification)

@@ -33,6 +33,7 @@ from common.data.batches import Block as Between
 from common.data.order import MicroBatches
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
+from common.ops.bench.stopwatch import require_gpu
 from common.step.graphs import StepRunner
 
 EVALUATED = 1 << 17
@@ -182,6 +183,8 @@ def main(arguments: Sequence[str]) -> None:
     """Print what is measured."""
     given = ["benchmark=rgat", "scale=1xH200", f"model.example_papers={IGBH_EIGHTH}", *arguments]
     run, session = loading.load(compose(given), lambda _: RgatClassification)
+    if session.device != "cpu":
+        require_gpu("benchmarks.rgat.stage_bench", "device=cpu measures a CPU")
     device = torch.device("cpu" if session.device == "cpu" else "cuda")
     name = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     stages = Stages(run, session.bench, device)

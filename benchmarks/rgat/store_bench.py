@@ -28,6 +28,7 @@ from benchmarks.rgat.stores.placement import EXCHANGE, HOST, LOCAL, PLACEMENTS, 
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.errors import SuiteError
+from common.ops.bench.stopwatch import require_gpu
 
 WIDTH = 1024
 """Bytes of a row: IGBH's features in FP8."""
@@ -155,8 +156,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=0, help="of the kernel at most (default: all)")
     parser.add_argument("--times", type=int, default=20, help="that are timed (default: 20)")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.rgat.store_bench measures GPUs, and PyTorch sees none")
+    require_gpu("benchmarks.rgat.store_bench")
     try:
         sizes = [int(word) for word in arguments.ranks.split(",")]
     except ValueError:

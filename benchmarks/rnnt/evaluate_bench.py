@@ -39,6 +39,7 @@ from common.config.schema import RunConfig
 from common.contract.evaluation import Predictions, Weights
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
+from common.ops.bench.stopwatch import require_gpu
 
 TIMES = 5
 TOKENS_A_SECOND = 4.6
@@ -318,8 +319,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: PyTorch sees no GPU.
     """
-    if not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU")
+    require_gpu("benchmarks.rnnt.evaluate_bench")
     torch.backends.cudnn.benchmark = True
     run, _ = loading.load(compose(["benchmark=rnnt", "scale=1xH200", *arguments]), lambda _: SpeechRecognition)
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {run.precision}")

@@ -28,7 +28,7 @@ from benchmarks.rnnt.config import Architecture, Facts
 from common.data.order import sample_generator
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 from common.optional_packages import OptionalPackage
 
 LOGITS = 2**31
@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--logits", choices=["float16", "float32"], default="float16", help="what the loss takes")
     parser.add_argument("--compile", action="store_true", help="compile what is no LSTM and no loss")
     args = parser.parse_args()
+    require_gpu("benchmarks.rnnt.peer_bench")
     facts, device = fixed_facts(Facts, "rnnt"), torch.device("cuda")
     torch.backends.cudnn.benchmark = True
     model = Peer(facts, facts.features, args.compile).to(device).train()

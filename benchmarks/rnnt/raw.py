@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
+from common.formats.raw_files import is_data, listed
 from common.untrusted.regular_file import read_text
 
 FOLDER = "LibriSpeech"
@@ -149,13 +150,14 @@ def _subset(folder: Path) -> Iterator[Utterance]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir())
+    return [path for path in listed(folder) if path.is_dir()]
 
 
 def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
     """The utterances of one chapter, by their names."""
     with os.scandir(folder) as entries:
-        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith(".flac")}
+        files = [entry for entry in entries if entry.name.endswith(".flac") and is_data(entry.name)]
+        sizes = {entry.name: entry.stat().st_size for entry in files}
     path = folder / transcripts
     if not path.exists():
         raise DataError(f"{path} is missing: what is said in the chapter's {len(sizes)} files")

@@ -11,6 +11,7 @@ from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS, check_subset
 from common.data.download import RemoteFile, check_or_download
 from common.data.preparation import require_space
 from common.errors import DataError
+from common.formats.raw_files import is_data
 from common.untrusted import archives
 
 _URL = "https://www.openslr.org/resources/12/{}.tar.gz"
@@ -82,9 +83,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _within(member: tarfile.TarInfo, archive: Path, subset: str) -> str | None:
-    """Where a file goes below the folder of the subset; None for folders, and for files of no subset."""
+    """Where a file goes below the folder of the subset; None for folders, and for files of no subset or no data set."""
     parts = PurePosixPath(member.name).parts
-    if parts[:2] != (FOLDER, subset) or member.isdir():
+    if parts[:2] != (FOLDER, subset) or member.isdir() or not is_data(member.name):
         return None
     if ".." in parts or not member.isfile():
         raise DataError(f"{archive}: {member.name[:200]!r} is no file of the subset; fetch it again")

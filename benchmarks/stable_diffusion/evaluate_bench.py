@@ -27,6 +27,7 @@ from benchmarks.stable_diffusion.scoring_networks import random_networks
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import require_gpu
 from common.optim.precision import DTYPES
 
 RULES_PICTURES = 30_000
@@ -126,8 +127,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=DTYPES, default="bf16")
     arguments = parser.parse_args(words)
     device = torch.device(arguments.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU; --device cpu measures a CPU")
+    if device.type == "cuda":
+        require_gpu("benchmarks.stable_diffusion.evaluate_bench", "--device cpu measures a CPU")
     torch.backends.cudnn.benchmark = True
     name = "CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     print(f"{name}, PyTorch {torch.__version__}, {arguments.precision}", flush=True)

@@ -22,7 +22,7 @@ from common.config import loading
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
-from common.ops.bench.stopwatch import median_ms
+from common.ops.bench.stopwatch import median_ms, require_gpu
 from common.step.graphs import StepRunner
 
 ROWS = ("ours", "compiled", "diffusers", "diffusers-compiled")
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16", help="of ours: bf16 or fp16 (default: bf16)")
     parser.add_argument("--only", choices=ROWS, action="append", help="rows to measure (default: all)")
     args = parser.parse_args()
+    require_gpu("benchmarks.stable_diffusion.peer_bench")
     facts, device = fixed_facts(Facts, "stable_diffusion"), torch.device("cuda")
     torch.backends.cudnn.benchmark = True
     torch._dynamo.config.cache_size_limit = 128  # of one code object: a shape for every block

@@ -40,6 +40,7 @@ from common.data.manifest import FileEntry, Manifest
 from common.data.placing import assets_of, place
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
+from common.formats.raw_files import listed
 
 RECORDS = "records"
 STAGE = "tars"
@@ -117,7 +118,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     """
     found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
     for folder in sorted({name.partition("/")[0] for name in found.files}):
-        strangers = {f"{folder}/{path.name}" for path in (data_dir / folder).iterdir()} - found.files.keys()
+        strangers = {f"{folder}/{path.name}" for path in listed(data_dir / folder)} - found.files.keys()
         if strangers:
             raise DataError(f"{data_dir / min(strangers)} was not prepared; delete it")
 

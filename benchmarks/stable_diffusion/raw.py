@@ -25,6 +25,7 @@ from common.data.manifest import digest
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats import tars
+from common.formats.raw_files import listed
 
 IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
 PICTURE = "jpg"
@@ -79,7 +80,7 @@ class RawData:
     def assets(self) -> list[Path]:
         """The files of ``assets/``, by name."""
         folder = self.folder / ASSETS
-        return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+        return [path for path in listed(folder) if path.is_file()] if folder.is_dir() else []
 
     @property
     def validation(self) -> tuple[Path, Path]:
@@ -118,7 +119,7 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate a stand-in")
-    found = {name: tuple(sorted((raw_dir / name).glob("*.tar"))) for name in FORMS}
+    found = {name: tuple(listed(raw_dir / name, "*.tar")) for name in FORMS}
     there = [name for name in FORMS if found[name]]
     if form is None and len(there) > 1:
         raise DataError(f"{raw_dir} has tars in {' and '.join(there)}; say with --source which are to be prepared")

@@ -28,6 +28,7 @@ from benchmarks.unet3d.volumes import Case, open_volumes
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import require_gpu
 from common.optim.precision import DTYPES
 
 SHAPES = ((1.5, 1.8, 1.8), (1.2, 2.0, 2.0), (2.3, 2.2, 2.2), (1.0, 1.7, 1.7), (3.1, 1.9, 1.9), (1.6, 2.6, 2.6))
@@ -119,6 +120,8 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--filters", type=int, nargs=5, help="other widths of the network than the rules'")
     arguments = parser.parse_args(words)
+    if arguments.device != "cpu":
+        require_gpu("benchmarks.unet3d.evaluate_bench", "--device cpu measures a CPU")
     torch.backends.cudnn.benchmark = True
     for batch in arguments.batches:
         if arguments.device != "cpu":

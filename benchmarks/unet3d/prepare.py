@@ -34,6 +34,7 @@ from common.data.manifest import FileEntry, Manifest
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 from common.formats import npy
+from common.formats.raw_files import listed
 from common.untrusted.strict_json import read_json_object
 
 CHECKSUMS = "checksum.json"
@@ -107,7 +108,7 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
             return found
         names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
         volumes = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
-        _compare_names(data_dir, {path.name for path in data_dir.glob("*.npy")}, volumes, "KiTS19")
+        _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, volumes, "KiTS19")
         with ThreadPoolExecutor(workers) as pool:
             made = pool.map(lambda name: _adopted(data_dir, name), names)
             records = dict(zip(names, tqdm(made, "adopt", len(names), unit="case", disable=None), strict=True))
@@ -130,7 +131,7 @@ def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> M
     """
     found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
     expected = _read_checksums(data_dir / CHECKSUMS)
-    _compare_names(data_dir, {path.name for path in data_dir.glob("*.npy")}, expected, data_dir / CHECKSUMS)
+    _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, expected, data_dir / CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
         digests = dict(zip(found.files, pool.map(lambda name: _digests(data_dir / name), found.files), strict=True))
     remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"

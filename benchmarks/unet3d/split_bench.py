@@ -26,6 +26,7 @@ from common.distributed.spatial.choose import TRANSPORTS
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
+from common.ops.bench.stopwatch import require_gpu
 from common.ops.implementation import AUTO, OperationRequest, select
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
@@ -121,8 +122,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=1, help="samples that the ranks share")
     parser.add_argument("--edge", type=int, default=128, help="voxels along each axis of a volume")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.unet3d.split_bench measures GPUs, and PyTorch sees none")
+    require_gpu("benchmarks.unet3d.split_bench")
     try:
         sizes = [int(word) for word in arguments.ranks.split(",")]
     except ValueError:

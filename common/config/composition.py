@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from common.config.override import quoting_hint
+from common.config.override import did_you_mean, quoting_hint
 from common.config.strict_yaml import explain
 from common.errors import ConfigError, SuiteError, print_error
+from common.untrusted.variables import check_variables
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -31,6 +32,22 @@ def scales_of(benchmark: str) -> list[str]:
     """The scales that ``benchmark`` has a recipe for."""
     recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
     return sorted({path.stem for path in recipes} & _scales().keys())
+
+
+def completions(overrides: Sequence[str]) -> list[str] | None:
+    """Return what may follow as the last of ``overrides``, of a group whose choices depend on the benchmark.
+
+    None for other groups and keys, which Hydra completes.
+    """
+    group, equals, begun = overrides[-1].partition("=") if overrides else ("", "", "")
+    benchmark = _benchmark(overrides)
+    choices = {
+        "scale": scales_of(benchmark),
+        "hparams": sorted(f"{benchmark}/{path.stem}" for path in (CONFIGS / "hparams" / benchmark).glob("*.yaml")),
+    }
+    if not equals or group not in choices:
+        return None
+    return [f"{group}={name}" for name in choices[group] if name.startswith(begun)]
 
 
 def _scales() -> dict[str, dict[str, Any]]:
@@ -58,6 +75,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    check_variables(overrides)
     _register_scales()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -68,6 +86,40 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(_explain_composition(error, overrides)) from error
     return _tree(tree, choices)
+
+
+def settings_help(command: str, overrides: Sequence[str]) -> str:
+    """Return the help of ``command``: the groups, the settings of ``configs/train.yaml``, and those of the benchmark.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    from omegaconf import OmegaConf
+
+    tree = compose([text for text in overrides if "=" in text and not text.startswith("-")])
+    name = tree["benchmark"]["name"]
+    text = (CONFIGS / "train.yaml").read_text()
+    shared = text[text.index("data_dir:") : text.index("hydra:")].strip()
+    own = {key: value for key, value in tree.items() if key not in (*yaml.safe_load(shared), "config_file")}
+    return f"""usage: mlperf-suite {command} [KEY=VALUE ...]
+
+Groups (configs/): each sets many of the settings below, which later overrides replace.
+benchmark: {", ".join(path.stem for path in sorted((CONFIGS / "benchmark").glob("*.yaml")))}
+scale: {", ".join(scales_of(name))} (of {name}; `mlperf-suite list` has those of all)
+system: {", ".join(path.stem for path in sorted((CONFIGS / "system").glob("*.yaml")))}
+hparams: {", ".join(f"{name}/{path.stem}" for path in sorted((CONFIGS / "hparams" / name).glob("*.yaml")))}
+
+Settings and their defaults, before a benchmark's recipe changes them:
+
+{shared}
+
+Settings of {name}, with this command line's values; benchmarks/{name}/README.md explains them:
+
+{OmegaConf.to_yaml(OmegaConf.create(own)).strip()}
+
+Flags: --cfg job prints the configuration and runs nothing; --multirun (-m) runs once for each of several values, which
+commas separate; --hydra-help has the others.
+"""
 
 
 def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
@@ -104,8 +156,9 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
             print_error(error)
             codes.append(error.exit_code)
 
+    check_variables(argv)
     before = sys.argv
-    sys.argv = [before[0], *argv]
+    sys.argv = [before[0], *_flags_first(argv)]
     _register_scales()
     os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
     try:
@@ -127,6 +180,21 @@ def _tree(composed: Any, choices: Mapping[str, str]) -> dict[str, Any]:
         **{str(key): value for key, value in composed.items()},
         "config_file": f"configs/recipe/{choices['recipe']}.yaml",
     }
+
+
+FLAGS_WITH_VALUES = frozenset(
+    ("-c", "--cfg", "-p", "--package", "-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir")
+)
+
+
+def _flags_first(argv: Sequence[str]) -> list[str]:
+    """Return Hydra's flags, such as ``--multirun``, and then the overrides: Hydra takes no override behind a flag."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, argument in zip(["", *argv], argv, strict=False):
+        is_override = not argument.startswith("-") and before not in FLAGS_WITH_VALUES
+        (overrides if is_override and (argument.startswith("~") or "=" in argument) else flags).append(argument)
+    return [*flags, *overrides]
 
 
 def _set_variable(name: str, value: str | None) -> None:
@@ -168,27 +236,54 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
         choices = ", ".join(error.options or ()) or "none"
         if error.missing_cfg_file.startswith("hparams/"):
             folder = CONFIGS / "hparams"
-            every = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob("*/*.yaml"))
+            benchmark = _benchmark(overrides)
+            own = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob(f"{benchmark}/*.yaml"))
             asked = error.missing_cfg_file.removeprefix("hparams/")
-            return f"hparams={asked}: unknown; the choices are {', '.join(every)}"
+            return f"hparams={asked}: unknown; {benchmark} has {', '.join(own)}{did_you_mean(asked, own)}"
         if group.startswith("recipe/"):
             benchmark = group.removeprefix("recipe/")
             return (
                 f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(scales_of(benchmark))}"
             )
         if group == "scale":
-            return f"scale={name}: unknown; {_scales_in_words(overrides) or f'the choices are {choices}'}"
-        return f"{group}={name}: unknown; the choices are {choices}"
+            near = did_you_mean(name, scales_of(_benchmark(overrides)))
+            return f"scale={name}: unknown; {_scales_in_words(overrides) or f'the choices are {choices}'}{near}"
+        return f"{group}={name}: unknown; the choices are {choices}{did_you_mean(name, error.options or ())}"
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
-        return f"{error.__cause__.full_key}: unknown configuration key; see `mlperf-suite train --cfg job`"
+        return _unknown_key(str(error.__cause__.full_key), overrides)
+    if deleted := re.match(r"Could not delete from config\. '(.+)' does not exist", str(error)):
+        return _unknown_key(deleted[1], overrides)
     return " ".join(str(error).splitlines()[:2])
 
 
-def _scales_in_words(overrides: Sequence[str]) -> str:
-    """Which scales the benchmark has that ``overrides`` name; "" if they name none that has any."""
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    """Return the message on a key that the configuration lacks, with the nearest one that it has."""
+    groups = [text for text in overrides if text.startswith(("benchmark=", "scale=", "system="))]
+    try:
+        known = set(_keys(compose(groups), ""))
+    except ConfigError:  # the groups are wrong as well: only what all workloads share is known
+        known = set(_keys(yaml.safe_load((CONFIGS / "train.yaml").read_text()), ""))
+    return f"{key}: unknown configuration key{did_you_mean(key, known) or '; see `mlperf-suite train --cfg job`'}"
+
+
+def _keys(tree: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name, value in tree.items():
+        yield f"{path}{name}"
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{path}{name}.")
+
+
+def _benchmark(overrides: Sequence[str]) -> str:
+    """Return the benchmark that ``overrides`` name, or the default of ``configs/train.yaml``."""
     named = [text.removeprefix("benchmark=") for text in overrides if text.startswith("benchmark=")]
-    scales = scales_of(named[-1]) if named else []
-    return f"{named[-1]} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""
+    return named[-1] if named else "resnet"
+
+
+def _scales_in_words(overrides: Sequence[str]) -> str:
+    """Which scales the benchmark of ``overrides`` has; "" if it has none."""
+    benchmark = _benchmark(overrides)
+    scales = scales_of(benchmark)
+    return f"{benchmark} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""
 
 
 def _second_line(error: Exception) -> str:

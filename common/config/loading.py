@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from common.config.axes import factor
+from common.config.override import did_you_mean
 from common.config.ranges import Range
 from common.config.schema import (
     BenchmarkConfig,
@@ -63,7 +64,8 @@ def load(
     own = {item.name for item in dataclasses.fields(cls.config_type)}
     unknown = sorted(set(tree) - _SHARED - own)
     if unknown:
-        raise ConfigError(f"{unknown[0]}: unknown configuration key; see `mlperf-suite train --cfg job`")
+        near = did_you_mean(unknown[0], _SHARED | own)
+        raise ConfigError(f"{unknown[0]}: unknown configuration key{near or '; see `mlperf-suite train --cfg job`'}")
     kinds = get_type_hints(cls.config_type)
     sections = {name: convert(kinds[name], tree.get(name), name) for name in own - {"facts"}}
     if "facts" in own:
@@ -167,6 +169,31 @@ def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
     return steps
 
 
+def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
+    """Return the settings that may influence training as plain values, by their keys on the command line.
+
+    The number of ranks, their layout and the seed are left out: a checkpoint has entries of their own for them.
+    """
+    derived = {"config_file", "assets_dir", "scale", "layout", "workload", "declaration"}
+    derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs"}
+    sections = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name not in derived}
+    sections["cuda_graphs"] = "chunks" if run.chunk_graphs else run.cuda_graphs
+    sections |= {item.name: getattr(run.workload, item.name) for item in dataclasses.fields(run.workload)}
+    sections.pop("facts", None)  # benchmark.facts has them
+    sections |= {name: getattr(session, name) for name in ("device", "ruleset", "steps_ahead", "submission")}
+    return dict(_leaves(sections, ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _leaves(entry, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value if isinstance(value, str | int | float | None) else str(value)
+
+
 def build(cls: type[Any], values: Any, path: str) -> Any:
     """An instance of dataclass ``cls`` from a mapping, with every key, type and range checked.
 
@@ -182,7 +209,8 @@ def build(cls: type[Any], values: Any, path: str) -> Any:
     prefix = f"{path}." if path else ""
     for key in values:
         if key not in hints:
-            raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}")
+            near = did_you_mean(f"{prefix}{key}", [f"{prefix}{name}" for name in hints])
+            raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}{near}")
     arguments = {}
     for item in dataclasses.fields(cls):
         if item.name in values:

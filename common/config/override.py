@@ -6,10 +6,12 @@ Everything that composes an override for another program calls :func:`override`;
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from common.errors import ConfigError
@@ -33,6 +35,11 @@ def override(key: str, value: object) -> str:
     return f'{key}="{quoted}"'
 
 
+def as_typed(value: object) -> str:
+    """Return a plain value as text on the command line has it: ``true``, ``null``, and other values as they are."""
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
 def parsed(argument: str) -> tuple[str, Any]:
     """Return key and value of an override, as Hydra reads it.
 
@@ -51,6 +58,21 @@ def parsed(argument: str) -> tuple[str, Any]:
         raise ConfigError(f"{argument!r} is no override of the form key=value{quoting_hint(argument)}") from error
     assert isinstance(tree, dict)
     return found.key_or_group, tree["value"]
+
+
+def did_you_mean(key: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown ``key``: the nearest of the ``known`` ones; "" if none is near.
+
+    Both may be dotted: a key that is right but for its section is found, too.
+    """
+    candidates = sorted(known)
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(key, candidates, 1, 0.7)
+    near = near or [name for name in candidates if name.rpartition(".")[2] == last][:1]
+    if not near:
+        names = {name.rpartition(".")[2]: name for name in reversed(candidates)}
+        near = [names[name] for name in difflib.get_close_matches(last, names, 1, 0.75)]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def quoting_hint(argument: str) -> str:

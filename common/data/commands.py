@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from common.data.manifest import Manifest
 from common.errors import FULL_DISK, ConfigError, DataError
+from common.untrusted.variables import data_root
 
 
 class Option(NamedTuple):
@@ -79,18 +80,28 @@ class DataCommands:
     options: Mapping[str, tuple[Option, ...]]
     remarks: Callable[..., Iterable[str]] = no_remarks
 
-    def run(self, command: str, argv: list[str]) -> int:
+    def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
+
+        Args:
+            command: one of the four.
+            argv: its options.
+            scale: of the recipe that synthetic data are generated for; None for no recipe's.
 
         Raises:
             ConfigError: an option is wrong.
             DataError: raw or prepared data are, or a file cannot be read or written.
         """
-        parsed, strays = self._parser(command).parse_known_args(argv)
+        parsed, strays = self._parser(command, scale).parse_known_args(argv)
         if strays:
             known = ", ".join(name for name, _ in self._options(command))
             raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
         options = vars(parsed)
+        if command == "generate" and options["raw_dir"].resolve() == self._real_raw().resolve():
+            raise ConfigError(
+                f"generate --raw-dir {options['raw_dir']}: is the default folder of {self.benchmark}'s real raw data, "
+                "which synthetic data must not be taken for; name another folder"
+            )
         if options.get("workers", 1) < 1:
             raise ConfigError(f"--workers={options['workers']}: at least 1")
         try:
@@ -117,16 +128,21 @@ class DataCommands:
                 yield f"{options['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             yield from self.remarks(made, **options)
 
-    def _parser(self, command: str) -> argparse.ArgumentParser:
+    def _real_raw(self) -> Path:
+        return data_root() / f"{self.benchmark}-raw"
+
+    def _parser(self, command: str, scale: str | None) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={self.benchmark}")
-        for name, arguments in self._options(command):
+        for name, arguments in self._options(command, scale):
             parser.add_argument(name, **arguments)
         return parser
 
-    def _options(self, command: str) -> Iterator[Option]:
-        data = Path(os.environ.get("MLPERF_DATA_DIR", "data"))  # as configs/train.yaml has it
+    def _options(self, command: str, scale: str | None = None) -> Iterator[Option]:
+        data = data_root()
         if command != "verify":
-            yield option("--raw-dir", type=Path, default=data / f"{self.benchmark}-raw", help=self.raw)
+            synthetic = data / f"{self.benchmark}-{scale or 'synthetic'}-raw"
+            folder = synthetic if command == "generate" else self._real_raw()
+            yield option("--raw-dir", type=Path, default=folder, help=self.raw)
         if command in ("prepare", "verify"):
             yield option("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
         if command in self.workers:

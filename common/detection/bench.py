@@ -23,6 +23,7 @@ from common.detection.coco_scoring import Detections, GroundTruth, score
 from common.detection.mask_scorer import MaskScorer
 from common.detection.polygons import Polygons
 from common.detection.segmentations import Segmentations
+from common.ops.bench.stopwatch import require_gpu
 
 CLASSES = 264
 BOXES = 7
@@ -119,6 +120,8 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    if args.device.type == "cuda":
+        require_gpu("common.detection.bench", "--device cpu measures a CPU")
     where = torch.device("cpu") if args.processes else args.device
     truth, found = made_up(args.pictures, args.detections, args.near, where, classes=args.classes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

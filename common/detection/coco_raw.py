@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from common.data.stand_in import description_of
 from common.errors import DataError
+from common.formats.raw_files import is_data
 from common.untrusted.archives import BAD_ZIP, bounded_zip
 from common.untrusted.regular_file import open_file, open_regular, read_bytes
 
@@ -128,12 +129,14 @@ class RawData:
     def _pictures(self, name: str) -> RawPictures:
         folder, archive = self.folder / name, self.folder / f"{name}.zip"
         if folder.is_dir():
-            return RawPictures(folder, {entry.name: entry.stat().st_size for entry in os.scandir(folder)}, self.again)
+            files = {entry.name: entry.stat().st_size for entry in os.scandir(folder) if is_data(entry.name)}
+            return RawPictures(folder, files, self.again)
         if not archive.is_file():
             raise DataError(f"{folder} is missing, and so is {archive}; {self.again}")
         opened = self._opened(archive)
         inside = f"{name}/"
-        members = {info.filename.removeprefix(inside): info.file_size for info in opened.infolist()}
+        infos = (info for info in opened.infolist() if is_data(info.filename))
+        members = {info.filename.removeprefix(inside): info.file_size for info in infos}
         return RawPictures(archive, members, self.again, opened)
 
     def _opened(self, archive: Path) -> zipfile.ZipFile:

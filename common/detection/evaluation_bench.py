@@ -16,6 +16,7 @@ from common.contract.workload import Workload
 from common.data.batches import HostBatch
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
+from common.ops.bench.stopwatch import require_gpu
 
 PICTURES = 4096
 """Of an evaluation, unless the arguments say otherwise."""
@@ -86,8 +87,8 @@ def main(
     run, session = loading.load(
         compose([f"benchmark={benchmark}", "scale=1xH200", *arguments]), lambda _: workload_type
     )
-    if session.device != "cpu" and not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU; device=cpu measures a CPU")
+    if session.device != "cpu":
+        require_gpu(f"benchmarks.{benchmark}.evaluate_bench", "device=cpu measures a CPU")
     device = torch.device("cpu" if session.device == "cpu" else "cuda")
     torch.backends.cudnn.benchmark = True
     workload = workload_type(run, Layout(run.layout, device=device, seed=1))

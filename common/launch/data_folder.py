@@ -51,7 +51,11 @@ def _commands(run: RunConfig, session: SessionConfig) -> str:
     if (folder / manifest.NAME).exists():
         whole = folder.absolute()
         folder = whole.parent / f"{whole.name}-{run.benchmark.name}"
-    raw = f"--raw-dir {shlex.quote(f'{folder}-raw')}"
-    # A recipe is called by its scale.
-    first = f"generate {name} scale={Path(run.config_file).stem}" if session.stand_in else f"download {name}"
+    scale = Path(run.config_file).stem  # a recipe is called by its scale
+    first, raw_folder = f"download {name}", f"{folder}-raw"
+    if session.stand_in:
+        first = f"generate {name} scale={scale}"
+        # `generate` refuses the default folder of the real raw data.
+        raw_folder = f"{folder}-{scale}-raw" if folder.name == run.benchmark.name else raw_folder
+    raw = f"--raw-dir {shlex.quote(raw_folder)}"
     return f"mlperf-suite {first} {raw} && mlperf-suite prepare {name} {raw} --data-dir {shlex.quote(str(folder))}"

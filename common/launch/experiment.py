@@ -32,7 +32,7 @@ from common.launch.launch_config import LaunchConfig
 from common.launch.series import Begin, End, Experiment, append, read_runs, read_series
 from common.launch.series_entry import Status
 from common.launch.source_revision import find_source
-from common.launch.step_errors import complaint, explain
+from common.launch.step_errors import complaint, explain, full_disk
 from common.mlperf.admission import Admission
 from common.mlperf.parsed_log import read_log
 from common.mlperf.seeds import draw_seed, experiment_seed
@@ -100,7 +100,8 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
             print(assignments(begin(tree, settings, arguments.series, arguments.overrides, os.environ, admit)))
         else:
             known = (arguments.step_errors, arguments.reason)
-            end(settings, arguments.series, arguments.experiment, arguments.exit_code, *known)
+            left = end(settings, arguments.series, arguments.experiment, arguments.exit_code, *known)
+            print(assignments({"left": left}))
     except (SuiteError, OSError) as error:
         print_error(error if isinstance(error, SuiteError) else SuiteError(f"{error.strerror}: {error.filename}"))
         return error.exit_code if isinstance(error, SuiteError) else SuiteError.exit_code
@@ -128,6 +129,11 @@ def open_series(
     """
     run, session, _ = admit(tree)
     _check_nodes(run, environment)
+    if session.resume is not None and (session.seed is None or settings.experiments > 1):
+        raise ConfigError(
+            f"resume={session.resume}: a series gives each of its runs a seed, and a checkpoint goes on with its own; "
+            "give seed=… as the log of the interrupted run has it, and launch.experiments=1"
+        )
     for obstacle in _obstacles(run, session, environment):
         print(f"mlperf-suite: these runs cannot be submitted: {obstacle}", file=sys.stderr, flush=True)
     return {
@@ -311,10 +317,13 @@ def configuration_hash(tree: Mapping[str, Any]) -> str:
 
 def end(
     settings: LaunchConfig, name: str, number: int, exit_code: int, step_errors: Path | None, reason: str = ""
-) -> None:
+) -> int:
     """Note what came of an experiment, close its log if nobody has, and say on standard error what ended it early.
 
-    That is ``reason``, or else the rank that failed, or what srun itself complains of.
+    That is ``reason``, or else a full disk, the rank that failed, or what srun itself complains of.
+
+    Returns:
+        the experiments of the series that are still to run.
 
     Raises:
         DataError: the series has no such experiment, or it has ended already.
@@ -327,6 +336,8 @@ def end(
             f"{settings.results}: experiment {number} of series {name} ended already, at {left[0].end.time}; nothing "
             "was written. Another driver of the series closed it"
         )
+    if not reason and exit_code:
+        reason = full_disk(left[0].log) or ""
     if not reason and step_errors is not None and step_errors.exists():
         lines = step_errors.read_text(errors="replace").splitlines()
         if failed := explain(lines):
@@ -336,6 +347,9 @@ def end(
     if reason:
         print(f"error: {reason}", file=sys.stderr, flush=True)
     append(settings.results, _ending(left[0], exit_code, reason))
+    series = read_series(settings.results, name)
+    assert series is not None  # it has just been written
+    return max(0, series.declared - series.started)
 
 
 def _ending(run: Experiment, exit_code: int | None, reason: str) -> End:

@@ -60,6 +60,8 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.container != "none" and not self.image:
             raise ConfigError(f"container={self.container} needs launch.image, the image to run")
+        if self.clear_caches and not self.drop_caches.strip():
+            raise ConfigError("drop_caches is empty: name the command, or give launch.clear_caches=false")
         for mount in self.mounts:
             if len(mount.split(":")) not in (2, 3) or not all(mount.split(":")) or "\n" in mount:
                 raise ConfigError(f"mounts: {mount!r} is not HOST:CONTAINER or HOST:CONTAINER:ro in one line")

@@ -19,10 +19,12 @@ import fcntl
 import glob
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from common.config.override import override
 from common.errors import DataError
 from common.launch.series_entry import Status, parse_entry
 from common.untrusted.regular_file import open_regular
@@ -131,6 +133,17 @@ class Series:
         first = self.folder / f"{self.name}_doctor.json"
         later = sorted(self.folder.glob(f"{glob.escape(self.name)}_doctor_*.json"))
         return tuple(path for path in (first, *later) if path.is_file())
+
+
+def going_on(series: Series) -> str:
+    """Return the command that launches the missing experiments of a series."""
+    begin = series.experiments[0].begin
+    own = ("launch.series=", "launch.results=")
+    kept = [argument for argument in begin.overrides if not argument.startswith(own)]
+    settings = [*kept, override("launch.results", series.folder), override("launch.series", series.name)]
+    nodes, tasks = begin.scale.split("x")
+    job = ["sbatch", f"-N{nodes}", f"--ntasks-per-node={tasks}", "scripts/run_and_time.sh"]
+    return shlex.join([*(job if begin.job else ["scripts/run.sub"]), *settings])
 
 
 def append(folder: Path, entry: Begin | End) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Iterable
+from pathlib import Path
 
 from common.distributed.launcher import LOST_PEER_EXIT_CODE, OWN_EXIT_CODES
+from common.errors import FULL_DISK
 
 TASK_LINE = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)")
+LAST_BYTES = 2**16
+"""Of a log, in which the message of a run that failed is looked for."""
 EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
@@ -16,6 +22,20 @@ def complaint(lines: Iterable[str]) -> str | None:
     prefix = "srun: error: "
     words = (line.partition(prefix)[2].strip() for line in lines if prefix in line and not TASK_LINE.search(line))
     return next((f"srun: {text}" for text in words if text), None)
+
+
+def full_disk(log: Path) -> str | None:
+    """Return the reason if a run ended because a disk is full: its own message, or the disk of the log; else None."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    words = [os.strerror(code) for code in FULL_DISK]
+    for line in reversed(lines):
+        if any(word in line for word in words):
+            return f"full disk: {line.partition('mlperf-suite: ')[2] or line}"
+    if shutil.disk_usage(log.parent).free < LAST_BYTES:
+        return f"full disk: {log.parent} has less than {LAST_BYTES >> 10} KiB left"
+    return None
 
 
 def explain(lines: Iterable[str]) -> str | None:

@@ -66,6 +66,8 @@ class Progress:
         """Add ``samples`` that were trained on since the last call, and the latest loss if it is known."""
         if not self._active:
             return
+        # Padding fills the last batch of a block, and counts as nominal samples.
+        samples = min(samples, self._total - self._done)
         self._done += samples
         if loss is not None:
             self._loss = loss

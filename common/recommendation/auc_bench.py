@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.ops.bench.stopwatch import require_gpu
 from common.recommendation.auc import CHUNK, rank, ranking_keys
 
 POSITIVE_SHARE = 0.03
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=10)
     asked = parser.parse_args(arguments)
     device = torch.device(asked.device)
+    if device.type == "cuda":
+        require_gpu("common.recommendation.auc_bench", "--device cpu measures a CPU")
     keys_N = made_keys(asked.samples, device)
     times = []
     for _ in range(2 + asked.runs):

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.config.override import as_typed
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import Split, check_splits, gathered, own_parts
 from common.errors import CheckpointError
@@ -42,7 +43,10 @@ from common.optim.updater import StreamingUpdater, Updater
 from common.run.checkpoint_content import check_content
 from common.untrusted.tensor_file import read_values
 
-FORMAT = 5
+FORMAT = 6
+
+MOST_SETTINGS = 20
+"""Settings that a remark on changed ones names."""
 
 SHARING_AXES = (*SUMMED_AXES, "tp")
 """Axes whose ranks have the same weights, or the same together; a run may go on with others of them."""
@@ -80,6 +84,7 @@ def save(
     updaters: tuple[Updater, ...],
     layout: Layout,
     *,
+    configuration: Mapping[str, object] | None = None,
     base: str | None = None,
     splits: Mapping[str, Split] | None = None,
 ) -> Path:
@@ -93,6 +98,7 @@ def save(
         model: its parameters and buffers that are not frozen are saved, as of the last update.
         updaters: their state is saved.
         layout: the ranks.
+        configuration: key to value of the settings that may change when the run is resumed, for a remark: plain values.
         base: digest of the frozen tensors.
         splits: of those tensors, by their names in the model, that the ranks of ``tp`` hold together. All others are
             saved as the first of these ranks has them.
@@ -126,6 +132,7 @@ def save(
             "layout": dict(layout.sizes),
             "seed": seed,
             "settings": dict(settings),
+            "configuration": dict(configuration or {}),
             "progress": vars(progress),
             "random": _random_state(layout.device),
             "base": base,
@@ -169,21 +176,29 @@ def keep_newest(folder: Path, count: int) -> None:
         shutil.rmtree(old)
 
 
-def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[str, Any]:
+def read(
+    place: Path,
+    settings: Mapping[str, object],
+    layout: Layout,
+    configuration: Mapping[str, object] | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
     """What this rank needs of the checkpoint at ``place``, on the CPU.
 
     Args:
         place: the checkpoint's folder.
         settings: of this run; those of the checkpoint must be the same.
         layout: the ranks.
+        configuration: key to value of the settings of this run that may differ from the checkpoint's.
+        seed: that the user gives this run; None for the checkpoint's.
 
     Returns:
         Among others ``seed`` and ``progress``, and ``remarks``: what does not go on as if the run had not stopped, one
         sentence each.
 
     Raises:
-        CheckpointError: it is missing, unreadable, incomplete, or of other settings; or a number of the model or of the
-            optimizer's state is not finite.
+        CheckpointError: it is missing, unreadable, incomplete, of other settings or another seed; or a number of the
+            model or of the optimizer's state is not finite.
     """
     first = _load(place, 0, weights=True)
     written: dict[str, int] = first["layout"]
@@ -200,6 +215,11 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
                 f"{place}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
                 "the checkpoint stands; resume with the settings of the first run"
             )
+    if seed is not None and seed != first["seed"]:
+        raise CheckpointError(
+            f"{place}: written with seed={first['seed']}, this run has seed={seed}: the data would not go on where the "
+            "checkpoint stands; leave seed out, and the run has the checkpoint's"
+        )
     content = first
     if written["pp"] == layout.sizes["pp"] == 1:
         _require_finite(_file(place, 0), {"model": content["model"], "updaters": content["updaters"]})
@@ -207,7 +227,7 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         content = _together(
             [first, *(_load(place, _writer(written, stage), weights=True) for stage in range(1, written["pp"]))]
         )
-    remarks = []
+    remarks = _other_settings(first["configuration"], configuration or {})
     if unscored := first["progress"].get("unscored", 0):
         remarks.append(
             f"evaluations without a score when the checkpoint was written: {unscored}; they are not repeated, and only "
@@ -227,6 +247,20 @@ def read(place: Path, settings: Mapping[str, object], layout: Layout) -> dict[st
         "are those of the first rank"
     )
     return {**content, "random": None, "buffers": {}, "place": place, "remarks": remarks}
+
+
+def _other_settings(written: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
+    """Return the remark on settings of this run that differ from those that the checkpoint was written with."""
+    names = [*written, *(name for name in own if name not in written)]
+    changed = [
+        f"{name}={as_typed(own.get(name))} instead of {as_typed(written.get(name))}"
+        for name in names
+        if own.get(name) != written.get(name)
+    ]
+    if not changed:
+        return []
+    more = f" and {len(changed) - MOST_SETTINGS} more" if len(changed) > MOST_SETTINGS else ""
+    return [f"this run has other settings than the checkpoint: {', '.join(changed[:MOST_SETTINGS])}{more}"]
 
 
 def restore(

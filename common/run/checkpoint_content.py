@@ -32,6 +32,7 @@ def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None
         "layout": _is_layout,
         "seed": lambda value: type(value) is int and 0 <= value < 2**64,
         "settings": lambda value: _is_named(value, _is_plain),
+        "configuration": lambda value: _is_named(value, _is_plain),
         "progress": _is_progress,
         "random": _is_random_state,
         "base": lambda value: value is None or isinstance(value, str),

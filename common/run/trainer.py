@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from common.config import loading
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Point, Score
 from common.contract.workload import Workload
@@ -102,6 +103,7 @@ class Trainer:
             "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may go on longer
             "order of the data": run.declaration.order_of_data(),
         }
+        self.configuration = loading.settings_by_key(run, session)
         self._stop_requested = self._target_reached = False
 
     def train(self) -> Outcome:
@@ -140,7 +142,7 @@ class Trainer:
         self.resumed: dict[str, Any] | None = None
         if session.resume is not None:
             unseeded = Layout(run.layout, self.role.rank, self.device)
-            self.resumed = checkpoint.read(session.resume, self.settings, unseeded)
+            self.resumed = checkpoint.read(session.resume, self.settings, unseeded, self.configuration, session.seed)
         drawn = self.resumed["seed"] if self.resumed else session.seed if session.seed is not None else draw_seed()
         self.seed = int(job_store.from_rank_0("seed", str(drawn)))
         output = job_store.from_rank_0("output_dir", str(session.output_dir))
@@ -467,7 +469,7 @@ class Trainer:
                 self.evaluations.wait_for_disk()  # a resumed run never comes by their points again
             saved_to = checkpoint.save(
                 folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout,
-                **self._of_the_model(),
+                configuration=self.configuration, **self._of_the_model(),
             )  # fmt: skip
         if self.rank_info.rank == 0:
             checkpoint.keep_newest(folder, self.session.keep_checkpoints)

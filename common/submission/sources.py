@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from common.errors import DataError
-from common.launch.series import RUNS_FILE, Experiment, Series, read_runs
+from common.launch.series import RUNS_FILE, Experiment, Series, going_on, read_runs
 from common.mlperf.parsed_log import TOKEN, read_log
 from common.mlperf.refusals import Refusal
 from common.submission.found_files import find_files
@@ -267,7 +267,7 @@ def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) ->
     if ran < series.declared:
         text = (
             f"{where}: {series.name} was declared with {series.declared} experiments, {ran} ran: launch the other "
-            f"{series.declared - ran} in the same series"
+            f"{series.declared - ran} in the same series: {going_on(series)}"
         )
         complaints.append(Refusal("declared-count", text))
     if ran > series.declared:

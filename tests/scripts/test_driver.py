@@ -155,6 +155,7 @@ def test_a_folder_that_is_not_there_is_never_mounted(tmp_path: Path) -> None:
         (("launch.container=pyxis",), "needs launch.image"),
         (("launch.container=pyxis", "launch.image=x"), "works in a Slurm job only"),
         (("launch.container=podman", "launch.image=x"), "choose none, pyxis, apptainer or docker"),
+        (("launch.container=",), "CONTAINER (or launch.container) is empty"),
         (TWO_NODES, "2 nodes need a Slurm job"),
         (("benchmark=nothing",), "unknown"),
     ],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections.abc import Callable
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.ops.lstm import IMPLEMENTATIONS, LstmWeights, persistent
 from benchmarks.rnnt.ops.lstm.plan import Plan
-from common.ops.bench.stopwatch import time_graph
+from common.ops.bench.stopwatch import require_gpu, time_graph
 from common.ops.implementation import OperationRequest
 
 CUDA = torch.device("cuda")
@@ -90,8 +89,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="lengths of utterances")
     parser.add_argument("--plans", type=int, default=0, help="so many other divisions")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks.rnnt.ops.lstm_bench measures a GPU, and PyTorch sees none")
+    require_gpu("benchmarks.rnnt.ops.lstm_bench")
     dtype, frames, width = getattr(torch, arguments.dtype), arguments.frames, arguments.width
     request = OperationRequest(CUDA, dtype, {"inputs": arguments.inputs, "width": width})
     print(f"{torch.cuda.get_device_name()}, {arguments.dtype}, {frames} frames, {arguments.inputs} -> {width}")

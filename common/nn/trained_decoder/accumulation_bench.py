@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from torch import Tensor
 from common.errors import UnsupportedImplementation
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
-from common.ops.bench.stopwatch import time_graph
+from common.ops.bench.stopwatch import require_gpu, time_graph
 from common.ops.bench.supervisor import RESULT, supervise, work
 from common.ops.fp8_cast.plain import E4M3, E5M2, Scaling
 from common.ops.implementation import AUTO, OperationRequest, select
@@ -311,8 +310,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", default="", help="words, separated by commas")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        sys.exit(f"{MODULE} measures a GPU, and PyTorch sees none")
+    require_gpu(MODULE)
     device = torch.device("cuda", torch.cuda.current_device())
     if arguments.worker is not None:
         _work(arguments.worker, device)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from common.ops.bench.cases import Entry, measure
-from common.ops.bench.stopwatch import copy_bandwidth
+from common.ops.bench.stopwatch import copy_bandwidth, require_gpu
 from common.ops.bench.supervisor import RESULT, supervise, work
 from common.ops.bench.sweep import Sweep, sweep
 from common.ops.bench.table import Measured, line, totals
@@ -54,8 +53,7 @@ def main(suite: Suite) -> None:
     parser.add_argument("--sweep", action="store_true", help="time tiles instead of layers")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit(f"{suite.module} measures a GPU, and PyTorch sees none")
+    require_gpu(suite.module)
     dtype = getattr(torch, arguments.dtype)
     torch.backends.cudnn.benchmark = True
     if arguments.worker is not None:

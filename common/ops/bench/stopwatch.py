@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable
 
 import torch
 
 COPY_BYTES = 4 * 1024**3
+
+
+def require_gpu(program: str, otherwise: str = "") -> None:
+    """End the process with one line if PyTorch sees no GPU.
+
+    Args:
+        program: what was started, for the message.
+        otherwise: what to do without a GPU, for the message; empty if nothing can be measured there.
+    """
+    if not torch.cuda.is_available():
+        sys.exit(f"{program} measures a GPU, and PyTorch sees no GPU{f'; {otherwise}' if otherwise else ''}")
 
 
 def time_graph(launches: Callable[[], int], replays: int = 5) -> float:

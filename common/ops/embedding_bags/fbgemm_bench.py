@@ -10,7 +10,6 @@ FBGEMM (pytorch.org/FBGEMM) is no dependency: install the ``fbgemm-gpu`` that be
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.ops import embedding_bags
-from common.ops.bench.stopwatch import copy_bandwidth, median_ms
+from common.ops.bench.stopwatch import copy_bandwidth, median_ms, require_gpu
 from common.ops.embedding_bags.bags import AdagradRows, Bags
 from common.ops.embedding_bags.bench_cases import EPSILON, RATE, SAMPLES, TABLES, WIDTH, bags_of, keys
 from common.optional_packages import OptionalPackage
@@ -145,8 +144,7 @@ def _captured_ms(run: Callable[[], None]) -> float:
 
 def main() -> None:
     """Compare, time and print."""
-    if not torch.cuda.is_available():
-        sys.exit("this measures a GPU, and PyTorch sees none")
+    require_gpu("common.ops.embedding_bags.fbgemm_bench")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, copy {copy_bandwidth() * 1e-9:.0f} GB/s")
     print(f"rows after a step of both differ by at most {compare():.2e}")
     for skewed in (False, True):

@@ -52,8 +52,25 @@ def test_commands_have_the_folders_that_they_need(command, monkeypatch):
     monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
     called = Called()
     assert called.commands.run(command, []) == 0
-    where = {"raw_dir": Path("/elsewhere/name-raw"), "data_dir": Path("/elsewhere/name")}
+    raw = "/elsewhere/name-synthetic-raw" if command == "generate" else "/elsewhere/name-raw"
+    where = {"raw_dir": Path(raw), "data_dir": Path("/elsewhere/name")}
     assert called.options == {folder: where[folder] for folder in FOLDERS[command]}
+
+
+@pytest.mark.parametrize("given", ["name-raw", "./name-raw", "name-raw/", "other/../name-raw"])
+def test_nothing_is_generated_into_the_default_folder_of_the_real_data(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path))
+    called = Called()
+    with pytest.raises(ConfigError, match="is the default folder of name's real raw data"):
+        called.commands.run("generate", ["--raw-dir", f"{tmp_path}/{given}"])
+    assert called.options == {}
+
+
+def test_the_default_folder_of_generated_data_names_the_scale(monkeypatch):
+    monkeypatch.setenv("MLPERF_DATA_DIR", "/elsewhere")
+    called = Called()
+    called.commands.run("generate", [], "demo")
+    assert called.options == {"raw_dir": Path("/elsewhere/name-demo-raw")}
 
 
 @pytest.mark.parametrize("command", FOLDERS)

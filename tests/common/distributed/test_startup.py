@@ -24,6 +24,18 @@ SLURM = {
 }
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MASTER_ADDR", ""), ("MASTER_PORT", ""), ("MASTER_PORT", "abc"), ("MASTER_PORT", "70000"), ("MASTER_PORT", "-1")],
+)
+def test_a_wrong_address_of_rank_0_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, text in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", name: value}.items():
+        monkeypatch.setenv(variable, text)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    with pytest.raises(ConfigError, match=f"{name}.*{value or 'empty'}"):
+        initialise(RankInfo(0, 2, 0, 2, 0, "torchrun"), torch.device("cpu"), 1.0)
+
+
 def test_no_launcher_is_a_single_rank():
     assert find_rank_info({"HOME": "/root"}) == RankInfo(0, 1, 0, 1, 0, "single")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +16,16 @@ import pytest
 
 from common import cli
 from common.config.composition import compose
+from common.config.override import override
 from common.doctor.limits import parse_limits
-from common.errors import ConfigError, DataError
+from common.errors import FULL_DISK, ConfigError, DataError
 from common.launch import experiment
 from common.launch.experiment import assignments, begin, configuration_hash, end, open_series, series_name
 from common.launch.launch_config import LaunchConfig
-from common.launch.series import append, read_runs
+from common.launch.series import append, going_on, read_runs
+from common.launch.source_revision import find_source
 from tests import toy
+from tests.conftest import ROOT
 
 RUN_START = {"event_type": "INTERVAL_START", "key": "run_start", "value": None, "metadata": {"file": "a", "lineno": 1}}
 
@@ -204,6 +210,95 @@ def test_a_configuration_that_the_closed_division_forbids_is_refused_before_anyt
 def test_a_wrong_launch_setting_is_named(tmp_path: Path, override: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         LaunchConfig.load(compose(arguments(tmp_path, override)))
+
+
+@pytest.mark.parametrize("command", ["series open --", "train", "bench"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NEXP", ""), ("NEXP", "abc"), ("NEXP", "0"), ("NEXP", "2.5"), ("NEXP", "["), ("CLEAR_CACHES", ""),
+        ("CLEAR_CACHES", "yes"), ("CONTAINER", ""), ("LOGDIR", ""), ("DROPCACHE_CMD", " "), ("MLPERF_DATA_DIR", ""),
+        ("MLPERF_CACHE_CLEARED", "maybe"),
+    ],
+)  # fmt: skip
+def test_a_wrong_environment_variable_is_named(
+    command: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert cli.run([*command.split(), "benchmark=resnet"]) == ConfigError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name}={value}: the environment variable {name} is " in line
+    assert "unset it, or give " in line
+
+
+def test_a_command_for_data_names_the_empty_variable_of_their_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLPERF_DATA_DIR", "")
+    monkeypatch.setenv("NEXP", "")  # is no setting of this command
+    assert cli.run(["prepare", "benchmark=resnet"]) == ConfigError.exit_code
+    assert "the environment variable MLPERF_DATA_DIR is empty" in capsys.readouterr().err
+
+
+def test_an_override_replaces_a_wrong_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEXP", "")
+    monkeypatch.setenv("LOGDIR", "")
+    assert LaunchConfig.load(compose(arguments(tmp_path))).experiments == 2
+
+
+@pytest.mark.parametrize("given", [("seed=5",), ("launch.experiments=1",)], ids=["several-runs", "no-seed"])
+def test_a_series_that_resumes_needs_the_seed_of_the_checkpoint(tmp_path: Path, given: tuple[str, ...]) -> None:
+    tree = compose(arguments(tmp_path, "resume=/a/step_00000001", *given))
+    with pytest.raises(ConfigError, match=r"give seed=… .* and launch\.experiments=1"):
+        open_series(tree, LaunchConfig.load(tree), {}, cli.admitted)
+
+
+def test_a_linked_folder_that_git_ignores_leaves_the_source_clean(tmp_path: Path) -> None:
+    elsewhere, checkout = tmp_path / "elsewhere", tmp_path / "checkout"
+    elsewhere.mkdir()
+    checkout.mkdir()
+    shutil.copy(ROOT / ".gitignore", checkout)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", ".gitignore"], [*author, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=checkout, check=True)
+    for name in (".venv", "build", "data", "dist", "outputs", "results", "runs", "wheelhouse"):
+        (checkout / name).symlink_to(elsewhere)
+    assert find_source(checkout, {}).dirty is False
+    (checkout / "common").mkdir()
+    (checkout / "common" / "data").symlink_to(elsewhere)  # is no folder at the top
+    assert find_source(checkout, {}).dirty is True
+
+
+def test_the_end_of_an_experiment_says_how_many_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, left in ((1, 1), (2, 0)):
+        next_one(tmp_path)
+        start_the_clock(tmp_path, number)
+        command = ["end", "--series", "s", "--experiment", str(number), "--exit-code", "143", "--"]
+        assert cli.run(["series", *command, *arguments(tmp_path)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"left={left}"
+
+
+@pytest.mark.parametrize("code", FULL_DISK)
+def test_a_full_disk_is_the_reason(tmp_path: Path, code: int) -> None:
+    next_one(tmp_path)
+    log = start_the_clock(tmp_path, 1)
+    with log.open("a") as file:
+        file.write(f"mlperf-suite: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)\nENDING\n")
+    finish(tmp_path, 1, 1)
+    ended = read_runs(tmp_path)[0].experiments[0].end
+    assert ended is not None
+    assert ended.reason == f"full disk: SuiteError: {os.strerror(code)} (/disk/metrics_rank0.jsonl)"
+
+
+def test_the_command_that_goes_on_with_a_series_is_whole(tmp_path: Path) -> None:
+    results = tmp_path / "my results"
+    given = ["benchmark=resnet", "scale=test", override("launch.results", results), "launch.experiments=2"]
+    tree = compose(given)
+    begin(tree, LaunchConfig.load(tree), "s", given, {"SLURM_JOB_ID": "7"}, cli.admitted)
+    words = shlex.split(going_on(read_runs(results)[0]))
+    assert words[:4] == ["sbatch", "-N1", "--ntasks-per-node=1", "scripts/run_and_time.sh"]
+    settings = LaunchConfig.load(compose(words[4:]))
+    assert (settings.results, settings.series, settings.experiments) == (results, "s", 2)
 
 
 def test_a_rank_that_srun_names_is_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

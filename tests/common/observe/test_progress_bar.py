@@ -1,6 +1,9 @@
 """Progress on a stream that is no terminal, and on one that says it is."""
 
 import io
+import re
+
+import pytest
 
 from common.observe.progress_bar import Progress
 
@@ -38,6 +41,25 @@ def test_the_end_of_a_block_is_a_line():
     progress.update(64)
     progress.close()
     assert stream.getvalue() == "block 3: 64/64 samples, 16 samples/s\n"
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+@pytest.mark.parametrize(
+    ("total", "steps"),
+    [(100, [64, 64]), (96, [128]), (60, [16, 16, 16, 16, 16])],
+    ids=["padded", "one-step", "more-steps"],
+)
+def test_never_more_samples_than_there_are(kind, total, steps):
+    stream, clock = kind(), Clock()
+    progress = Progress(0, stream, interval_seconds=0.0, clock=clock)
+    progress.block(0, total, "epoch 1")
+    for samples in steps:
+        clock.now += 1.0
+        progress.update(samples)
+    progress.close()
+    shown = [float(count) for count in re.findall(r"([\d.]+)/[\d.]+ samples", stream.getvalue())]
+    assert shown[-1] == total
+    assert max(shown) == total
 
 
 def test_other_ranks_are_silent():

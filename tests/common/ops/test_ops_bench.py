@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -258,3 +259,19 @@ def test_totals_count_the_calls_of_a_step_and_say_what_is_missing() -> None:
         "batch 1, without 1 of 2 cases",
         "  forward      1.00 ms (conv 1.00), 1000.0 samples/s",
     ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "benchmarks.llama2_70b_lora.peer_bench", "benchmarks.maskrcnn.peer_bench", "benchmarks.retinanet.peer_bench",
+        "benchmarks.unet3d.split_bench", "benchmarks.rnnt.ops.lstm_bench", "common.recommendation.auc_bench",
+    ],
+)  # fmt: skip
+def test_a_bench_that_needs_a_gpu_says_so_in_one_line(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", [module])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(module).main()
+    assert str(ended.value.code).startswith(f"{module} measures a GPU, and PyTorch sees no GPU")
+    assert "\n" not in str(ended.value.code)

@@ -43,6 +43,7 @@ DAMAGE: dict[str, Any] = {
                {"pp": 1, "dp": 0, "cp": 1, "tp": 1}, {"pp": 1, "dp": -1, "cp": 1, "tp": 1}, {1: 1}],
     "seed": [None, "1", 1.5, -1, HUGE, torch.tensor(1), True],
     "settings": [None, [], {3: 4}, {"a": torch.ones(2)}, {"a": DEEP}],
+    "configuration": [None, [], {3: 4}, {"a": torch.ones(2)}],
     "progress": [None, [], {}, {"step": 1}, {"step": "1", "counted": 1, "history": ()},
                  {"step": HUGE, "counted": 1, "history": ()}, {"step": -1, "counted": 1, "history": ()},
                  {"step": 1, "counted": 1, "history": 3}, {"step": 1, "counted": 1, "history": [(1,)]},

@@ -1,0 +1,60 @@
+"""Environment variables that the configuration reads, checked before it is composed.
+
+``configs/train.yaml`` reads them with ``${oc.env:NAME,default}``. OmegaConf's own message about a wrong value names
+neither the variable nor the value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import ConfigError
+
+
+class Variable(NamedTuple):
+    """The setting that a variable is the default of, and the values that it may have."""
+
+    key: str
+    pattern: str
+    words: str
+
+
+_FLAG = ("0|1|(?i:true|false)", "true or false")
+VARIABLES = {
+    "MLPERF_DATA_DIR": Variable("data_dir", r".*\S.*", "a folder"),
+    "MLPERF_CACHE_CLEARED": Variable("cache_cleared", "(?i:true|false)", "true or false"),
+    "NEXP": Variable("launch.experiments", r"\s*0*[1-9]\d*\s*", "a whole number, 1 or more"),
+    "LOGDIR": Variable("launch.results", r".*\S.*", "a folder"),
+    "CONTAINER": Variable("launch.container", r".+", "none, pyxis, apptainer or docker"),
+    "CLEAR_CACHES": Variable("launch.clear_caches", *_FLAG),
+    "DROPCACHE_CMD": Variable("launch.drop_caches", r".*\S.*", "a command"),
+}
+
+
+def check_variables(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a variable that is set to an unusable value, unless ``overrides`` give its setting another.
+
+    Raises:
+        ConfigError: naming the variable, its value, and the setting.
+    """
+    given = {text.partition("=")[0].lstrip("+") for text in overrides}
+    for name, (key, pattern, words) in VARIABLES.items():
+        value = environment.get(name)
+        if value is not None and key not in given and not re.fullmatch(pattern, value, re.DOTALL):
+            what = f"the environment variable {name} is {'empty' if not value else repr(value)}"
+            raise ConfigError(f"{name}={value}: {what}, expected {words}; unset it, or give {key}=…")
+
+
+def data_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of all data sets: ``MLPERF_DATA_DIR``, or ``data`` as ``configs/train.yaml`` has it.
+
+    Raises:
+        ConfigError: the variable is set, and empty.
+    """
+    others = [variable.key for name, variable in VARIABLES.items() if name != "MLPERF_DATA_DIR"]
+    check_variables([f"{key}=" for key in others], environment)
+    return Path(environment.get("MLPERF_DATA_DIR", "data"))

@@ -1,0 +1,104 @@
+"""Files that operating systems and notebooks leave among data are no part of them, whichever the workload."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.rnnt import raw, sources
+from common import cli
+from common.detection.coco_raw import SPLITS, RawData
+from common.formats import tars
+from common.formats.raw_files import is_data, listed
+
+FOREIGN = (
+    ".DS_Store", "._{}", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints/{}", "__MACOSX/._{}", "__MACOSX/{}",
+    "@eaDir/{}", "$RECYCLE.BIN/{}", ".nfs0001",
+)  # fmt: skip
+
+
+def litter(folder: Path) -> None:
+    """Put every kind of foreign file beside one file of each folder, and beside its folders."""
+    for place in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        neighbour = next((path.name for path in sorted(place.iterdir()) if path.is_file()), "picture.jpg")
+        for name in FOREIGN:
+            path = place / name.format(neighbour)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"\0\5\x16\7")
+
+
+@pytest.mark.parametrize("name", [*(name.format("a.JPEG") for name in FOREIGN), "a/THUMBS.DB", "a/.git/config"])
+def test_foreign_files_are_no_data(name: str) -> None:
+    assert not is_data(name)
+
+
+@pytest.mark.parametrize("name", ["a.JPEG", "./n01440764/a.JPEG", "_a.npy", "a.DS_Store", "macosx/a", "..", "/raw/a"])
+def test_others_are_data(name: str) -> None:
+    assert is_data(name)
+
+
+@pytest.mark.parametrize("workload", ["resnet", "retinanet", "ssd300", "stable_diffusion", "unet3d"])
+def test_raw_data_with_foreign_files_are_the_same_data(workload: str, data_of, tmp_path: Path, capsys) -> None:
+    data = data_of(workload)
+    folder = shutil.copytree(data.parent / "raw", tmp_path / "raw")
+    litter(folder)
+    # Fails if anything in the fingerprint of the raw data changed, or if a file is taken for one of the data set.
+    code = cli.run(["prepare", f"benchmark={workload}", "--raw-dir", str(folder), "--data-dir", str(data)])
+    assert code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workload", ["retinanet", "stable_diffusion", "unet3d"])
+def test_prepared_data_with_foreign_files_are_as_they_were(workload: str, data_of, tmp_path: Path, capsys) -> None:
+    data = shutil.copytree(data_of(workload), tmp_path / "data")
+    litter(data)
+    code = cli.run(["verify", f"benchmark={workload}", "--data-dir", str(data)])
+    assert code == 0, capsys.readouterr().err
+
+
+def test_foreign_members_of_tars_are_passed_over(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN), "b/c.jpg"):
+            tars.add(tar, name, b"1")
+    with (tmp_path / "a.tar").open("rb") as file:
+        assert [name for name, _, _ in tars.members(file, tmp_path / "a.tar")] == ["a.jpg", "c.jpg"]
+
+
+def test_foreign_members_of_zips_are_passed_over(tmp_path: Path) -> None:
+    folder = SPLITS["train"]
+    with zipfile.ZipFile(tmp_path / f"{folder}.zip", "w") as archive:
+        for name in ("a.jpg", *(name.format("a.jpg") for name in FOREIGN)):
+            archive.writestr(f"{folder}/{name}", b"1")
+        archive.writestr(f"__MACOSX/{folder}/._a.jpg", b"1")
+    found = RawData(tmp_path, None, "ssd300", ())._pictures(folder)
+    assert found.sizes == {"a.jpg": 1}
+
+
+def test_foreign_files_beside_speech_are_no_utterances(tmp_path: Path) -> None:
+    chapter = tmp_path / "1" / "2"
+    chapter.mkdir(parents=True)
+    (chapter / "1-2.trans.txt").write_text("1-2-0000 YES\n")
+    (chapter / "1-2-0000.flac").write_bytes(b"1")
+    litter(tmp_path)
+    assert [utterance.name for utterance in raw._subset(tmp_path)] == ["1-2-0000"]
+
+
+def test_foreign_members_of_librispeech_stay_packed(tmp_path: Path) -> None:
+    archive = tmp_path / "dev-clean.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name in ("1/a.flac", *(f"1/{name.format('a.flac')}" for name in FOREIGN)):
+            tars.add(tar, f"LibriSpeech/dev-clean/{name}", b"1")
+    sources.unpack(archive, tmp_path / "dev-clean")
+    assert [path.name for path in (tmp_path / "dev-clean").rglob("*") if path.is_file()] == ["a.flac"]
+
+
+def test_a_listing_is_sorted_and_has_folders(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c.npy").parent.mkdir()
+    (tmp_path / "b" / "c.npy").touch()
+    (tmp_path / "a.npy").touch()
+    litter(tmp_path)
+    assert listed(tmp_path) == [tmp_path / "a.npy", tmp_path / "b"]
+    assert listed(tmp_path, "*/*.npy") == [tmp_path / "b" / "c.npy"]
