@@ -43,7 +43,7 @@ from common.submission import check
 
 ROOT = Path(__file__).resolve().parents[2]
 AUDITED = Path(__file__).with_name("audited.py")
-SAMPLE = 6
+SAMPLE = 3
 
 pytestmark = pytest.mark.timeout(280)
 

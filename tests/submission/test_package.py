@@ -170,7 +170,12 @@ def test_foreign_logs_with_one_failed_run_are_accepted(tmp_path: Path, clone: Cl
 
 @pytest.mark.parametrize(
     ("first", "ruleset", "code"),
-    [((1, 2, 3, 4), "5.0.0", 0), ((1, 2, 3, 4), "4.1.0", 0), ((4, 3), "4.1.0", 3), ((4, 3), "5.0.0", 0)],
+    [
+        pytest.param((1, 2, 3, 4), "5.0.0", 0, marks=pytest.mark.slow),
+        pytest.param((1, 2, 3, 4), "4.1.0", 0, marks=pytest.mark.slow),
+        ((4, 3), "4.1.0", 3),
+        ((4, 3), "5.0.0", 0),
+    ],
 )
 def test_results_that_were_scored_offline_are_accepted_if_one_run_reports_all_checkpoints(
     first: tuple[int, ...], ruleset: str, code: int, tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]

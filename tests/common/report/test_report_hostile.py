@@ -25,9 +25,9 @@ LINES = {
     "100 MB without an end": "x" * 100_000_000,
     "a line of 60,000 digits": TIME % ("7" * 60_000),
     "nested 30,000 deep": TIME % ("[" * 30_000 + "]" * 30_000),
-    "3 million lists": "[]\n" * 3_000_000,
+    "1 million lists": "[]\n" * 1_000_000,
     "a torn line": '{"time": 17\n',
-    "4 million steps": '{"time":17e8}\n' * 4_000_000,
+    "1 million steps": '{"time":17e8}\n' * 1_000_000,
     "null bytes": "\0" * 1000 + "\n",
 }
 
@@ -78,10 +78,18 @@ def test_a_log_that_is_no_file_is_one_error(tmp_path: Path, kind: str) -> None:
         report(folder)
 
 
+MORE_NUMBERS = ("1e400", "-1e400", "1e308", "true", '"1"', "[]", "1e-320")
+
+
 @pytest.mark.parametrize(
     "number",
-    ["1" + "0" * 400, "1e400", "-1e400", "NaN", "1e308", "-1e308", "null", "true", '"1"', "[]", "1e-320"],
-    ids=["10**400", "1e400", "-1e400", "NaN", "1e308", "-1e308", "null", "true", "text", "list", "tiny"],
+    [
+        pytest.param("1" + "0" * 400, id="10**400"),
+        pytest.param("NaN", id="NaN"),
+        pytest.param("-1e308", id="-1e308"),
+        pytest.param("null", id="null"),
+        *(pytest.param(text, id=f"as {text}", marks=pytest.mark.slow) for text in MORE_NUMBERS),
+    ],
 )
 def test_numbers_of_any_size_make_a_page(tmp_path: Path, number: str) -> None:
     line = '{"time": %s, "samples": %s, "loss": %s, "step_ms": %s, "data_wait_ms": %s, "power_w": %s}\n'

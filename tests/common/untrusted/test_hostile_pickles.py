@@ -114,7 +114,7 @@ def test_hostile_pickles_of_arrays_cost_little_and_end_in_a_message(tmp_path: Pa
     assert complaints("tests.common.untrusted.test_hostile_pickles:read_arrays", valid, files) == []
 
 
-@pytest.mark.parametrize("form", ["zip", "legacy"])
+@pytest.mark.parametrize("form", ["zip", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_hostile_files_of_tensors_cost_little_and_end_in_a_message(tmp_path: Path, form: str) -> None:
     make: Any = zipped if form == "zip" else legacy
     valid = tmp_path / "valid.pt"
