@@ -48,7 +48,7 @@ possible, since the closed division is, but no log of it passes MLCommons' check
 
 
 def pairs() -> Iterator[Any]:
-    """Every workload with every ruleset that accepts it and both divisions; slow where the newest ruleset says enough."""
+    """Every workload with every ruleset and division; slow where the newest ruleset already covers the kind."""
     for name in sorted(WORKLOADS):
         newest = newest_ruleset(name)
         for ruleset in rules_for(name, newest).accepted_by:
