@@ -53,7 +53,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(optional_packages, "_broken", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    tops = {package.partition("/")[0] for _, _, _, package, _ in BROKEN} | {"flash_attn_config", "group_norm_cuda"}
+    tops = {package.partition("/")[0] for _, _, _, package, _ in BROKEN} | {
+        "flash_attn_config",
+        "group_norm_cuda",
+        "tensorboard",
+    }
     for name in list(sys.modules):
         if name.partition(".")[0] in tops:
             monkeypatch.delitem(sys.modules, name)
@@ -130,11 +134,11 @@ def test_a_request_that_a_library_cannot_serve_imports_nothing(
     assert imports(tmp_path) == []
 
 
-def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="tensorboard"):
+def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path) -> None:
+    install("tensorboard", "tensorboard", BREAKAGES["another version of a requirement"])
+    with pytest.raises(ConfigError, match="Descriptors cannot be created directly"):
         _summary_writer(tmp_path)
-    assert TENSORBOARD.unavailable() is not None
+    assert broken_packages() == [TENSORBOARD.unavailable()]
 
 
 def test_commands_that_need_no_gpu_import_no_optional_package(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ BREAKS: dict[str, tuple[Change, str]] = {
     "nested": (deep, "lies more than 32 folders deep"),
     "scaling that is not given": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": 1.01}'),
                                   "has the factor 1.01, but the runs' convergence is not scaled"),
-    "scaling that is no JSON": (written(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: is no readable JSON"),
+    "scaling that is no JSON": (written(f"{RESULTS}/scaling.json", b"\xff"), "scaling.json: line 1 is not UTF-8"),
     "scaling of another kind": (written(f"{RESULTS}/scaling.json", b'{"scaling_factor": true}'), "is not {.scaling"),
     "description with a key twice": (written(SYSTEM_FILE, b'{"division": "open", "division": "closed"}'), "twice"),
     "description of digits": (written(SYSTEM_FILE, b'{"number_of_nodes": ' + b"9" * 5000 + b"}"), "5000 digits"),

@@ -66,7 +66,7 @@ def empty_gradient(head: HeadChannels, y_NCHW: Tensor, d_offsets: Tensor) -> Ten
     """
     pictures, channels, height, width = y_NCHW.shape
     d_y_NCHW = y_NCHW.new_empty((pictures, height, width, channels)).permute(0, 3, 1, 2)
-    d_y_NCHW[:, head.logits + head.offsets :] = 0
+    d_y_NCHW[:, head.logits + head.offsets :].zero_()
     of_boxes = parts(head, d_y_NCHW)[1]
     of_boxes.copy_(d_offsets.view(of_boxes.shape))
     return d_y_NCHW

@@ -102,9 +102,7 @@ def test_a_starting_checkpoint_that_does_not_fit_is_named_with_its_keys(tmp_path
 
 
 def test_an_unknown_set_of_hyperparameters_is_named_with_the_known_ones():
-    with pytest.raises(
-        ConfigError, match=r"^hparams=bert/nosuch: unknown; the choices are bert/documentation, .*rcp_448"
-    ):
+    with pytest.raises(ConfigError, match=r"^hparams=bert/nosuch: unknown; bert has bert/documentation, .*rcp_448"):
         composed("hparams=bert/nosuch")
 
 

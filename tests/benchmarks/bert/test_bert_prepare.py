@@ -585,6 +585,7 @@ def test_the_command_line_without_folders_prepares_where_training_reads(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / "d"))
     assert COMMANDS.run("generate", SMALL) == 0
-    assert COMMANDS.run("prepare", ["--workers", "1"]) == 0
-    assert {path.name for path in (tmp_path / "d").iterdir()} == {"bert", "bert-raw"}
+    raw = tmp_path / "d" / "bert-synthetic-raw"
+    assert COMMANDS.run("prepare", ["--raw-dir", str(raw), "--workers", "1"]) == 0
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"bert", "bert-synthetic-raw"}
     assert callable(cli.COMMANDS["prepare"])

@@ -372,10 +372,11 @@ def test_without_folders_the_data_are_prepared_where_training_reads_them(folder,
         monkeypatch.setenv("MLPERF_DATA_DIR", str(tmp_path / folder))
     read_from = cli.load(compose(["benchmark=resnet", "scale=8xH200"]))[1].data_dir
     assert COMMANDS.run("generate", ["--train", "20", "--val", "10", "--workers", "1"]) == 0
-    assert COMMANDS.run("prepare", ["--workers", "1"]) == 0
+    root = tmp_path / (folder or "data")
+    assert COMMANDS.run("prepare", ["--raw-dir", str(root / "resnet-synthetic-raw"), "--workers", "1"]) == 0
     assert COMMANDS.run("verify", []) == 0
     assert (read_from / "train.rec").exists()
-    assert {path.name for path in (tmp_path / (folder or "data")).iterdir()} == {"resnet", "resnet-raw"}
+    assert {path.name for path in root.iterdir()} == {"resnet", "resnet-synthetic-raw"}
 
 
 def test_random_bytes_never_pass_as_pictures():

@@ -49,7 +49,7 @@ NO_INTEGERS = ["abc", "", "-1", "1.5", "1_0", " 1", "²", "٣", "9" * 5000]
         (MEASURE, TORCHRUN | {"RANK": "abc"}, "RANK='abc'"),
         (DOCTOR, SLURM | {"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID='x'"),
         (TRAIN, TORCHRUN | MEETING | {"MLPERF_SUITE_LAUNCHER_PID": "me"}, "MLPERF_SUITE_LAUNCHER_PID='me'"),
-        (TRAIN, {"MLPERF_CACHE_CLEARED": "{"}, "MLPERF_CACHE_CLEARED='{'"),
+        (TRAIN, {"MLPERF_CACHE_CLEARED": "{"}, "the environment variable MLPERF_CACHE_CLEARED is '{'"),
     ],
     ids=[
         "port-text", "port-large", "port-empty", "address-empty", "address-with-port", "address-unencodable",

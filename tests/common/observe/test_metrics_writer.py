@@ -1,6 +1,5 @@
 """The file of metrics: one JSON object per line, whole lines only, nothing lost."""
 
-import builtins
 import contextlib
 import errno
 import json
@@ -8,6 +7,7 @@ import os
 
 import pytest
 
+from common import optional_packages
 from common.errors import ConfigError, SuiteError
 from common.observe.metrics import MetricsWriter
 from common.report.steps import read_steps
@@ -100,14 +100,7 @@ def test_tensorboard_events_are_written(tmp_path):
 
 
 def test_missing_tensorboard_is_a_clear_error(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **keywords):
-        if name.startswith("torch.utils.tensorboard"):
-            raise ImportError(name)
-        return real(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(optional_packages, "_import_all", "{0.name} is not installed".format)
     with pytest.raises(ConfigError, match=r"mlperf-suite\[tensorboard\]"):
         MetricsWriter(tmp_path / "metrics.jsonl", 0, tensorboard_dir=tmp_path / "board")
 

@@ -86,7 +86,7 @@ def recursion_torch(statistics: Statistics, rows: PackedRows) -> Recursion:
         1,
     )
     before = torch.full_like(blank_D2BN[0], IMPOSSIBLE)
-    before[..., 0] = 0.0
+    before[..., 0].zero_()
     shifted = torch.full_like(before, IMPOSSIBLE)
     found_D2BN = torch.empty_like(blank_D2BN)
     for step in range(diagonals):
