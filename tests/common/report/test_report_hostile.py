@@ -27,7 +27,7 @@ LINES = {
     "nested 30,000 deep": TIME % ("[" * 30_000 + "]" * 30_000),
     "1 million lists": "[]\n" * 1_000_000,
     "a torn line": '{"time": 17\n',
-    "1 million steps": '{"time":17e8}\n' * 1_000_000,
+    "4 million steps": '{"time":17e8}\n' * 4_000_000,
     "null bytes": "\0" * 1000 + "\n",
 }
 
