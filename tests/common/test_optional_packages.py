@@ -134,7 +134,9 @@ def test_a_request_that_a_library_cannot_serve_imports_nothing(
     assert imports(tmp_path) == []
 
 
-def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path) -> None:
+def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, monkeypatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
     install("tensorboard", "tensorboard", BREAKAGES["another version of a requirement"])
     with pytest.raises(ConfigError, match="Descriptors cannot be created directly"):
         _summary_writer(tmp_path)
