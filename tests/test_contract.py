@@ -37,6 +37,11 @@ from tests.command_line import await_that, endless, finish, is_training, started
 from tests.conftest import SECONDS, checkpoint, flatten, suite
 
 ALL = [*sorted(WORKLOADS), toy.NAME]
+HAVE_RELATIVES = ("dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet")
+"""Workloads that share their trained parts with another one, for which the quick tests run what takes long."""
+ONE_OF_EACH_FAMILY = [
+    pytest.param(name, id=name, marks=pytest.mark.slow if name in HAVE_RELATIVES else ()) for name in ALL
+]
 SHORT = {
     "bert": ["hparams.training_steps=4"],
     "dlrm": ["benchmark.schedule.last_samples=16"],
@@ -238,7 +243,7 @@ def test_warm_up_leaves_no_trace(workload):
     assert state() != before, "the same step without the skip flag must change the state"
 
 
-@pytest.mark.parametrize("workload", ALL)
+@pytest.mark.parametrize("workload", ONE_OF_EACH_FAMILY)
 def test_two_ranks_equal_one_rank_that_accumulates(workload, data_of, tmp_path):
     # In float64: batch norm over a few samples multiplies rounding differences a hundredfold in a step.
     steps, data = 2, data_of(workload)
@@ -299,7 +304,7 @@ def last_step(output: Path) -> int:
     return max(int(path.name[5:]) for path in (output / "checkpoints").glob("step_*"))
 
 
-@pytest.mark.parametrize("workload", ALL)
+@pytest.mark.parametrize("workload", ONE_OF_EACH_FAMILY)
 def test_resuming_gives_the_same_weights_bit_for_bit(workload, whole, data_of, tmp_path):
     step = random.SystemRandom().randint(1, last_step(whole(workload)) - 1)
     saved = whole(workload) / "checkpoints" / f"step_{step:08d}"

@@ -162,7 +162,7 @@ def test_tab_completes_the_scales_and_sets_of_hyperparameters_of_the_benchmark_a
         ("hparams=resnet/digit", "resnet/digits"),
     ],
 )
-@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["first", "last"])
 def test_the_nearest_key_or_choice_is_suggested(wrong, meant, first, capsys):
     others = ["device=cpu", *([] if "scale=" in wrong else ["scale=test"])]
     assert cli.run(["train", *([wrong, *others] if first else [*others, wrong])]) == ConfigError.exit_code

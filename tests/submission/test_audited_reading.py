@@ -347,6 +347,7 @@ def _chosen(canaries: list[Canary], count: int) -> list[Canary]:
     return [by_name[each.place] for each in drawn(plain, count, SEED)]
 
 
+@pytest.mark.slow
 def test_free_texts_turn_up_in_the_tree_alone(results: Path, clone: Clone, tmp_path: Path) -> None:
     """All values that may be any text at once, in a submission that is accepted: the whole way of `package`."""
     copy = Path(shutil.copytree(results, tmp_path / "results"))

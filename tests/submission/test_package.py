@@ -109,6 +109,7 @@ def test_scripts_of_the_tree_are_executable_and_valid_shell(accepted_tree: Path)
         assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_two_benchmarks_one_with_four_failed_runs_and_one_with_a_window_are_accepted(
     tmp_path: Path, clone: Clone, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -279,6 +279,7 @@ def faster_tree(tmp_path: Path, clone: Clone) -> Path:
     return tmp_path / "acme"
 
 
+@pytest.mark.slow
 def test_the_factor_is_the_checkers_and_checking_writes_nothing(tmp_path: Path, clone: Clone) -> None:
     tree = faster_tree(tmp_path, clone)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [tree, *tree.rglob("*")]}

@@ -189,6 +189,7 @@ def _chosen(mutations: list[TreeMutation], count: int, seed: int) -> list[TreeMu
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.slow
 def test_damaged_tree(benchmark: str, count: int, tree_of: Callable[[str], Path], tmp_path: Path) -> None:
     valid, ruleset = tree_of(benchmark), RECIPES[benchmark].ruleset
     place = Workplace(tmp_path / "place")

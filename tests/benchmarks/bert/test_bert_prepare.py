@@ -220,6 +220,7 @@ module.prepare(raw, data, module.Options(unpacked=True))
         ("gather-varlength", "after"),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_preparation_continues_to_the_same_bytes(
     articles, whole, raw_dir, whole_text, tmp_path, stage, moment
 ):

@@ -372,6 +372,7 @@ def test_fp8_trains_as_bf16_does():
     assert losses["fp8"] == pytest.approx(losses["torch"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_gradients_in_fp32_are_closer_to_float64_than_those_that_are_rounded_each_time():
     """Three steps of 48 micro-batches: what is left is what bf16 costs within a micro-batch."""
     check_that_fp32_is_closer(built)

@@ -91,6 +91,7 @@ def test_the_log_counts_tokens(whole):
     assert [event.value for event in log.all("eval_samples")] == [7 * 31]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_from_a_published_checkpoint_is_the_one_that_made_it(whole, data_of, tmp_path):
     """Weights, moments, the counter of updates, the place in the rate's cosine and the next rows; on two stages."""
     made = checkpoint(whole, 2)

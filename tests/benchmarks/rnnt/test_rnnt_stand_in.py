@@ -143,6 +143,7 @@ def test_lengths_are_like_librispeechs():
     assert 1.4 <= held_out.min() <= held_out.max() == 32.7
 
 
+@pytest.mark.slow
 def test_speech_of_librispeechs_size_has_as_many_pieces_a_second(tmp_path):
     sizes = ["--kind", "librispeech-sized", "--train", "400", "--eval", "2", "--voices", "2", "--workers", "1"]
     assert COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), *sizes]) == 0

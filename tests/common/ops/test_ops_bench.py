@@ -129,6 +129,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
 
 
 @pytest.mark.usefixtures("without_memory")
+@pytest.mark.slow
 def test_every_pass_of_every_implementation_runs() -> None:
     directions = {
         "cast": ["forward"],

@@ -47,6 +47,7 @@ def report(path: Path) -> None:
     command.main([str(path)])
 
 
+@pytest.mark.slow
 def test_hostile_metrics_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
     valid = run_folder(tmp_path / "valid")
     folders = {

@@ -105,6 +105,7 @@ def legacy(path: Path, pickled: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_hostile_pickles_of_arrays_cost_little_and_end_in_a_message(tmp_path: Path) -> None:
     valid = tmp_path / "valid.pkl"
     valid.write_bytes(pickle.dumps({"a": np.ones(2)}, 4))
