@@ -9,6 +9,8 @@ SCALE ?= demo
 EXTRAS ?= dev,tensorboard
 # Processes that share the tests; one torch thread each.
 PROCESSES ?= 2
+# Which demos `make demo` trains; all by default.
+DEMOS ?= demo
 PARALLEL := -n $(PROCESSES) --dist worksteal
 ON_CPU := not demo and not gpu and not multigpu and not slurm
 # An unpacked bundle of `make wheelhouse` brings its packages along; a checkout takes them from the package registry.
@@ -64,7 +66,7 @@ test-all: test
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(ON_CPU) and slow" --timeout=3600
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/demos -m demo --durations=3
+	$(BIN)/python -m pytest tests/demos -m "$(DEMOS)" --durations=3
 
 slurm-test: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/slurm -m slurm

@@ -89,9 +89,15 @@ TARGETS = {
 """Of those whose metric falls, how a success tells its target."""
 
 
+LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm")
+"""Demos of minutes, and those of workloads with a relative, which CI leaves to `make demo`."""
+
+
 @pytest.mark.demo
 @pytest.mark.timeout(2000)
-@pytest.mark.parametrize("workload", list(DEMOS))
+@pytest.mark.parametrize(
+    "workload", [pytest.param(name, id=name, marks=pytest.mark.slow if name in LONG else ()) for name in DEMOS]
+)
 def test_the_demo_reaches_its_target_and_its_log_passes_the_compliance_checker(workload, tmp_path):
     ruleset, success = DEMOS[workload]
     raw, data, output = tmp_path / "raw", tmp_path / f"{workload}-demo", tmp_path / "run"
