@@ -89,8 +89,9 @@ TARGETS = {
 """Of those whose metric falls, how a success tells its target."""
 
 
-LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm")
-"""Demos of minutes, and those of workloads with a relative, which CI leaves to `make demo`."""
+LONG = ("bert", "unet3d", "stable_diffusion", "retinanet", "maskrcnn", "dlrm", "resnet")
+"""Demos of minutes, those of workloads with a relative, and ResNet's, which the tests under Slurm train: CI leaves them
+to `make demo`."""
 
 
 @pytest.mark.demo
