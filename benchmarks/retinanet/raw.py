@@ -199,7 +199,7 @@ def _read_table(path: Path, labels: tuple[str, ...]) -> pyarrow.Table:
     try:
         try:
             table = arrow_csv.read_csv(path, convert_options=options)
-        except pyarrow.ArrowInvalid:  # once more in one thread, whose error has the number of the row
+        except pyarrow.ArrowInvalid:  # only the error of a reader with one thread has the number of the row
             table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(use_threads=False), convert_options=options)
     except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
         raise DataError(f"{path}: cannot be read as OpenImages' boxes: {error}; fetch the file again") from error

@@ -44,7 +44,7 @@ def warmup_then_falls(
         factor: by which it falls at each.
         warmup: W, in updates; 0 is no warm-up.
         warmup_factor: f; with 0 the warm-up begins at 0.
-        first_step: what the first update counts as: 0 in the reference, 1 in NVIDIA's submissions.
+        first_step: counter of the first update: 0 in the reference, 1 in NVIDIA's submissions.
 
     Raises:
         ValueError: the warm-up is negative.

@@ -84,9 +84,9 @@ class DataCommands:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
 
         Args:
-            command: one of the four.
-            argv: its options.
-            scale: of the recipe that synthetic data are generated for; None for no recipe's.
+            command: download, prepare, verify or generate.
+            argv: options of the command.
+            scale: scale of the recipe for which ``generate`` makes synthetic data; None without a recipe.
 
         Raises:
             ConfigError: an option is wrong.

@@ -18,7 +18,7 @@ OF_A_LAUNCHER = "torchrun and srun set the variables of their ranks: start the r
 
 
 def node_name(environment: Mapping[str, str]) -> str:
-    """This machine's name: Slurm's for the node if there is one, else its host name."""
+    """Return Slurm's name of this node or, outside of Slurm, the host name."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -31,38 +31,38 @@ def integer(
     most: int = LARGEST_INTEGER,
     remedy: str = OF_A_LAUNCHER,
 ) -> int:
-    """The integer that the variable ``name`` holds.
+    """Return the integer that the environment variable ``name`` holds.
 
     Args:
-        environment: of the process.
-        name: of the variable.
-        default: value where the variable is not set; None: it must be.
-        least, most: bounds of the value.
-        remedy: what the user should do about a wrong value; ``{name}`` in it becomes the variable's name.
+        environment: environment of the process.
+        name: name of the variable.
+        default: value to return if the variable is not set; None if the variable must be set.
+        least, most: smallest and largest value that is accepted.
+        remedy: advice for the user about a wrong value; ``{name}`` in it becomes the variable's name.
 
     Raises:
         ConfigError: the variable is not set and has no default, or its value is no such integer.
     """
     text = environment.get(name)
-    told = remedy.format(name=name)
+    advice = remedy.format(name=name)
     if text is None:
         if default is None:
-            raise ConfigError(f"{name} is not set although the launcher's other variables are: {told}")
+            raise ConfigError(f"{name} is not set although the launcher's other variables are: {advice}")
         return default
     if INTEGER.fullmatch(text) is None or not least <= int(text) <= most:
         what = "is empty" if not text else "is no integer" if INTEGER.fullmatch(text) is None else "is out of range"
-        raise ConfigError(f"{name}={text!r} {what}: expected an integer from {least} to {most}; {told}")
+        raise ConfigError(f"{name}={text!r} {what}: expected an integer from {least} to {most}; {advice}")
     return int(text)
 
 
 def port(environment: Mapping[str, str], name: str) -> int:
-    """The TCP port that the variable ``name`` holds."""
+    """Return the TCP port that the environment variable ``name`` holds."""
     remedy = "set {name} to a free port of the machine of rank 0, the same on all ranks"
     return integer(environment, name, least=1, most=65535, remedy=remedy)
 
 
 def host(environment: Mapping[str, str], name: str) -> str:
-    """The host that the variable ``name`` names, whose address this machine can look up."""
+    """Return the host that the environment variable ``name`` holds, after a look-up of its address."""
     remedy = "set it to the name or address, without a port, by which every machine reaches the machine of rank 0"
     text = environment.get(name)
     if not text:

@@ -83,8 +83,8 @@ def make_output(folder: Path, run: RunConfig, session: SessionConfig) -> str:
     if not unseen:
         return ""
     missing = (
-        f"output_dir={folder} is not shared by all ranks: a file that rank 0 wrote there on {found[0][0]} is not to be "
-        f"seen on {_named(unseen)}"
+        f"output_dir={folder} is not shared by all ranks: a file that rank 0 wrote there on {found[0][0]} is not "
+        f"visible on {_named(unseen)}"
     )
     if setting := sharing_needed(run, session):
         raise ConfigError(

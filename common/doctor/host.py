@@ -86,11 +86,11 @@ def cudnn_version() -> str:
 
 
 def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
-    """GB/s, read and written, that this process copies in its memory with its CPU threads.
+    """Return the GB/s, read and written, that this process copies in its memory with its CPU threads.
 
     Args:
         seconds: time to measure.
-        ranks: of this machine, which measure at once.
+        ranks: ranks of this machine, which all measure at the same time and share the free memory.
     """
     # No more than a sixteenth of what is free, for each of two buffers of all ranks.
     free = meminfo().get("MemAvailable", 16 * COPY_BYTES)

@@ -67,14 +67,14 @@ def output_marked(output_dir: Path) -> Iterator[Path]:
 
 
 def read_output(marker: Path) -> Reading:
-    """Whether this node sees the file that rank 0 has written into the folder of a run, and may write beside it."""
+    """Return whether this node sees the file that rank 0 wrote into the folder of runs, and may write there."""
     if not sees(marker):
         return Reading(
-            failed=f"a file that rank 0 wrote into {marker.parent} is not to be seen here: give all nodes one folder "
-            "that they share, mounted at the same path"
+            failed=f"a file that rank 0 wrote into {marker.parent} is not visible on this node: give all nodes one "
+            "folder that they share, mounted at the same path"
         )
     writable = os.access(marker.parent, os.W_OK)
-    return Reading(True) if writable else Reading(failed=f"{marker.parent} may not be written from here")
+    return Reading(True) if writable else Reading(failed=f"{marker.parent} is not writable on this node")
 
 
 def read_data(data_dir: Path) -> Reading:

@@ -26,9 +26,12 @@ def complaint(lines: Iterable[str]) -> str | None:
 
 def full_disk(log: Path) -> str | None:
     """Return the reason if a run ended because a disk is full: its own message, or the disk of the log; else None."""
-    with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
     words = [os.strerror(code) for code in FULL_DISK]
     for line in reversed(lines):
         if any(word in line for word in words):

@@ -373,7 +373,7 @@ class Trainer:
         """
         if self._target_reached:
             return True
-        self._save_if_shared()  # before the wait for scores, in which whoever sent the signal may lose patience
+        self._save_if_shared()  # before the wait for scores: the launcher may kill the run while it waits
         if self.evaluations.later and not self.evaluations.offline:
             known = len(self.progress.history)
             if self._await_scores():

@@ -15,8 +15,8 @@ def require_gpu(program: str, otherwise: str = "") -> None:
     """End the process with one line if PyTorch sees no GPU.
 
     Args:
-        program: what was started, for the message.
-        otherwise: what to do without a GPU, for the message; empty if nothing can be measured there.
+        program: name of the program, for the message.
+        otherwise: advice for a machine without a GPU, for the message; empty if the program cannot run there.
     """
     if not torch.cuda.is_available():
         sys.exit(f"{program} measures a GPU, and PyTorch sees no GPU{f'; {otherwise}' if otherwise else ''}")

@@ -78,7 +78,7 @@ def test_a_setting_that_needs_a_shared_folder_is_refused_and_the_host_named(
         codes, told = ended(ranks)
     assert codes == [ConfigError.exit_code] * 2, told
     assert told.count("ConfigError") == 1
-    assert "a file that rank 0 wrote there on n1 is not to be seen on n2 (rank 1)" in told
+    assert "a file that rank 0 wrote there on n1 is not visible on n2 (rank 1)" in told
     assert f"{setting} needs a folder that all ranks share" in told
     assert "Traceback" not in told
     assert [list((tmp_path / name / OUTPUT).iterdir()) for name in ("n1", "n2")] == [[], []]
@@ -100,7 +100,7 @@ def test_a_signal_leaves_a_checkpoint_only_where_the_folder_is_shared(shared, da
     assert not list(tmp_path.rglob("*.partial"))
     for sentence in ("no checkpoint is written when the run is interrupted", "no checkpoint of step "):
         assert told.count(sentence) == (0 if shared else 1), told
-    assert ("not to be seen on n2 (rank 1)" in told) is not shared
+    assert ("not visible on n2 (rank 1)" in told) is not shared
 
 
 def test_a_folder_that_stops_being_shared_ends_the_run_and_keeps_the_earlier_checkpoints(data_of, tmp_path):
@@ -134,7 +134,7 @@ def test_checkpoints_of_another_machine_are_not_scored(data_of, tmp_path):
     with machines(tmp_path, "score", str(OUTPUT), *TWO_NODES) as ranks:
         codes, told = ended(ranks)
     assert codes == [ConfigError.exit_code] * 2, told
-    assert "is not to be seen on n2 (rank 1). evaluation.scoring=offline needs a folder that all ranks share" in told
+    assert "is not visible on n2 (rank 1). evaluation.scoring=offline needs a folder that all ranks share" in told
     assert "Traceback" not in told
 
 
