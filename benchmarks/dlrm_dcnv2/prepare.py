@@ -12,6 +12,12 @@ from common.mlperf.fixed import benchmark_settings
 from common.recommendation.criteo.commands import click_log_commands
 from common.recommendation.criteo.preparation.encoding import Encoding
 
+PUBLISHED_MD5 = {
+    FORMAT.train_file: "4d48daf07cc244f6fa933b832d7fe5a3",
+    FORMAT.eval_file: "c7ca591ad3fd2b09b75d99fa4fc210e2",
+}
+"""Of MLCommons' ``dlrmv2-preprocessed-criteo-click-logs``, whose files are those that ``prepare`` writes."""
+
 
 def encoding() -> Encoding:
     """What the benchmark makes of raw click logs."""
@@ -27,4 +33,4 @@ def encoding() -> Encoding:
     )
 
 
-COMMANDS = click_log_commands("dlrm_dcnv2", FORMAT, encoding)
+COMMANDS = click_log_commands("dlrm_dcnv2", FORMAT, encoding, PUBLISHED_MD5)

@@ -1,6 +1,6 @@
 """From raw days to the two files that a run reads, stage by stage; every stage continues where it was interrupted.
 
-Text is parsed day by day and numbered feature by feature; training samples are then put into their order, and all
+The days are parsed one by one and numbered feature by feature; training samples are then put into their order, and all
 samples are written with all of their ids. What lies between is deleted with the folder that it is in.
 """
 
@@ -24,7 +24,7 @@ from common.errors import DataError
 from common.recommendation.criteo.preparation import multi_hot, numbering, published_set, shuffle
 from common.recommendation.criteo.preparation.days import Day, Samples, parse_day, parsed
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.raw_days import RawDays
+from common.recommendation.criteo.preparation.raw_days import MULTI_HOT, RawDays
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
 BLOCK_ROWS = 1 << 16
@@ -118,13 +118,13 @@ class Pipeline:
             DataError: raw files are damaged, or the disk is too small.
         """
         with self.stages:
-            table_rows, train, evaluation = self._published() if self.raw.multi_hot else self._from_text()
+            table_rows, train, evaluation = self._published() if self.raw.form == MULTI_HOT else self._from_days()
             outputs = (train, evaluation)
             sums = self.stages.run("checksums", {output.path.name: (output.path,) for output in outputs}, checksum)
             files = {name: FileEntry(**entry) for name, entry in sums.items()}
             return Made(files, table_rows, train.rows, evaluation.rows)
 
-    def _from_text(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
+    def _from_days(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         samples = Samples(self._parsed(), self.work_dir / "ids")
         encoding, run = self.encoding, self.stages.run
         numbered = run(
@@ -152,7 +152,7 @@ class Pipeline:
 
     def _parsed(self) -> tuple[Day, ...]:
         folders = [self.work_dir / "days" / f"{day}" for day in range(len(self.raw.files))]
-        tasks = {f"{day}": (*self.raw.files[day], folders[day], self.encoding) for day in range(len(folders))}
+        tasks = {f"{day}": (self.raw.files[day], folders[day], self.encoding) for day in range(len(folders))}
         days = parsed(folders, list(self.stages.run("days", tasks, parse_day).values()))
         for number, day in enumerate(days):
             self.raw.check_rows(number, day.rows)
@@ -171,9 +171,11 @@ class Pipeline:
 
     def _published(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         if not self.encoding.sample_format.logarithms:
-            raise DataError(f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text")
+            raise DataError(
+                f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text or parquet"
+            )
         if self.encoding.reduced:
-            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text")
+            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text or parquet")
         table_rows = tuple((self.raw.stand_in or {}).get("table_rows", self.encoding.table_rows))
         counted = self.stages.run(
             "counts", {f"{d}": (files,) for d, files in enumerate(self.raw.files)}, published_set.day_rows
