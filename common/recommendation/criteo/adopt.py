@@ -16,7 +16,7 @@ from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, fingerprint_of
 from common.recommendation.criteo.prepare import check_rows, settings_of
-from common.recommendation.criteo.prepared import HOTNESS, TABLE_ROWS
+from common.recommendation.criteo.prepared import HOTNESS, MD5_OF, TABLE_ROWS
 from common.recommendation.criteo.sample_rows import IDS, WORD
 
 _REMEDY = "name the folder of the published files, complete and undamaged"
@@ -71,6 +71,7 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, published: Mapping[s
             **wanted,
             TABLE_ROWS: json.dumps(list(table_rows)),
             HOTNESS: json.dumps(encoding.hotness),
+            **{f"{MD5_OF}{name}": found_digests.md5 for name, found_digests in digests.items()},
             "description": f"prepared by others: {'published files' if described is None else json.dumps(described)}",
             "prepared": preparation.now(),
         }

@@ -17,7 +17,7 @@ from common.recommendation.criteo import adopt, stand_in
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import PARQUET, multi_hot_names, open_raw
 from common.recommendation.criteo.prepare import prepare, verify
-from common.recommendation.criteo.prepared import FORM, TABLE_ROWS
+from common.recommendation.criteo.prepared import FORM, MD5_OF, TABLE_ROWS
 from common.recommendation.criteo.sample_rows import DAYS, SampleFormat
 from common.recommendation.criteo.stand_in import Generated, Request
 
@@ -49,7 +49,7 @@ def click_log_commands(
         generate=functools.partial(_generate, encoding),
         prepare=functools.partial(_prepare, encoding),
         verify=functools.partial(_verify, sample_format),
-        remarks=_remarks,
+        remarks=functools.partial(_remarks, published),
         adopt=None if published is None else functools.partial(_adopt, encoding, published),
         workers={"generate": cores, "prepare": cores, "verify": cores},
         options={
@@ -123,13 +123,23 @@ def _verify(sample_format: SampleFormat, data_dir: Path, workers: int) -> Manife
     return verify(data_dir, sample_format, workers)
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+def _remarks(published: Mapping[str, str] | None, made: Manifest, **options: Any) -> Iterator[str]:
     yield f"table rows: {made.source[TABLE_ROWS]}"
     if made.source.get(FORM) == PARQUET:
         yield (
             "The days were read from parquet files. Whether their rows are in the order of the original text is not "
             "known; categories are numbered in it, and the order of training and the evaluated samples follow from it."
         )
+
+    found = {name: made.source.get(f"{MD5_OF}{name}") for name in published or ()}
+    if published and not made.stand_in and None not in found.values():
+        if different := [name for name, md5 in published.items() if found[name] != md5]:
+            yield (
+                f"{' and '.join(different)}: not MLCommons' published file, by its MD5. The rows of the raw data are "
+                "in another order, or logarithms were rounded otherwise."
+            )
+        else:
+            yield "The files are those that MLCommons publishes, by their MD5s."
 
 
 def _usual_memory_gb() -> int:

@@ -17,7 +17,7 @@ from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
-from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
+from common.recommendation.criteo.prepared import FORM, HOTNESS, MD5_OF, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
@@ -149,13 +149,15 @@ def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str,
         TABLE_ROWS: json.dumps(made.table_rows),
         HOTNESS: json.dumps(encoding.hotness),
         FORM: raw.form,
+        **{f"{MD5_OF}{name}": found.md5 for name, found in made.files.items()},
         "description": "Criteo's click logs" if raw.stand_in is None else json.dumps(raw.stand_in, sort_keys=True),
         "numpy": np.__version__,
         "prepared": preparation.now(),
     }
     counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
     reduced = raw.stand_in is not None or encoding.reduced or counts != PUBLISHED_COUNTS
-    return Manifest(encoding.sample_format.name, made.files, counts, reduced, origin)
+    files = {name: found.entry for name, found in made.files.items()}
+    return Manifest(encoding.sample_format.name, files, counts, reduced, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:

@@ -90,6 +90,25 @@ def test_files_with_the_published_md5s_are_the_benchmarks(real, tmp_path, capsys
     assert max(json.loads(found["source"]["table_rows"])) == 40_000_000
 
 
+def test_verify_compares_real_data_with_the_published_md5s(real, monkeypatch, capsys):
+    adopt(real, real)
+    says = {
+        "same": "The files are those that MLCommons publishes",
+        "other": "val_data.bin: not MLCommons' published file",
+    }
+    for kind, line in says.items():
+        if kind == "other":
+            monkeypatch.setitem(PUBLISHED_MD5, "val_data.bin", "0" * 32)
+        capsys.readouterr()
+        assert COMMANDS.run("verify", ["--data-dir", str(real)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1].startswith(line)
+
+
+def test_prepared_files_as_raw_data_are_pointed_to_the_option(published, tmp_path):
+    with pytest.raises(DataError, match="holds prepared files and no raw days; 'prepare --adopt'"):
+        COMMANDS.run("prepare", ["--raw-dir", str(published), "--data-dir", str(tmp_path / "data")])
+
+
 def changed(path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

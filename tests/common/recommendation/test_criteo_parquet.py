@@ -95,7 +95,7 @@ def cut_off(path):
         (cut_off, "cut off or damaged"),
         (lambda path: path.write_bytes(b""), "cut off or damaged"),
         (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "cut off or damaged"),
-        (rewritten(lambda table: table.drop_columns(["categorical_feature_7"])), "no columns categorical_feature_7"),
+        (rewritten(lambda table: table.drop_columns(["categorical_feature_7"])), "no column categorical_feature_7"),
         (with_column("integer_feature_2", ["1", "2"], "string"), "column integer_feature_2 is string, not int32"),
         (with_column("categorical_feature_2", [1, 2], "int64"), "column categorical_feature_2 is int64, not string"),
         (with_column("integer_feature_2", [1, 2**31], "int64"), "column integer_feature_2: Integer value 2147483648"),

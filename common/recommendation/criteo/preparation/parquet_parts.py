@@ -8,12 +8,14 @@ the text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
 
 import pyarrow
 from pyarrow import parquet
 
+from common.data.stages import Record
 from common.errors import DataError
 from common.formats.raw_files import listed
 from common.recommendation.criteo.preparation.tsv import Lines, Origin, converted
@@ -41,6 +43,19 @@ def parts_of(day: Path) -> tuple[Path, ...]:
     return tuple(listed(day, "part-*.parquet"))
 
 
+def day_rows(paths: Sequence[Path]) -> Record:
+    """Count the rows of a day by what the files say of themselves, and check their columns; reads no row.
+
+    Raises:
+        DataError: as :func:`read_parts`.
+    """
+    rows = 0
+    for path in paths:
+        with _opened(path) as file:
+            rows += file.metadata.num_rows
+    return {"rows": rows}
+
+
 def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[Lines]:
     """Read the files of a day, some rows at a time.
 
@@ -50,24 +65,29 @@ def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[
     """
     for path in paths:
         row = 1
-        try:
-            with parquet.ParquetFile(path) as file:
-                _check_columns(path, file.schema_arrow)
-                for batch in file.iter_batches(batch_rows, columns=list(COLUMNS), use_threads=False):
-                    if batch.num_rows:
-                        origin = Origin(path, row, "row", COLUMNS, _REMEDY)
-                        yield converted(origin, _as_of_text(origin, batch))
-                        row += batch.num_rows
-        except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(
-                f"{path}, behind row {row - 1:,}: {error}; the file is cut off or damaged: delete it and fetch it again"
-            ) from error
+        with _opened(path) as file:
+            for batch in file.iter_batches(batch_rows, columns=list(COLUMNS), use_threads=False):
+                if batch.num_rows:
+                    origin = Origin(path, row, "row", COLUMNS, _REMEDY)
+                    yield converted(origin, _as_of_text(origin, batch))
+                    row += batch.num_rows
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
+    """Open a file that has the columns; what goes wrong with reading it inside of the block, too, is a DataError."""
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow)
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: {error}; the file is cut off or damaged: delete it and fetch it again") from error
 
 
 def _check_columns(path: Path, schema: pyarrow.Schema) -> None:
     for name in COLUMNS:
         if (found := schema.names.count(name)) != 1:
-            raise DataError(f"{path} has {found or 'no'} columns {name}; {_REMEDY}")
+            raise DataError(f"{path} has {f'{found} columns' if found else 'no column'} {name}; {_REMEDY}")
         kind = schema.field(name).type
         if name in INTEGERS and not pyarrow.types.is_integer(kind):
             raise DataError(f"{path}: column {name} is {kind}, not int32; {_REMEDY}")

@@ -112,6 +112,10 @@ def open_raw(raw_dir: Path) -> RawDays:
     if missing := [path for day in days for path in day if not path.is_file()]:
         lacking = [path.parent.name if form == PARQUET else path.name for path in missing]
         first, last = (DAY_FOLDERS[0], DAY_FOLDERS[-1]) if form == PARQUET else ("day_0", f"day_{DAYS - 1}")
+        if (raw_dir / "train_data.bin").is_file():
+            raise DataError(
+                f"{raw_dir} holds prepared files and no raw days; 'prepare --adopt' takes over DLRM-DCNv2's"
+            )
         raise DataError(
             f"{folder} lacks {', '.join(lacking)}; all {DAYS} days of Criteo's click logs are needed, {first} to "
             f"{last}: 'mlperf-suite download' says where they are"
