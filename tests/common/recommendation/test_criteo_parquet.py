@@ -85,6 +85,12 @@ def with_column(name, values, kind):
     return rewritten(lambda table: table.set_column(table.column_names.index(name), name, pyarrow.array(values, kind)))
 
 
+def zeroed(path):
+    """The header of the first page is lost, and the end of the file, which describes the columns, is whole."""
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(20) + content[24:])
+
+
 def cut_off(path):
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -93,6 +99,7 @@ def cut_off(path):
     ("damage", "says"),
     [
         (cut_off, "cut off or damaged"),
+        (zeroed, "cut off or damaged"),
         (lambda path: path.write_bytes(b""), "cut off or damaged"),
         (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "cut off or damaged"),
         (rewritten(lambda table: table.drop_columns(["categorical_feature_7"])), "no column categorical_feature_7"),
@@ -112,7 +119,16 @@ def cut_off(path):
         (with_column("integer_feature_4", [0, -3], "int32"), "row 2 has the count -3 as integer_feature_4"),
     ],
     ids=[
-        *("cut off", "empty", "pointer", "no column", "integers as text", "categories as numbers", "beyond 32 bits"),
+        *(
+            "cut off",
+            "damaged",
+            "empty",
+            "pointer",
+            "no column",
+            "integers as text",
+            "categories as numbers",
+            "beyond 32 bits",
+        ),
         *("no hexadecimal", "no text", "no label", "label 2", "no logarithm"),
     ],
 )
