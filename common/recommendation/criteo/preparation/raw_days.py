@@ -106,13 +106,13 @@ def open_raw(raw_dir: Path) -> RawDays:
         form, days = MULTI_HOT, [tuple(raw_dir / name for name in multi_hot_names(day)) for day in range(DAYS)]
     elif (found := folder_of_days(raw_dir)) is not None:
         form, folder, names = PARQUET, found, DAY_FOLDERS
-        days = [parts_of(found / name) or (found / name / "part-00000….parquet",) for name in names]
+        days = [parts_of(found / name) or (found / name / "part-00000",) for name in names]
     else:
         form, days = TEXT, [(_text(raw_dir, day),) for day in range(DAYS)]
     if missing := [path for day in days for path in day if not path.is_file()]:
         lacking = [path.parent.name if form == PARQUET else path.name for path in missing]
         first, last = (DAY_FOLDERS[0], DAY_FOLDERS[-1]) if form == PARQUET else ("day_0", f"day_{DAYS - 1}")
-        if (raw_dir / "train_data.bin").is_file():
+        if len(missing) == sum(map(len, days)) and (raw_dir / "train_data.bin").is_file():
             raise DataError(
                 f"{raw_dir} holds prepared files and no raw days; 'prepare --adopt' takes over DLRM-DCNv2's"
             )
