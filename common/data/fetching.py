@@ -130,7 +130,8 @@ class Download:
                     yield from self._bring(listed, missing)
                     yield self._summary(listed, len(missing))
             if by_hand:
-                raise DataError(f"{self.raw_dir} lacks files that have to be fetched by hand:\n" + "\n".join(by_hand.values()))
+                steps = "\n".join(by_hand.values())
+                raise DataError(f"{self.raw_dir} lacks files that have to be fetched by hand:\n{steps}")
             if lacking:
                 raise DataError(f"{self.raw_dir} lacks files:\n  " + "\n  ".join(lacking))
 
