@@ -13,7 +13,6 @@ from common.errors import ConfigError, DataError
 
 COUNTS = {"classes": 2, "train_samples": 3}
 FOLDERS = {
-    "download": {"raw_dir"},
     "generate": {"raw_dir"},
     "prepare": {"raw_dir", "data_dir"},
     "verify": {"data_dir"},
@@ -37,7 +36,6 @@ class Called:
             return function
 
         given = {
-            "download": returning(["first: as expected", "second: as expected"]),
             "generate": returning("many pictures"),
             "prepare": returning(made),
             "verify": returning(made),
@@ -85,7 +83,7 @@ def test_folders_that_are_given_are_taken(command):
     ("command", "arguments", "options"),
     [
         ("verify", ["--raw-dir", "x"], "--data-dir"),
-        ("download", ["--data-dir", "x"], "--raw-dir"),
+        ("download", ["--data-dir", "x"], "--raw-dir, --sets, --mirror, --list, --check, --workers"),
         ("prepare", ["raw_dir=x"], "--raw-dir, --data-dir, --workers, --few"),
         ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
     ],
@@ -129,7 +127,6 @@ def test_no_workers_are_refused_before_anything_is_done(workers):
 @pytest.mark.parametrize(
     ("command", "stand_in", "said"),
     [
-        ("download", False, "first: as expected\nsecond: as expected\n"),
         ("generate", True, "/raw: many pictures\n"),
         ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
         ("prepare", True, "/data: stand-in, classes 2, train_samples 3\n"),
@@ -202,4 +199,4 @@ def test_options_of_adopting_and_of_preparing_do_not_go_together(tmp_path):
 
 def test_whoever_reads_the_output_may_stop():
     with pytest.raises(BrokenPipeError):
-        Called(error=BrokenPipeError()).commands.run("download", [])
+        Called(error=BrokenPipeError()).commands.run("prepare", [])
