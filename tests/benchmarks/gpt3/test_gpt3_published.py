@@ -272,7 +272,7 @@ def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path, data_of)
         f"output_dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert done.code == CheckpointError.exit_code
-    assert f"{tmp_path}/checkpoint holds no published checkpoint of GPT-3" in the_message(done)
+    assert f"{tmp_path} holds no published checkpoint of GPT-3" in the_message(done)
 
 
 @pytest.fixture(scope="module")
