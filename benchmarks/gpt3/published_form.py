@@ -1,9 +1,11 @@
 """The form of the published checkpoint: a folder of Zarr arrays, one for each tensor and kind, layers stacked.
 
 ``common.pt`` beside them says how many updates made it. MLCommons' archive of the bfloat16 set lacks this file; there
-the name of the folder, ``ckpt4000-consumed_samples=0``, says it. Two namings are around: that of the reference, whose weights
-begin with ``language_model.``, and that of NVIDIA's submission to round 4.1, which has renamed the folders. A set in
-bfloat16 has its fp32 masters as arrays of their own; in a set in fp32 the weights are the masters.
+the name of the folder, ``ckpt4000-consumed_samples=0``, says it.
+
+Two namings are around: that of the reference, whose weights begin with ``language_model.``, and that of NVIDIA's
+submission to round 4.1, which has renamed the folders. A set in bfloat16 has its fp32 masters as arrays of their own;
+in a set in fp32 the weights are the masters.
 """
 
 from __future__ import annotations

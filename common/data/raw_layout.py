@@ -22,9 +22,8 @@ Identity = tuple[int, int]
 def find_file(root: Path, *patterns: str) -> Path | None:
     """Return the first file that matches one of the patterns in ``root``, or else in a folder below it.
 
-    ``root`` itself comes first: where it has a match, no folder below it is searched. Hidden folders, unfinished ones
-    (``*.partial``) and prepared data are left out. Only the names in a folder are read, and a folder that has a match
-    is not searched further.
+    The folders below a folder that has a matching file are not searched, so that files in ``root`` itself come first.
+    Hidden folders, unfinished ones (``*.partial``) and prepared data are left out. Only the names in a folder are read.
 
     Args:
         root: the folder that the user names.
@@ -47,7 +46,7 @@ def find_file(root: Path, *patterns: str) -> Path | None:
             matches = [path for pattern in patterns if (path := _first(folder, pattern)) is not None]
             for path in matches:
                 found.setdefault(_identity(path), path)
-            if not matches and depth < LEVELS:
+            if depth < LEVELS and not any(path.parent == folder for path in matches):
                 below += _subfolders(folder)
         level = below
     paths = list(found.values())

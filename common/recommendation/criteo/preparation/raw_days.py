@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.data import stand_in
+from common.data.raw_layout import find_file
 from common.errors import DataError
 from common.recommendation.criteo.sample_rows import DAYS
 
@@ -69,12 +70,14 @@ class RawDays:
 
 
 def open_raw(raw_dir: Path) -> RawDays:
-    """See what a raw folder holds: ``day_0`` to ``day_23``, also with ``.gz``, or the published multi-hot set.
+    """See what a raw folder, or one below it, holds: ``day_0`` … ``day_23``, also ``.gz``, or the multi-hot set.
 
     Raises:
         DataError: there is neither, or files are missing.
     """
-    marker = stand_in.description_of(raw_dir)
+    found = find_file(raw_dir, "day_*_sparse_multi_hot.npz", "day_0", "day_0.gz")
+    marker = stand_in.description_of(raw_dir, *filter(None, (found,)))
+    raw_dir = raw_dir if found is None else found.parent
     multi_hot = any(raw_dir.glob("day_*_sparse_multi_hot.npz"))
     files, missing = [], []
     for day in range(DAYS):
