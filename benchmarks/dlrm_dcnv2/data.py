@@ -10,4 +10,9 @@ FORMAT = SampleFormat(
     train_file="train_data.bin",
     eval_file="val_data.bin",
     command="mlperf-suite prepare benchmark=dlrm_dcnv2 --raw-dir RAW --data-dir DATA",
+    checksums={
+        "train_data.bin": "4d48daf07cc244f6fa933b832d7fe5a3",
+        "val_data.bin": "c7ca591ad3fd2b09b75d99fa4fc210e2",
+    },
 )
+"""MD5s: NVIDIA's submissions of DLRM-DCNv2; that of val_data.bin also in MLCommons' store."""

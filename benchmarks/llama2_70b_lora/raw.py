@@ -30,7 +30,6 @@ ROW_FOLDERS = (".", "scrolls_gov_report_8k", "gov_report", "data")
 """Where rows or texts may lie; the second is the name of MLCommons' folder."""
 SPLITS = {"train": "train", "eval": "validation"}
 """Our names of the splits, and those of the files."""
-BENCHMARK_ROWS = {"train_samples": 3901, "eval_samples": 173}
 _NAMES: dict[Kind, str] = {"text": "{}.jsonl", "parquet": "{}-*-of-*.parquet", "object arrays": "{}.npy"}
 
 

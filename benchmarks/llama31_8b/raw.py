@@ -23,6 +23,12 @@ CORPUS = Corpus(
         f"{EVAL}.bin": 166_568_364,
         f"{EVAL}.idx": 1_824_142,
     },
-    checksums={},
+    checksums={
+        f"{TRAIN}.bin": "c781dc1a0eeb5a0322ad3b528e25027e",
+        f"{TRAIN}.idx": "78b6262d170c7c9839253fdb4f944057",
+        f"{EVAL}.bin": "85944abe86263a9a12f283b34af10a2b",
+        f"{EVAL}.idx": "32d3afd6f81d320ca88c6675c27cf26f",
+    },
 )
-"""Names and numbers: mlcommons/training, small_llm_pretraining/nemo; sizes: NVIDIA's submission of round 5.1."""
+"""Names and numbers: mlcommons/training, small_llm_pretraining/nemo; sizes: NVIDIA's submission of round 5.1; MD5s:
+MLCommons' store, llama-3-1-8b-preprocessed-c4-dataset.md5."""

@@ -16,7 +16,7 @@ from benchmarks.ssd300.sources import BACKBONES, download
 from benchmarks.ssd300.stand_in import Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
-from common.detection.coco_preparation import CocoPreparation, with_pictures
+from common.detection.coco_preparation import PUBLISHED, CocoPreparation, with_pictures
 from common.detection.coco_stand_in import Generated
 
 
@@ -67,4 +67,5 @@ COMMANDS = DataCommands(
         ),
     },
     remarks=_COCO.remarks,
+    published=PUBLISHED,
 )

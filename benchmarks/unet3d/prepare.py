@@ -7,7 +7,6 @@ volume, as the reference writes it, and ``manifest.json``. See :mod:`benchmarks.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -30,7 +29,8 @@ from benchmarks.unet3d.stand_in import Generated, Request, generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
-from common.data.manifest import FileEntry, Manifest
+from common.data.manifest import FileEntry, Manifest, file_entry
+from common.data.published import SYNTHETIC, Published
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 from common.formats import npy
@@ -43,17 +43,11 @@ MEMORY_PER_WORKER = 6 << 30
 """Bytes that the largest scan of KiTS19 takes: 1,059 slices of 512 x 512 in float64, and copies."""
 VOXELS_PER_WORKER = 64 << 20
 """Voxels of scans that are worth a process."""
-_CHUNK = 1 << 24
 _NAMED = 5  # files that one message names
-
-
-@dataclasses.dataclass(frozen=True)
-class Digests:
-    """Size in bytes, SHA-256 and MD5 of a file."""
-
-    bytes: int
-    sha256: str
-    md5: str
+PUBLISHED = Published(
+    {"train_samples": raw.LABELLED_CASES - len(raw.EVALUATION_CASES), "eval_samples": len(raw.EVALUATION_CASES)}
+)
+"""Cases of KiTS19. Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Record:
 
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float] | None
-    files: dict[str, Digests]
+    files: dict[str, FileEntry]
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
@@ -79,14 +73,15 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
         records = _prepare_cases(source, data_dir, workers)
         description = "KiTS19" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
         origin = {**wanted, "description": description}
-        made = _describe(data_dir, records, origin, stand_in=source.stand_in is not None)
+        made = _describe(data_dir, records, origin, published)
         shutil.rmtree(data_dir / RECORDS)
         return made
 
@@ -104,7 +99,7 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
     if not data_dir.is_dir():
         raise DataError(f"{data_dir} does not exist: it is to hold the volumes that the reference's script prepared")
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None, PUBLISHED):
             return found
         names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
         volumes = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
@@ -115,7 +110,7 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
         if (data_dir / CHECKSUMS).exists():
             md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
             _compare_published(data_dir, md5s, data_dir / CHECKSUMS)
-        return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, False)
+        return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, PUBLISHED)
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
@@ -133,7 +128,9 @@ def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> M
     expected = _read_checksums(data_dir / CHECKSUMS)
     _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, expected, data_dir / CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
-        digests = dict(zip(found.files, pool.map(lambda name: _digests(data_dir / name), found.files), strict=True))
+        digests = dict(
+            zip(found.files, pool.map(lambda name: file_entry(data_dir / name, md5=True), found.files), strict=True)
+        )
     remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
     changed = [name for name, entry in found.files.items() if digests[name].sha256 != entry.sha256]
     if changed:
@@ -172,21 +169,11 @@ def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> 
     return dataclasses.asdict(Record(made.shape, scan.spacing, files))
 
 
-def _save(path: Path, array: NDArray[Any]) -> Digests:
+def _save(path: Path, array: NDArray[Any]) -> FileEntry:
     with atomic.written(path) as beside:
         with open(beside, "wb") as file:
             np.save(file, array, allow_pickle=False)
-        return _digests(beside)
-
-
-def _digests(path: Path) -> Digests:
-    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-            md5.update(chunk)
-            size += len(chunk)
-    return Digests(size, sha256.hexdigest(), md5.hexdigest())
+        return file_entry(beside, md5=True)
 
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
@@ -202,7 +189,7 @@ def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
 
 def _parse(record: dict[str, Any], path: Path) -> Record:
     try:
-        files = {file: Digests(**digests) for file, digests in record["files"].items()}
+        files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
         return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the command again") from error
@@ -226,11 +213,11 @@ def _adopted(data_dir: Path, name: str) -> Record:
         raise DataError(f"{data_dir}: labels of {name}: {label.shape} up to {label.max()} for an image {image.shape}")
     if not np.isfinite(image).all():
         raise DataError(f"{data_dir / f'{name}_x.npy'} has values that are not finite; prepare it again")
-    files = {f"{name}_{kind}.npy": _digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
+    files = {f"{name}_{kind}.npy": file_entry(data_dir / f"{name}_{kind}.npy", md5=True) for kind in "xy"}
     return Record(tuple(image.shape[1:]), None, files)
 
 
-def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], stand_in: bool) -> Manifest:
+def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], published: Published) -> Manifest:
     """Write ``cases.json``, ``checksum.json``, and last the manifest that names all files."""
     splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
     cases = {
@@ -245,7 +232,7 @@ def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str]
     files.update(manifest.describe_files(data_dir, (CASES, CHECKSUMS)))
     uses = list(splits.values())
     counts = {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
-    made = Manifest(FORMAT, files, counts, stand_in, {**origin, "prepared": preparation.now()})
+    made = published.manifest(FORMAT, files, counts, {**origin, "prepared": preparation.now()})
     manifest.write(data_dir, made)
     return made
 
@@ -307,6 +294,7 @@ COMMANDS = DataCommands(
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
+    published=PUBLISHED,
     workers={
         "download": lambda: min(cores(), 4),
         "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),

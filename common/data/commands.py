@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.data.manifest import Manifest
+from common.data.manifest import NAME, Manifest
+from common.data.published import Published
 from common.errors import FULL_DISK, ConfigError, DataError
 from common.untrusted.variables import data_root
 
@@ -44,12 +45,6 @@ def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
     return ()
 
 
-def other_counts(made: Manifest, published: Mapping[str, int]) -> Iterator[str]:
-    """A remark, if data that are no stand-in count otherwise than the benchmark's ``published`` ones."""
-    if not made.stand_in and {name: made.counts[name] for name in published} != published:
-        yield f"The benchmark has {published}; training will ask for these."
-
-
 @dataclass(frozen=True)
 class DataCommands:
     """The four commands of one workload. Each function gets the options of its command by their names.
@@ -58,7 +53,7 @@ class DataCommands:
         benchmark: name of the workload.
         raw: what ``--raw-dir`` holds, for the help.
         prepared: what ``--data-dir`` holds, for the help.
-        real: what data are that stand in for no others, for the summary.
+        real: name of the benchmark's data, for the summary.
         download: fetch or check the raw data; a line for each thing that is there.
         generate: write a stand-in for the raw data; what it returns says as text what it wrote.
         prepare: turn raw data into what training reads.
@@ -66,6 +61,7 @@ class DataCommands:
         workers: command to the default of its ``--workers``; the others have no such option.
         options: command to what it has beside ``--raw-dir``, ``--data-dir`` and ``--workers``.
         remarks: of what ``prepare`` and ``verify`` return, and of their options: lines that follow the summary.
+        published: what is published about the benchmark's data; what ``prepare`` compares its data with.
     """
 
     benchmark: str
@@ -79,6 +75,7 @@ class DataCommands:
     workers: Mapping[str, Callable[[], int]]
     options: Mapping[str, tuple[Option, ...]]
     remarks: Callable[..., Iterable[str]] = no_remarks
+    published: Published = field(default_factory=Published)
 
     def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
@@ -123,10 +120,29 @@ class DataCommands:
             made = (self.prepare if command == "prepare" else self.verify)(**options)
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
-            yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
+            kind = "stand-in" if made.stand_in else f"custom data in place of {self.real}" if made.custom else self.real
+            yield f"{options['data_dir']}: {kind}, {counts}"
             if made.trusted:
                 yield f"{options['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             yield from self.remarks(made, **options)
+            if made.custom:
+                yield f"{options['data_dir']}: not the benchmark's data, for the open division alone: {made.custom}"
+            if command == "verify" and not made.stand_in:
+                yield from self._compare(made, options["data_dir"])
+
+    def _compare(self, made: Manifest, data_dir: Path) -> Iterator[str]:
+        """Compare verified files with the published ones; a manifest must not claim what they are not.
+
+        Raises:
+            DataError: it does.
+        """
+        if not made.custom and (difference := self.published.difference(made)):
+            raise DataError(
+                f"{data_dir}: {difference}, though {NAME} says that these are the benchmark's data; delete {NAME} and "
+                "prepare again"
+            )
+        if self.published.files:
+            yield f"as published: {self.published.agreeing(made)} files"
 
     def _real_raw(self) -> Path:
         return data_root() / f"{self.benchmark}-raw"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from common.data.manifest import digest
 from common.data.megatron.indexed import bin_of, idx_of
+from common.data.published import Published, PublishedFile
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
@@ -59,6 +60,14 @@ class Corpus:
     def prepare_command(self) -> str:
         """The command that prepares it."""
         return f"mlperf-suite prepare benchmark={self.benchmark} --raw-dir RAW --data-dir DATA"
+
+    @property
+    def published(self) -> Published:
+        """The benchmark's pairs, whether they are made from text or adopted."""
+        names = [*self.sizes, *(name for name in self.checksums if name not in self.sizes)]
+        return Published(
+            files={name: PublishedFile(self.sizes.get(name), self.checksums.get(name, "")) for name in names}
+        )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from common.errors import ConfigError
 from common.recommendation.criteo import stand_in
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import multi_hot_names, open_raw
-from common.recommendation.criteo.prepare import prepare, verify
+from common.recommendation.criteo.prepare import prepare, published_logs, verify
 from common.recommendation.criteo.prepared import TABLE_ROWS
 from common.recommendation.criteo.sample_rows import DAYS, SampleFormat
 from common.recommendation.criteo.stand_in import Generated, Request
@@ -44,6 +44,7 @@ def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Ca
         prepare=functools.partial(_prepare, encoding),
         verify=functools.partial(_verify, sample_format),
         remarks=_remarks,
+        published=published_logs(sample_format),
         workers={"generate": cores, "prepare": cores, "verify": cores},
         options={
             "prepare": (

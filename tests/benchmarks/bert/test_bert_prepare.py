@@ -303,7 +303,7 @@ def test_other_text_cannot_pass_as_wikipedia(tmp_path, monkeypatch):
         prepare(real, tmp_path / "data")
 
 
-def test_rebuilt_articles_with_another_evaluation_set_are_a_stand_in(articles, tmp_path, monkeypatch, capsys):
+def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_path, monkeypatch, capsys):
     """WikiExtractor writes the current date into some articles: only the distributed text is the benchmark's."""
     real = tmp_path / "raw"
     real.mkdir()
@@ -315,8 +315,9 @@ def test_rebuilt_articles_with_another_evaluation_set_are_a_stand_in(articles, t
     assert (
         COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
     )
-    assert "stand-in, because the held-out text is not the benchmark's" in capsys.readouterr().out
-    assert verify(tmp_path / "data").stand_in is True
+    assert "the open division alone: the held-out text has the MD5" in capsys.readouterr().out
+    made = verify(tmp_path / "data")
+    assert (made.stand_in, made.custom.endswith(f"published is {raw_module.EVALUATION_MD5}")) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -517,7 +518,7 @@ def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeyp
     assert COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data")]) == 0
     output = capsys.readouterr().out
     assert "Wikipedia, train_samples" in output
-    assert "The benchmark has (156726829, 10000) sequences" in output
+    assert "published is 156726829" in output
 
 
 def test_download_names_every_missing_file_and_its_source(tmp_path):

@@ -429,5 +429,7 @@ def test_the_commands(raw, tmp_path, capsys):
     assert commands.run("verify", ["--data-dir", data]) == 0
     shown = capsys.readouterr().out
     assert shown.count("C4, vocabulary 300") == 1
-    assert shown.count("c4.en_7_text.idx has 242 bytes, the published one 262") == 2
+    assert shown.count("data in place of C4") == 2
+    assert shown.count("not the benchmark's data, for the open division alone: c4.en_7_text.idx has 242 bytes") == 2
+    assert shown.endswith("as published: 1 files\n")
     assert "c4.en_6_text.idx has" not in shown

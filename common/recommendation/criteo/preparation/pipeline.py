@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,9 @@ def write_evaluation(
     return {"rows": last - first}
 
 
-def checksum(path: Path) -> Record:
-    """Size and SHA-256 of a file."""
-    entry = file_entry(path)
-    return {"bytes": entry.bytes, "sha256": entry.sha256}
+def checksum(path: Path, md5: bool) -> Record:
+    """Size and SHA-256 of a file, and its MD5 if asked for."""
+    return asdict(file_entry(path, md5))
 
 
 class Pipeline:
@@ -120,7 +119,9 @@ class Pipeline:
         with self.stages:
             table_rows, train, evaluation = self._published() if self.raw.multi_hot else self._from_text()
             outputs = (train, evaluation)
-            sums = self.stages.run("checksums", {output.path.name: (output.path,) for output in outputs}, checksum)
+            with_md5 = self.encoding.sample_format.checksums
+            tasks = {output.path.name: (output.path, output.path.name in with_md5) for output in outputs}
+            sums = self.stages.run("checksums", tasks, checksum)
             files = {name: FileEntry(**entry) for name, entry in sums.items()}
             return Made(files, table_rows, train.rows, evaluation.rows)
 
