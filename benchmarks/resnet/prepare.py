@@ -151,6 +151,7 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
+    published=PUBLISHED,
     workers={"prepare": cores, "generate": cores},
     options={
         "prepare": (TRUST,),

@@ -11,7 +11,7 @@ from common.mlperf.rules import Rules, Target
 
 
 def targets_of(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
-    """Return the targets of a log: those of the rules or, for other data than the benchmark's, those of the log if any."""
+    """Return the rules' targets or, where the data are not the benchmark's, those of the log; empty without any."""
     targets = rules.targets_at(log.global_batch if isinstance(log.global_batch, int) else 0)
     if not log.other_data:
         return targets

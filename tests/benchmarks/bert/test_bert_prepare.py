@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import small_text
 
-from benchmarks.bert import adopt, sources
 from benchmarks.bert import raw as raw_module
+from benchmarks.bert import sources
 from benchmarks.bert.prepare import COMMANDS, Options, adopted, prepare, verify
 from benchmarks.bert.raw import Settings
 from benchmarks.bert.stand_in import generate
 from common import cli
 from common.data.download import RemoteFile
+from common.data.published import Published
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 
@@ -452,17 +453,18 @@ def test_shards_of_other_tools_are_counted_where_they_lie(whole, tmp_path, capsy
     found = verify(data)
     for name in ("train_samples", "train_packs", "packs_of_1", "packs_of_2", "packs_of_3", "shards", "eval_samples"):
         assert found.counts[name] == expected[name]
-    assert found.stand_in is True  # other counts than the benchmark's
+    assert found.custom == f"train_samples is {expected['train_samples']}, published is 156726829"
     assert (data / "packed").is_symlink()
-    assert "stand-in" in capsys.readouterr().out
+    assert "custom" in capsys.readouterr().out
 
 
 def test_shards_with_the_benchmark_s_counts_are_wikipedia(whole, tmp_path, monkeypatch):
     folder, evaluation = packed_elsewhere(whole, tmp_path)
     counts = json.loads((whole / "manifest.json").read_text())["counts"]
-    monkeypatch.setattr(adopt, "BENCHMARK", (counts["train_samples"], counts["eval_samples"]))
+    published = Published({name: counts[name] for name in ("train_samples", "eval_samples")})
+    monkeypatch.setattr("benchmarks.bert.prepare.PUBLISHED", published)
     found = adopted(folder, evaluation, tmp_path / "data", 1)
-    assert found.stand_in is False
+    assert (found.stand_in, found.custom) == (False, "")
     assert (found.counts["vocabulary"], found.counts["max_sequence_length"]) == (30_522, 512)
 
 
