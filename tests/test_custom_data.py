@@ -16,7 +16,7 @@ from benchmarks.gpt3.raw import CORPUS as GPT3
 from benchmarks.llama31_8b.prepare import COMMANDS as LLAMA31
 from benchmarks.llama31_8b.raw import CORPUS
 from common import cli
-from common.data.manifest import digest
+from common.data.manifest import UNDECIDED, Manifest, digest
 from common.data.megatron import preparation
 from common.data.megatron.corpus import Corpus
 from common.data.published import Published, PublishedFile
@@ -192,6 +192,13 @@ def test_preparing_again_completes_the_manifest_of_an_older_version(
     assert cli.run(arguments) == 0
     assert json.loads((data / "manifest.json").read_text()) == complete
     assert {path.name: path.stat().st_mtime_ns for path in data.glob("*.bin")} == before
+
+
+def test_data_that_an_older_version_marked_as_reduced_stay_no_benchmark_data(tmp_path: Path) -> None:
+    older = Manifest("x/1", {}, {"train_samples": 3}, True, {}, UNDECIDED)
+    made = Published({"train_samples": 3}).settled(tmp_path, older, "prepare")
+    assert (made.stand_in, made.custom.startswith("an older version")) == (False, True)
+    assert Published({"train_samples": 3}).settled(tmp_path, replace(older, stand_in=False), "prepare").custom == ""
 
 
 def test_a_changed_file_is_not_taken_over_from_an_older_version(

@@ -101,6 +101,8 @@ class Published:
             return found
         completed = {name: manifest.verify_file(data_dir, found, name, command, md5=True) for name in lacking}
         made = self.manifest(found.format, {**found.files, **completed}, found.counts, found.source)
+        if found.stand_in and not self.synthetic and not made.custom:
+            made = replace(made, custom="an older version of prepare marked these data as reduced or rebuilt")
         manifest.write(data_dir, made)
         return made
 

@@ -176,7 +176,7 @@ def require_comparable(subjects: Sequence[Subject]) -> None:
         if one.log.division != other.log.division:
             raise ConfigError(f"{pair}: one is of the {one.log.division} division, one of the {other.log.division}")
         if one.log.other_data != other.log.other_data:
-            raise ConfigError(f"{pair}: {one.log.other_data or other.log.other_data}, of one of them alone")
+            raise ConfigError(f"{pair}: in one of them alone {one.log.other_data or other.log.other_data}")
         sizes = [run.log.value("train_samples") for run in (one, other)]
         if one.log.other_data and None not in sizes and sizes[0] != sizes[1]:
             raise ConfigError(f"{pair}: their data differ, {sizes[0]} and {sizes[1]} training samples")
