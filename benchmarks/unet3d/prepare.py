@@ -44,10 +44,6 @@ MEMORY_PER_WORKER = 6 << 30
 VOXELS_PER_WORKER = 64 << 20
 """Voxels of scans that are worth a process."""
 _NAMED = 5  # files that one message names
-PUBLISHED = Published(
-    {"train_samples": raw.LABELLED_CASES - len(raw.EVALUATION_CASES), "eval_samples": len(raw.EVALUATION_CASES)}
-)
-"""Cases of KiTS19. Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +69,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
+    published = published_cases() if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
@@ -84,6 +80,15 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         made = _describe(data_dir, records, origin, published)
         shutil.rmtree(data_dir / RECORDS)
         return made
+
+
+def published_cases() -> Published:
+    """Return the cases of KiTS19.
+
+    Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``.
+    """
+    uses = [raw.split_of(number) for number in range(raw.LABELLED_CASES)]
+    return Published({"train_samples": uses.count("train"), "eval_samples": uses.count("eval")})
 
 
 def adopt(data_dir: Path, workers: int = 1) -> Manifest:
@@ -99,7 +104,7 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
     if not data_dir.is_dir():
         raise DataError(f"{data_dir} does not exist: it is to hold the volumes that the reference's script prepared")
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None, PUBLISHED):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None, published_cases()):
             return found
         names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
         volumes = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
@@ -110,7 +115,9 @@ def adopt(data_dir: Path, workers: int = 1) -> Manifest:
         if (data_dir / CHECKSUMS).exists():
             md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
             _compare_published(data_dir, md5s, data_dir / CHECKSUMS)
-        return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, PUBLISHED)
+        return _describe(
+            data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, published_cases()
+        )
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
@@ -294,7 +301,7 @@ COMMANDS = DataCommands(
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
-    published=PUBLISHED,
+    published=published_cases(),
     workers={
         "download": lambda: min(cores(), 4),
         "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
