@@ -12,6 +12,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
@@ -132,28 +133,32 @@ def admitted(tree: Mapping[str, Any]) -> tuple[RunConfig, SessionConfig, Admissi
 
 def train(argv: list[str]) -> int:
     """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
+    from common.launch.data_folder import refuse_custom, require_prepared
     from common.run.start import on_ranks
 
     def work(start: Start) -> int:
         from common.distributed.roles import Role
-        from common.launch.data_folder import require_prepared
+        from common.mlperf.admission import admit
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank
         from common.run.trainer import Trainer
 
+        admit(start.run, start.session)  # what is wrong with the configuration is said before what is with the data
+        start = replace(start, run=require_prepared(start.run, start.session))
         if Role.of(start.rank_info, start.run.evaluation.ranks).name == "evaluate":
             EvaluationRank(start.workload_type, start.run, start.session, start.rank_info, start.device).evaluate()
             await_conclusion()
             return 0
         of_a_run = (start.workload_type, start.run, start.session, start.rank_info, start.device)
         trainer = Trainer(*of_a_run, start.began_ms, start.scorer, start.tree)
-        require_prepared(start.run, start.session)
         return conclude(trainer.train(), start)
 
     if not HELP.isdisjoint(argv):
         print(settings_help("train", argv), end="")
         return 0
-    return with_hydra(argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work))
+    return with_hydra(
+        argv, lambda tree, arguments: on_ranks("train", arguments, tree, workload_class, work, refuse_custom)
+    )
 
 
 def score(argv: list[str]) -> int:

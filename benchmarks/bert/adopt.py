@@ -16,8 +16,6 @@ from common.data.shard_order import shard_sizes
 from common.data.stages import Record, Stages
 from common.errors import DataError
 
-BENCHMARK = (156_726_829, 10_000)
-"""Sequences to train on and to evaluate."""
 VOCABULARY = 30_522
 MAX_SEQUENCE_LENGTH = 512
 

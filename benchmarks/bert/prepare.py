@@ -10,7 +10,6 @@ import dataclasses
 import json
 import shutil
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from benchmarks.bert.stand_in import Generated, generate
 from common.data import manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
+from common.data.published import SYNTHETIC, Published
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
@@ -35,6 +35,8 @@ DISK_PER_TEXT_BYTE = {(False, False): 30, (True, False): 48, (False, True): 55, 
 REBUILT = "English Wikipedia, rebuilt from extracted articles"
 TEXT_PER_WORKER = 1 << 20
 """Bytes of text that are worth a process."""
+PUBLISHED = Published({"train_samples": 156_726_829, "eval_samples": 10_000})
+"""Sequences to train on and to evaluate."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +77,9 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
     if source.stand_in is None:
         _check_real(source)
     wanted = _identity(source, settings, options)
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
@@ -94,9 +97,12 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
             options.keep_intermediate,
         )
         made = pipeline.run()
-        stand_in = source.stand_in is not None or made.evaluation_md5 not in (None, raw.EVALUATION_MD5)
+        if made.evaluation_md5 not in (None, raw.EVALUATION_MD5):
+            text = f"the held-out text has the MD5 {made.evaluation_md5}, published is {raw.EVALUATION_MD5}"
+            published = dataclasses.replace(published, known=text)
         shutil.copyfile(source.vocabulary, data_dir / raw.VOCABULARY)
-        written = _manifest(data_dir, made, len(vocabulary), settings, stand_in, {**wanted, **_origin(source, options)})
+        origin = {**wanted, **_origin(source, options)}
+        written = _manifest(data_dir, made, len(vocabulary), settings, published, origin)
         manifest.write(data_dir, written)
         if not options.keep_intermediate:
             shutil.rmtree(work_dir)
@@ -116,15 +122,14 @@ def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> 
     """
     wanted = {"fingerprint": adopt.fingerprint(packed_dir, eval_file), "settings": "packed by other tools"}
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         made = adopt.adopt(packed_dir, eval_file, data_dir, work_dir, workers)
-        counts = (made.counts["train_samples"], made.counts["eval_samples"])
-        real = description_of(packed_dir) is None and counts == adopt.BENCHMARK
+        published = PUBLISHED if description_of(packed_dir) is None else SYNTHETIC
         source = {**wanted, "description": f"packed by other tools: {packed_dir}", "prepared": preparation.now()}
-        written = Manifest(FORMAT, made.files, made.counts, not real, source)
+        written = published.manifest(FORMAT, made.files, made.counts, source)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
@@ -169,11 +174,11 @@ def _origin(source: RawText, options: Options) -> dict[str, str]:
 
 
 def _manifest(
-    data_dir: Path, made: Made, vocabulary: int, settings: Settings, stand_in: bool, source: dict[str, str]
+    data_dir: Path, made: Made, vocabulary: int, settings: Settings, published: Published, source: dict[str, str]
 ) -> Manifest:
     files = {**made.files, raw.VOCABULARY: manifest.file_entry(data_dir / raw.VOCABULARY)}
     counts = {**made.counts, "vocabulary": vocabulary, "max_sequence_length": settings.max_sequence_length}
-    return Manifest(FORMAT, files, counts, stand_in, source)
+    return published.manifest(FORMAT, files, counts, source)
 
 
 def _text_bytes(source: RawText) -> int:
@@ -198,15 +203,6 @@ def _adopt(folder: Path, data_dir: Path, workers: int, eval_file: Path | None) -
     return adopted(folder, eval_file, data_dir, workers)
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
-    if made.source.get("description") == REBUILT and made.stand_in:
-        yield (
-            "A stand-in, because the held-out text is not the benchmark's to the letter: WikiExtractor's output varies."
-        )
-    if not made.stand_in and (made.counts["train_samples"], made.counts["eval_samples"]) != adopt.BENCHMARK:
-        yield f"The benchmark has {adopt.BENCHMARK} sequences to train and to evaluate; training will ask for these."
-
-
 COMMANDS = DataCommands(
     "bert",
     raw="text and vocabulary",
@@ -215,8 +211,8 @@ COMMANDS = DataCommands(
     generate=_generate,
     prepare=_prepare,
     verify=verify,
-    remarks=_remarks,
     adopt=_adopt,
+    published=PUBLISHED,
     workers={"prepare": cores},
     options={
         "prepare": (

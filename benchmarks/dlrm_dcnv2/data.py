@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.data.sources import read_sources
 from common.recommendation.criteo.sample_rows import SampleFormat
 
 FORMAT = SampleFormat(
@@ -10,4 +11,7 @@ FORMAT = SampleFormat(
     train_file="train_data.bin",
     eval_file="val_data.bin",
     command="mlperf-suite prepare benchmark=dlrm_dcnv2 --raw-dir RAW --data-dir DATA",
+    checksums={
+        file.name: (file.checksum or "").removeprefix("md5:") for file in read_sources("dlrm_dcnv2")["prepared"].files
+    },
 )

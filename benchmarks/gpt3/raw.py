@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from common.data.megatron.corpus import Corpus, Part
+from common.data.published import Published, published_files
+from common.data.sources import read_sources
 
 HALVES = ("c4_en_6_c4_spm_text_document", "c4_en_7_c4_spm_text_document")
 EVAL = "c4_en_validation_subset_c4_spm_text_document"
@@ -22,15 +24,7 @@ CORPUS = Corpus(
         Part(HALVES[1], "train", SECOND_HALF),
         Part(EVAL, "eval", (EVAL_FILE,), documents=24_567),
     ),
-    sizes={},
-    checksums={
-        f"{HALVES[0]}.bin": "317a1c1b0b17fbd658e3e0b09d118ce9",
-        f"{HALVES[0]}.idx": "5c8cfe37a26f919fb3998e84d1d07d8e",
-        f"{HALVES[1]}.bin": "5a84af04d55765993ecb5461af56b718",
-        f"{HALVES[1]}.idx": "35b23332069840094e1a75332cdeab62",
-        f"{EVAL}.bin": "20d868f6cb865ce616ce7b9cf8312be0",
-        f"{EVAL}.idx": "f76050809d0b42611eeef31d67d04224",
-    },
+    published=Published(files=published_files(read_sources("gpt3")["pairs"].contents)),
     archive="dataset_c4_spm.tar",
 )
 """Names: mlcommons/training, retired_benchmarks/gpt3/megatron-lm; MD5s: its checksums/dataset_checksum.log."""

@@ -20,14 +20,25 @@ from benchmarks.llama2_70b_lora.assets import place_assets
 from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
 from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
-from benchmarks.llama2_70b_lora.raw import BASE, BENCHMARK_ROWS, MARKER, RawRows, Settings
+from benchmarks.llama2_70b_lora.raw import BASE, MARKER, RawRows, Settings
 from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
 from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
 from common.data.placing import assets_of
+from common.data.published import SYNTHETIC, Published
 from common.errors import DataError
+
+PUBLISHED = Published(
+    {
+        "train_samples": 3901,
+        "eval_samples": 173,
+        "row_length": Settings().row_length,
+        "vocabulary": Settings().vocabulary,
+    }
+)
+"""Rows of MLCommons' data set."""
 
 
 def prepare(
@@ -43,7 +54,7 @@ def prepare(
         raw_dir: see :mod:`benchmarks.llama2_70b_lora.raw`.
         data_dir: receives rows and manifest.
         row_length: tokens of a row; None for the benchmark's 8,192, or what a stand-in says. Other rows of real texts
-            count as reduced data.
+            are custom data.
         assets_dir: receives base and tokenizer; None for ``data_dir`` with ``-assets`` behind its name.
         workers: threads of the tokenizer.
 
@@ -59,9 +70,10 @@ def prepare(
     if source.kind == "text":
         _check_tokenizer(source, settings)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(settings), sort_keys=True)}
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
         place_assets(source, assets_dir or assets_of(data_dir))
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         splits = {split: _read(source, split, settings, workers) for split in raw.SPLITS}
         arrays = {TOKENS[split]: rows.tokens for split, rows in splits.items()}
@@ -69,11 +81,10 @@ def prepare(
         preparation.require_space(data_dir, sum(array.nbytes for array in arrays.values()), more=False)
         for name, array in arrays.items():
             _save(data_dir / name, array)
-        written = Manifest(
+        written = published.manifest(
             FORMAT,
             manifest.describe_files(data_dir, arrays),
             _counts(splits, settings),
-            source.stand_in is not None or settings != Settings(),
             {**wanted, "description": _description(source), "prepared": preparation.now()},
         )
         manifest.write(data_dir, written)
@@ -162,9 +173,6 @@ def _remarks(
             yield f"{assets}: base weights, for assets_dir"
         else:
             yield f"{assets}: no base weights; put them into {assets / BASE}, or give their parent as assets_dir"
-    found = {name: made.counts[name] for name in BENCHMARK_ROWS}
-    if not made.stand_in and found != BENCHMARK_ROWS:
-        yield f"The benchmark has {BENCHMARK_ROWS} rows; training will ask for these."
 
 
 COMMANDS = DataCommands(
@@ -176,6 +184,7 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
+    published=PUBLISHED,
     workers={"prepare": cores},
     options={
         "prepare": (

@@ -30,7 +30,6 @@ BASE = "base"
 """The folder of the base weights in a stand-in and in the assets; others may have another."""
 SPLITS = {"train": "train", "eval": "validation"}
 """Our names of the splits, and those of the files."""
-BENCHMARK_ROWS = {"train_samples": 3901, "eval_samples": 173}
 _NAMES: dict[Kind, str] = {"text": "{}.jsonl", "parquet": "{}-*-of-*.parquet", "object arrays": "{}.npy"}
 
 

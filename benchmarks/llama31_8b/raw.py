@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from common.data.megatron.corpus import Corpus, Part
+from common.data.published import Published, published_files
+from common.data.sources import read_sources
 
 TRAIN = "c4-train.en_6_text_document"
 EVAL = "c4-validation-91205-samples.en_text_document"
@@ -19,12 +21,7 @@ CORPUS = Corpus(
     tokenizer="tokenizer.json",
     vocabulary=128_256,
     parts=(Part(TRAIN, "train", TRAIN_FILES), Part(EVAL, "eval", EVAL_FILES, 91_205, EVAL_FILE)),
-    sizes={
-        f"{TRAIN}.bin": 83_976_774_280,
-        f"{TRAIN}.idx": 912_172_262,
-        f"{EVAL}.bin": 166_568_364,
-        f"{EVAL}.idx": 1_824_142,
-    },
-    checksums={},
+    published=Published(files=published_files(read_sources("llama31_8b")["pairs"].files)),
 )
-"""Names and numbers: mlcommons/training, small_llm_pretraining/nemo; sizes: NVIDIA's submission of round 5.1."""
+"""Names and numbers: mlcommons/training, small_llm_pretraining/nemo; sizes: NVIDIA's submission of round 5.1; MD5s:
+MLCommons' store, llama-3-1-8b-preprocessed-c4-dataset.md5."""

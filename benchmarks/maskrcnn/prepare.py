@@ -20,7 +20,7 @@ from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_cor
 from benchmarks.maskrcnn.stand_in import KINDS, Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
-from common.detection.coco_preparation import CocoPreparation, with_pictures
+from common.detection.coco_preparation import PUBLISHED, CocoPreparation, with_pictures
 from common.detection.coco_stand_in import Generated
 from common.detection.segmentations import Segmentations
 from common.errors import DataError
@@ -134,4 +134,5 @@ COMMANDS = DataCommands(
         ),
     },
     remarks=_COCO.remarks,
+    published=PUBLISHED,
 )

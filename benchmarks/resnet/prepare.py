@@ -22,6 +22,7 @@ from common.data import manifest, preparation
 from common.data.ahead import ahead
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.data.manifest import Manifest
+from common.data.published import SYNTHETIC, Published
 from common.data.stand_in import MARKER
 from common.errors import DataError
 from common.formats.jpeg import checked_size, to_rgb_jpeg
@@ -32,6 +33,7 @@ PREPARE_COMMAND = "mlperf-suite prepare benchmark=resnet --raw-dir RAW --data-di
 FILES = ("train.rec", "train.idx", "val.rec", "val.idx")
 STATE = "prepare.partial"
 IMAGENET_COUNTS = {"train_samples": 1_281_167, "eval_samples": 50_000, "classes": 1000}
+PUBLISHED = Published(IMAGENET_COUNTS)
 SHUFFLE_SEED = 20120
 _WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
 
@@ -57,20 +59,16 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False
             f"than ImageNet put a file {MARKER} into the folder that says what they are"
         )
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         _write_splits(source, data_dir, wanted, workers, trust)
-        made = Manifest(
-            format=FORMAT,
-            files=manifest.describe_files(data_dir, FILES),
-            counts=counts,
-            stand_in=source.stand_in is not None,
-            source={
-                **wanted,
-                "description": source.stand_in or "ILSVRC2012",
-                "prepared": preparation.now(),
-            },
+        made = published.manifest(
+            FORMAT,
+            manifest.describe_files(data_dir, FILES),
+            counts,
+            {**wanted, "description": source.stand_in or "ILSVRC2012", "prepared": preparation.now()},
         )
         manifest.write(data_dir, made)
         (data_dir / STATE).unlink()
@@ -133,6 +131,7 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
+    published=PUBLISHED,
     workers={"prepare": cores, "generate": cores},
     options={
         "prepare": (TRUST,),

@@ -35,9 +35,10 @@ from benchmarks.retinanet.prepared import (
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
-from common.data.commands import TRUST, DataCommands, cores, option, other_counts
+from common.data.commands import TRUST, DataCommands, cores, option
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
+from common.data.published import SYNTHETIC, Published
 from common.data.stages import Stages
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
@@ -46,7 +47,7 @@ from common.formats.raw_files import listed
 
 RECORDS = "records"
 TASK = 2000  # pictures of a task
-BENCHMARK_COUNTS = {"train_samples": 1_170_301, "eval_samples": 24_781, "classes": 264}
+PUBLISHED = Published({"train_samples": 1_170_301, "eval_samples": 24_781, "classes": 264})
 _ROWS = 50_000  # of the JSON, made at a time
 
 
@@ -70,9 +71,10 @@ def prepare(
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
         _place_backbone(source, assets_dir or assets_of(data_dir))
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
         files: list[Path] = []
@@ -83,11 +85,10 @@ def prepare(
                 counts |= {f"{split}_samples": len(boxes.picture), f"{split}_boxes": len(boxes.box_class)}
                 files += _prepare_split(source, boxes, data_dir, SPLITS[split], stages, trust)
         description = "OpenImages v6" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
-        made = Manifest(
+        made = published.manifest(
             FORMAT,
             manifest.describe_files(data_dir, sorted(path.relative_to(data_dir).as_posix() for path in files)),
             counts,
-            source.stand_in is not None,
             {**wanted, "description": description, "prepared": preparation.now()},
         )
         manifest.write(data_dir, made)
@@ -249,7 +250,6 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
             yield f"{assets}: {placed[0]}, for assets_dir"
         else:
             yield f"{assets}: has no backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
-    yield from other_counts(made, BENCHMARK_COUNTS)
 
 
 COMMANDS = DataCommands(
@@ -262,6 +262,7 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
+    published=PUBLISHED,
     workers={"generate": cores, "prepare": cores, "verify": cores},
     options={
         "prepare": (

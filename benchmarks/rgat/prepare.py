@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,22 @@ from benchmarks.rgat.verification import verify
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
+from common.data.published import SYNTHETIC, Published
 from common.errors import ConfigError
+from common.mlperf.fixed import benchmark_settings
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
 BYTES_PER_WORKER = 1 << 28
 """Bytes of raw files that are worth a process."""
+_RULES = benchmark_settings("rgat")
+PUBLISHED = Published(
+    {
+        **{name: _RULES[name] for name in ("train_samples", "eval_samples")},
+        **{name: _RULES["facts"][name] for name in ("labelled", "classes")},
+        **{nodes_count(name): count for name, count in raw.NODES[raw.FULL].items()},
+    }
+)
+"""Counts of IGBH-full as it is prepared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +89,9 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
     source = raw.open_raw(raw_dir, options.size)
     settings = {**dataclasses.asdict(source.settings), "features": options.features}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
@@ -89,13 +100,13 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
         pipeline = Pipeline(source, options.features, data_dir, work_dir, workers, memory)
         preparation.require_space(data_dir, pipeline.space() - _occupied(data_dir))
         made = pipeline.run()
-        written = _manifest(source, made, data_dir, wanted)
+        written = _manifest(source, made, data_dir, wanted, published)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
 
 
-def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, str]) -> Manifest:
+def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, str], published: Published) -> Manifest:
     description = source.name if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
     counts = {
         **{f"{split}_samples": count for split, count in made.seeds.items()},
@@ -114,8 +125,7 @@ def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, st
         "torch": torch.__version__,
         "prepared": preparation.now(),
     }
-    reduced = source.name != f"IGBH-{raw.FULL}"
-    return Manifest(FORMAT, made.files, counts, reduced, origin)
+    return published.manifest(FORMAT, made.files, counts, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:
@@ -143,12 +153,6 @@ def _prepare(raw_dir: Path, data_dir: Path, workers: int, memory_gb: float, **ch
     return prepare(raw_dir, data_dir, Options(workers, int(memory_gb * 1e9), **chosen))
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
-    description = made.source.get("description", "")
-    if made.stand_in and description.startswith("IGBH-"):
-        yield f"A stand-in for the benchmark's data, because they are {description}."
-
-
 def _usual_memory_gb() -> int:
     return int(min(32, max(1, psutil.virtual_memory().total / 2e9)))
 
@@ -163,7 +167,7 @@ COMMANDS = DataCommands(
     generate=_generate,
     prepare=_prepare,
     verify=verify,
-    remarks=_remarks,
+    published=PUBLISHED,
     workers={"prepare": cores, "verify": cores, "generate": cores},
     options={
         "prepare": (

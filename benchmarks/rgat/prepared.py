@@ -62,7 +62,7 @@ class Prepared:
 
     @property
     def stand_in(self) -> bool:
-        """Whether it is anything but IGBH-Full."""
+        """Whether the data are synthetic."""
         return self.manifest.stand_in
 
     @property

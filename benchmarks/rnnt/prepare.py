@@ -14,18 +14,21 @@ from typing import Any
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
-from benchmarks.rnnt.raw import BENCHMARK_COUNTS, TRAIN_SUBSETS, VOCABULARY, RawSpeech
+from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY, RawSpeech
 from benchmarks.rnnt.stand_in import KINDS, Generated, Request, generate
 from benchmarks.rnnt.tokenizer import Tokenizer
 from common.data import manifest, preparation
-from common.data.commands import DataCommands, cores, option, other_counts
+from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
+from common.data.published import SYNTHETIC, Published
 from common.errors import ConfigError
 
 WORK = "intermediate"
 STATE = "source.json"
 LARGEST_VOCABULARY = 32_767
 """Pieces are kept in 16 bits."""
+PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabulary": VOCABULARY})
+"""Utterances of the corpus's three training subsets and of dev-clean, and pieces of the benchmark's tokenizer."""
 
 
 def prepare(
@@ -43,7 +46,7 @@ def prepare(
         data_dir: receives the files.
         vocabulary: pieces of the tokenizer; None for the benchmark's 1,023, or what a stand-in says.
         tokenizer: a SentencePiece model to use instead of one trained on the transcripts.
-        train_subsets: what to train on; None for all. Fewer count as reduced data.
+        train_subsets: what to train on; None for all. Fewer are custom data.
         workers: processes.
 
     Raises:
@@ -65,15 +68,15 @@ def prepare(
             sort_keys=True,
         ),
     }
+    published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         work_dir = data_dir / WORK
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         made = Pipeline(utterances, data_dir, work_dir, pieces, tokenizer, workers).run()
-        stand_in = not source.whole or pieces != VOCABULARY
         origin = {"description": _description(source), "prepared": preparation.now()}
-        written = Manifest(FORMAT, made.files, made.counts, stand_in, {**wanted, **origin})
+        written = published.manifest(FORMAT, made.files, made.counts, {**wanted, **origin})
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
@@ -98,7 +101,6 @@ def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
             f"{made.counts[f'{split}_longest_samples'] / 16_000:.2f} s; "
             f"{made.counts[f'{split}_tokens'] / seconds:.2f} pieces a second"
         )
-    yield from other_counts(made, BENCHMARK_COUNTS)
 
 
 def _generate(raw_dir: Path, workers: int, **chosen: Any) -> Generated:
@@ -117,6 +119,7 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
+    published=PUBLISHED,
     workers={"prepare": cores, "generate": cores},
     options={
         "prepare": (

@@ -24,8 +24,6 @@ ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz' ")
 """Of transcripts, once they are in lower case."""
 VOCABULARY = 1023
 """Pieces of the benchmark's tokenizer, without the blank."""
-BENCHMARK_COUNTS = {"train_samples": 281_241, "eval_samples": 2_703}
-"""Utterances of the corpus's three training subsets and of dev-clean."""
 
 
 class Utterance(NamedTuple):
@@ -62,11 +60,6 @@ class RawSpeech:
     root: Path
     subsets: dict[str, tuple[str, ...]]
     stand_in: dict[str, Any] | None
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is all that the benchmark trains on and evaluates."""
-        return self.stand_in is None and set(self.subsets["train"]) == set(TRAIN_SUBSETS)
 
     def utterances(self, split: str) -> list[Utterance]:
         """All of ``split``, ``train`` or ``eval``, subset by subset, by the names of speaker, chapter and file.

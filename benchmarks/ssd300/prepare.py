@@ -16,7 +16,7 @@ from benchmarks.ssd300.config import BACKBONES
 from benchmarks.ssd300.stand_in import Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
-from common.detection.coco_preparation import CocoPreparation, with_pictures
+from common.detection.coco_preparation import PUBLISHED, CocoPreparation, with_pictures
 from common.detection.coco_stand_in import Generated
 
 
@@ -66,4 +66,5 @@ COMMANDS = DataCommands(
         ),
     },
     remarks=_COCO.remarks,
+    published=PUBLISHED,
 )

@@ -34,9 +34,10 @@ from benchmarks.stable_diffusion.raw import FORMS, RawData
 from benchmarks.stable_diffusion.stand_in import OPTIONS, generate
 from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
 from common.data import manifest, preparation
-from common.data.commands import DataCommands, cores, option, other_counts
+from common.data.commands import DataCommands, cores, option
 from common.data.manifest import FileEntry, Manifest
 from common.data.placing import assets_of, place
+from common.data.published import SYNTHETIC, Published, PublishedFile
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import listed
@@ -47,7 +48,14 @@ RAW_TARS = "raw_tars"
 """Under which the manifest's ``source`` has a digest of the raw tars' sizes."""
 MEMBERS = {"encoded": formats.ENCODED, "moments": formats.MOMENTS, "nvidia": formats.NVIDIA_ENCODED}
 """What tars may be prepared to have, by the names on the command line."""
-BENCHMARK_COUNTS = {"train_samples": 6_513_144, "eval_samples": 30_000, "tars": raw.BENCHMARK_TARS}
+PUBLISHED = Published(
+    {"train_samples": 6_513_144, "eval_samples": 30_000, "tars": raw.BENCHMARK_TARS},
+    {
+        PROMPTS: PublishedFile(md5="08d5d5c48c312b2417e92817576d7d3c"),
+        STATISTICS: PublishedFile(md5="0edca44fc9c0ca63f075d1dbe009eb71"),
+    },
+)
+"""MD5s: MLCommons' store, of the files that stay as they are in every form of the data."""
 
 
 def prepare(
@@ -91,9 +99,10 @@ def prepare(
     assets = assets_dir or assets_of(data_dir)
     plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
     wanted = {"fingerprint": raw_data.fingerprint(), "settings": _settings(plan)}
+    published = PUBLISHED if raw_data.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
         _place_assets(raw_data, assets)
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             _require_same_tars(raw_data, found, data_dir)
             return found
         preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
@@ -103,7 +112,7 @@ def prepare(
         read_reference(data_dir)
         _require_assets(plan)
         records = _run(raw_data, data_dir, plan, processes)
-        made = _describe(raw_data, data_dir, plan, records, eval_samples, wanted)
+        made = _describe(raw_data, data_dir, plan, records, eval_samples, wanted, published)
         manifest.write(data_dir, made)
         shutil.rmtree(data_dir / RECORDS)
         return made
@@ -122,11 +131,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
             raise DataError(f"{data_dir / min(strangers)} was not prepared; delete it")
 
     def compare(name: str) -> None:
-        if (sha256 := manifest.digest(data_dir / name, "sha256")) != found.files[name].sha256:
-            raise DataError(
-                f"{data_dir / name}: SHA-256 {sha256} where {manifest.NAME} says {found.files[name].sha256}: the file "
-                f"was changed or damaged; delete it and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
-            )
+        manifest.verify_file(data_dir, found, name, PREPARE_COMMAND)
 
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -242,14 +247,15 @@ def _describe(
     records: Mapping[str, Mapping[str, Any]],
     eval_samples: int,
     wanted: Mapping[str, str],
+    published: Published,
 ) -> Manifest:
     files = {name: FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
     noted = {RAW_TARS: raw.tar_sizes(source.tars), KIND: plan.member, "description": _description(source)}
-    return Manifest(
+    others = [*map(index_name, records), PROMPTS, STATISTICS]
+    return published.manifest(
         FORMAT,
-        files | manifest.describe_files(data_dir, [*map(index_name, records), PROMPTS, STATISTICS]),
+        files | manifest.describe_files(data_dir, others, published.with_md5),
         counts_of({name: record["samples"] for name, record in records.items()}, eval_samples),
-        source.stand_in is not None,
         {**wanted, **noted, "prepared": preparation.now()},
     )
 
@@ -268,7 +274,6 @@ def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **o
             yield f"{assets}: lacks {', '.join(missing)}, which training or its evaluation reads; put them there"
         else:
             yield f"{assets}: the frozen networks, for assets_dir"
-    yield from other_counts(made, BENCHMARK_COUNTS)
 
 
 COMMANDS = DataCommands(
@@ -280,6 +285,7 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
+    published=PUBLISHED,
     workers={"generate": cores, "prepare": cores, "verify": cores},
     options={
         "prepare": (

@@ -29,8 +29,9 @@ from benchmarks.unet3d.stand_in import Generated, Request, generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
-from common.data.manifest import Digests, Manifest
+from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.placing import place
+from common.data.published import SYNTHETIC, Published
 from common.data.stages import Stages
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
@@ -53,7 +54,7 @@ class Record:
 
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float] | None
-    files: dict[str, Digests]
+    files: dict[str, FileEntry]
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
@@ -70,16 +71,26 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
+    published = published_cases() if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
         records = _prepare_cases(source, data_dir, workers)
         description = "KiTS19" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
         origin = {**wanted, "description": description}
-        made = _describe(data_dir, records, origin, stand_in=source.stand_in is not None)
+        made = _describe(data_dir, records, origin, published)
         shutil.rmtree(data_dir / RECORDS)
         return made
+
+
+def published_cases() -> Published:
+    """Return the cases of KiTS19.
+
+    Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``.
+    """
+    uses = [raw.split_of(number) for number in range(raw.LABELLED_CASES)]
+    return Published({"train_samples": uses.count("train"), "eval_samples": uses.count("eval")})
 
 
 def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
@@ -96,6 +107,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
             ``data_dir`` holds other data.
     """
     stand_in = description_of(folder)
+    published = published_cases() if stand_in is None else SYNTHETIC
     volumes = listed(folder, "*.npy")
     names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
     if stand_in is not None:
@@ -108,7 +120,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
     wanted = {"fingerprint": digest.hexdigest()}
     with preparation.locked(data_dir):
         compared = None if data_dir.samefile(folder) else wanted
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, compared):
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, compared, published):
             return found
         with ThreadPoolExecutor(workers) as pool:
             made = pool.map(lambda name: _adopted(folder, name), names)
@@ -121,7 +133,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         origin = {**wanted, "description": "KiTS19, prepared by the reference's script"}
         if stand_in is not None:
             origin["description"] = json.dumps(stand_in, sort_keys=True)
-        return _describe(data_dir, records, origin, stand_in is not None)
+        return _describe(data_dir, records, origin, published)
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
@@ -140,7 +152,7 @@ def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> M
     _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, expected, data_dir / CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
         digests = dict(
-            zip(found.files, pool.map(lambda name: manifest.digests(data_dir / name), found.files), strict=True)
+            zip(found.files, pool.map(lambda name: file_entry(data_dir / name, md5=True), found.files), strict=True)
         )
     remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
     changed = [name for name, entry in found.files.items() if digests[name].sha256 != entry.sha256]
@@ -180,11 +192,11 @@ def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> 
     return dataclasses.asdict(Record(made.shape, scan.spacing, files))
 
 
-def _save(path: Path, array: NDArray[Any]) -> Digests:
+def _save(path: Path, array: NDArray[Any]) -> FileEntry:
     with atomic.written(path) as beside:
         with open(beside, "wb") as file:
             np.save(file, array, allow_pickle=False)
-        return manifest.digests(beside)
+        return file_entry(beside, md5=True)
 
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
@@ -200,7 +212,7 @@ def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
 
 def _parse(record: dict[str, Any], path: Path) -> Record:
     try:
-        files = {file: Digests(**digests) for file, digests in record["files"].items()}
+        files = {file: FileEntry(**digests) for file, digests in record["files"].items()}
         return Record(tuple(record["shape"]), tuple(record["spacing"]), files)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it and run the command again") from error
@@ -224,11 +236,11 @@ def _adopted(data_dir: Path, name: str) -> Record:
         raise DataError(f"{data_dir}: labels of {name}: {label.shape} up to {label.max()} for an image {image.shape}")
     if not np.isfinite(image).all():
         raise DataError(f"{data_dir / f'{name}_x.npy'} has values that are not finite; prepare it again")
-    files = {f"{name}_{kind}.npy": manifest.digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
+    files = {f"{name}_{kind}.npy": file_entry(data_dir / f"{name}_{kind}.npy", md5=True) for kind in "xy"}
     return Record(tuple(image.shape[1:]), None, files)
 
 
-def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], stand_in: bool) -> Manifest:
+def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], published: Published) -> Manifest:
     """Write ``cases.json``, ``checksum.json``, and last the manifest that names all files."""
     splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
     cases = {
@@ -239,11 +251,11 @@ def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str]
     md5s = {name: entry.md5 for name, entry in digests.items()}
     for name, content in ((CASES, cases), (CHECKSUMS, md5s)):
         atomic.write_text(data_dir / name, json.dumps(content, indent=1) + "\n")
-    files = {name: entry.entry for name, entry in digests.items()}
+    files = {name: FileEntry(entry.bytes, entry.sha256) for name, entry in digests.items()}
     files.update(manifest.describe_files(data_dir, (CASES, CHECKSUMS)))
     uses = list(splits.values())
     counts = {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
-    made = Manifest(FORMAT, files, counts, stand_in, {**origin, "prepared": preparation.now()})
+    made = published.manifest(FORMAT, files, counts, {**origin, "prepared": preparation.now()})
     manifest.write(data_dir, made)
     return made
 
@@ -301,6 +313,7 @@ COMMANDS = DataCommands(
     verify=verify,
     remarks=_remarks,
     adopt=adopt,
+    published=published_cases(),
     workers={
         "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
         "verify": cores,

@@ -20,6 +20,9 @@ Precision = Literal["fp64", "fp32", "bf16", "fp16"]
 Role = Literal["linear", "attn", "comm"]
 LoggedPrecision = Literal["fp64", "fp32", "tf32", "bfloat16", "fp16", "fp8", "mxfp6", "nvfp4", "mxfp4", "int8", "int4"]
 
+CUSTOM = "custom"
+"""``data_set`` of data that are neither synthetic nor the benchmark's."""
+
 BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
 Divisor = Range("a divisor is positive and finite", Positive.holds)
 
@@ -52,7 +55,8 @@ class BenchmarkConfig:
         name: name on the command line; also the key of ``WORKLOADS``.
         targets: metric to what it is to reach; one evaluation must reach all of them.
         train_samples, eval_samples: sizes of the data set.
-        data_set: name of the data; ``stand-in`` for generated data, which can earn no result.
+        data_set: name of the data; ``stand-in`` for synthetic and ``custom`` for other data than the benchmark's, which
+            can earn no result.
         schedule: options of the evaluation schedule that the rules leave free.
         facts: constants of the workload, checked by the workload's own dataclass.
         log_keys: section -> {key in the log: path of the value}; the section ``always`` and the one named by
@@ -73,6 +77,11 @@ class BenchmarkConfig:
     def stand_in(self) -> bool:
         """Whether the data are generated."""
         return self.data_set == "stand-in"
+
+    @property
+    def custom(self) -> bool:
+        """Whether the data are neither synthetic nor the benchmark's."""
+        return self.data_set == CUSTOM
 
     def judged(self, values: Mapping[str, float]) -> dict[str, float]:
         """Of the metrics of one evaluation those that have a target, in the order of the targets.

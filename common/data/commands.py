@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from tqdm import tqdm
 from common.data.download import Client
 from common.data.fetching import Download, Extra, described
 from common.data.http import CONNECTIONS
-from common.data.manifest import Manifest
+from common.data.manifest import NAME, Manifest
+from common.data.published import Published
 from common.data.sources import parse_mirrors, read_sources
 from common.errors import FULL_DISK, ConfigError, DataError
 from common.untrusted.variables import data_root
@@ -68,12 +69,6 @@ def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
     return ()
 
 
-def other_counts(made: Manifest, published: Mapping[str, int]) -> Iterator[str]:
-    """A remark, if data that are no stand-in count otherwise than the benchmark's ``published`` ones."""
-    if not made.stand_in and {name: made.counts[name] for name in published} != published:
-        yield f"The benchmark has {published}; training will ask for these."
-
-
 _PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two kinds of prepare, with options of their own
 
 
@@ -85,7 +80,7 @@ class DataCommands:
         benchmark: name of the workload.
         raw: what ``--raw-dir`` holds, for the help.
         prepared: what ``--data-dir`` holds, for the help.
-        real: what data are that stand in for no others, for the summary.
+        real: name of the benchmark's data, for the summary.
         extra: fetches what ``sources.yaml`` cannot list, once its sets are there.
         generate: write a stand-in for the raw data; what it returns says as text what it wrote.
         prepare: turn raw data into what training reads.
@@ -96,6 +91,7 @@ class DataCommands:
         remarks: of what ``prepare`` and ``verify`` return, and of their options: lines that follow the summary.
         adopt: does ``prepare --adopt``: checks the ``folder`` that it is given, which exists and may be ``data_dir``
             itself, links its files into ``data_dir`` and writes the manifest. None: the workload has no such option.
+        published: what is published about the benchmark's data; what ``prepare`` compares its data with.
     """
 
     benchmark: str
@@ -110,6 +106,7 @@ class DataCommands:
     remarks: Callable[..., Iterable[str]] = no_remarks
     extra: Extra | None = None
     adopt: Callable[..., Manifest] | None = None
+    published: Published = field(default_factory=Published)
 
     def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
@@ -164,10 +161,29 @@ class DataCommands:
             made = self._made(command, options)
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
-            yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
+            kind = "stand-in" if made.stand_in else f"custom data in place of {self.real}" if made.custom else self.real
+            yield f"{options['data_dir']}: {kind}, {counts}"
             if made.trusted:
                 yield f"{options['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             yield from self.remarks(made, **options)
+            if made.custom:
+                yield f"{options['data_dir']}: not the benchmark's data, for the open division alone: {made.custom}"
+            if command == "verify" and not made.stand_in:
+                yield from self._compare(made, options["data_dir"])
+
+    def _compare(self, made: Manifest, data_dir: Path) -> Iterator[str]:
+        """Compare verified files with the published ones; a manifest must not claim what they are not.
+
+        Raises:
+            DataError: it does.
+        """
+        if not made.custom and (difference := self.published.difference(made)):
+            raise DataError(
+                f"{data_dir}: {difference}, though {NAME} says that these are the benchmark's data; delete {NAME} and "
+                "prepare again"
+            )
+        if self.published.files:
+            yield f"as published: {self.published.agreeing(made)} files"
 
     def _download(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,29 +21,22 @@ DECODED = "decoded"
 """Key of a manifest's ``source`` that says whether preparation decoded every picture, where it has this choice."""
 COMPLETELY, TRUSTED = "completely", "no, --trust was given"
 """Values of :data:`DECODED`."""
-_CHUNK = 1 << 24
+UNDECIDED = "its manifest is of an older version, which does not say whether the data are the benchmark's"
+"""``custom`` of such a manifest, where :func:`read` is asked to accept it."""
+_CHUNK = 1 << 24  # bytes that are read at a time
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Size in bytes and SHA-256 (hexadecimal) of one file."""
+    """Size in bytes and checksums (hexadecimal) of one file.
+
+    Attributes:
+        md5: of a file whose MD5 is published; else empty.
+    """
 
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class Digests:
-    """Size in bytes, SHA-256 and MD5 (hexadecimal) of one file."""
-
-    bytes: int
-    sha256: str
-    md5: str
-
-    @property
-    def entry(self) -> FileEntry:
-        """What a manifest has of it."""
-        return FileEntry(self.bytes, self.sha256)
+    md5: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,8 +47,10 @@ class Manifest:
         format: name and version of the prepared format, e.g. ``imagenet-recordio/1``.
         files: path below the root to its size and checksum.
         counts: what is counted, e.g. ``train_samples``, ``eval_samples``, ``classes``.
-        stand_in: True for generated or reduced data; False claims the benchmark's real data.
+        stand_in: whether the data are synthetic.
         source: what it was prepared from: kind, fingerprint, date; free text for people and for resuming.
+        custom: the first difference from the benchmark's published data, in words; empty for the benchmark's data and
+            for synthetic data. :mod:`common.data.published` decides.
     """
 
     format: str
@@ -63,6 +58,7 @@ class Manifest:
     counts: dict[str, int]
     stand_in: bool
     source: dict[str, str]
+    custom: str = ""
 
     @property
     def trusted(self) -> bool:
@@ -70,9 +66,24 @@ class Manifest:
         return self.source.get(DECODED) == TRUSTED
 
 
-def file_entry(path: Path) -> FileEntry:
-    """Size and checksum of ``path``; reads all of it."""
-    return FileEntry(path.stat().st_size, digest(path, "sha256"))
+def file_entry(path: Path, md5: bool = False, progress: Callable[[int], object] = lambda read: None) -> FileEntry:
+    """Return size and SHA-256 of ``path``, with its MD5 if asked for; reads all of it, once.
+
+    Args:
+        path: a file.
+        md5: whether to compute it, in a second thread.
+        progress: gets the bytes of each piece that was read.
+    """
+    sha256, other, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+    with open(path, "rb") as file, ThreadPoolExecutor(1) as beside:
+        while chunk := file.read(_CHUNK):
+            added = beside.submit(other.update, chunk) if md5 else None  # hashing releases the interpreter's lock
+            sha256.update(chunk)
+            if added is not None:
+                added.result()
+            size += len(chunk)
+            progress(len(chunk))
+    return FileEntry(size, sha256.hexdigest(), other.hexdigest() if md5 else "")
 
 
 def digest(path: Path, algorithm: str) -> str:
@@ -81,35 +92,23 @@ def digest(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def digests(path: Path, progress: Callable[[int], object] = lambda read: None) -> Digests:
-    """Size and both checksums of ``path``, which is read once.
-
-    Args:
-        path: a file.
-        progress: called with the bytes of each piece that was read.
-    """
-    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-    with open(path, "rb") as file, ThreadPoolExecutor(1) as beside:
-        while chunk := file.read(_CHUNK):
-            other = beside.submit(md5.update, chunk)  # hashing does not hold the interpreter's lock
-            sha256.update(chunk)
-            other.result()
-            size += len(chunk)
-            progress(len(chunk))
-    return Digests(size, sha256.hexdigest(), md5.hexdigest())
-
-
-def describe_files(root: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-    """The ``files`` of a manifest: every name below ``root`` with size and checksum."""
-    return {name: file_entry(root / name) for name in names}
+def describe_files(root: Path, names: Iterable[str], with_md5: Container[str] = ()) -> dict[str, FileEntry]:
+    """Return the ``files`` of a manifest: every name below ``root`` with size and checksum, and those with MD5."""
+    return {name: file_entry(root / name, name in with_md5) for name in names}
 
 
 def write(root: Path, manifest: Manifest) -> None:
     """Write ``manifest`` to ``root``; the last act of a preparation."""
-    atomic.write_text(root / NAME, json.dumps(asdict(manifest), indent=2, sort_keys=True) + "\n")
+    content = asdict(manifest)
+    for entry in content["files"].values():
+        if not entry["md5"]:
+            del entry["md5"]
+    atomic.write_text(root / NAME, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def read(root: Path, expected_format: str, command: str, counts: Iterable[str] = ()) -> Manifest:
+def read(
+    root: Path, expected_format: str, command: str, counts: Iterable[str] = (), undecided: bool = False
+) -> Manifest:
     """The manifest of ``root``; checks the format's name and that every file is there with its size.
 
     Args:
@@ -117,12 +116,13 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
         expected_format: what the reader understands.
         command: the command that makes the data, for messages.
         counts: what has to be counted, and not 0.
+        undecided: accept a manifest of an older version, which has no ``custom``: it gets :data:`UNDECIDED`.
 
     Raises:
         DataError: the folder, the manifest, a count or a file is missing or not as the manifest says.
     """
     path, remedy = root / NAME, f"run '{command}'"
-    manifest = read_alone(root, expected_format, remedy)
+    manifest = read_alone(root, expected_format, remedy, undecided)
     for name, entry in manifest.files.items():
         file = root / name
         if not file.is_file():
@@ -135,16 +135,18 @@ def read(root: Path, expected_format: str, command: str, counts: Iterable[str] =
     return manifest
 
 
-def read_alone(root: Path, expected_format: str, remedy: str) -> Manifest:
+def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = False) -> Manifest:
     """Return the manifest of ``root`` after a check of its format's name; the files that it names are not looked at.
 
     Args:
         root: folder of the prepared data.
         expected_format: what the reader understands.
         remedy: what to do about it, for messages.
+        undecided: see :func:`read`.
 
     Raises:
-        DataError: the folder or the manifest is missing, or the manifest is damaged or of another format.
+        DataError: the folder or the manifest is missing, or the manifest is damaged, of another format or of an older
+            version.
     """
     path = root / NAME
     if not os.path.isdir(root):  # False, too, where one may not look
@@ -161,36 +163,71 @@ def read_alone(root: Path, expected_format: str, remedy: str) -> Manifest:
         raise DataError(f"{path} lacks or garbles a field (format); {remedy}")
     if raw["format"] != expected_format:
         raise DataError(f"{path}: format {raw['format']!r} where {expected_format!r} is needed; {remedy}")
+    if "custom" not in raw:
+        if not undecided:
+            raise DataError(
+                f"{path} was written by an older version and does not say whether the data are the benchmark's: run "
+                f"'mlperf-suite prepare' again with the same options and folders, which adds that and keeps the files"
+            )
+        raw["custom"] = UNDECIDED
     return _parse(raw, path, remedy)
 
 
 def verify(root: Path, expected_format: str, command: str) -> Manifest:
-    """As :func:`read`, and every checksum; reads all data.
+    """As :func:`read`, and every checksum; reads all data once.
 
     Raises:
         DataError: as :func:`read`, or a checksum differs.
     """
     manifest = read(root, expected_format, command)
-    for name, entry in manifest.files.items():
-        if (found := digest(root / name, "sha256")) != entry.sha256:
+    for name in manifest.files:
+        verify_file(root, manifest, name, command)
+    return manifest
+
+
+def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bool = False) -> FileEntry:
+    """Compare the file ``name`` below ``root`` with its checksums in ``manifest``; reads it once.
+
+    Args:
+        root: folder of the prepared data.
+        manifest: of it.
+        name: of the file.
+        command: the command that makes the data, for messages.
+        md5: return its MD5, too, where the manifest has none.
+
+    Raises:
+        DataError: a checksum differs.
+    """
+    expected = manifest.files[name]
+    found = file_entry(root / name, md5=md5 or bool(expected.md5))
+    checksums = [("SHA-256", expected.sha256, found.sha256)]
+    checksums += [("MD5", expected.md5, found.md5)] if expected.md5 else []
+    for algorithm, known, actual in checksums:
+        if known != actual:
             raise DataError(
-                f"{root / name}: SHA-256 {found} where {NAME} says {entry.sha256}: the file was changed or damaged; "
+                f"{root / name}: {algorithm} {actual} where {NAME} says {known}: the file was changed or damaged; "
                 f"delete it and {NAME}, then run '{command}'"
             )
-    return manifest
+    return found
 
 
 def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
     try:
         if not isinstance(raw["stand_in"], bool):
             raise TypeError("stand_in is neither true nor false")
+        if not isinstance(raw["custom"], str):
+            raise TypeError("custom is no text")
         files: Mapping[str, Mapping[str, Any]] = raw["files"]
         return Manifest(
             format=str(raw["format"]),
-            files={name: FileEntry(int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()},
+            files={
+                name: FileEntry(int(entry["bytes"]), str(entry["sha256"]), str(entry.get("md5", "")))
+                for name, entry in files.items()
+            },
             counts={name: int(count) for name, count in raw["counts"].items()},
             stand_in=raw["stand_in"],
             source={name: str(text) for name, text in raw["source"].items()},
+            custom=raw["custom"],
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise DataError(f"{path} lacks or garbles a field ({type(error).__name__}: {error}); {remedy}") from error

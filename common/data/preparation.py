@@ -12,6 +12,7 @@ from pathlib import Path
 
 from common.data import atomic, manifest
 from common.data.manifest import Manifest
+from common.data.published import Published
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 
@@ -40,7 +41,11 @@ def locked(data_dir: Path) -> Iterator[None]:
 
 
 def already_prepared(
-    data_dir: Path, expected_format: str, command: str, wanted: Mapping[str, str] | None
+    data_dir: Path,
+    expected_format: str,
+    command: str,
+    wanted: Mapping[str, str] | None,
+    published: Published | None = None,
 ) -> Manifest | None:
     """The manifest of what ``data_dir`` holds; None if that was not prepared completely.
 
@@ -50,16 +55,17 @@ def already_prepared(
         command: see there.
         wanted: the ``fingerprint`` of the raw data and, where there is a choice, the ``settings`` that the data have
             to be of, and :func:`decoding`; None for any.
+        published: decides whether data of an older version are the benchmark's; None refuses these.
 
     Raises:
-        DataError: the data were prepared from another source or with other settings, or files are missing.
+        DataError: the data were prepared from another source or with other settings, or files are missing or changed.
     """
     if not (data_dir / manifest.NAME).exists():
         return None
-    found = manifest.read(data_dir, expected_format, command)
+    found = manifest.read(data_dir, expected_format, command, undecided=published is not None)
     if wanted is not None:
         _compare(data_dir, found.source, wanted)
-    return found
+    return found if published is None else published.settled(data_dir, found, command)
 
 
 def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) -> None:

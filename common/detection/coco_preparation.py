@@ -23,6 +23,7 @@ from common.data import manifest, preparation
 from common.data.ahead import ahead
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
+from common.data.published import SYNTHETIC, Published
 from common.data.stand_in import MARKER
 from common.detection.annotations import Annotations, read_coco
 from common.detection.coco_pictures import SPLITS, prepare_command
@@ -33,6 +34,7 @@ from common.formats.recordio import ImageRecord, RecordWriter, pack_image
 
 STATE = "prepare.partial"
 COCO_COUNTS = {"train_samples": 117_266, "eval_samples": 5_000, "classes": 80}
+PUBLISHED = Published(COCO_COUNTS)
 _WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
 
 
@@ -83,16 +85,16 @@ class CocoPreparation:
         with preparation.locked(data_dir):
             _place_backbone(source, assets_dir or assets_of(data_dir))
             wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-            if found := preparation.already_prepared(data_dir, self.format, self.command, wanted):
+            published = PUBLISHED if source.stand_in is None else SYNTHETIC
+            if found := preparation.already_prepared(data_dir, self.format, self.command, wanted, published):
                 return found
             splits = {split: self._selected(source, split, data_dir) for split in SPLITS}
             counts = self._counts(source, splits)
             files = _write(source, splits, data_dir, wanted, workers, trust)
-            made = Manifest(
+            made = published.manifest(
                 self.format,
                 manifest.describe_files(data_dir, files),
                 counts,
-                source.stand_in is not None,
                 {**wanted, "description": _description(source), "prepared": preparation.now()},
             )
             manifest.write(data_dir, made)

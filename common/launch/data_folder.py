@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
-from common.config.schema import RunConfig, SessionConfig
+from common.config.schema import CUSTOM, RunConfig, SessionConfig
 from common.data import manifest
 from common.errors import DataError
 
 
-def require_prepared(run: RunConfig, session: SessionConfig) -> None:
+def refuse_custom(run: RunConfig, session: SessionConfig) -> None:
+    """Refuse custom data in the closed division, before anything is built; other errors are :func:`require_prepared`'s.
+
+    Raises:
+        DataError: the division is closed, and the manifest of the folder says that the data are custom.
+    """
+    if run.declaration.data_format is None:
+        return
+    try:
+        found = manifest.read_alone(session.data_dir, run.declaration.data_format, "")
+    except DataError:
+        return
+    _refuse_custom(run, session, found.custom)
+
+
+def require_prepared(run: RunConfig, session: SessionConfig) -> RunConfig:
     """Compare the folder's manifest with the workload's format and the recipe's samples, if the workload reads one.
 
     Manifests of texts count documents and tokens, so that only their format and origin are compared.
 
+    Returns:
+        ``run``, whose ``data_set`` is ``custom`` where the manifest says that the data are.
+
     Raises:
-        DataError: the folder or its manifest is missing, and the message has the commands that make the data; or the
-            folder holds the data of another recipe.
+        DataError: the folder or its manifest is missing, and the message has the commands that make the data; the
+            folder holds the data of another recipe; or the division is closed and the data are custom.
     """
     if run.declaration.data_format is None:
-        return
+        return run
     if _is_unprepared(run, session.data_dir):
-        return  # its samples are counted when the reader opens them
-    remedy = f"give another data_dir, or make it: {_commands(run, session)}"
-    found = manifest.read_alone(session.data_dir, run.declaration.data_format, remedy)
+        return run  # its samples are counted when the reader opens them
+    found = manifest.read_alone(session.data_dir, run.declaration.data_format, _remedy(run, session))
+    _refuse_custom(run, session, found.custom)
     train_samples = found.counts.get("train_samples", run.train_samples)
     if run.declaration.train_samples is not None:  # of an epoch, which leaves out some samples of the folder
         train_samples = min(train_samples, run.train_samples)
     eval_samples = found.counts.get("eval_samples", run.benchmark.eval_samples)
     require_samples(run, session.data_dir, train_samples, eval_samples, found.stand_in)
+    return replace(run, benchmark=replace(run.benchmark, data_set=CUSTOM)) if found.custom else run
 
 
 def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_samples: int, stand_in: bool) -> None:
@@ -55,6 +75,18 @@ def _is_unprepared(run: RunConfig, data_dir: Path) -> bool:
     return reads is not None and reads(data_dir)
 
 
+def _refuse_custom(run: RunConfig, session: SessionConfig, custom: str) -> None:
+    if custom and session.submission.division == "closed" and not run.benchmark.stand_in:
+        raise DataError(
+            f"{session.data_dir}: {custom}: these are not the data of {run.benchmark.name}, which the closed division "
+            f"needs; train in the open one with submission.division=open, or {_remedy(run, session)}"
+        )
+
+
+def _remedy(run: RunConfig, session: SessionConfig) -> str:
+    return f"give another data_dir, or make it: {_commands(run, session)}"
+
+
 def _commands(run: RunConfig, session: SessionConfig) -> str:
     """What makes the recipe's data, from a stand-in where the recipe is for one; beside a folder that holds others."""
     name, folder = f"benchmark={run.benchmark.name}", session.data_dir
@@ -63,7 +95,7 @@ def _commands(run: RunConfig, session: SessionConfig) -> str:
         folder = whole.parent / f"{whole.name}-{run.benchmark.name}"
     scale = Path(run.config_file).stem  # a recipe is called by its scale
     first, raw_folder = f"download {name}", f"{folder}-raw"
-    if session.stand_in:
+    if session.stand_in and run.benchmark.stand_in:
         first = f"generate {name} scale={scale}"
         # `generate` refuses the default folder of the real raw data.
         raw_folder = f"{folder}-{scale}-raw" if folder.name == run.benchmark.name else raw_folder

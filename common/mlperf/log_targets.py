@@ -11,9 +11,9 @@ from common.mlperf.rules import Rules, Target
 
 
 def targets_of(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
-    """The targets of a log: those of the rules, or of stand-in data those that the log names; empty if it does not."""
+    """Return the rules' targets or, where the data are not the benchmark's, those of the log; empty without any."""
     targets = rules.targets_at(log.global_batch if isinstance(log.global_batch, int) else 0)
-    if not log.stand_in:
+    if not log.other_data:
         return targets
     own = log.value("quality_target")
     values = own if isinstance(own, Mapping) else {targets[0].metric: own} if len(targets) == 1 else {}

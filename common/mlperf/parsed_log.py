@@ -27,6 +27,8 @@ FIELDS = ("namespace", "time_ms", "event_type", "key", "value", "metadata")
 QUALITY_KEYS = ("eval_accuracy", "eval_error")
 PROGRESS_KEYS = ("samples_count", "epoch_num", "step_num")
 STAND_IN = "stand-in"
+OTHER_DATA = {STAND_IN: "the data are a stand-in", "custom": "the data are custom, not the benchmark's"}
+"""Values of ``data_set`` that say that the data are not the benchmark's, and what they say, in words."""
 
 CHUNK_BYTES = 2**20
 LINE_BYTES = 2**20
@@ -151,7 +153,13 @@ class ParsedLog:
     @property
     def stand_in(self) -> bool:
         """Whether the run says that its data are a stand-in."""
-        return any(event.value == STAND_IN for event in self.all("data_set"))
+        return self.other_data == OTHER_DATA[STAND_IN]
+
+    @property
+    def other_data(self) -> str:
+        """What the data are, in words, where the run says that they are not the benchmark's; else empty."""
+        logged = [event.value for event in self.all("data_set")]
+        return next((text for name, text in OTHER_DATA.items() if name in logged), "")
 
     @property
     def resumed(self) -> bool:

@@ -78,8 +78,8 @@ def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
     """How far a run had trained when it converged, as the RCP checker reads it, in ``rules.unit``.
 
     It is the progress of the last evaluation before ``run_stop``; of a benchmark that is scored offline that of the
-    first checkpoint that meets its targets, those of its stand-in data where the log names them. None for a run that
-    did not end with success, or does not say.
+    first checkpoint that meets its targets, which for other data than the benchmark's are those of the log. None for a
+    run that did not end with success, or does not say.
     """
     if log.status != "success":
         return None

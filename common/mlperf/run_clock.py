@@ -201,8 +201,8 @@ def _score(clock: _Clock, event: Event) -> None:
     before = [*([begun] if begun is not None else []), *(e for e in needed if e.line < event.line)]
     if any(clock.refuse_earlier(event, each) for each in (*before, clock.begun[_RUNNING])):
         return
-    if clock.log.division != "closed" or clock.log.status != "success" or clock.log.stand_in:
-        return  # synthetic data have their own target: a demo may pass that of the rules long before
+    if clock.log.division != "closed" or clock.log.status != "success" or clock.log.other_data:
+        return  # other data have their own target: a demo may pass that of the rules long before
     if clock.passed is not None:
         own = clock.submitted.get(progress)
         if own is None or own.line > clock.passed.line:  # else it was under way already

@@ -1,9 +1,9 @@
 """What a log may claim: the verdict of one log, and that of a set of runs.
 
 There are four verdicts. *Refused* comes with its reasons. *Format* means that the keys are right and nothing else is
-claimed, which is all that synthetic data or a run below its target can earn. A *valid run* could be part of a result.
-*Submittable* is a full set of runs under one ruleset that accepts the benchmark. MLCommons Association has verified
-none of them.
+claimed, which is all that synthetic data, custom data or a run below its target can earn. A *valid run* could be part
+of a result. *Submittable* is a full set of runs under one ruleset that accepts the benchmark. MLCommons Association has
+verified none of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from common.mlperf.run_refusals import (
 VerdictKind = Literal["refused", "format", "valid run", "submittable"]
 
 NOT_A_RESULT = "not an MLPerf result of any division"
-SYNTHETIC_LIMIT = f"the data are a stand-in: {NOT_A_RESULT}"
 UNVERIFIED = "unverified: not verified by MLCommons Association"
 
 _RUN_KEYS = frozenset({"seed", "train_samples", "init_stop", "run_start", "run_stop"})
@@ -109,6 +108,11 @@ class Verdict:
     def minutes(self) -> float | None:
         """The time of a run for olympic scoring; None, which counts as infinite, if it did not converge."""
         return self.score if self.converged and self.kind != "refused" else None
+
+
+def data_limit(log: ParsedLog) -> str:
+    """Return the limit of a log whose data are not the benchmark's."""
+    return f"{log.other_data}: {NOT_A_RESULT}"
 
 
 def judge(path: Path, ruleset: str | None = None, follow: bool = True) -> Verdict:
@@ -244,7 +248,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
             below.append(finding.sentence())
         elif log.status == "aborted" and _is_early_end(finding):
             notes.append(f"the run was aborted early: {finding.sentence()}")
-        elif log.stand_in and _is_value_rule(finding):
+        elif log.other_data and _is_value_rule(finding):
             tolerated.append(finding)
         else:
             refusals.append(Refusal("compliance-rule", _where(finding, log) + _in_words(finding, log)))
@@ -252,13 +256,13 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
     if closed:
         refusals += disagreeing_progress(log, rules)
         notes += odd_blocks(log, rules)
-    if closed and not log.stand_in:
+    if closed and not log.other_data:
         refusals += [*text_rule_refusals(log, rules), *misplaced_evaluations(log, rules)]
         refusals += backward_refusals(log, rules)
         notes += odd_sizes(log, rules)
     if success and not below and not refusals and closed:
         refusals += success_refusals(log, rules)
-    if success and below and not log.stand_in:
+    if success and below and not log.other_data:
         text = f"line {log.all('run_stop')[-1].line}: run_stop claims success, but {below[0]}"
         refusals.append(Refusal("target-missed", text))
     if rules.retired:
@@ -270,12 +274,12 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
         )
 
     limits: list[str] = []
-    if log.stand_in:
-        limits.append(SYNTHETIC_LIMIT)
-        notes += [f"on real data this would be refused: {finding.sentence()}" for finding in tolerated]
+    if log.other_data:
+        limits.append(data_limit(log))
+        notes += [f"on the benchmark's data this would be refused: {finding.sentence()}" for finding in tolerated]
     if not success and not refusals:
         limits.append(f"the run did not reach the target (status {log.status})")
-    if not log.stand_in:
+    if not log.other_data:
         cleared = _cache_cleared([event.value for event in log.all("cache_clear")])
         if cleared is False:
             limits.append("the page cache was not cleared before the run (cache_clear is false)")
@@ -386,8 +390,8 @@ def _set_refusals(logs: Sequence[ParsedLog], verdicts: Sequence[Verdict], rules:
     found = []
     named = distinct_names([log.path for log in logs])
     for log, verdict in zip(logs, verdicts, strict=True):
-        if log.stand_in:
-            found.append(Refusal("data-synthetic", f"{named[log.path]}: {SYNTHETIC_LIMIT}"))
+        if log.other_data:
+            found.append(Refusal("data-synthetic", f"{named[log.path]}: {data_limit(log)}"))
         elif verdict.kind == "format" and (verdict.converged or len(verdict.limits) > 1):
             text = f"{named[log.path]} is not a valid run: {verdict.limits[-1]}"
             found.append(Refusal("cache-not-cleared", text))

@@ -14,7 +14,7 @@ from typing import Any
 from common.config.schema import BenchmarkConfig, TargetConfig
 from common.observe.outcome import Outcome
 
-NOT_A_RESULT = "not an MLPerf result of any division: the data are a stand-in"
+NOT_A_RESULT = "not an MLPerf result of any division: the data are "
 NOT_A_SCORE = "one run is not a score; unverified, not verified by MLCommons Association"
 RESUMED = "a resumed run is not scored"
 TRAIN_COLOUR, QUALITY_COLOUR, TARGET_COLOUR = "#4c72b0", "#2f7d4f", "#b03a2e"
@@ -92,7 +92,7 @@ def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
         "evaluation": _evaluation(summary),
         "hardware": summary.hardware,
         "seed": str(outcome.seed),
-        "data set": "stand-in" if benchmark.stand_in else "as the rules name it",
+        "data set": _other_data(benchmark) or "as the rules name it",
         "verdict": summary.verdict,
         "note": _note(summary),
     }
@@ -192,9 +192,14 @@ def _status(summary: Summary) -> str:
     return f"{summary.outcome.status}: target not reached in {summary.minutes:.2f} minutes"
 
 
+def _other_data(benchmark: BenchmarkConfig) -> str:
+    """What the data are where they are not the benchmark's; else empty."""
+    return "a stand-in" if benchmark.stand_in else "custom" if benchmark.custom else ""
+
+
 def _note(summary: Summary) -> str:
-    if summary.benchmark.stand_in:
-        return NOT_A_RESULT
+    if other := _other_data(summary.benchmark):
+        return NOT_A_RESULT + other
     return RESUMED if summary.outcome.resumed else NOT_A_SCORE
 
 

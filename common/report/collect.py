@@ -76,7 +76,7 @@ class Run:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What had to be reached; of a stand-in only if its log says so, and then that."""
+        """What had to be reached; of other data than the benchmark's only if the log says so, and then that."""
         return targets_of(self.log, self.rules)
 
     @property
@@ -131,9 +131,9 @@ class Subject:
         return self.runs[0].log
 
     @property
-    def stand_in(self) -> bool:
-        """Whether the data are a stand-in."""
-        return any(run.log.stand_in for run in self.runs)
+    def other_data(self) -> str:
+        """What the data are, in words, where they are not the benchmark's; else empty."""
+        return next((run.log.other_data for run in self.runs if run.log.other_data), "")
 
 
 def gather(paths: Sequence[Path], ruleset: str | None = None) -> list[Subject]:
@@ -175,11 +175,11 @@ def require_comparable(subjects: Sequence[Subject]) -> None:
             raise ConfigError(f"{pair}: {what}; judge both by one with --ruleset")
         if one.log.division != other.log.division:
             raise ConfigError(f"{pair}: one is of the {one.log.division} division, one of the {other.log.division}")
-        if one.log.stand_in != other.log.stand_in:
-            raise ConfigError(f"{pair}: the data of one of them are a stand-in")
+        if one.log.other_data != other.log.other_data:
+            raise ConfigError(f"{pair}: in one of them alone {one.log.other_data or other.log.other_data}")
         sizes = [run.log.value("train_samples") for run in (one, other)]
-        if one.log.stand_in and None not in sizes and sizes[0] != sizes[1]:
-            raise ConfigError(f"{pair}: their stand-in data differ, {sizes[0]} and {sizes[1]} training samples")
+        if one.log.other_data and None not in sizes and sizes[0] != sizes[1]:
+            raise ConfigError(f"{pair}: their data differ, {sizes[0]} and {sizes[1]} training samples")
 
 
 def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:

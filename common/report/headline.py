@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.mlperf.rules import round_name
-from common.mlperf.verdict import SYNTHETIC_LIMIT, UNVERIFIED
+from common.mlperf.verdict import UNVERIFIED, data_limit
 from common.report.collect import Run, Subject
 from common.report.curves import step_times
 from common.report.markup import Html, join, table, tag
@@ -60,7 +60,7 @@ def _run_result(subject: Subject) -> Html:
         "success": "Time of this run from run_start to the target, as its log says. One run is never a score.",
         "aborted": "The run ended without reaching the target.",
     }.get(run.status, "The log has no run_stop: this is the time of its last event.")
-    reasons = [reason for reason in (*run.verdict.reasons, *run.verdict.notes) if reason != SYNTHETIC_LIMIT]
+    reasons = [reason for reason in (*run.verdict.reasons, *run.verdict.notes) if reason != data_limit(run.log)]
     return _result(minutes_of(run.minutes), said, run.verdict.kind, reasons)  # the banner says what that limit says
 
 

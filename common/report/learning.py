@@ -133,8 +133,8 @@ def _progress(run: Run, samples: Floats) -> Floats:
 
 def _learning_caption(run: Run, with_loss: bool) -> str:
     parts = []
-    if run.log.stand_in and not run.targets:
-        parts.append("The log of this stand-in run does not name the run's target, so none is drawn.")
+    if run.log.other_data and not run.targets:
+        parts.append("The data are not the benchmark's, and the log does not name the run's target, so none is drawn.")
     if with_loss:
         parts.append("Loss: mean, and where steps are too many to draw, the band from lowest to highest.")
     else:

@@ -267,5 +267,6 @@ def placing(subject: Subject) -> tuple[str, str, str, str]:
     """What MLPerf's rules for comparisons ask to be said: version, division, category and chips."""
     log = subject.log
     chips = "not recorded" if subject.chips is None else f"{subject.chips:,}" if subject.chips else "none: CPU"
-    division = "none: stand-in data" if subject.stand_in else str(log.division)
+    kind = "stand-in" if log.stand_in else "custom"
+    division = f"none: {kind} data" if subject.other_data else str(log.division)
     return round_name(subject.rules.ruleset), division, str(log.value("submission_status")), chips

@@ -88,7 +88,7 @@ def _draw(subjects: Sequence[Subject], lines: Sequence[Line]) -> list[tuple[str,
     drawn.append(("Step times", steps(lines) or "There are no metrics of single steps (metrics_rank*.jsonl)."))
     sets = [subject for subject in subjects if len(subject.runs) > 1]
     drawn += [("", outcomes.times(subject, index if len(sets) > 1 else 0)) for index, subject in enumerate(sets, 1)]
-    if not subjects[0].stand_in:  # else the banner says that nothing is compared
+    if not subjects[0].other_data:  # else the banner says that nothing is compared
         drawn.append(("Convergence beside the reference (RCP)", outcomes.convergence(lines)))
         drawn.append(("Beside published results", outcomes.beside_published(subjects)))
     return drawn
@@ -159,12 +159,13 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     first = subjects[0]
     versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
     usage = "MLPerf HPC" if first.rules.usage == "hpc" else "MLPerf Training"
-    stand_in = any(subject.stand_in for subject in subjects)
-    division = "of no division" if stand_in else f"{first.log.division} division"
+    other_data = subjects[0].other_data  # all are of the same kind, else they are not compared
+    division = "of no division" if other_data else f"{first.log.division} division"
     eyebrow = f"{first.rules.benchmark} under the rules of {usage} {', '.join(versions)}, {division}"
     banner = None
-    if stand_in:
-        said = f"Synthetic data: {NOT_A_RESULT}, and not compared with the reference or with published results."
+    if other_data:
+        kind = "Synthetic" if first.log.stand_in else "Custom"
+        said = f"{kind} data: {NOT_A_RESULT}, and not compared with the reference or with published results."
         banner = tag("p", said, class_="banner", role="note")
     return [tag("p", eyebrow, class_="eyebrow"), tag("h1", title), *([banner] if banner else []), *headline(subjects)]
 

@@ -23,10 +23,11 @@ from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
 from common.distributed.roles import Role
 from common.distributed.shared_folder import make_output
-from common.errors import NOT_CONVERGED, CheckpointError, ConfigError
+from common.errors import NOT_CONVERGED, CheckpointError, ConfigError, DataError
 from common.evaluation.checkpoint_queue import CHECKPOINTS, Checkpoint, CheckpointQueue, CheckpointScore
 from common.evaluation.checkpoint_scoring import CheckpointScoring
 from common.evaluation.offline import score_of
+from common.launch.data_folder import require_prepared
 from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
@@ -101,6 +102,7 @@ def score_run(start: Start) -> int:
     Raises:
         CheckpointError: training has not ended, or a checkpoint is gone or cannot be read.
         ConfigError: the ranks do not share the folder.
+        DataError: the data are missing, or others than those of the run.
         Interrupted: a signal asked to stop; what is scored stays scored.
     """
     folder, rank = start.session.output_dir, start.rank_info.rank
@@ -117,6 +119,7 @@ def score_run(start: Start) -> int:
     unscored = json.dumps(queue.next() is not None) if rank == 0 else ""
     unscored = job_store.from_rank_0("whether to score", unscored)
     if unscored == "true":
+        _require_data_of(finished, start)
         with evaluation_stream(start.device):
             _score(start, queue)
     if rank:
@@ -126,6 +129,16 @@ def score_run(start: Start) -> int:
     verdict = judge(log, start.session.ruleset)
     print(format_verdict(verdict), flush=True)
     return 0 if queue.passed() is not None else NOT_CONVERGED
+
+
+def _require_data_of(log: ParsedLog, start: Start) -> None:
+    """Raise :class:`DataError` if ``data_dir`` holds other data than those that the log names."""
+    found, named = require_prepared(start.run, start.session).benchmark.data_set, log.value("data_set")
+    if found != named:
+        raise DataError(
+            f"{start.session.data_dir}: holds {found} data, and {log.path} is of {named}; give the data_dir that the "
+            "run was trained on"
+        )
 
 
 def _score(start: Start, queue: CheckpointQueue) -> None:

@@ -52,17 +52,29 @@ class Start:
     tree: dict[str, Any]
 
 
+def unchecked(run: RunConfig, session: SessionConfig) -> None:
+    """Accept every configuration."""
+
+
 def on_ranks(
     command: str,
     argv: list[str],
     tree: dict[str, Any],
     workload_type: Callable[[str], type[Workload]],
     work: Callable[[Start], int],
+    check: Callable[[RunConfig, SessionConfig], None] = unchecked,
 ) -> int:
     """Run ``work`` on every rank of the composed configuration ``tree``; returns this process's exit code.
 
-    A process that nobody started as a rank starts the ranks of this node itself, with ``argv``. ``workload_type`` turns
-    the name of a benchmark into the class of its workload.
+    A process that nobody started as a rank starts the ranks of this node itself, with ``argv``.
+
+    Args:
+        command: of the command line.
+        argv: its arguments.
+        tree: the composed configuration.
+        workload_type: turns the name of a benchmark into the class of its workload.
+        work: what a rank does.
+        check: refuses a configuration before ranks are started, and on every rank before anything is built.
 
     Raises:
         SuiteError: the configuration is wrong, the ranks are not as many as it says, or the device is unusable.
@@ -75,6 +87,7 @@ def on_ranks(
             f"rank{'s' if run.scale.gpus_per_node > 1 else ''} a node on the CPU"
         )
     if rank_info.launcher == "single" and run.world_size > 1:
+        check(run, session)
         return _start_ranks(command, run, session, argv)
     if rank_info.world_size != run.world_size:
         raise ConfigError(
@@ -93,6 +106,7 @@ def on_ranks(
         def start() -> int:
             began_ms = time.time_ns() // 1_000_000
             initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
+            check(run, session)
             cls = workload_type(run.benchmark.name)
             return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms, scorer, tree))
 

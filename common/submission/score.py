@@ -21,10 +21,10 @@ from common.mlperf.rcp import Reference, Window, convergence_of, olympic_mean, p
 from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules, rules_for
 from common.mlperf.verdict import (
-    SYNTHETIC_LIMIT,
     Verdict,
     candidate_rulesets,
     contradictions,
+    data_limit,
     judge,
     judge_log,
     judge_together,
@@ -99,9 +99,9 @@ class Score:
         return self.factor * self.olympic_minutes
 
     @property
-    def stand_in(self) -> bool:
-        """Whether a run says that its data are a stand-in."""
-        return any(run.log is not None and run.log.stand_in for run in self.runs)
+    def other_data(self) -> bool:
+        """Whether a run says that its data are not the benchmark's."""
+        return any(run.log is not None and run.log.other_data for run in self.runs)
 
     @property
     def choice(self) -> str:
@@ -237,8 +237,8 @@ def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> l
         if run.verdict.kind == "refused":
             own = (refusal.without(str(path)) for refusal in run.verdict.refusals)
             found += [refusal.about(f"{path} is refused: ") for refusal in own]
-        if run.log is not None and run.log.stand_in:
-            found.append(Refusal("data-synthetic", f"{path}: {SYNTHETIC_LIMIT}"))
+        if run.log is not None and run.log.other_data:
+            found.append(Refusal("data-synthetic", f"{path}: {data_limit(run.log)}"))
     logs = [run.log for run in runs if run.log is not None]
     found += copy_refusals(logs)
     if rules is not None:

@@ -42,7 +42,7 @@ def format_score(scored: Score) -> str:
     else:
         lines.append("  no score:")
         lines += [f"    - {obstacle}" for obstacle in scored.obstacles]
-    if scored.stand_in:
+    if scored.other_data:
         lines.append(f"  {NOT_A_RESULT}")
     return "\n".join(printable(line) for line in lines)
 
@@ -111,7 +111,7 @@ def as_json(scored: Score) -> dict[str, Any]:
         "reference": None if scored.reference is None else asdict(scored.reference),
         "factor": scored.factor,
         "score_minutes": scored.minutes,
-        "status": NOT_A_RESULT if scored.stand_in else UNVERIFIED,
+        "status": NOT_A_RESULT if scored.other_data else UNVERIFIED,
         "obstacles": list(scored.obstacles),
         "notes": list(scored.notes),
     }

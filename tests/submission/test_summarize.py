@@ -128,9 +128,12 @@ def test_result_file_that_the_package_checker_would_count_too_prevents_a_score(t
     assert name in found["obstacles"][0]
 
 
-def test_stand_in_data_have_no_score(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("data_set", ["stand-in", "custom"])
+def test_stand_in_and_custom_data_have_no_score(
+    data_set: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = log_of(results, 2)
-    log.write_text(event(first_line_ms(2), POINT, "data_set", "stand-in") + "\n" + log.read_text())
+    log.write_text(event(first_line_ms(2), POINT, "data_set", data_set) + "\n" + log.read_text())
     code, found = summary([results], tmp_path)
     assert (code, found["score_minutes"], found["status"]) == (1, None, "not an MLPerf result of any division")
     assert "no score" in capsys.readouterr().out

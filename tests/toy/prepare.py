@@ -10,10 +10,12 @@ import numpy as np
 from common.data import manifest, preparation, stand_in
 from common.data.commands import DataCommands, option
 from common.data.manifest import Manifest
+from common.data.published import SYNTHETIC, Published
 from common.errors import DataError
 from tests.toy.data import FORMAT, PREPARE_COMMAND
 
 SPLITS = ("train", "eval")
+PUBLISHED = Published({"train_samples": 524_288, "eval_samples": 65_536})
 
 
 def download(raw_dir: Path) -> Iterator[str]:
@@ -44,7 +46,8 @@ def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
         raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=cosmoflow'")
     wanted = {"fingerprint": " ".join(manifest.digest(raw_dir / f"{split}.npz", "sha256") for split in SPLITS)}
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted):
+        published = PUBLISHED if stand_in.description_of(raw_dir) is None else SYNTHETIC
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         for split in SPLITS:
             with np.load(raw_dir / f"{split}.npz") as raw:
@@ -52,8 +55,8 @@ def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
                 np.save(data_dir / f"{split}_parameters.npy", raw["parameters"])
                 counts[f"{split}_samples"] = len(raw["volumes"])
             names += [f"{split}_volumes.npy", f"{split}_parameters.npy"]
-        files, made_up = manifest.describe_files(data_dir, names), stand_in.description_of(raw_dir) is not None
-        written = Manifest(FORMAT, files, counts, made_up, {**wanted, "prepared": preparation.now()})
+        files = manifest.describe_files(data_dir, names)
+        written = published.manifest(FORMAT, files, counts, {**wanted, "prepared": preparation.now()})
         manifest.write(data_dir, written)
         return written
 
@@ -72,6 +75,7 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
+    published=PUBLISHED,
     workers={},
     options={"generate": tuple(option(f"--{name}", type=int, required=True) for name in ("train", "eval", "size"))},
 )

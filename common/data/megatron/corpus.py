@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from common.data.manifest import digest
 from common.data.megatron.indexed import bin_of, idx_of
+from common.data.published import Published
 from common.data.raw_layout import find_file, packed_hint
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
@@ -48,8 +49,7 @@ class Corpus:
         tokenizer: name of the tokenizer's file; its end says of what kind it is.
         vocabulary: tokens of the model.
         parts: pairs of files.
-        sizes: published bytes of the pairs' files, by their names.
-        checksums: published MD5s of the same.
+        published: what is known of the pairs' files, whether they are made from text or adopted.
         archive: name of the published archive of the pairs, where there is one.
     """
 
@@ -57,8 +57,7 @@ class Corpus:
     tokenizer: str
     vocabulary: int
     parts: tuple[Part, ...]
-    sizes: Mapping[str, int]
-    checksums: Mapping[str, str]
+    published: Published
     archive: str | None = None
 
     @property

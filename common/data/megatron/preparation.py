@@ -33,6 +33,7 @@ from common.data.megatron.indexed import (
 )
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.placing import place
+from common.data.published import SYNTHETIC, Published
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
@@ -72,8 +73,9 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
     source = open_raw(raw_dir, corpus)
     _check_vocabulary(source)
     wanted = {"fingerprint": source.fingerprint(), "settings": f"vocabulary {source.vocabulary}"}
+    published = corpus.published if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, corpus.prepare_command, wanted):
+        if found := preparation.already_prepared(data_dir, FORMAT, corpus.prepare_command, wanted, published):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
@@ -81,7 +83,7 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
             _link(source, data_dir)
         else:
             _tokenize(source, data_dir, work_dir, workers)
-        written = _manifest(source, data_dir, wanted)
+        written = _manifest(source, data_dir, wanted, published)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
@@ -259,7 +261,7 @@ def _link(source: RawCorpus, data_dir: Path) -> None:
         check_all(open_indexed(data_dir / part.name), source.vocabulary)
 
 
-def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str]) -> Manifest:
+def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str], published: Published) -> Manifest:
     counts = {"vocabulary": source.vocabulary}
     names = []
     for part in source.parts:
@@ -267,7 +269,7 @@ def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str]) -> Mani
         for kind, count in (("documents", len(opened.index.documents) - 1), ("tokens", len(opened.tokens))):
             counts[f"{part.split}_{kind}"] = counts.get(f"{part.split}_{kind}", 0) + count
         names += [bin_of(Path(part.name)).name, idx_of(Path(part.name)).name]
-    files = manifest.describe_files(data_dir, names)
+    files = manifest.describe_files(data_dir, names, published.with_md5)
     if source.stand_in is not None:
         description = json.dumps(source.stand_in, sort_keys=True)
     else:
@@ -275,4 +277,4 @@ def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str]) -> Mani
     origin = {**wanted, "description": description, "prepared": preparation.now()}
     if source.tokenizer is not None:
         origin["tokenizer"] = digest(source.tokenizer, "sha256")
-    return Manifest(FORMAT, files, counts, source.stand_in is not None, origin)
+    return published.manifest(FORMAT, files, counts, origin)

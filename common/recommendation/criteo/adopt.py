@@ -10,19 +10,20 @@ import numpy as np
 from tqdm import tqdm
 
 from common.data import manifest, preparation, stand_in
-from common.data.manifest import Digests, Manifest
+from common.data.manifest import FileEntry, Manifest
 from common.data.placing import place
+from common.data.published import SYNTHETIC
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, fingerprint_of
-from common.recommendation.criteo.prepare import check_rows, settings_of
-from common.recommendation.criteo.prepared import HOTNESS, MD5_OF, TABLE_ROWS
+from common.recommendation.criteo.preparation.raw_days import fingerprint_of
+from common.recommendation.criteo.prepare import check_rows, published_logs, settings_of
+from common.recommendation.criteo.prepared import HOTNESS, TABLE_ROWS
 from common.recommendation.criteo.sample_rows import IDS, WORD
 
 _REMEDY = "name the folder of the published files, complete and undamaged"
 
 
-def adopt(folder: Path, data_dir: Path, encoding: Encoding, published: Mapping[str, str], workers: int = 1) -> Manifest:
+def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) -> Manifest:
     """Check the two files of ``folder``, link them into ``data_dir`` and write the manifest.
 
     Real files have to be the published ones, by size and MD5. Synthetic ones, beside the file ``STAND_IN``, may be any
@@ -32,7 +33,6 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, published: Mapping[s
         folder: of the files; other files there are not looked at.
         data_dir: receives links, or copies on another disk; may be ``folder``.
         encoding: of the benchmark.
-        published: MD5 of each file.
         workers: threads.
 
     Raises:
@@ -42,28 +42,24 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, published: Mapping[s
     described = stand_in.description_of(folder)
     counted = {chosen.eval_file: "eval_samples", chosen.train_file: "train_samples"}
     rows = _rows(folder, tuple(counted), IDS + sum(encoding.hotness))
-    if described is None:
-        for name, count in counted.items():
-            if rows[name] != PUBLISHED_COUNTS[count]:
-                raise DataError(
-                    f"{folder / name} has {rows[name]:,} samples and not {PUBLISHED_COUNTS[count]:,}; {_REMEDY}"
-                )
+    published = published_logs(chosen) if described is None else SYNTHETIC
+    for name, count in counted.items():
+        if published.counts.get(count, rows[name]) != rows[name]:
+            raise DataError(
+                f"{folder / name} has {rows[name]:,} samples and not {published.counts[count]:,}; {_REMEDY}"
+            )
     fingerprint = fingerprint_of(folder, [folder / name for name in counted], described)
     wanted = {"fingerprint": fingerprint, "settings": settings_of(encoding)}
     with preparation.locked(data_dir):
         compared = None if data_dir.samefile(folder) else wanted
-        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, compared):
+        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, compared, published):
             return found
-        digests = _digests(folder, tuple(counted))
-        if described is None:
-            for name, found_digests in digests.items():
-                if found_digests.md5 != published[name]:
-                    raise DataError(
-                        f"{folder / name}: MD5 {found_digests.md5} where the published file has {published[name]}; "
-                        f"{_REMEDY}"
-                    )
-            table_rows: Sequence[int] = encoding.table_rows
-        else:
+        files = _entries(folder, tuple(counted))
+        for name, file in published.files.items():
+            if difference := file.difference(name, files[name]):
+                raise DataError(f"{folder}: {difference}; {_REMEDY}")
+        table_rows: Sequence[int] = encoding.table_rows
+        if described is not None:
             table_rows = _synthetic_rows(folder, rows, encoding, workers)
         for name in counted:
             place(folder / name, data_dir / name, "delete it or name another --data-dir")
@@ -71,13 +67,11 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, published: Mapping[s
             **wanted,
             TABLE_ROWS: json.dumps(list(table_rows)),
             HOTNESS: json.dumps(encoding.hotness),
-            **{f"{MD5_OF}{name}": found_digests.md5 for name, found_digests in digests.items()},
             "description": f"prepared by others: {'published files' if described is None else json.dumps(described)}",
             "prepared": preparation.now(),
         }
-        files = {name: found_digests.entry for name, found_digests in digests.items()}
         counts = {counted[name]: rows[name] for name in (chosen.train_file, chosen.eval_file)}
-        written = Manifest(chosen.name, files, counts, described is not None, source)
+        written = published.manifest(chosen.name, files, counts, source)
         manifest.write(data_dir, written)
         return written
 
@@ -95,10 +89,10 @@ def _rows(folder: Path, names: Sequence[str], words: int) -> dict[str, int]:
     return {name: size // (words * WORD) for name, size in sizes.items()}
 
 
-def _digests(folder: Path, names: Sequence[str]) -> dict[str, Digests]:
+def _entries(folder: Path, names: Sequence[str]) -> dict[str, FileEntry]:
     total = sum((folder / name).stat().st_size for name in names)
     with tqdm(total=total, desc="checksums", unit="B", unit_scale=True, disable=None) as bar:
-        return {name: manifest.digests(folder / name, bar.update) for name in names}
+        return {name: manifest.file_entry(folder / name, md5=True, progress=bar.update) for name in names}
 
 
 def _synthetic_rows(folder: Path, rows: Mapping[str, int], encoding: Encoding, workers: int) -> list[int]:

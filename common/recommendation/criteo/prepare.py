@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 
 from common.data import atomic, manifest, preparation
 from common.data.manifest import Manifest
+from common.data.published import SYNTHETIC, Published, PublishedFile
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
-from common.recommendation.criteo.prepared import FORM, HOTNESS, MD5_OF, TABLE_ROWS, open_prepared
+from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
@@ -44,17 +46,20 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
             were prepared from another source or otherwise, or another process prepares them now.
     """
     raw = open_raw(raw_dir)
+    published = published_logs(encoding.sample_format) if raw.stand_in is None else SYNTHETIC
+    if encoding.reduced:
+        published = replace(published, known=f"tables have at most {encoding.largest:,} rows")
     wanted = {"fingerprint": raw.fingerprint(), "settings": settings_of(encoding)}
     with preparation.locked(data_dir):
         chosen = encoding.sample_format
-        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, wanted):
+        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, wanted, published):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
         own = _memory_per_worker(work_dir / "memory", memory // workers)
         made = Pipeline(raw, encoding, data_dir, work_dir, workers, own).run()
-        written = _manifest(raw, made, encoding, wanted)
+        written = _manifest(raw, made, encoding, wanted, published)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
@@ -143,21 +148,28 @@ def check_rows(
     return found
 
 
-def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str]) -> Manifest:
+def published_logs(sample_format: SampleFormat) -> Published:
+    """The benchmark's samples, in the files of its format."""
+    return Published(
+        PUBLISHED_COUNTS,
+        {name: PublishedFile(md5=md5) for name, md5 in sample_format.checksums.items()},
+    )
+
+
+def _manifest(
+    raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str], published: Published
+) -> Manifest:
     origin = {
         **wanted,
         TABLE_ROWS: json.dumps(made.table_rows),
         HOTNESS: json.dumps(encoding.hotness),
         FORM: raw.form,
-        **{f"{MD5_OF}{name}": found.md5 for name, found in made.files.items()},
         "description": "Criteo's click logs" if raw.stand_in is None else json.dumps(raw.stand_in, sort_keys=True),
         "numpy": np.__version__,
         "prepared": preparation.now(),
     }
     counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
-    reduced = raw.stand_in is not None or encoding.reduced or counts != PUBLISHED_COUNTS
-    files = {name: found.entry for name, found in made.files.items()}
-    return Manifest(encoding.sample_format.name, files, counts, reduced, origin)
+    return published.manifest(encoding.sample_format.name, made.files, counts, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:

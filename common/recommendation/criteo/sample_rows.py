@@ -6,7 +6,8 @@ order, of each as many as its hotness. B samples, L ids of a sample, D dense fea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class SampleFormat:
             :meth:`decode` takes ln(x + 1).
         train_file, eval_file: names of the two files.
         command: the command that makes the data, for messages.
+        checksums: published MD5s of the two files, by their names; empty where none are published.
     """
 
     name: str
@@ -44,6 +46,7 @@ class SampleFormat:
     train_file: str
     eval_file: str
     command: str
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
     def decode(self, words_BW: Tensor) -> dict[str, Tensor]:
         """Take rows apart, on their device and into memory of its own.

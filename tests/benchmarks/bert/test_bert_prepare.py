@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import small_text
 
-from benchmarks.bert import adopt
 from benchmarks.bert import raw as raw_module
 from benchmarks.bert.prepare import COMMANDS, Options, adopted, prepare, verify
 from benchmarks.bert.raw import Settings
 from benchmarks.bert.stand_in import generate
 from common import cli
+from common.data.published import Published
 from common.data.stages import Stages
 from common.data.stand_in import mark
 from common.errors import ConfigError, DataError
@@ -303,7 +303,7 @@ def test_other_text_cannot_pass_as_wikipedia(tmp_path, monkeypatch):
         prepare(real, tmp_path / "data")
 
 
-def test_rebuilt_articles_with_another_evaluation_set_are_a_stand_in(articles, tmp_path, monkeypatch, capsys):
+def test_rebuilt_articles_with_another_evaluation_set_are_custom(articles, tmp_path, monkeypatch, capsys):
     """WikiExtractor writes the current date into some articles: only the distributed text is the benchmark's."""
     real = tmp_path / "raw"
     real.mkdir()
@@ -315,8 +315,9 @@ def test_rebuilt_articles_with_another_evaluation_set_are_a_stand_in(articles, t
     assert (
         COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data"), "--workers", "1"]) == 0
     )
-    assert "stand-in, because the held-out text is not the benchmark's" in capsys.readouterr().out
-    assert verify(tmp_path / "data").stand_in is True
+    assert "the open division alone: the held-out text has the MD5" in capsys.readouterr().out
+    made = verify(tmp_path / "data")
+    assert (made.stand_in, made.custom.endswith(f"published is {raw_module.EVALUATION_MD5}")) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -451,17 +452,18 @@ def test_shards_of_other_tools_are_counted_where_they_lie(whole, tmp_path, capsy
     found = verify(data)
     for name in ("train_samples", "train_packs", "packs_of_1", "packs_of_2", "packs_of_3", "shards", "eval_samples"):
         assert found.counts[name] == expected[name]
-    assert found.stand_in is True  # other counts than the benchmark's
+    assert found.custom == f"train_samples is {expected['train_samples']}, published is 156726829"
     assert (data / "packed").is_symlink()
-    assert "stand-in" in capsys.readouterr().out
+    assert "custom" in capsys.readouterr().out
 
 
 def test_shards_with_the_benchmark_s_counts_are_wikipedia(whole, tmp_path, monkeypatch):
     folder, evaluation = packed_elsewhere(whole, tmp_path)
     counts = json.loads((whole / "manifest.json").read_text())["counts"]
-    monkeypatch.setattr(adopt, "BENCHMARK", (counts["train_samples"], counts["eval_samples"]))
+    published = Published({name: counts[name] for name in ("train_samples", "eval_samples")})
+    monkeypatch.setattr("benchmarks.bert.prepare.PUBLISHED", published)
     found = adopted(folder, evaluation, tmp_path / "data", 1)
-    assert found.stand_in is False
+    assert (found.stand_in, found.custom) == (False, "")
     mark(folder, {"kind": "test"})
     assert adopted(folder, evaluation, tmp_path / "synthetic", 1).stand_in is True
     assert (found.counts["vocabulary"], found.counts["max_sequence_length"]) == (30_522, 512)
@@ -521,7 +523,7 @@ def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeyp
     assert COMMANDS.run("prepare", ["--raw-dir", str(real), "--data-dir", str(tmp_path / "data")]) == 0
     output = capsys.readouterr().out
     assert "Wikipedia, train_samples" in output
-    assert "The benchmark has (156726829, 10000) sequences" in output
+    assert "published is 156726829" in output
 
 
 def test_generated_text_is_real_and_its_vocabulary_knows_it(articles):

@@ -8,7 +8,8 @@ import os
 
 import pytest
 
-from benchmarks.dlrm_dcnv2.prepare import COMMANDS, PUBLISHED_MD5
+from benchmarks.dlrm_dcnv2.data import FORMAT
+from benchmarks.dlrm_dcnv2.prepare import COMMANDS
 from common.data import placing
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS
@@ -77,7 +78,7 @@ def real(published, monkeypatch):
     (published / "STAND_IN").unlink()
     for name, count in zip(FILES, ("train_samples", "eval_samples"), strict=True):
         content = (published / name).read_bytes()
-        monkeypatch.setitem(PUBLISHED_MD5, name, hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(FORMAT.checksums, name, hashlib.md5(content).hexdigest())
         monkeypatch.setitem(PUBLISHED_COUNTS, count, len(content) // 912)
     return published
 
@@ -98,7 +99,7 @@ def test_verify_compares_real_data_with_the_published_md5s(real, monkeypatch, ca
     }
     for kind, line in says.items():
         if kind == "other":
-            monkeypatch.setitem(PUBLISHED_MD5, "val_data.bin", "0" * 32)
+            monkeypatch.setitem(FORMAT.checksums, "val_data.bin", "0" * 32)
         capsys.readouterr()
         assert COMMANDS.run("verify", ["--data-dir", str(real)]) == 0
         assert capsys.readouterr().out.splitlines()[-1].startswith(line)

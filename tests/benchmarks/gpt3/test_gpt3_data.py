@@ -50,7 +50,9 @@ def test_the_files_are_the_benchmarks():
     assert len({*first.files, *second.files}) == 256
     assert evaluation.documents == 24_567
     assert raw.CORPUS.vocabulary == 50_257
-    assert set(raw.CORPUS.checksums) == {f"{part.name}.{end}" for part in raw.CORPUS.parts for end in ("bin", "idx")}
+    assert set(raw.CORPUS.published.with_md5) == {
+        f"{part.name}.{end}" for part in raw.CORPUS.parts for end in ("bin", "idx")
+    }
 
 
 def test_the_last_token_of_a_row_has_no_label(data):

@@ -139,11 +139,12 @@ def test_rows_without_a_mark_are_the_benchmark_s_and_have_8192_tokens(copy, tmp_
         prepare(raw, tmp_path / "data")
 
 
-def test_real_rows_cannot_be_cut_short_without_being_called_reduced(copy, tmp_path):
+def test_real_rows_cannot_be_cut_short_without_being_called_custom(copy, tmp_path):
     raw = copy("npy")
     (raw / "STAND_IN").unlink()
 
-    assert prepare(raw, tmp_path / "data", row_length=LENGTH).stand_in
+    made = prepare(raw, tmp_path / "data", row_length=LENGTH)
+    assert (made.stand_in, made.custom) == (False, "train_samples is 69, published is 3901")
 
 
 def test_texts_without_a_mark_need_llama_s_tokenizer(copy, tmp_path):

@@ -48,9 +48,9 @@ def test_the_files_are_the_benchmarks():
     assert (train.files[0], train.files[-1]) == ("c4-train.00768-of-01024.json.gz", "c4-train.00895-of-01024.json.gz")
     assert len(set(train.files)) == 128
     assert evaluation.documents == 91_205
-    assert raw.CORPUS.sizes[f"{raw.EVAL}.idx"] == 42 + 20 * 91_205
-    assert raw.CORPUS.sizes[f"{raw.TRAIN}.idx"] == 42 + 20 * 45_608_611
-    assert raw.CORPUS.sizes[f"{raw.TRAIN}.bin"] % 4 == 0
+    assert raw.CORPUS.published.files[f"{raw.EVAL}.idx"].bytes == 42 + 20 * 91_205
+    assert raw.CORPUS.published.files[f"{raw.TRAIN}.idx"].bytes == 42 + 20 * 45_608_611
+    assert raw.CORPUS.published.files[f"{raw.TRAIN}.bin"].bytes % 4 == 0
 
 
 def test_every_token_of_a_row_has_a_label(data):

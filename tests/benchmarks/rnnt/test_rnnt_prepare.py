@@ -167,10 +167,10 @@ def test_several_processes_write_the_same_bytes(raw_dir, small_shards, forked_po
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
 
 
-def test_fewer_subsets_are_reduced_data(tmp_path):
+def test_fewer_subsets_are_custom_data(tmp_path):
     raw = raw_speech.write(tmp_path / "raw", stand_in=False)
     made = prepare(raw, tmp_path / "data", 12, train_subsets=["train-other-500"])
-    assert made.stand_in
+    assert (made.stand_in, made.custom) == (False, "train_samples is 3, published is 281241")
     assert open_prepared(tmp_path / "data").split("train").names() == NAMES[5:]
     with pytest.raises(ConfigError, match="--train-subsets dev-clean: some of train-clean-100"):
         prepare(raw, tmp_path / "data", train_subsets=["dev-clean"])

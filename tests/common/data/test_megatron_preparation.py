@@ -21,6 +21,7 @@ from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_in
 from common.data.megatron.preparation import prepare, read_documents, read_manifest, verify
 from common.data.megatron.stand_in import Request, generate, train_tokenizer
 from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.published import Published, PublishedFile
 from common.errors import ConfigError, DataError
 
 WORDS = ("sum", "ärger", "list", "parameter", "iterator", "keyword", "function", "exception", "returns", "mapping")
@@ -40,8 +41,7 @@ def corpus(tokenizer: str = "tokenizer.json", vocabulary: int = 300, **published
             Part("c4.en_7_text", "train", ("train.2.json.gz", "train.3.json")),
             Part("c4-first.en_text", "eval", ("val.0.json.gz", "val.1.json.gz"), documents=10),
         ),
-        published.get("sizes", {}),
-        published.get("checksums", {}),
+        Published(files={name: PublishedFile(size) for name, size in published.get("sizes", {}).items()}),
     )
 
 
@@ -386,5 +386,7 @@ def test_the_commands(raw, tmp_path, capsys):
     assert commands.run("verify", ["--data-dir", data]) == 0
     shown = capsys.readouterr().out
     assert shown.count("C4, vocabulary 300") == 1
-    assert shown.count("c4.en_7_text.idx has 242 bytes, the published one 262") == 2
+    assert shown.count("data in place of C4") == 2
+    assert shown.count("not the benchmark's data, for the open division alone: c4.en_7_text.idx has 242 bytes") == 2
+    assert shown.endswith("as published: 1 files\n")
     assert "c4.en_6_text.idx has" not in shown

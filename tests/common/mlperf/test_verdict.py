@@ -17,6 +17,10 @@ from common.mlperf.verdict import Verdict, format_verdict, judge, judge_together
 
 WriteLog = Callable[..., Path]
 STAND_IN: Line = (POINT, "data_set", "stand-in", {}, 0)
+CUSTOM: Line = (POINT, "data_set", "custom", {}, 0)
+of_other_data = pytest.mark.parametrize(
+    ("data_set", "named"), [(STAND_IN, "a stand-in"), (CUSTOM, "custom")], ids=["synthetic", "custom"]
+)
 
 
 def judge_set(paths: Sequence[Path]) -> Verdict:
@@ -208,14 +212,19 @@ def test_run_with_a_warm_cache_has_the_format_only(write_log: WriteLog) -> None:
     assert "cache" in verdict.reasons[0]
 
 
-def test_stand_in_data_earn_the_format_only(write_log: WriteLog) -> None:
-    verdict = judge(write_log([*resnet_lines(), STAND_IN]))
+@of_other_data
+def test_stand_in_data_earn_the_format_only(write_log: WriteLog, data_set: Line, named: str) -> None:
+    verdict = judge(write_log([*resnet_lines(), data_set]))
     assert verdict.kind == "format"
+    assert f"the data are {named}" in verdict.limits[0]
     assert "not an MLPerf result of any division" in format_verdict(verdict)
 
 
-def test_stand_in_data_may_miss_target_and_values_but_not_keys_or_order(write_log: WriteLog) -> None:
-    lines = [*replaced(resnet_lines(accuracies=(0.1,)), "lars_opt_weight_decay", 3e-5), STAND_IN]
+@of_other_data
+def test_stand_in_data_may_miss_target_and_values_but_not_keys_or_order(
+    write_log: WriteLog, data_set: Line, named: str
+) -> None:
+    lines = [*replaced(resnet_lines(accuracies=(0.1,)), "lars_opt_weight_decay", 3e-5), data_set]
     verdict = judge(write_log(lines))
     assert verdict.kind == "format"
     assert any("lars_opt_weight_decay" in note for note in verdict.notes)
@@ -343,6 +352,7 @@ SET_FAULTS: dict[str, tuple[list[Line], str]] = {
     "another submitter": (replaced(resnet_lines(seed=1), "submission_org", "other"), "submission_org"),
     "stand-in data": ([*resnet_lines(seed=1), STAND_IN], "stand-in"),
     "stand-in data below target": ([*resnet_lines(seed=1, accuracies=(0.1,)), STAND_IN], "stand-in"),
+    "custom data": ([*resnet_lines(seed=1), CUSTOM], "the data are custom"),
     "warm cache": (replaced(resnet_lines(seed=1), "cache_clear", False), "cache"),
     "resumed": ([*resnet_lines(seed=1), (POINT, "resumed_from", "x", {}, 0)], "resumed"),
     "another benchmark": (stable_diffusion_lines(), "different benchmarks"),

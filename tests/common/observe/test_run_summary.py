@@ -62,6 +62,7 @@ def test_the_text_holds_what_a_reader_needs(tmp_path, capsys):
     ("outcome", "benchmark", "note"),
     [
         ({}, {"data_set": "stand-in"}, "not an MLPerf result of any division"),
+        ({}, {"data_set": "custom"}, "not an MLPerf result of any division: the data are custom"),
         ({"resumed": True}, {}, "a resumed run is not scored"),
         ({"status": "aborted", "history": []}, {}, "no evaluation (target"),
         ({}, {"targets": {"eval_accuracy": TargetConfig(0.759, "lower")}}, "eval_accuracy 0.5 (target <= 0.759"),

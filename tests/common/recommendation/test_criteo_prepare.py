@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,30 @@ def test_what_is_prepared_is_left_alone_and_others_are_refused(raw, tmp_path):
     assert (tmp_path / "train_data.bin").stat().st_mtime_ns == before
     with pytest.raises(DataError, match=r"was prepared with"):
         prepare(folder, tmp_path, ONE_HOT.capped(7))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "rows", "difference"),
+    [
+        (ONE_HOT, ROWS, ""),
+        (ONE_HOT.capped(7), ROWS, "tables have at most 7 rows"),
+        (ONE_HOT, (*ROWS[:-1], ROWS[-1] + 9), r"eval_samples is 4, published is \d+"),
+        (
+            replace(ONE_HOT, sample_format=replace(COUNTS, checksums={"train_data.bin": "0" * 32})),
+            ROWS,
+            "train_data.bin has the MD5 [0-9a-f]{32}, published is 0{32}",
+        ),
+    ],
+    ids=["the benchmark's", "capped tables", "other samples", "another MD5"],
+)
+def test_the_manifest_says_how_logs_differ_from_the_benchmarks(tmp_path, monkeypatch, encoding, rows, difference):
+    write_days(tmp_path / "raw")
+    monkeypatch.setattr("common.recommendation.criteo.preparation.raw_days.PUBLISHED_ROWS", ROWS)
+    monkeypatch.setattr("common.recommendation.criteo.prepare.PUBLISHED_ROWS", rows)
+    made = prepare(tmp_path / "raw", tmp_path / "data", encoding)
+    assert not made.stand_in
+    assert re.fullmatch(difference, made.custom)
+    assert verify(tmp_path / "data", encoding.sample_format) == made
 
 
 @pytest.fixture(scope="module")

@@ -134,6 +134,11 @@ def test_closed_beside_open_is_refused(tmp_path):
     assert "division" in refusal(tmp_path, {}, {"division": "open"})
 
 
+@pytest.mark.parametrize("others", ["imagenet-1k", "stand-in"])
+def test_custom_data_are_compared_with_custom_data_alone(tmp_path, others):
+    assert "the data are custom" in refusal(tmp_path, {"data_set": "custom"}, {"data_set": others})
+
+
 def test_stand_in_beside_real_data_is_refused(tmp_path):
     assert "stand-in" in refusal(tmp_path, {}, {"data_set": "stand-in"})
 

@@ -97,6 +97,13 @@ def test_stand_in_data_have_a_banner_and_no_published_results(of_a_stand_in):
     assert "NVIDIA" not in said(of_a_stand_in)
 
 
+def test_custom_data_have_a_banner_and_are_of_no_division(tmp_path):
+    text = said(read(a_run(tmp_path / "run", data_set="custom")))
+    assert "Custom data: not an MLPerf result of any division" in text
+    assert "of no division" in text
+    assert "NVIDIA" not in text
+
+
 def test_stand_in_data_are_of_no_division(of_a_stand_in):
     text = said(of_a_stand_in)
     assert "of no division" in text

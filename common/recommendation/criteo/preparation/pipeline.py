@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.manifest import Digests, digests
+from common.data.manifest import FileEntry, file_entry
 from common.data.preparation import require_space
 from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
@@ -41,7 +41,7 @@ class Made:
         train_samples, eval_samples: in the files.
     """
 
-    files: dict[str, Digests]
+    files: dict[str, FileEntry]
     table_rows: tuple[int, ...]
     train_samples: int
     eval_samples: int
@@ -85,9 +85,9 @@ def write_evaluation(
     return {"rows": last - first}
 
 
-def checksum(path: Path) -> Record:
-    """Size, SHA-256 and MD5 of a file."""
-    return asdict(digests(path))
+def checksum(path: Path, md5: bool) -> Record:
+    """Size and SHA-256 of a file, and its MD5 if asked for."""
+    return asdict(file_entry(path, md5))
 
 
 class Pipeline:
@@ -119,8 +119,10 @@ class Pipeline:
         with self.stages:
             table_rows, train, evaluation = self._published() if self.raw.form == MULTI_HOT else self._from_days()
             outputs = (train, evaluation)
-            sums = self.stages.run("digests", {output.path.name: (output.path,) for output in outputs}, checksum)
-            files = {name: Digests(**found) for name, found in sums.items()}
+            with_md5 = self.encoding.sample_format.checksums
+            tasks = {output.path.name: (output.path, output.path.name in with_md5) for output in outputs}
+            sums = self.stages.run("checksums", tasks, checksum)
+            files = {name: FileEntry(**entry) for name, entry in sums.items()}
             return Made(files, table_rows, train.rows, evaluation.rows)
 
     def _from_days(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
