@@ -72,6 +72,15 @@ def unpacked_text(data_of: Callable[[str], Path], folder: Path) -> Path:
     return folder
 
 
+def cloned_text(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """A clone of C4's repository, of which only the benchmark's variant was fetched."""
+    linked(data_of("llama31_8b").parent / "raw", folder, {"c4*": "c4/en/{name}"})
+    (folder / "c4" / "en.noblocklist").mkdir()
+    for path in (folder / "c4" / "en").iterdir():
+        (folder / "c4" / "en.noblocklist" / path.name).write_text("version https://git-lfs.github.com/spec/v1\n")
+    return folder
+
+
 def multi_hot_days(data_of: Callable[[str], Path], folder: Path) -> Path:
     """MLCommons' multi-hot days, of 3 rows each."""
     folder.mkdir(parents=True)
@@ -183,6 +192,13 @@ OFFICIAL = {
         {"c4*": "en/{name}", "tokenizer.json": "llama3_1_8b/{name}"},
         "en/c4-validation.00000-of-00008.json.gz",
         r"c4-validation\.00000-of-00008\.json\.gz is missing",
+    ),
+    "llama31_8b, cloned text": Official(
+        "llama31_8b",
+        cloned_text,
+        {},
+        "c4/en/c4-train.00768-of-01024.json.gz",
+        r"holds neither text \(c4-train\.00768",
     ),
     "llama31_8b, unpacked text": Official(
         "llama31_8b",
@@ -301,10 +317,29 @@ def test_two_folders_of_the_same_files_are_both_named(name, laid_out, tmp_path):
     raw, twice = tmp_path / "raw", OFFICIAL[name].twice
     linked(laid_out(name), raw, {})
     shutil.copytree(raw / twice, raw / "older" / Path(twice).name)
-    with pytest.raises(DataError, match=rf"{raw}/.* and {raw}/.* below {raw} both hold ") as raised:
+    with pytest.raises(
+        DataError, match=rf"{raw}/.* and {raw}/.* are two copies of the same data below {raw}; "
+    ) as raised:
         prepare(OFFICIAL[name].workload, raw, tmp_path / "data")
     assert f"{raw}/older/" in str(raised.value)
     assert f"{raw}/{twice}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("bert", "processed_dataset/results_text.tar.gz"),
+        ("bert", "processed_dataset/results_text.zip"),
+        ("gpt3", "megatron-lm/dataset_c4_spm.tar"),
+    ],
+)
+def test_an_archive_that_nobody_unpacked_is_named(name, archive, laid_out, tmp_path):
+    raw = tmp_path / "raw"
+    linked(laid_out(name), raw, {"*results4/*": "", "*.bin": "", "*.idx": ""})
+    (raw / archive).parent.mkdir(exist_ok=True)
+    (raw / archive).touch()
+    with pytest.raises(DataError, match=f"{raw / archive} is still packed: unpack it there"):
+        prepare(OFFICIAL[name].workload, raw, tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", ["llama31_8b, text", "rgat", "unet3d"])

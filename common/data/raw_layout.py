@@ -6,7 +6,7 @@ MLCommons' downloader, for example, makes ``processed_dataset/``, and the archiv
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 from common.data import manifest, preparation
@@ -19,7 +19,7 @@ Identity = tuple[int, int]
 """Device and inode."""
 
 
-def find_file(root: Path, *patterns: str) -> Path | None:
+def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path | None:
     """Return the first file that matches one of the patterns in ``root``, or else in a folder below it.
 
     The folders below a folder that has a matching file are not searched, so that files in ``root`` itself come first.
@@ -28,6 +28,7 @@ def find_file(root: Path, *patterns: str) -> Path | None:
     Args:
         root: the folder that the user names.
         patterns: globs such as ``results4/part-*``, relative to the searched folder. All stand for the same data.
+        others: names of folders that are left out, because they hold other data under the same names.
 
     Returns:
         The first match by name; None where no folder has one.
@@ -41,20 +42,23 @@ def find_file(root: Path, *patterns: str) -> Path | None:
     for depth in range(LEVELS + 1):
         below: list[Path] = []
         for folder in level:
-            if searched.setdefault(_identity(folder), folder) is not folder:  # links may make a circle
-                continue
-            matches = [path for pattern in patterns if (path := _first(folder, pattern)) is not None]
+            try:
+                if searched.setdefault(_identity(folder), folder) is not folder:  # links may make a circle
+                    continue
+                matches = [path for pattern in patterns if (path := _first(folder, pattern)) is not None]
+                if depth < LEVELS and not any(path.parent == folder for path in matches):
+                    below += _subfolders(folder, others)
+            except OSError as error:
+                raise DataError(f"{folder} cannot be searched for {patterns[0]}: {error.strerror}") from error
             for path in matches:
                 found.setdefault(_identity(path), path)
-            if depth < LEVELS and not any(path.parent == folder for path in matches):
-                below += _subfolders(folder)
         level = below
     paths = list(found.values())
     other = next((path for path in paths if path.parent != paths[0].parent), None)
     if other is not None:
         raise DataError(
-            f"{paths[0].parent} and {other.parent} below {root} both hold {_alternatives(patterns)}; move one of them "
-            "away, or name the folder that is meant instead"
+            f"{paths[0]} and {other} are two copies of the same data below {root}; move one of them away, or name the "
+            "folder that is meant instead"
         )
     return paths[0] if paths else None
 
@@ -69,12 +73,9 @@ def _first(folder: Path, pattern: str) -> Path | None:
     return min((path for path in folder.glob(pattern) if path.is_file()), default=None)
 
 
-def _subfolders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            paths = [Path(entry.path) for entry in entries if _is_searched(entry)]
-    except OSError as error:
-        raise DataError(f"{folder} cannot be searched for raw data: {error.strerror}") from error
+def _subfolders(folder: Path, others: Collection[str]) -> list[Path]:
+    with os.scandir(folder) as entries:
+        paths = [Path(entry.path) for entry in entries if entry.name not in others and _is_searched(entry)]
     return sorted(path for path in paths if not _is_prepared(path))
 
 
@@ -90,8 +91,3 @@ def _is_prepared(folder: Path) -> bool:
 def _identity(path: Path) -> Identity:
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def _alternatives(patterns: Sequence[str]) -> str:
-    more = " or the like" if len(patterns) > 1 else ""
-    return f"{patterns[0]}{more}"

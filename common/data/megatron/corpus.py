@@ -19,6 +19,8 @@ from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 Split = Literal["train", "eval"]
+OTHER_VARIANTS = ("en.noblocklist",)
+"""Folders of C4's repository, beside ``en``, whose files have the same names."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _pair(prefix: Path) -> tuple[Path, ...]:
 
 def _first_text(raw_dir: Path, part: Part) -> Path | None:
     """The first file of text of ``part``, as it is published or unpacked, or the one that holds all documents."""
-    first = find_file(raw_dir, part.files[0], part.files[0].removesuffix(".gz"))
+    first = find_file(raw_dir, part.files[0], part.files[0].removesuffix(".gz"), others=OTHER_VARIANTS)
     if first is None and part.one_file is not None:
         first = find_file(raw_dir, part.one_file, part.one_file.removesuffix(".gz"))
     return first

@@ -318,7 +318,9 @@ def test_two_checkpoints_and_a_packed_one_are_named(folders, tmp_path):
         load(trainee(Layout()), tmp_path)
     for name in ("one", "two"):
         own(beside(folders["reference"], tmp_path / name) / "language_model.embedding.word_embeddings.weight")
-    with pytest.raises(CheckpointError, match=rf"{tmp_path}/one/.* and {tmp_path}/two/.* both hold.*model\.checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=rf"{tmp_path}/one/.* and {tmp_path}/two/.* are two copies.*model\.checkpoint"
+    ):
         load(trainee(Layout()), tmp_path)
 
 
