@@ -19,7 +19,6 @@ from benchmarks.bert.preparation import sentences
 from benchmarks.bert.preparation.pipeline import Made, Pipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
 from benchmarks.bert.raw import RawText, Settings
-from benchmarks.bert.sources import download
 from benchmarks.bert.stand_in import Generated, generate
 from common.data import manifest, preparation
 from common.data.commands import DataCommands, cores, option
@@ -213,7 +212,6 @@ COMMANDS = DataCommands(
     raw="text and vocabulary",
     prepared="prepared sequences",
     real="Wikipedia",
-    download=download,
     generate=_generate,
     prepare=_prepare,
     verify=verify,

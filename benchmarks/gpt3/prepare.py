@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.gpt3.raw import CORPUS
-from benchmarks.gpt3.sources import download
 from common.data.megatron.commands import commands_for
 
-COMMANDS = commands_for(CORPUS, download)
+COMMANDS = commands_for(CORPUS)

@@ -22,7 +22,6 @@ from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
 from benchmarks.llama2_70b_lora.raw import BENCHMARK_ROWS, MARKER, RawRows, Settings
 from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
-from benchmarks.llama2_70b_lora.sources import download
 from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
@@ -173,7 +172,6 @@ COMMANDS = DataCommands(
     raw="rows, or texts and tokenizer, and base weights",
     prepared="prepared rows",
     real="SCROLLS gov_report",
-    download=download,
     generate=_generate,
     prepare=prepare,
     verify=verify,

@@ -22,6 +22,8 @@ from common.nn.resnet import ResNetTrunk
 from common.untrusted.pickled_arrays import load_arrays
 from common.untrusted.regular_file import open_regular
 
+BACKBONE = "R-50.pkl"
+"""Name of the rules' file."""
 BLOBS = "blobs"
 """Under which a dict has the arrays, if they aren't at the top."""
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.maskrcnn.caffe2_backbone import BACKBONE
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
-from benchmarks.maskrcnn.sources import BACKBONE, download
 from benchmarks.maskrcnn.stand_in import KINDS, Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
@@ -96,7 +96,7 @@ def _counts(split: str, found: Annotations) -> dict[str, int]:
     }
 
 
-_COCO = CocoPreparation(BENCHMARK, FORMAT, (BACKBONE.name,), segmentations=True, select=_selected, counts=_counts)
+_COCO = CocoPreparation(BENCHMARK, FORMAT, (BACKBONE,), segmentations=True, select=_selected, counts=_counts)
 prepare, verify = _COCO.prepare, _COCO.verify
 
 
@@ -114,7 +114,6 @@ COMMANDS = DataCommands(
     raw="COCO's archives, or what is in them",
     prepared="prepared records, boxes and outlines",
     real="COCO 2017",
-    download=download,
     generate=_generate,
     prepare=prepare,
     verify=verify,

@@ -18,9 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.maskrcnn.caffe2_backbone import write_backbone
+from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, write_backbone
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.sources import BACKBONE
 from common.data import stand_in
 from common.detection.coco_raw import SPLITS
 from common.detection.coco_stand_in import Generated, Look, write_pictures
@@ -125,7 +124,7 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     plans, look = _plans(request)
     with stand_in.generated(raw_dir) as partial:
         made = write_pictures(partial, plans, look, workers)
-        write_backbone(partial / BACKBONE.name, _backbone(partial / SPLITS["train"], request), _EPSILON)
+        write_backbone(partial / BACKBONE, _backbone(partial / SPLITS["train"], request), _EPSILON)
         stand_in.mark(partial, asdict(request))
     return made
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.caffe2_backbone import load_backbone
+from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, load_backbone
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.data import open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
@@ -35,8 +35,6 @@ from common.step.train_step import SAMPLES, Losses, TrainStep
 
 EXAMPLE_OBJECTS = 7
 """Objects of a made-up picture, as many as a picture of COCO has on average."""
-BACKBONE = "R-50.pkl"
-"""The rules' file that the backbone starts from."""
 
 
 class MaskRCNNSegmentation(Workload):

@@ -21,7 +21,6 @@ from benchmarks.resnet.stand_in import generate as generate
 from common.data import manifest, preparation
 from common.data.ahead import ahead
 from common.data.commands import TRUST, DataCommands, cores, option
-from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.data.stand_in import MARKER
 from common.errors import DataError
@@ -34,25 +33,7 @@ FILES = ("train.rec", "train.idx", "val.rec", "val.idx")
 STATE = "prepare.partial"
 IMAGENET_COUNTS = {"train_samples": 1_281_167, "eval_samples": 50_000, "classes": 1000}
 SHUFFLE_SEED = 20120
-LICENCE = "ImageNet terms of access (non-commercial research and education); registration at https://image-net.org"
-TARS = [
-    RemoteFile(raw.TRAIN_TAR, None, LICENCE, 147_897_477_120, "md5:1d675b47d978889d74fa0da5fadfb00e"),
-    RemoteFile(raw.VAL_TAR, None, LICENCE, 6_744_924_160, "md5:29b22e2961454d5413ddabcf34fc5622"),
-    RemoteFile(raw.DEVKIT_TAR, None, LICENCE, None, "md5:fa75699e90414af021442c21a62c3abf"),
-]
 _WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
-
-
-def download(raw_dir: Path) -> list[str]:
-    """Check the tars that the user placed in ``raw_dir``: ImageNet cannot be fetched without an account.
-
-    Returns:
-        A line for each.
-
-    Raises:
-        DataError: a tar is missing, or its size or MD5 differs.
-    """
-    return [f"{path}: as expected" for path in check_or_download(TARS, raw_dir)]
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False) -> Manifest:
@@ -149,7 +130,6 @@ COMMANDS = DataCommands(
     raw="tars or folders of pictures",
     prepared="prepared records",
     real="ImageNet",
-    download=download,
     generate=generate,
     prepare=prepare,
     verify=verify,

@@ -1,16 +1,27 @@
-"""Files of pictures on their way from the raw to the prepared folder, and what is noted of each."""
+"""Files of pictures: fetched, and brought from the raw to the prepared folder, and what is noted of each."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
+from benchmarks.retinanet import raw
+from common.data.ahead import ahead
+from common.data.download import Client
 from common.data.placing import place
+from common.data.remote_file import RemoteFile
+from common.data.sources import Sources
 from common.errors import DataError
-from common.formats.jpeg import checked_size
+from common.formats.jpeg import checked_size, jpeg_size
 from common.untrusted.regular_file import read_bytes
 
+FETCHED_AT_ONCE = 32
+"""Pictures that are asked for at a time; a host gets fewer connections."""
 PICTURE_BYTES = 2**28
 """Of a picture: OpenImages' have less than 30 MB."""
 
@@ -37,3 +48,52 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool
         for column, value in zip(noted.values(), entry, strict=True):
             column.append(value)
     return noted
+
+
+def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool) -> Iterator[str]:
+    """Fetch the pictures that the tables name and ``raw_dir`` lacks.
+
+    Nobody published checksums of the pictures: each is a JPEG that is complete, or is not kept.
+
+    Args:
+        raw_dir: see :mod:`benchmarks.retinanet.raw`; its tables are there.
+        sources: the addresses.
+        client: fetches.
+        check: whether to compare only.
+
+    Yields:
+        A line for each split.
+
+    Raises:
+        DataError: a transfer failed (what arrived is kept), pictures are missing that ``check`` looks for, or one is
+            not what it should be.
+    """
+    source = raw.open_raw(raw_dir)
+    for split in raw.SPLITS:
+        pictures = source.boxes(split).picture
+        folder = raw_dir / split
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        missing = [name for name in map(raw.picture_name, pictures) if name not in there]
+        if missing and check:
+            raise DataError(f"{folder} lacks {len(missing)} of {len(pictures)} pictures, such as {missing[0]}")
+        addresses = [f"{address}/{split}" for address in sources["pictures"].addresses]
+        with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
+            begun = (pool.submit(_bring_picture, folder / name, addresses, client) for name in missing)
+            ordered = ahead(begun, 4 * FETCHED_AT_ONCE, Future.cancel)
+            try:
+                for done in tqdm(ordered, split, len(missing), unit="picture", disable=None):
+                    done.result()
+            except BaseException:
+                client.stopped.set()
+                raise
+        yield f"{folder}: {len(pictures)} pictures, {len(missing)} of them fetched now; no checksum published"
+
+
+def _bring_picture(path: Path, addresses: list[str], client: Client) -> None:
+    urls = tuple(f"{address}/{path.name}" for address in addresses)
+    client.fetch(RemoteFile(path.name, urls, "CC BY 2.0, no account"), path)
+    try:
+        jpeg_size(read_bytes(path, PICTURE_BYTES))
+    except ValueError as error:
+        path.unlink()
+        raise DataError(f"{urls[-1]} is no whole JPEG: {error}; run the command again") from error

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.retinanet import raw
-from benchmarks.retinanet.pictures import place_pictures
+from benchmarks.retinanet.pictures import bring_pictures, place_pictures
 from benchmarks.retinanet.prepared import (
     BOXES,
     BYTES,
@@ -33,7 +33,6 @@ from benchmarks.retinanet.prepared import (
     Split,
 )
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
-from benchmarks.retinanet.sources import CONNECTIONS, download
 from benchmarks.retinanet.stand_in import OPTIONS, generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import TRUST, DataCommands, cores, option, other_counts
@@ -258,12 +257,12 @@ COMMANDS = DataCommands(
     raw="tables and pictures of OpenImages",
     prepared="prepared pictures and boxes",
     real="OpenImages",
-    download=download,
+    extra=bring_pictures,
     generate=generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
-    workers={"download": lambda: CONNECTIONS, "generate": cores, "prepare": cores, "verify": cores},
+    workers={"generate": cores, "prepare": cores, "verify": cores},
     options={
         "prepare": (
             option("--assets-dir", type=Path, help="for the backbone's weights (default: DATA_DIR-assets)"),

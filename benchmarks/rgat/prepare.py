@@ -28,7 +28,6 @@ from benchmarks.rgat.prepared import (
     seeds_mark,
 )
 from benchmarks.rgat.raw import RawGraph
-from benchmarks.rgat.sources import download
 from benchmarks.rgat.stand_in import Generated, Request, generate
 from benchmarks.rgat.verification import verify
 from common.data import atomic, manifest, preparation
@@ -161,14 +160,12 @@ COMMANDS = DataCommands(
     raw="IGBH's features, labels and edges",
     prepared="prepared features, graph and seeds",
     real=f"IGBH-{raw.FULL}",
-    download=download,
     generate=_generate,
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
-    workers={"download": lambda: min(cores(), 4), "prepare": cores, "verify": cores, "generate": cores},
+    workers={"prepare": cores, "verify": cores, "generate": cores},
     options={
-        "download": (option("--size", choices=list(raw.NODES), default=raw.FULL, help="of IGBH (default full)"),),
         "prepare": (
             option("--size", choices=list(raw.NODES), help="of IGBH (default: by the number of papers)"),
             option("--features", choices=list(FEATURE_DTYPES), default="float8"),

@@ -15,7 +15,6 @@ from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
 from benchmarks.rnnt.raw import BENCHMARK_COUNTS, TRAIN_SUBSETS, VOCABULARY, RawSpeech
-from benchmarks.rnnt.sources import download
 from benchmarks.rnnt.stand_in import KINDS, Generated, Request, generate
 from benchmarks.rnnt.tokenizer import Tokenizer
 from common.data import manifest, preparation
@@ -114,14 +113,12 @@ COMMANDS = DataCommands(
     raw="LibriSpeech's archives, or what is in them",
     prepared="prepared samples and word pieces",
     real="LibriSpeech",
-    download=lambda raw_dir, train_subsets: download(raw_dir, train_subsets or TRAIN_SUBSETS),
     generate=_generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
     workers={"prepare": cores, "generate": cores},
     options={
-        "download": (_SUBSETS,),
         "prepare": (
             option("--vocabulary", type=int, help="pieces of the tokenizer (1023, or what the stand-in says)"),
             option("--tokenizer", type=Path, help="a SentencePiece model, in the place of one trained on the data"),

@@ -21,6 +21,8 @@ from common.errors import ConfigError
 from common.ops.implementation import AUTO
 from common.optim.hparams import SgdHparams
 
+BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
+"""Names of the file that the backbone starts from: torchvision's, and that of synthetic data."""
 Interval = Range("two positive numbers, ascending", lambda pair: 0 < pair[0] <= pair[1])
 Shares = Range("two shares above 0, ascending", lambda pair: 0 < pair[0] <= pair[1] <= 1)
 Extra = Range(

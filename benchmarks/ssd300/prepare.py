@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
-from benchmarks.ssd300.sources import BACKBONES, download
+from benchmarks.ssd300.config import BACKBONES
 from benchmarks.ssd300.stand_in import Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations
@@ -47,7 +47,6 @@ COMMANDS = DataCommands(
     raw="COCO's archives, or what is in them",
     prepared="prepared records and boxes",
     real="COCO 2017",
-    download=download,
     generate=_generate,
     prepare=prepare,
     verify=verify,

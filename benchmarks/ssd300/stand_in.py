@@ -17,8 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.ssd300.augment import eval_pixels
-from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.sources import BACKBONES
+from benchmarks.ssd300.config import BACKBONES, Facts
 from common.data import stand_in
 from common.data.pixels import Normalizer
 from common.detection.coco_raw import SPLITS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.annotated import FORMAT
-from benchmarks.ssd300.config import Ssd300Config
+from benchmarks.ssd300.config import BACKBONES, Ssd300Config
 from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train, warm_up
 from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.detect import Detector
@@ -18,7 +18,6 @@ from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.ops import class_entropy
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
-from benchmarks.ssd300.sources import BACKBONES
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
 from common.config.schema import Declaration, RunConfig

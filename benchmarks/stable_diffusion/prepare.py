@@ -31,7 +31,6 @@ from benchmarks.stable_diffusion.prepared import (
 )
 from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
 from benchmarks.stable_diffusion.raw import FORMS, RawData
-from benchmarks.stable_diffusion.sources import download
 from benchmarks.stable_diffusion.stand_in import OPTIONS, generate
 from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
 from common.data import manifest, preparation
@@ -277,14 +276,12 @@ COMMANDS = DataCommands(
     raw="tars of pictures, moments or encoded samples, captions, and frozen networks",
     prepared="prepared tars",
     real="LAION-400M filtered",
-    download=download,
     generate=generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
     workers={"generate": cores, "prepare": cores, "verify": cores},
     options={
-        "download": (option("--source", choices=[*FORMS], default=raw.MOMENTS, help="form of the training data"),),
         "prepare": (
             option("--source", choices=[*FORMS], help="form of the raw tars, where there is more than one"),
             option("--members", choices=[*MEMBERS], default="encoded", help="what the prepared tars have"),

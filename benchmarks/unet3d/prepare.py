@@ -25,7 +25,6 @@ from tqdm import tqdm
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
 from benchmarks.unet3d.raw import RawCase, RawScans, Settings
-from benchmarks.unet3d.sources import download
 from benchmarks.unet3d.stand_in import Generated, Request, generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
@@ -302,13 +301,11 @@ COMMANDS = DataCommands(
     raw="scans and their labels",
     prepared="prepared volumes",
     real="KiTS19",
-    download=download,
     generate=_generate,
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
     workers={
-        "download": lambda: min(cores(), 4),
         "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
         "verify": cores,
         "generate": cores,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
+from common.data.download import Client
+from common.data.fetching import Download, Extra, described
+from common.data.http import CONNECTIONS
 from common.data.manifest import Manifest
+from common.data.sources import parse_mirrors, read_sources
 from common.errors import FULL_DISK, ConfigError, DataError
 from common.untrusted.variables import data_root
 
@@ -32,6 +39,15 @@ TRUST = option(
     help="do not decode all pictures completely, and note that in the manifest: damaged ones end a training run",
 )
 """Of ``prepare``, where it would decode pictures only to check them."""
+
+
+_DOWNLOAD = (
+    option("--sets", default="", help="fetch these sets of files alone, NAME,NAME,…; --list names them"),
+    option("--mirror", action="append", default=[], metavar="NAME=URL", help="try this address of a store first"),
+    option("--list", dest="show", action="store_true", help="name all files, sizes and licences, without a network"),
+    option("--check", action="store_true", help="compare what is there with what is published, and fetch nothing"),
+    option("--workers", type=int, default=CONNECTIONS, help=f"files at a time (default {CONNECTIONS})"),
+)
 
 
 def cores() -> int:
@@ -59,7 +75,7 @@ class DataCommands:
         raw: what ``--raw-dir`` holds, for the help.
         prepared: what ``--data-dir`` holds, for the help.
         real: what data are that stand in for no others, for the summary.
-        download: fetch or check the raw data; a line for each thing that is there.
+        extra: fetches what ``sources.yaml`` cannot list, once its sets are there.
         generate: write a stand-in for the raw data; what it returns says as text what it wrote.
         prepare: turn raw data into what training reads.
         verify: compare prepared data with their manifest.
@@ -72,13 +88,13 @@ class DataCommands:
     raw: str
     prepared: str
     real: str
-    download: Callable[..., Iterable[str]]
     generate: Callable[..., object]
     prepare: Callable[..., Manifest]
     verify: Callable[..., Manifest]
     workers: Mapping[str, Callable[[], int]]
     options: Mapping[str, tuple[Option, ...]]
     remarks: Callable[..., Iterable[str]] = no_remarks
+    extra: Extra | None = None
 
     def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
@@ -116,7 +132,7 @@ class DataCommands:
 
     def _lines(self, command: str, options: Mapping[str, Any]) -> Iterator[str]:
         if command == "download":
-            yield from self.download(**options)
+            yield from self._download(**options)
         elif command == "generate":
             yield f"{options['raw_dir']}: {self.generate(**options)}"
         else:
@@ -127,6 +143,26 @@ class DataCommands:
             if made.trusted:
                 yield f"{options['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             yield from self.remarks(made, **options)
+
+    def _download(
+        self,
+        raw_dir: Path,
+        workers: int,
+        sets: str,
+        mirror: Sequence[str],
+        show: bool,
+        check: bool,
+    ) -> Iterator[str]:
+        mirrors = parse_mirrors(os.environ.get("MLPERF_MIRRORS", "")) | parse_mirrors(",".join(mirror))
+        sources = read_sources(self.benchmark, mirrors)
+        if show:
+            yield from described(sources)
+            return
+        client = Client(report=lambda line: tqdm.write(line, sys.stderr))
+        chosen = [name.strip() for name in sets.split(",") if name.strip()]
+        yield from Download(sources, raw_dir, workers, check, client).run(chosen)
+        if self.extra is not None and not chosen:
+            yield from self.extra(raw_dir, sources, client, check)
 
     def _real_raw(self) -> Path:
         return data_root() / f"{self.benchmark}-raw"
@@ -145,6 +181,8 @@ class DataCommands:
             yield option("--raw-dir", type=Path, default=folder, help=self.raw)
         if command in ("prepare", "verify"):
             yield option("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
+        if command == "download":
+            yield from _DOWNLOAD
         if command in self.workers:
             workers = self.workers[command]()
             yield option("--workers", type=int, default=workers, help=f"processes or threads (default {workers})")

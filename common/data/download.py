@@ -1,123 +1,288 @@
-"""Fetch or check the files of a data set: resumable, verified, renamed only when complete."""
+"""Fetch large files: resumed, checked, and renamed only when they are complete.
+
+The transfer is ours, on top of urllib3, because no Python library that we know of resumes, checks and retries at once:
+pooch starts over, and huggingface_hub reads only its own hub.
+
+A file arrives as ``NAME.partial``, beside it ``NAME.partial.json`` with the validator (ETag or Last-Modified) of the
+version that it is a part of. A transfer continues only what the server confirms to be the same version (If-Range), or
+what a published checksum will prove.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-import urllib.error
-import urllib.request
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import urllib3
+
+from common.data.http import Answer, Connections, Transient, refusal
+from common.data.preparation import require_space
+from common.data.remote_file import BEGINNING, RemoteFile, foreign_content
 from common.errors import DataError
+from common.untrusted.strict_json import read_json_object
 
 _CHUNK = 1 << 20
-_TIMEOUT_S = 60
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
-    """One file of a data set.
+@dataclass
+class Client(Connections):
+    """Transfers files, for several threads.
 
     Attributes:
-        name: its name below the raw folder.
-        url: where it is; None when its licence demands an account, so that the user places it.
-        licence: licence, and what it takes to get the file.
-        bytes: its size, None if unknown.
-        checksum: ``md5:...`` or ``sha256:...`` (hexadecimal), None if unknown.
+        advance: gets the number of bytes that have arrived; negative where they have to be fetched again.
     """
 
-    name: str
-    url: str | None
-    licence: str
-    bytes: int | None = None
-    checksum: str | None = None
+    advance: Callable[[int], object] = lambda count: None
+
+    def fetch(self, file: RemoteFile, path: Path) -> RemoteFile:
+        """Download ``file`` to ``path``, from the first of its addresses that has it.
+
+        Returns:
+            The file, with size and checksum where only the server stated them.
+
+        Raises:
+            DataError: no address gave the file; the message is that of the last one. What arrived is kept unless it
+                is wrong.
+            OSError: of the disk.
+        """
+        if not file.urls:
+            raise DataError(f"{file.name} has no address: {file.licence}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number, url in enumerate(file.urls, 1):
+            try:
+                return self._fetch_from(url, file, path)
+            except DataError as error:
+                if number == len(file.urls) or self.stopped.is_set():
+                    raise
+                self.report(f"{error}; trying the next address")
+        raise AssertionError("the last address raises")
+
+    def _fetch_from(self, url: str, file: RemoteFile, path: Path, again: bool = False) -> RemoteFile:
+        transfer = _Transfer(self, url, file, path)
+        self.persist(url, transfer.attempt, transfer.arrived)
+        try:
+            transfer.finish()
+        except DataError as error:
+            if not transfer.continued or again:
+                raise
+            self.report(f"{error}; starting over, since a part of it had been there before")
+            return self._fetch_from(url, file, path, again=True)
+        return transfer.file
 
 
-def check_or_download(files: Iterable[RemoteFile], folder: Path) -> list[Path]:
-    """Bring every file to ``folder``: check those that are there, fetch those that have a URL.
+class _Transfer:
+    """The state of one file from attempt to attempt.
 
-    Raises:
-        DataError: a file without a URL is missing (all such files are named), a transfer failed, or a file's size or
-            checksum differs.
+    Attributes:
+        continued: whether a part of the file was there before.
     """
-    files = list(files)
-    missing = [file for file in files if file.url is None and not (folder / file.name).is_file()]
-    if missing:
-        lines = [f"  {file.name}{_facts(file)}: {file.licence}" for file in missing]
-        raise DataError(f"{folder} lacks files that have to be fetched by hand:\n" + "\n".join(lines))
-    paths = []
-    for file in files:
-        path = folder / file.name
-        if path.is_file():
-            check(path, file)
-        else:
-            fetch(file, path)
-        paths.append(path)
-    return paths
 
+    def __init__(self, client: Client, url: str, file: RemoteFile, path: Path) -> None:
+        self.client, self.url, self.file, self.path = client, url, file, path
+        self.partial = path.with_name(f"{path.name}.partial")
+        self.origin = path.with_name(f"{path.name}.partial.json")
+        self.continued = False
+        self._hash: Any = None
+        self._hashed = self._counted = 0
 
-def check(path: Path, file: RemoteFile) -> None:
-    """Compare ``path`` with what is known of ``file``; reads all of it when there is a checksum.
+    def arrived(self) -> int:
+        """Return the number of bytes on the disk."""
+        return self.partial.stat().st_size if self.partial.exists() else 0
 
-    Raises:
-        DataError: size or checksum differ.
-    """
-    size = path.stat().st_size
-    if file.bytes is not None and size != file.bytes:
-        raise DataError(f"{path} has {size} bytes instead of {file.bytes}: fetch it again ({file.licence})")
-    if file.checksum is not None:
-        algorithm, _, expected = file.checksum.partition(":")
-        with open(path, "rb") as opened:
-            actual = hashlib.file_digest(opened, algorithm).hexdigest()
-        if actual != expected:
-            raise DataError(f"{path}: {algorithm} {actual} instead of {expected}: fetch it again ({file.licence})")
+    def attempt(self) -> None:
+        """Bring the rest of the file.
 
-
-def fetch(file: RemoteFile, path: Path) -> None:
-    """Download ``file`` to ``path`` through ``path.partial``, continuing a partial one where the server allows.
-
-    Raises:
-        DataError: the transfer failed or ended early (what arrived is kept), or size or checksum differ.
-    """
-    if file.url is None:
-        raise DataError(f"{file.name} has no URL: {file.licence}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    have = partial.stat().st_size if partial.exists() else 0
-    if not (file.bytes is not None and have == file.bytes):
-        _transfer(file.url, partial, have)
-    if file.bytes is not None and (got := partial.stat().st_size) < file.bytes:
-        raise DataError(f"{file.url} ended after {got} of {file.bytes} bytes; run the command again to continue")
-    try:
-        check(partial, file)
-    except DataError:
-        partial.unlink()  # complete but wrong: nothing to continue
-        raise
-    partial.replace(path)
-
-
-def _transfer(url: str, partial: Path, have: int) -> None:
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            resumed = have > 0 and answer.status == 206
-            with open(partial, "ab" if resumed else "wb") as out:
-                shutil.copyfileobj(answer, out, _CHUNK)
-                got = out.tell()
-            promised = answer.headers.get("Content-Length")  # what http.client does not compare
-            if promised is not None and got != (whole := int(promised) + (have if resumed else 0)):
-                raise DataError(f"{url} ended after {got} of {whole} bytes; run the command again to continue")
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # the range is empty: all bytes are there
+        Raises:
+            Transient: another attempt may succeed.
+            DataError: none will.
+        """
+        self._require_going_on()
+        have, validator = self.arrived(), self._validator()
+        if have and self.file.checksum is None and validator is None:
+            self._drop()
+            have = 0
+        if have and have == self.file.bytes and self.file.checksum is not None:
+            self.continued = True
             return
-        raise DataError(f"{url}: HTTP {error.code} {error.reason}") from error
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise DataError(f"{url}: {error}; run the command again to continue") from error
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        headers |= {"If-Range": validator} if have and validator else {}
+        with self.client.opened(self.url, headers) as answer:
+            self._learn(answer)
+            status = answer.response.status
+            if have and status in (206, 416):
+                self.continued = True
+            if have and status == 416:
+                self._require_whole(answer, have)
+            elif have and status == 206:
+                self._receive(answer, have, self._size_of_same(answer, have, validator))
+            elif status == 200:
+                self._receive(answer, 0, answer.response.length_remaining)
+            else:
+                raise refusal(answer, self.file.licence)
+
+    def finish(self) -> None:
+        """Compare what arrived with size and checksum, and give it its name.
+
+        Raises:
+            DataError: it differs, and is deleted.
+        """
+        size = self.arrived()
+        if self.file.bytes is not None and size != self.file.bytes:
+            self._delete()
+            raise DataError(f"{self.url} has {size:,} bytes instead of {self.file.bytes:,}; they are deleted")
+        if self.file.checksum is not None:
+            algorithm, _, expected = self.file.checksum.partition(":")
+            self._hash_up_to(size)
+            if not (found := self._hash.hexdigest()).startswith(expected):
+                self._delete()
+                raise DataError(f"{self.url} has {algorithm} {found} instead of {expected}; what arrived is deleted")
+        self.partial.replace(self.path)
+        self.origin.unlink(missing_ok=True)
+
+    def _learn(self, answer: Answer) -> None:
+        """Take over what Hugging Face's redirect states about the file, where nothing else was published."""
+        if answer.sha256 and self.file.checksum is None:
+            self.file = replace(self.file, checksum=f"sha256:{answer.sha256}")
+        if answer.bytes and self.file.bytes is None:
+            self.file = replace(self.file, bytes=answer.bytes)
+
+    def _require_whole(self, answer: Answer, have: int) -> None:
+        """Accept the answer "no such range" if all bytes are there."""
+        found = _CONTENT_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
+        total = int(found[3]) if found and found[3] != "*" else self.file.bytes
+        if total != have and (total is not None or self.file.checksum is None):
+            self._drop()
+            raise Transient(f"has {total or 'fewer'} bytes and not the {have} that were there; starting over")
+
+    def _size_of_same(self, answer: Answer, have: int, validator: str | None) -> int:
+        """Return the size of the file; checks that the body continues what is there, which may not reach to the end."""
+        stated = answer.response.headers.get("Content-Range", "")
+        found = _CONTENT_RANGE.fullmatch(stated)
+        if found and found[1] is not None and int(found[1]) == have:
+            end = int(found[2]) + 1
+            total = int(found[3]) if found[3] != "*" else self.file.bytes
+            same = None in (validator, now := _validator_of(answer.response)) or now == validator
+            if same and total is not None and have < end <= total:
+                return total
+        self._drop()
+        raise Transient(f"answers a request for byte {have:,} and all behind it with {stated[:80]!r}; starting over")
+
+    def _receive(self, answer: Answer, have: int, total: int | None) -> None:
+        """Append the body to the ``have`` bytes that are there; ``total`` is the size that the server states.
+
+        What is there is kept until the first bytes of a new beginning are found to be of the file, and no page.
+        """
+        response = answer.response
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding != "identity" and not self.path.name.endswith("gz"):
+            raise DataError(f"{self.url}: is sent as {encoding[:40]}, which was not asked for")
+        whole = self.file.bytes if total is None else total
+        chunk = self._read(response) if have else self._first_bytes(response, whole)
+        if total is not None:
+            if self.file.bytes not in (None, total):
+                if have:
+                    self._drop()
+                raise DataError(f"{self.url}: has {total:,} bytes instead of {self.file.bytes:,}")
+            require_space(self.path.parent, total - have)
+        if not have:
+            self._drop()
+        self.origin.write_text(json.dumps({"url": self.url, "validator": _validator_of(response)}), encoding="utf-8")
+        self._count(have)
+        got = have
+        with open(self.partial, "ab") as out:
+            while chunk:
+                if whole is not None and got + len(chunk) > whole:
+                    self._drop()
+                    raise DataError(f"{self.url}: has more than the {whole:,} bytes that it should have")
+                out.write(chunk)
+                self._add_to_hash(got, chunk)
+                got += len(chunk)
+                self._count(got)
+                self._require_going_on()
+                chunk = self._read(response)
+        if whole is not None and got < whole:
+            raise Transient(f"ended after {got:,} of {whole:,} bytes")
+        chunked = "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+        if whole is None and not chunked and self.file.checksum is None:
+            self.client.report(
+                f"{self.url}: took {got:,} bytes, but neither server nor publisher says how many there are; compare "
+                f"{self.path} with another copy"
+            )
+
+    def _first_bytes(self, response: urllib3.BaseHTTPResponse, whole: int | None) -> bytes:
+        """Return the beginning of the file; checks that it is one."""
+        found = b""
+        while len(found) < BEGINNING and (chunk := self._read(response)):
+            found += chunk
+        if not found and not whole:
+            raise DataError(f"{self.url}: is empty")
+        cut = whole is not None and len(found) < min(whole, BEGINNING)
+        beginning = found if cut else found.ljust(BEGINNING, b"\0")
+        if (fault := foreign_content(self.file.name, beginning, response.headers.get("Content-Type"))) is not None:
+            raise DataError(f"{self.url}: {fault}")
+        if cut:
+            raise Transient(f"ended after {len(found):,} of {whole:,} bytes")
+        return found
+
+    @staticmethod
+    def _read(response: urllib3.BaseHTTPResponse) -> bytes:
+        return response.read1(_CHUNK, decode_content=False)
+
+    def _require_going_on(self) -> None:
+        if self.client.stopped.is_set():
+            raise DataError(f"{self.url}: stopped; run the command again to continue")
+
+    def _count(self, arrived: int) -> None:
+        self.client.advance(arrived - self._counted)
+        self._counted = arrived
+
+    def _drop(self) -> None:
+        """Delete what has arrived, to start over."""
+        self._delete()
+        self.continued = False
+
+    def _delete(self) -> None:
+        self._count(0)
+        self.partial.unlink(missing_ok=True)
+        self.origin.unlink(missing_ok=True)
+        self._hash = None
+
+    def _validator(self) -> str | None:
+        """Return the validator of the version that the part is of, None if it is not known."""
+        try:
+            found = read_json_object(self.origin)
+        except (DataError, FileNotFoundError):
+            return None
+        validator = found.get("validator")
+        return validator if found.get("url") == self.url and isinstance(validator, str) else None
+
+    def _add_to_hash(self, start: int, chunk: bytes) -> None:
+        if self.file.checksum is not None:
+            self._hash_up_to(start)
+            self._hash.update(chunk)
+            self._hashed = start + len(chunk)
+
+    def _hash_up_to(self, end: int) -> None:
+        """Make the checksum that of the first ``end`` bytes; reads them unless it is that already."""
+        assert self.file.checksum is not None
+        if self._hash is not None and self._hashed == end:
+            return
+        self._hash, self._hashed = hashlib.new(self.file.checksum.partition(":")[0]), end
+        if end:
+            with open(self.partial, "rb") as file:
+                left = end
+                while left and (chunk := file.read(min(left, _CHUNK))):
+                    self._hash.update(chunk)
+                    left -= len(chunk)
 
 
-def _facts(file: RemoteFile) -> str:
-    facts = [f"{file.bytes} bytes"] if file.bytes is not None else []
-    facts += [file.checksum] if file.checksum is not None else []
-    return f" ({', '.join(facts)})" if facts else ""
+def _validator_of(response: urllib3.BaseHTTPResponse) -> str | None:
+    """Return what If-Range takes: a strong ETag, or a date."""
+    etag = response.headers.get("ETag", "")
+    return etag if etag.startswith('"') else response.headers.get("Last-Modified")

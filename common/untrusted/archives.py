@@ -99,14 +99,16 @@ def unpack(
     place_of: Callable[[tarfile.TarInfo], str | None],
     *,
     most: int,
+    mode: str = "r|gz",
 ) -> int:
-    """Write files of a ``.tar.gz`` below a folder and return their number.
+    """Write files of a tar below a folder and return their number.
 
     Args:
         archive: the file.
         folder: an existing folder.
         place_of: path of a member below the folder, with ``/`` between its parts; None for one that stays packed.
         most: bytes that the archive may have inflated.
+        mode: see :func:`tar_members`.
 
     Raises:
         DataError: the archive is damaged, or a member that is wanted is no file, comes twice, lies below a file or
@@ -116,7 +118,7 @@ def unpack(
     written: set[str] = set()
     folders: set[str] = set()
     with open_regular(archive) as file, named_damage(f"{archive} is damaged"):
-        for tar, member in tar_members(file, f"{archive} is damaged", "r|gz", most=most):
+        for tar, member in tar_members(file, f"{archive} is damaged", mode, most=most):
             if (name := place_of(member)) is None:
                 continue
             parts = PurePosixPath(name).parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from common.data.megatron.corpus import Corpus
 from common.data.megatron.stand_in import Generated, Request, generate
 
 
-def commands_for(corpus: Corpus, download: Callable[[Path], Iterable[str]]) -> DataCommands:
+def commands_for(corpus: Corpus) -> DataCommands:
     """``download``, ``generate``, ``prepare`` and ``verify`` of ``corpus``.
 
     Args:
         corpus: what the workload trains on.
-        download: fetches and checks its raw data.
     """
 
     def generated(raw_dir: Path, **sizes: Any) -> Generated:
@@ -42,7 +41,6 @@ def commands_for(corpus: Corpus, download: Callable[[Path], Iterable[str]]) -> D
         raw="C4's text and the tokenizer, or pairs of .bin and .idx",
         prepared="pairs of .bin and .idx",
         real="C4",
-        download=download,
         generate=generated,
         prepare=prepared,
         verify=verified,

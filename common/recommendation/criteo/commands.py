@@ -10,19 +10,14 @@ from typing import Any
 import psutil
 
 from common.data.commands import DataCommands, cores, option
-from common.data.download import RemoteFile, check_or_download
 from common.data.manifest import Manifest
 from common.errors import ConfigError
 from common.recommendation.criteo import stand_in
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.raw_days import multi_hot_names, open_raw
 from common.recommendation.criteo.prepare import prepare, verify
 from common.recommendation.criteo.prepared import TABLE_ROWS
-from common.recommendation.criteo.sample_rows import DAYS, SampleFormat
+from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.stand_in import Generated, Request
-
-STORE = "https://huggingface.co/datasets/criteo/CriteoClickLogs/resolve/main"
-LICENCE = "CC BY-NC-SA 4.0: https://ailab.criteo.com/download-criteo-1tb-click-logs-dataset"
 
 
 def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Callable[[], Encoding]) -> DataCommands:
@@ -39,7 +34,6 @@ def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Ca
         raw="Criteo's click logs, or the published multi-hot set",
         prepared="prepared samples",
         real="Criteo's click logs",
-        download=download,
         generate=functools.partial(_generate, encoding),
         prepare=functools.partial(_prepare, encoding),
         verify=functools.partial(_verify, sample_format),
@@ -62,26 +56,6 @@ def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Ca
             ),
         },
     )
-
-
-def download(raw_dir: Path) -> Iterator[str]:
-    """Fetch the days of the log, compressed text; a day that is there in another form is not fetched.
-
-    Yields:
-        A line for each day.
-
-    Raises:
-        DataError: a transfer failed (the command continues it).
-    """
-    for day in range(DAYS):
-        forms = [[f"day_{day}"], list(multi_hot_names(day))]
-        there = next((form for form in forms if all((raw_dir / name).is_file() for name in form)), None)
-        if there is None:
-            name = f"day_{day}.gz"
-            check_or_download([RemoteFile(name, f"{STORE}/{name}", LICENCE)], raw_dir)
-            there = [name]
-        yield f"{raw_dir}: {', '.join(there)} is there; preparation counts its samples"
-    open_raw(raw_dir)
 
 
 def _generate(encoding: Callable[[], Encoding], raw_dir: Path, workers: int, **asked: Any) -> Generated:

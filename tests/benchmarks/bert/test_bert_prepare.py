@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import small_text
 
-from benchmarks.bert import adopt, sources
+from benchmarks.bert import adopt
 from benchmarks.bert import raw as raw_module
 from benchmarks.bert.prepare import COMMANDS, Options, adopted, prepare, verify
 from benchmarks.bert.raw import Settings
 from benchmarks.bert.stand_in import generate
 from common import cli
-from common.data.download import RemoteFile
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 
@@ -518,31 +517,6 @@ def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeyp
     output = capsys.readouterr().out
     assert "Wikipedia, train_samples" in output
     assert "The benchmark has (156726829, 10000) sequences" in output
-
-
-def test_download_names_every_missing_file_and_its_source(tmp_path):
-    with pytest.raises(DataError) as raised:
-        COMMANDS.run("download", ["--raw-dir", str(tmp_path)])
-    message = str(raised.value)
-    for text in ("vocab.txt (231508 bytes, md5:64800d5d", "500 of 500 are missing", "r2-downloader", "CC BY-SA"):
-        assert text in message
-    assert len(message.splitlines()) < 10
-
-
-def test_download_checks_what_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "REQUIRED", [RemoteFile("vocab.txt", None, "Apache-2.0", 3)])
-    monkeypatch.setattr(sources, "PARTS", 2)
-    monkeypatch.setattr(sources, "KNOWN_PARTS", {1: (4, "098f6bcd4621d373cade4e832627b4f6")})
-    (tmp_path / "results4").mkdir()
-    (tmp_path / "vocab.txt").write_text("abc")
-    (tmp_path / "results4" / "part-00000-of-00002").write_text("any")
-    (tmp_path / "results4" / "part-00001-of-00002").write_text("test")
-    lines = sources.download(tmp_path)
-    assert lines[0].endswith("vocab.txt: as expected")
-    assert "2 parts, 1 of them with a known checksum" in lines[1]
-    (tmp_path / "results4" / "part-00001-of-00002").write_text("text")
-    with pytest.raises(DataError, match=r"part-00001-of-00002: md5 .* instead of 098f6bcd4621d373cade4e832627b4f6"):
-        sources.download(tmp_path)
 
 
 def test_generated_text_is_real_and_its_vocabulary_knows_it(articles):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpt3 import raw, sources
+from benchmarks.gpt3 import raw
 from benchmarks.gpt3.config import RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.prepare import COMMANDS
@@ -148,17 +148,6 @@ def test_a_token_beyond_the_vocabulary_is_refused(data, tmp_path):
 
     with pytest.raises(DataError, match=r"c4_en_7_c4_spm_text_document\.bin, sequence \d+: token 400 .* of 400"):
         rows(open_train(tmp_path, FACTS, layout(), 4))
-
-
-def test_download_says_where_all_comes_from(tmp_path):
-    with pytest.raises(DataError) as raised:
-        list(sources.download(tmp_path))
-    message = str(raised.value)
-
-    assert raw.CORPUS.tokenizer in message
-    assert raw.EVAL_FILE in message
-    assert "dataset_c4_spm.tar" in message
-    assert f"{raw.HALVES[0]}.bin" in message
 
 
 def test_made_up_rows():

@@ -353,27 +353,6 @@ def test_an_incomplete_base_is_an_error(copy, tmp_path):
         prepare(raw, tmp_path / "data")
 
 
-def test_download_names_what_is_missing_and_where_it_is(tmp_path):
-    (tmp_path / "raw").mkdir()
-
-    with pytest.raises(DataError) as raised:
-        COMMANDS.run("download", ["--raw-dir", str(tmp_path / "raw")])
-
-    for told in ("rclone copy mlc-llama2", "tau/scrolls", "Llama-2-70b", "licence"):
-        assert told in str(raised.value)
-
-
-def test_download_checks_what_is_there(copy, capsys):
-    raw = copy("text")
-
-    assert COMMANDS.run("download", ["--raw-dir", str(raw)]) == 0
-
-    assert "tokenizer.model: a stand-in" in capsys.readouterr().out
-    (raw / "STAND_IN").unlink()
-    with pytest.raises(DataError, match="not Llama 2's tokenizer"):
-        COMMANDS.run("download", ["--raw-dir", str(raw)])
-
-
 def test_verify_finds_a_changed_byte(raws, tmp_path):
     prepare(raws[0]["npy"], tmp_path / "data")
     content = bytearray((tmp_path / "data" / "eval_scored.npy").read_bytes())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.llama31_8b import raw, sources
+from benchmarks.llama31_8b import raw
 from benchmarks.llama31_8b.config import RowFacts
 from benchmarks.llama31_8b.data import example, open_evaluation, open_train
 from benchmarks.llama31_8b.prepare import COMMANDS
@@ -128,16 +128,6 @@ def test_tokens_that_are_cut_off_are_refused(data, tmp_path):
 
     with pytest.raises(DataError, match=r"en_6_text_document\.bin has \d+ bytes where manifest\.json says"):
         open_train(tmp_path, FACTS, layout(), 4)
-
-
-def test_download_says_where_all_comes_from(tmp_path):
-    with pytest.raises(DataError) as raised:
-        list(sources.download(tmp_path))
-    message = str(raised.value)
-
-    assert "tokenizer.json" in message
-    assert "llama-3-1-8b-preprocessed-c4-dataset.uri" in message
-    assert f"{raw.TRAIN}.bin (83976774280 bytes)" in message
 
 
 def test_made_up_rows(data):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
-from benchmarks.resnet.prepare import COMMANDS, FILES, download, generate, prepare, verify
+from benchmarks.resnet.prepare import COMMANDS, FILES, generate, prepare, verify
 from common import cli
 from common.config.composition import compose
 from common.data import preparation
@@ -306,13 +306,6 @@ def test_verify_finds_a_changed_byte(folders, tmp_path):
     rec.write_bytes(rec.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DataError, match=r"val\.rec: SHA-256"):
         verify(tmp_path / "data")
-
-
-def test_download_says_what_to_fetch_by_hand(tmp_path):
-    with pytest.raises(
-        DataError, match=r"(?s)ILSVRC2012_img_train\.tar .*1d675b47d978889d74fa0da5fadfb00e.*registration"
-    ):
-        download(tmp_path)
 
 
 def test_digits_are_the_fixed_split_of_scikit_learn(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -24,7 +22,7 @@ from torchvision.transforms import InterpolationMode
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from benchmarks.stable_diffusion import prepare as module
-from benchmarks.stable_diffusion import raw, sources
+from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
 from benchmarks.stable_diffusion.prepared import open_prepared
@@ -411,54 +409,3 @@ def test_the_commands_say_what_they_did(raw_dir, tmp_path, capsys):
     assert f"{data}: stand-in, train_samples 23, eval_samples 5, tars 3\n" in said
     assert f"{data}-assets: lacks {raw.CLIP}, {raw.INCEPTION}" in said
     assert COMMANDS.run("verify", ["--data-dir", str(data), "--workers", "1"]) == 0
-
-
-def test_download_names_everything_that_is_missing(tmp_path):
-    with pytest.raises(DataError) as caught:
-        list(sources.download(tmp_path))
-    message = str(caught.value)
-    assert "moments/00000.tar … moments/00831.tar (832 of 832 are missing)" in message
-    for name in (
-        "laion-400m-filtered-moments",
-        "validation-prompts",
-        "validation-stats",
-        "sd-checkpoint",
-        "clip-check",
-    ):
-        assert f"https://training.mlcommons-storage.org/metadata/stable-diffusion-{name}" in message.replace(
-            "coco2014-validation", "validation"
-        )
-    for digest in raw.DIGESTS.values():
-        assert digest in message
-
-
-def test_download_checks_what_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(raw, "BENCHMARK_TARS", 1)
-    for file in (*sources.PLACED, sources.VOCABULARY):
-        path = tmp_path / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"something else")
-    write_tar(tmp_path / "moments/00000.tar", {})
-    with pytest.raises(DataError, match="instead of"):
-        list(sources.download(tmp_path))
-
-
-def test_download_lists_what_is_as_expected(tmp_path, monkeypatch):
-    monkeypatch.setattr(raw, "BENCHMARK_TARS", 2)
-    content = b"captions, networks, merges"
-    known = {"bytes": len(content), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
-    placed = [dataclasses.replace(file, **known) for file in sources.PLACED]
-    monkeypatch.setattr(sources, "PLACED", placed)
-    monkeypatch.setattr(sources, "VOCABULARY", dataclasses.replace(sources.VOCABULARY, **known))
-    for file in (*sources.PLACED, sources.VOCABULARY):
-        (tmp_path / file.name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file.name).write_bytes(content)
-    for number in range(2):
-        write_tar(tmp_path / f"images/{number:05d}.tar", pictures(number, 1))
-
-    lines = list(sources.download(tmp_path, "images"))
-
-    assert len(lines) == 7
-    assert lines[-1].startswith(f"{tmp_path / 'images'}: 2 tars")
-    with pytest.raises(DataError, match=r"encoded/00000\.tar … encoded/00001\.tar .*published by nobody"):
-        list(sources.download(tmp_path, "encoded"))

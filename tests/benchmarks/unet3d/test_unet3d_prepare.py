@@ -1,7 +1,6 @@
 """The whole preparation: files and checksums, interruptions, damage, sources, the command line."""
 
 import fcntl
-import gzip
 import hashlib
 import json
 import signal
@@ -16,8 +15,8 @@ import pytest
 import small_scans
 
 from benchmarks.unet3d import prepare as prepare_module
-from benchmarks.unet3d import raw, sources
-from benchmarks.unet3d.prepare import COMMANDS, adopt, download, prepare, verify
+from benchmarks.unet3d import raw
+from benchmarks.unet3d.prepare import COMMANDS, adopt, prepare, verify
 from benchmarks.unet3d.preprocess import load_scan, preprocess
 from benchmarks.unet3d.volumes import open_volumes
 from common.errors import ConfigError, DataError
@@ -375,70 +374,6 @@ def test_no_workers_are_refused(command, tmp_path):
 def test_a_patch_that_is_none_is_refused(patch, tmp_path):
     with pytest.raises(ConfigError, match="patch"):
         COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--patch", *patch])
-
-
-@pytest.fixture
-def store(raw_dir, tmp_path, monkeypatch):
-    """A clone with the labels of two cases, and a store that has the images."""
-    names = ["case_00000", "case_00001"]
-    (tmp_path / "store").mkdir()
-    for name in names:
-        label = tmp_path / "clone" / "data" / name / raw.LABEL
-        label.parent.mkdir(parents=True)
-        (raw_dir / name / raw.LABEL).rename(label)
-        (raw_dir / name / raw.IMAGE).rename(tmp_path / "store" / f"master_{name[-5:]}.nii.gz")
-    monkeypatch.setattr(raw, "LABELLED_CASES", 2)
-    monkeypatch.setattr(sources, "IMAGES", (tmp_path / "store").as_uri())
-    return tmp_path / "clone", tmp_path / "store"
-
-
-def test_missing_labels_are_a_matter_of_one_command(tmp_path):
-    with pytest.raises(DataError, match=r"lacks 210 of 210 files of labels") as told:
-        list(download(tmp_path))
-    assert f"git clone https://github.com/neheller/kits19 {tmp_path / 'kits19'}" in str(told.value)
-    assert "CC BY-NC-SA 4.0" in str(told.value)
-    assert "https://kits19.sfo2.digitaloceanspaces.com/master_00000.nii.gz" in str(told.value)
-
-
-def test_images_are_fetched_beside_the_labels(store):
-    clone, images = store
-    lines = list(download(clone))
-    assert [line.partition(": ")[2] for line in lines] == ["fetched, both files complete"] * 2
-    for number in (0, 1):
-        fetched = clone / "data" / f"case_{number:05d}" / raw.IMAGE
-        assert fetched.read_bytes() == (images / f"master_{number:05d}.nii.gz").read_bytes()
-    assert "already there" in next(iter(download(clone)))
-
-
-def test_an_image_that_was_cut_off_is_kept_to_be_continued(store):
-    clone, images = store
-    path = images / "master_00001.nii.gz"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"case_00001/imaging.nii.gz was cut off; run the command again"):
-        list(download(clone))
-    folder = clone / "data" / "case_00001"
-    assert not (folder / raw.IMAGE).exists()
-    assert (folder / f"{raw.IMAGE}.partial").read_bytes() == path.read_bytes()
-
-
-def test_a_damaged_image_is_not_kept(store):
-    clone, images = store
-    path = images / "master_00001.nii.gz"
-    stored = bytearray(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0))
-    stored[400] ^= 1
-    path.write_bytes(stored)
-    with pytest.raises(DataError, match=r"case_00001/imaging.nii.gz was damaged \(CRC"):
-        list(download(clone))
-    assert [file.name for file in (clone / "data" / "case_00001").iterdir()] == [raw.LABEL]
-
-
-def test_a_damaged_label_is_left_to_the_clone(store):
-    clone, _ = store
-    path = clone / "data" / "case_00000" / raw.LABEL
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match=r"case_00000/segmentation.nii.gz is cut off; take it from a fresh clone"):
-        list(download(clone))
-    assert path.exists()
 
 
 @pytest.fixture

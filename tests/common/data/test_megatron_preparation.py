@@ -19,7 +19,6 @@ from common.data.megatron.commands import commands_for
 from common.data.megatron.corpus import Corpus, Part, open_raw
 from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_indexed
 from common.data.megatron.preparation import prepare, read_documents, read_manifest, verify
-from common.data.megatron.sources import Source, download_corpus
 from common.data.megatron.stand_in import Request, generate, train_tokenizer
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.errors import ConfigError, DataError
@@ -28,7 +27,6 @@ WORDS = ("sum", "ärger", "list", "parameter", "iterator", "keyword", "function"
 TEXTS = [
     f"The {WORDS[n % 10]} of {n} {WORDS[n // 3 % 10]}s\nis not {WORDS[n * 7 % 9]}, {WORDS[n // 9]}." for n in range(36)
 ]
-SOURCE = Source(pairs="pairs from MLCommons", tokenizer="a tokenizer from Meta")
 
 
 def corpus(tokenizer: str = "tokenizer.json", vocabulary: int = 300, **published) -> Corpus:
@@ -379,50 +377,9 @@ def test_a_garbled_stand_in(raw, tmp_path):
         open_raw(raw, corpus())
 
 
-def test_download_says_what_to_place(tmp_path):
-    with pytest.raises(DataError) as raised:
-        list(download_corpus(tmp_path, corpus(sizes={"c4.en_6_text.bin": 77}), SOURCE))
-    message = str(raised.value)
-
-    assert "tokenizer.json: a tokenizer from Meta" in message
-    assert "pairs from MLCommons" in message
-    assert "c4.en_6_text.bin (77 bytes)" in message
-
-
-def test_download_checks_pairs(raw, tmp_path):
-    prepare(raw, tmp_path / "data", corpus())
-    sizes = {path.name: path.stat().st_size for path in (tmp_path / "data").glob("c4*")}
-    lines = list(download_corpus(tmp_path / "data", corpus(sizes=sizes), SOURCE))
-
-    assert [line.rpartition(": ")[2] for line in lines[:6]] == ["as published"] * 6
-    assert "c4.en_6_text: 10 sequences" in lines[6]
-    with pytest.raises(DataError, match=r"c4\.en_7_text\.idx: md5 .* instead of 00"):
-        list(download_corpus(tmp_path / "data", corpus(checksums={"c4.en_7_text.idx": "00"}), SOURCE))
-
-
-def test_download_fetches_text_beside_the_tokenizer(raw, tmp_path, monkeypatch):
-    asked = []
-
-    def fetch(file, path):
-        asked.append(file.url)
-        path.write_bytes(b"")
-
-    monkeypatch.setattr("common.data.download.fetch", fetch)
-    folder = tmp_path / "new"
-    folder.mkdir()
-    (folder / "tokenizer.json").write_bytes((raw / "tokenizer.json").read_bytes())
-    (folder / "train.3.json").write_bytes(b"placed")
-    source = Source(SOURCE.pairs, SOURCE.tokenizer, by_hand=(("train.3.json", "from a bucket"),))
-    lines = list(download_corpus(folder, corpus(), source))
-
-    assert asked[0] == "https://huggingface.co/datasets/allenai/c4/resolve/main/en/train.0.json.gz"
-    assert len(asked) == 5
-    assert len(lines) == 2 + 5
-
-
 def test_the_commands(raw, tmp_path, capsys):
     what = corpus(sizes={"c4.en_6_text.idx": 42 + 20 * 10, "c4.en_7_text.idx": 42 + 20 * 11})
-    commands = commands_for(what, lambda raw_dir: download_corpus(raw_dir, what, SOURCE))
+    commands = commands_for(what)
     data = str(tmp_path / "data")
 
     assert commands.run("prepare", ["--raw-dir", str(raw), "--data-dir", data, "--workers", "1"]) == 0

@@ -140,8 +140,6 @@ def test_the_commands_go_from_nothing_to_verified_data(tmp_path, capsys):
     raw, data = ["--raw-dir", str(tmp_path / "raw")], ["--data-dir", str(tmp_path / "data")]
     commands.run("generate", [*raw, "--train", "100", "--eval", "10", "--cap", "20", "--workers", "1"])
     assert "100 + 10 samples in 24 days, Bayes AUC 0." in capsys.readouterr().out
-    commands.run("download", raw)
-    assert "day_23 is there" in capsys.readouterr().out
     commands.run("prepare", [*raw, *data, "--workers", "1", "--memory-gb", "0.01", "--table-cap", "7"])
     told = capsys.readouterr().out
     assert "stand-in, train_samples 100, eval_samples 10" in told

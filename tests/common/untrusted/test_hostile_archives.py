@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.rnnt.sources import unpack
+from common.data.fetching import unpack
 from common.errors import CheckpointError, DataError
 from common.formats import npy
 from common.untrusted.archives import read_gzip
@@ -40,6 +40,7 @@ def tar(path: Path, members: list[Member], compressed: bool = True) -> Path:
 
 FILE = tarfile.REGTYPE
 INSIDE = "LibriSpeech/dev-clean/"
+FOLDERS = {INSIDE.rstrip("/"): "dev-clean"}
 GOOD = [(f"{INSIDE}84/121123/84-121123.trans.txt", FILE, b"84-121123-0000 GO\n")]
 TARS: dict[str, list[Member]] = {
     "a file below a file": [(f"{INSIDE}a", FILE, b"1"), (f"{INSIDE}a/b", FILE, b"2")],
@@ -62,13 +63,13 @@ def test_a_hostile_member_is_one_error_and_nothing_is_unpacked(tmp_path: Path, n
         tmp_path / "dev-clean.tar.gz", [*GOOD, *TARS[name]] if name != "nothing of the subset" else TARS[name]
     )
     with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
-        unpack(archive, tmp_path / "dev-clean")
+        unpack(archive, tmp_path, FOLDERS)
     assert not (tmp_path / "dev-clean").exists()
     assert not (tmp_path / "outside").exists()
 
 
 def test_an_archive_is_unpacked(tmp_path: Path) -> None:
-    unpack(tar(tmp_path / "dev-clean.tar.gz", GOOD), tmp_path / "dev-clean")
+    unpack(tar(tmp_path / "dev-clean.tar.gz", GOOD), tmp_path, FOLDERS)
     assert (tmp_path / "dev-clean/84/121123/84-121123.trans.txt").read_bytes() == GOOD[0][2]
 
 
@@ -77,12 +78,12 @@ def test_an_archive_that_is_cut_off_is_one_error(tmp_path: Path, length: int) ->
     archive = tar(tmp_path / "dev-clean.tar.gz", GOOD)
     archive.write_bytes(archive.read_bytes()[:length])
     with pytest.raises(DataError, match=r"dev-clean\.tar\.gz"):
-        unpack(archive, tmp_path / "dev-clean")
+        unpack(archive, tmp_path, FOLDERS)
 
 
 def unpack_beside(path: Path) -> None:
     """The reader of archives, of a path."""
-    unpack(path, path.with_name(f"{path.name}.unpacked") / "dev-clean")
+    unpack(path, path.with_name(f"{path.name}.unpacked"), FOLDERS)
 
 
 def read_header_of(path: Path) -> None:

@@ -1,0 +1,480 @@
+"""``mlperf-suite download``: bring the files of ``sources.yaml`` that a raw folder lacks, and check those it has.
+
+A file counts as present wherever below the raw folder its path ends as ``sources.yaml`` names it, also without ``.gz``;
+so what other tools fetched into folders of their own is not fetched again. ``.download.json`` keeps size, time and
+checksum of each file that was checked, so that a second command does not read terabytes again; ``--check`` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urljoin
+
+from tqdm import tqdm
+
+from common.data import atomic
+from common.data.download import Client
+from common.data.preparation import require_space
+from common.data.remote_file import RemoteFile, fault_of
+from common.data.sources import Sources, SourceSet, with_checksums
+from common.data.stand_in import MARKER
+from common.errors import ConfigError, DataError
+from common.formats.raw_files import is_data
+from common.untrusted import archives
+from common.untrusted.regular_file import read_text
+from common.untrusted.strict_json import FILE_ENTRIES, parse, read_json_object
+
+STATE, LOCK = ".download.json", ".download.lock"
+_DEPTH = 6
+"""Folders above a file below the raw folder, at most."""
+_MD5_LINE = re.compile(r"([0-9a-f]{32})?\s+\*?(?:\./)?(\S.*)")
+_INFLATED = 8
+"""An archive may inflate to so many times its size."""
+_NAMED = 5
+"""Files that one message names."""
+
+
+class Inventory:
+    """The files below a raw folder, by their names."""
+
+    def __init__(self, raw_dir: Path) -> None:
+        self.raw_dir = raw_dir
+        self._folders: dict[str, list[str]] = {}
+        for folder, below, names in os.walk(raw_dir):
+            relative = Path(folder).relative_to(raw_dir).as_posix()
+            below[:] = sorted(name for name in below if is_data(name) and not name.endswith(".partial"))
+            if relative.count("/") >= _DEPTH:
+                below.clear()
+            for name in (*names, *below):
+                self._folders.setdefault(name, []).append("" if relative == "." else relative)
+
+    def find(self, name: str) -> Path | None:
+        """Return the file or folder whose path ends with ``name``, with or without ``.gz``; None if there is none."""
+        for wanted in (name, name.removesuffix(".gz")):
+            path = PurePosixPath(wanted)
+            ends = () if str(path.parent) == "." else path.parent.parts
+            for folder in sorted(self._folders.get(path.name, ()), key=len):
+                parts = PurePosixPath(folder).parts if folder else ()
+                if parts[len(parts) - len(ends) :] == ends:
+                    return self.raw_dir / folder / path.name
+        return None
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """A file that has to be fetched, and where it goes."""
+
+    file: RemoteFile
+    path: Path
+
+
+@dataclass
+class Download:
+    """One run of the command.
+
+    Attributes:
+        sources: the workload's.
+        raw_dir: receives the files.
+        workers: files at a time; a host gets at most eight connections.
+        check: whether to compare only, and fetch nothing.
+        client: fetches.
+    """
+
+    sources: Sources
+    raw_dir: Path
+    workers: int
+    check: bool
+    client: Client
+
+    def run(self, chosen: Sequence[str]) -> Iterator[str]:
+        """Bring the sets ``chosen``, or those that the benchmark needs.
+
+        Yields:
+            A line for each set, and one for each file of it that was wrong.
+
+        Raises:
+            ConfigError: a set is unknown.
+            DataError: files are missing or wrong that cannot be fetched, or a transfer failed.
+        """
+        if (self.raw_dir / MARKER).exists():
+            raise DataError(f"{self.raw_dir} holds synthetic data, which are not downloaded; give another --raw-dir")
+        if not self.check:
+            self.raw_dir.mkdir(parents=True, exist_ok=True)
+        with locked(self.raw_dir) if not self.check else contextlib.nullcontext():
+            self._seen = _read_state(self.raw_dir)
+            by_hand, lacking = [], []
+            for source in self._selected(chosen):
+                listed = self._listed(source)
+                missing, lines = self._compare(listed)
+                yield from lines
+                if missing and not listed.addresses:
+                    by_hand.append(self._steps(listed, missing))
+                elif missing and self.check:
+                    lacking.append(f"{listed.name}: {_names([item.file.name for item in missing])}")
+                else:
+                    yield from self._bring(listed, missing)
+                    yield self._summary(listed, len(missing))
+            if by_hand:
+                raise DataError(f"{self.raw_dir} lacks files that have to be fetched by hand:\n" + "\n".join(by_hand))
+            if lacking:
+                raise DataError(f"{self.raw_dir} lacks files:\n  " + "\n  ".join(lacking))
+
+    def _selected(self, chosen: Sequence[str]) -> list[SourceSet]:
+        if unknown := [name for name in chosen if name not in self.sources]:
+            raise ConfigError(f"--sets {unknown[0]}: unknown; the sets are {', '.join(self.sources)}")
+        if chosen:
+            return [self.sources[name] for name in chosen]
+        found: dict[str, SourceSet] = {}
+        inventory = Inventory(self.raw_dir)
+        for source in self.sources.values():
+            if source.optional or not (source.files or source.tree):
+                continue
+            key = f"choice {source.choice}" if source.choice else source.name
+            if key not in found or _present(inventory, source) > _present(inventory, found[key]):
+                found[key] = source
+        return list(found.values())
+
+    def _listed(self, source: SourceSet) -> SourceSet:
+        """Return the set with what its publisher's list of files says; the list is kept in the raw folder."""
+        if source.list_name is not None:
+            return self._with_md5s(source, source.list_name)
+        if source.tree is not None:
+            return self._with_tree(source, source.tree)
+        return source
+
+    def _with_md5s(self, source: SourceSet, name: str) -> SourceSet:
+        paths = [self.raw_dir / f"{name}{end}" for end in (".uri", ".md5")]
+        for path in paths:
+            if not path.is_file() and (self.check or not source.addresses):
+                return source
+            if not path.is_file():
+                urls = tuple(f"{base}/metadata/{path.name}" for base in self.sources.stores["mlcommons"])
+                self.client.fetch(RemoteFile(path.name, urls, source.licence), path)
+        address, checksums = read_text(paths[0]), _md5s(paths[1])
+        # A mirror has the folders of the store, not its host.
+        official = self.sources.stores["mlcommons"][-1]
+        address = address.strip().removeprefix(official).strip("/")
+        try:
+            return with_checksums(source, f"{self.sources.stores['mlcommons'][0]}/{address}", checksums)
+        except KeyError as error:
+            raise DataError(f"{paths[1]}: lacks {error.args[0]}; delete it and run the command again") from error
+
+    def _with_tree(self, source: SourceSet, tree: Mapping[str, Any]) -> SourceSet:
+        path = self.raw_dir / f"{source.name}.files.json"
+        if not path.is_file():
+            if self.check:
+                raise DataError(f"{path} is missing: run the command without --check first, it fetches the list")
+            atomic.write_text(path, json.dumps(self._fetched_tree(source, tree), indent=0) + "\n")
+        known = parse(read_text(path, 2**28), FILE_ENTRIES)
+        if len(known) != source.named:
+            raise DataError(
+                f"{path}: lists {len(known)} files and not {source.named}; delete it and run the command again"
+            )
+        files = [
+            RemoteFile(name, tuple(f"{address}/{quote(name)}" for address in source.addresses), source.licence, *facts)
+            for name, facts in known.items()
+        ]
+        return replace(source, files=tuple(files))
+
+    def _fetched_tree(self, source: SourceSet, tree: Mapping[str, Any]) -> dict[str, tuple[int, str | None]]:
+        """Name to size and SHA-256 of the files of a repository on Hugging Face."""
+        found: dict[str, tuple[int, str | None]] = {}
+        revision = tree["path"].rpartition("/resolve/")[2]
+        base = self.sources.stores["huggingface"][0]
+        url: str | None = f"{base}/api/datasets/{tree['tree']}/tree/{revision}?recursive=true"
+        while url is not None:
+            text, headers = self.client.text(url)
+            for entry in _entries(text, url):
+                name = str(entry.get("path"))
+                if entry.get("type") == "file" and fnmatch(name, tree["pattern"]):
+                    sha256 = entry["lfs"].get("oid") if isinstance(entry.get("lfs"), dict) else None
+                    found[name] = (int(entry.get("size", 0)), sha256 and f"sha256:{sha256}")
+            following = re.search(r'<([^>]+)>;\s*rel="next"', headers.get("Link", ""))
+            url = urljoin(url, following[1]) if following else None
+        return dict(sorted(found.items()))
+
+    def _compare(self, source: SourceSet) -> tuple[list[_Missing], list[str]]:
+        """Return the files of a set that have to be fetched, and a line for each that is there and wrong."""
+        inventory = Inventory(self.raw_dir)
+        missing, lines, wrong = [], [], []
+        prefix = self._prefix(source, inventory)
+        todo: list[tuple[RemoteFile, Path]] = []
+        for file in source.files:
+            instead = source.instead.get(file.name, ())
+            if instead and all(inventory.find(name) is not None for name in instead):
+                continue
+            path = inventory.find(file.name)
+            if path is None:
+                missing.append(_Missing(file, self.raw_dir / prefix / file.name))
+            elif path.name == PurePosixPath(file.name).name:
+                todo.append((file, path))
+        for file, path in tqdm(todo, f"{source.name}: compared", unit="file", disable=None if len(todo) > 1 else True):
+            fault = self._fault(path, file)
+            if fault is None:
+                continue
+            if not file.urls or self.check:
+                wrong.append(f"{path} {fault}")
+            else:
+                lines.append(f"{path} {fault}: it is fetched again")
+                missing.append(_Missing(file, path))
+        if wrong:
+            remedy = (
+                "run the command without --check" if source.addresses else f"delete and fetch again ({source.licence})"
+            )
+            raise DataError(f"{_names(wrong, '; ')}: {remedy}")
+        return missing, lines
+
+    def _fault(self, path: Path, file: RemoteFile) -> str | None:
+        stat = path.stat()
+        known = self._seen.get(file.name)
+        before = [stat.st_size, stat.st_mtime_ns]
+        checksum = file.checksum or (known[2] if known else None)
+        if known == [*before, checksum] and checksum is not None and not self.check:
+            return None
+        fault = fault_of(path, replace(file, checksum=checksum))
+        if fault is None:
+            self._seen[file.name] = [*before, checksum]
+        return fault
+
+    def _prefix(self, source: SourceSet, inventory: Inventory) -> str:
+        """Return the folder below the raw folder that the set's files go to: where others of them are already."""
+        neighbours = [file.name for file in source.files]
+        if source.beside is not None:
+            neighbours = [file.name for file in self.sources[source.beside].files]
+        for name in neighbours:
+            if (path := inventory.find(name)) is not None:
+                end = path.relative_to(self.raw_dir).as_posix()
+                return end[: -len(name)] if end.endswith(name) else end[: -len(name.removesuffix(".gz"))]
+        return ""
+
+    def _bring(self, source: SourceSet, missing: list[_Missing]) -> Iterator[str]:
+        """Fetch files, and unpack those that are archives."""
+        if missing and source.beside and _present(Inventory(self.raw_dir), self.sources[source.beside]) == 0:
+            raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
+        need = sum((item.file.bytes or 0) - _partial_bytes(item.path) for item in missing)
+        archives_of = [item for item in missing if item.file.name in source.unpack]
+        require_space(self.raw_dir, max(0, need) + sum(2 * (item.file.bytes or 0) for item in archives_of))
+        for file, path in self._fetched(source, missing, need):
+            stat = path.stat()
+            self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
+            _write_state(self.raw_dir, self._seen)
+        for file in source.files:
+            folders = source.unpack.get(file.name)
+            inventory = Inventory(self.raw_dir)
+            if folders and any(inventory.find(name) is None for name in folders.values()):
+                archive = inventory.find(file.name)
+                assert archive is not None
+                unpack(archive, archive.parent, folders)
+                yield f"{archive}: unpacked to {', '.join(folders.values())}; the archive is no longer needed"
+        self._check_contents(source)
+
+    def _check_contents(self, source: SourceSet) -> None:
+        """Compare what archives were unpacked to with its published checksums."""
+        inventory = Inventory(self.raw_dir)
+        files = list(source.contents)
+        if source.md5s is not None and (path := inventory.find(source.md5s[0])) is not None:
+            for name, md5 in _md5s(path).items():
+                files.append(RemoteFile(f"{source.md5s[1]}/{name}", (), source.licence, checksum=md5 and f"md5:{md5}"))
+        wrong = []
+        for file in tqdm(files, f"{source.name}: compared", unit="file", disable=None if files else True):
+            found = inventory.find(file.name)
+            if found is None:
+                wrong.append(f"{file.name} is missing")
+            elif (fault := self._fault(found, file)) is not None:
+                wrong.append(f"{found} {fault}")
+        if wrong:
+            raise DataError(f"{_names(wrong, '; ')}: delete the unpacked folder and run the command again")
+        _write_state(self.raw_dir, self._seen)
+
+    def _fetched(self, source: SourceSet, missing: list[_Missing], need: int) -> Iterator[tuple[RemoteFile, Path]]:
+        bar = tqdm(
+            desc=source.name,
+            total=need or None,
+            unit="B",
+            unit_scale=True,
+            disable=not missing,
+            delay=0 if sys.stderr.isatty() else 60,
+            mininterval=0.5 if sys.stderr.isatty() else 60,
+        )
+        lock = threading.Lock()
+
+        def advance(count: int) -> None:
+            with lock:
+                bar.update(count)
+
+        self.client.advance = advance
+        with bar, ThreadPoolExecutor(self.workers) as pool:
+            begun = {pool.submit(self.client.fetch, item.file, item.path): item for item in missing}
+            try:
+                for done in as_completed(begun):
+                    yield done.result(), begun[done].path
+            except BaseException:
+                self.client.stopped.set()
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _summary(self, source: SourceSet, fetched: int) -> str:
+        checked = sum(file.checksum is not None for file in source.files)
+        how = f"{checked} with a published checksum" if checked else "no checksum published"
+        new = f", {fetched} of them fetched now" if fetched else ""
+        return f"{self.raw_dir}: {source.name}, {source.count} files{new}; {how}"
+
+    def _steps(self, source: SourceSet, missing: list[_Missing]) -> str:
+        facts = [_facts(item.file) for item in missing[:_NAMED]]
+        more = [f"    … and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
+        steps = (source.account or "").format(raw_dir=self.raw_dir).rstrip().splitlines()
+        return "\n".join([f"  {source.what} ({source.licence}):", *facts, *more, *(f"    {line}" for line in steps)])
+
+
+def described(sources: Sources) -> Iterator[str]:
+    """Yield what ``download --list`` prints: all sets with files, sizes, licences and addresses, without a network."""
+    for source in sources.values():
+        kind = "only with --sets" if source.optional else f"choice: {source.choice}" if source.choice else "needed"
+        size = "size unknown" if source.size is None else f"{source.size / 1e9:,.3g} GB"
+        yield f"{source.name} ({kind}): {source.what}; {source.count} files, {size}"
+        yield f"  licence: {source.licence}; address last seen {source.seen}"
+        for address in source.addresses:
+            yield f"  {address}/"
+        for line in (source.account or "").format(raw_dir="RAW_DIR").rstrip().splitlines():
+            yield f"  {line}"
+        if source.tree is not None:
+            yield f"    {source.tree['pattern']}: names, sizes and checksums are in the repository's list"
+        for file in source.files:
+            yield _facts(file)
+
+
+@contextlib.contextmanager
+def locked(raw_dir: Path) -> Iterator[None]:
+    """Keep other downloads out of ``raw_dir`` while the block runs.
+
+    Raises:
+        DataError: another process downloads to it, or it cannot be written.
+    """
+    try:
+        opened = open(raw_dir / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise DataError(f"cannot write to {raw_dir}: {error}") from error
+    with opened as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(f"another process is downloading to {raw_dir}") from error
+        yield
+
+
+def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
+    """Unpack folders of a tar; each has its name only once all of them are complete.
+
+    Args:
+        archive: ``.tar`` or ``.tar.gz``.
+        folder: receives them.
+        folders: folder in the archive, wherever it is there, to its new name; everything else stays packed.
+
+    Raises:
+        DataError: the archive is damaged, lacks a folder or has a link or device in it, or the disk is too small.
+    """
+    partial = folder / f"{archive.name}.unpacked.partial"
+    if partial.exists():  # of a command that was cut off
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    size = archive.stat().st_size
+    require_space(partial, size)
+
+    def place_of(member: tarfile.TarInfo) -> str | None:
+        parts = PurePosixPath(member.name).parts
+        if member.isdir() or not is_data(member.name):
+            return None
+        for inside, name in folders.items():
+            wanted = PurePosixPath(inside).parts
+            for start in range(len(parts) - len(wanted) + 1):
+                if parts[start : start + len(wanted)] == wanted:
+                    return "/".join([name, *parts[start + len(wanted) :]])
+        return None
+
+    mode = "r|" if archive.suffix == ".tar" else "r|gz"
+    archives.unpack(archive, partial, place_of, most=_INFLATED * size + 2**26, mode=mode)
+    for name in folders.values():
+        if not (partial / name).is_dir():
+            raise DataError(f"{archive}: has no folder {name}; delete it and run the command again")
+    for name in folders.values():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            (partial / name).replace(target)
+    shutil.rmtree(partial)
+
+
+def _present(inventory: Inventory, source: SourceSet) -> int:
+    """Return how many files of a set are there."""
+    found = sum(inventory.find(file.name) is not None for file in source.files)
+    for paths in source.instead.values():
+        found += all(inventory.find(path) is not None for path in paths)
+    if source.tree is not None:
+        found += inventory.find(f"{source.name}.files.json") is not None
+    return found
+
+
+def _md5s(path: Path) -> dict[str, str | None]:
+    """Return the MD5s of a list, by path; None where it has a path alone."""
+    found: dict[str, str | None] = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if (match := _MD5_LINE.fullmatch(line)) is None:
+            raise DataError(f"{path}, line {number}: is no MD5 and path; delete it and run the command again")
+        found[match[2]] = match[1]
+    return found
+
+
+def _entries(text: str, url: str) -> list[dict[str, Any]]:
+    try:
+        found = parse(text, FILE_ENTRIES)
+    except ValueError as error:
+        raise DataError(f"{url}: is not the list of files that belongs there ({error})") from error
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise DataError(f"{url}: is not the list of files that belongs there")
+    return found
+
+
+def _facts(file: RemoteFile) -> str:
+    size = "" if file.bytes is None else f"  {file.bytes:,} bytes"
+    return f"    {file.name}{size}" + (f"  {file.checksum}" if file.checksum else "")
+
+
+def _names(names: Iterable[str], separator: str = ", ") -> str:
+    listed = list(names)
+    more = f"{separator}… and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return separator.join(listed[:_NAMED]) + more
+
+
+def _partial_bytes(path: Path) -> int:
+    partial = path.with_name(f"{path.name}.partial")
+    return partial.stat().st_size if partial.is_file() else 0
+
+
+def _read_state(raw_dir: Path) -> dict[str, list[Any]]:
+    path = raw_dir / STATE
+    with contextlib.suppress(DataError, FileNotFoundError):
+        return read_json_object(path)
+    return {}
+
+
+def _write_state(raw_dir: Path, seen: Mapping[str, list[Any]]) -> None:
+    atomic.write_text(raw_dir / STATE, json.dumps(seen, indent=0) + "\n")
+
+
+Extra = Callable[[Path, Sources, Client, bool], Iterable[str]]
+"""Fetches what ``sources.yaml`` cannot list; gets raw folder, sources, a client, and whether to compare only."""

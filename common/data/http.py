@@ -1,0 +1,294 @@
+"""HTTP requests that follow redirects, wait and try again, and name what went wrong.
+
+urllib3 keeps connections open, limits their number and raises one family of errors. The rest is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.client import BadStatusLine, RemoteDisconnected, UnknownProtocol
+from typing import Any, TypeVar
+from urllib.parse import unquote, urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    LocationParseError,
+    LocationValueError,
+    NameResolutionError,
+    ProtocolError,
+    ProxyError,
+    ProxySchemeUnknown,
+    SSLError,
+)
+
+from common.errors import DataError
+from common.untrusted.regular_file import TEXT_BYTES
+
+CONNECTIONS = 8
+"""Most connections to one host."""
+_REDIRECTS = 10
+_MOST_WAIT_S = 600
+"""A server that asks for a longer pause ends the command."""
+_MOST_DELAY_S = 60.0
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": "mlperf-suite"}
+_LINKED_SHA256 = re.compile(r'"?([0-9a-f]{64})"?')
+_LOGIN = "the proxy asks for a login; http_proxy=http://USER:PASSWORD@HOST:PORT gives one, or https_proxy"
+T = TypeVar("T")
+
+
+class Transient(Exception):
+    """A failure that the next attempt may not have.
+
+    Args:
+        message: what went wrong.
+        wait_s: pause that the server asks for.
+        unreachable: whether the host could not be reached at all.
+    """
+
+    def __init__(self, message: str, *, wait_s: float | None = None, unreachable: bool = False) -> None:
+        super().__init__(message)
+        self.wait_s, self.unreachable = wait_s, unreachable
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How patient a transfer is.
+
+    Attributes:
+        tries: attempts that may fail one after another without a byte in between.
+        unreachable_tries: the same while the host cannot be reached at all.
+        delay_s: pause after the first failure; it doubles with each one, up to a minute.
+        timeout_s: seconds without a byte after which a connection is given up.
+    """
+
+    tries: int = 8
+    unreachable_tries: int = 3
+    delay_s: float = 1.0
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request, behind all redirects.
+
+    Attributes:
+        response: its status and headers have been read, its body has not.
+        url: address that gave it.
+        sha256, bytes: checksum and size of the file, where a redirect of Hugging Face stated them.
+    """
+
+    response: urllib3.BaseHTTPResponse
+    url: str
+    sha256: str | None
+    bytes: int | None
+
+
+@dataclass
+class Connections:
+    """Connections to any number of hosts, for several threads.
+
+    Attributes:
+        limits: patience.
+        report: gets a line about each retry.
+        stopped: set it to end all waiting.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    report: Callable[[str], None] = print
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _pools: dict[str | None, urllib3.PoolManager] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def opened(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
+        """Send a GET request and close the connection afterwards; errors within the block are named, too.
+
+        Raises:
+            Transient: the connection failed.
+            DataError: the address is of no use.
+        """
+        sha256, size = None, None
+        try:
+            for _ in range(_REDIRECTS + 1):
+                response = self._pool(url).request(
+                    "GET", url, headers=_HEADERS | headers, redirect=False, retries=False, preload_content=False
+                )
+                try:
+                    target = response.headers.get("Location")
+                    if response.status not in (301, 302, 303, 307, 308) or target is None:
+                        yield Answer(response, url, sha256, size)
+                        return
+                    if found := _LINKED_SHA256.fullmatch(response.headers.get("X-Linked-Etag", "")):
+                        sha256 = found[1]
+                    size = whole_number(response.headers.get("X-Linked-Size")) or size
+                finally:
+                    # A connection whose body has not been read to its end cannot be used again. Its pool gets it back
+                    # in any case: it hands out eight, and then waits for one of them.
+                    if response.length_remaining != 0:
+                        response.close()
+                    response.release_conn()
+                url = _redirected(url, target)
+            raise DataError(f"{url}: more than {_REDIRECTS} redirects")
+        except LocationValueError as error:
+            raise DataError(f"{url}: is no usable address ({error})") from error
+        except HTTPError as error:
+            raise _named(error, url) from error
+
+    def persist(self, url: str, attempt: Callable[[], T], arrived: Callable[[], int] = lambda: 0) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        Args:
+            url: for messages.
+            attempt: raises :class:`Transient` where another one may succeed.
+            arrived: number of bytes that are there; each failure that brought more than ever counts as the first.
+
+        Raises:
+            DataError: too many attempts have failed.
+        """
+        failures, before = 0, arrived()
+        while True:
+            try:
+                return attempt()
+            except Transient as failure:
+                now = arrived()
+                failures, before = (1 if now > before else failures + 1), max(now, before)
+                most = self.limits.unreachable_tries if failure.unreachable else self.limits.tries
+                wait_s = min(self.limits.delay_s * 2 ** (failures - 1), _MOST_DELAY_S)
+                wait_s = wait_s if failure.wait_s is None else failure.wait_s
+                later = f" (the server asks for a pause of {wait_s:.0f} s)" if wait_s > _MOST_WAIT_S else ""
+                if failures >= most or later or self.stopped.is_set():
+                    raise DataError(f"{url}: {failure}{later}; run the command again to continue") from failure
+                self.report(f"{url}: {failure}; attempt {failures + 1} of {most} in {wait_s:.0f} s")
+                self.stopped.wait(wait_s)
+
+    def text(self, url: str) -> tuple[str, urllib3.HTTPHeaderDict]:
+        """Return a small text, such as a list of files, and the headers of the answer.
+
+        Raises:
+            DataError: it cannot be fetched, or is no text.
+        """
+
+        def read() -> tuple[str, urllib3.HTTPHeaderDict]:
+            with self.opened(url, {}) as answer:
+                if answer.response.status != 200:
+                    raise refusal(answer, "")
+                content = answer.response.read(TEXT_BYTES + 1)
+                if len(content) > TEXT_BYTES:
+                    raise DataError(f"{url}: has more than {TEXT_BYTES:,} bytes, which no list of files has")
+                return content.decode(), answer.response.headers
+
+        try:
+            return self.persist(url, read)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{url}: is not the text that belongs there ({error})") from error
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        proxy = _proxy(url)
+        options: dict[str, Any] = {"maxsize": CONNECTIONS, "block": True, "timeout": self.limits.timeout_s}
+        with self._lock:
+            if proxy not in self._pools:
+                self._pools[proxy] = _through(proxy, options) if proxy else urllib3.PoolManager(**options)
+            return self._pools[proxy]
+
+
+def refusal(answer: Answer, licence: str) -> Exception:
+    """Return the error for a status that brings no file.
+
+    Args:
+        answer: the answer.
+        licence: of the file, which names the account that it takes.
+    """
+    response = answer.response
+    what = f"HTTP {response.status} {response.reason or ''}".strip()
+    if response.status in _TRANSIENT:
+        return Transient(what, wait_s=_retry_after(response.headers.get("Retry-After")))
+    if response.status in (401, 403):
+        what += f": the address asks for an account or an accepted licence, or a proxy refuses it ({licence})"
+    if response.status == 407:
+        what += f": {_LOGIN}"
+    if response.status in (404, 410):
+        what += ": the file is not at this address; --mirror names another one"
+    return DataError(f"{answer.url}: {what}")
+
+
+def whole_number(text: str | None) -> int | None:
+    """Return the number that a header states, None if it states none."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def _proxy(url: str) -> str | None:
+    """Return the proxy for an address, None if it is reached directly."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise LocationParseError(url) from error
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(parts.hostname or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _through(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
+    parts = urlsplit(proxy)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+    try:
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+    except ProxySchemeUnknown as error:
+        raise DataError(f"the proxy of the environment cannot be used: {error}") from error
+
+
+def _named(error: HTTPError, url: str) -> Exception:
+    """Return the error of a connection in words."""
+    parts = urlsplit(url)
+    cause = error.args[-1] if isinstance(error, ProtocolError | ProxyError) else error
+    text = re.sub(r"^<[^>]*>: |^HTTPS?Connection(Pool)?\([^)]*\): ", "", str(cause) or str(error))[:300]
+    if isinstance(error, ProxyError):
+        if "407" in text:
+            return DataError(f"{url}: {_LOGIN}")
+        proxy = re.sub("//.*@", "//", _proxy(url) or "")  # without the password
+        return Transient(f"the proxy {proxy} ({parts.scheme}_proxy) fails: {text}", unreachable=True)
+    if isinstance(cause, BadStatusLine | UnknownProtocol) and not isinstance(cause, RemoteDisconnected):
+        return Transient(f"what answers speaks no HTTP 1: {text!r}")
+    if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return DataError(
+            f"{url}: the certificate of {parts.hostname} cannot be verified: {text}; where a proxy has one of its own, "
+            "SSL_CERT_FILE=FILE names the authorities to trust"
+        )
+    if isinstance(error, NameResolutionError):
+        return Transient(f"the name of {parts.hostname} cannot be resolved", unreachable=True)
+    return Transient(text or type(error).__name__, unreachable=isinstance(error, ConnectTimeoutError))
+
+
+def _redirected(url: str, target: str) -> str:
+    """Return the address that a redirect leads to."""
+    try:
+        found = urljoin(url, target)
+        parts = urlsplit(found)
+    except ValueError as error:
+        raise DataError(f"{url}: redirects to {target[:200]!r}, which is no address") from error
+    if "cloudflareaccess.com" in (parts.hostname or "") or "/cdn-cgi/access/login" in parts.path:
+        raise DataError(f"{url}: asks for a login")
+    if parts.scheme not in ("http", "https") or (urlsplit(url).scheme == "https" and parts.scheme == "http"):
+        raise DataError(f"{url}: redirects to {found[:200]}, which is no https address")
+    return found
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Return the seconds that a server asks to wait, as a number or as a date."""
+    if (seconds := whole_number(text)) is not None:
+        return float(seconds)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text or "").timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,87 @@
+"""A published file: where it is, and how to tell it from something else."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.untrusted.regular_file import open_regular
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a data set.
+
+    Attributes:
+        name: path below the raw folder, with ``/`` between its parts.
+        urls: addresses that have it, in the order in which they are tried; none where a user has to fetch it.
+        licence: licence, and the account that it takes.
+        bytes: published size, None if unknown.
+        checksum: ``md5:...``, ``sha1:...`` or ``sha256:...`` in hexadecimal digits, of which the first eight or more
+            are enough; None if nobody published one.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    licence: str
+    bytes: int | None = None
+    checksum: str | None = None
+
+
+SIGNATURES = {
+    ".gz": (0, b"\x1f\x8b"),
+    ".tgz": (0, b"\x1f\x8b"),
+    ".zip": (0, b"PK"),
+    ".npz": (0, b"PK"),
+    ".tar": (257, b"ustar"),
+    ".jpg": (0, b"\xff\xd8\xff"),
+    ".parquet": (0, b"PAR1"),
+    ".pkl": (0, b"\x80"),
+}
+"""End of a file's name to the offset and the bytes that every such file has."""
+_PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<error", b"version https://git-lfs")
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+BEGINNING = 600
+"""Bytes of a file's beginning that are compared."""
+
+
+def foreign_content(name: str, beginning: bytes, content_type: str | None = None) -> str | None:
+    """Return why a file is not what its name says, such as a login page that a proxy sent; None if nothing is wrong.
+
+    Args:
+        name: of the file.
+        beginning: its first bytes, at least :data:`BEGINNING`; zeros behind the end of a shorter file.
+        content_type: of the answer that brought it, if any.
+    """
+    begins = beginning[:60].rstrip(b"\0").decode("ascii", "replace")
+    text = beginning.lstrip()[:60].lower()
+    if text.startswith(_PAGES) and not name.endswith((".xml", ".html")):
+        return f"is a page or a pointer that begins with {begins!r} and not {name}"
+    if (content_type or "").split(";")[0].strip().lower() in _PAGE_TYPES and not name.endswith(".html"):
+        return f"is a page (Content-Type: {content_type}) that begins with {begins!r} and not {name}"
+    offset, expected = SIGNATURES.get(Path(name).suffix, (0, b""))
+    found = beginning[offset : offset + len(expected)]
+    if found != expected[: len(found)]:
+        return f"begins with {begins!r}, as no {Path(name).suffix} file does"
+    return None
+
+
+def fault_of(path: Path, file: RemoteFile) -> str | None:
+    """Return how ``path`` differs from what is known of ``file``, None if it does not.
+
+    All of it is read if there is a checksum.
+    """
+    size = path.stat().st_size
+    if file.bytes is not None and size != file.bytes:
+        return f"has {size:,} bytes instead of {file.bytes:,}"
+    with open_regular(path) as opened:
+        if (fault := foreign_content(file.name, opened.read(BEGINNING).ljust(BEGINNING, b"\0"))) is not None:
+            return fault
+        if file.checksum is not None:
+            algorithm, _, expected = file.checksum.partition(":")
+            opened.seek(0)
+            found = hashlib.file_digest(opened, algorithm).hexdigest()  # type: ignore[arg-type]
+            if not found.startswith(expected):
+                return f"has {algorithm} {found} instead of {expected}"
+    return None

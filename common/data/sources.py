@@ -1,0 +1,251 @@
+"""Where the raw data and starting weights of a workload come from: ``benchmarks/<name>/sources.yaml``.
+
+A set is a group of files of one origin and licence. Its keys:
+
+- ``what``: contents, for people; ``licence``; ``seen``: month in which the publisher's own documents had this address.
+- ``store`` and ``path``: address, with a store of ``stores.yaml``; the address of a file is both and its name.
+- ``mirrors``: other pairs of store and path that have the same files.
+- ``account``: what a user has to do where a login or an accepted licence is needed; commands, in which ``{raw_dir}`` is
+  the raw folder. Without ``store`` nothing of the set is fetched.
+- ``files``: name to what is known of it: ``bytes``, ``checksum``; ``instead``: paths that replace the file when all are
+  there, such as the folder that was unpacked from it; ``unpack``: folder in the archive to the folder that it becomes.
+  ``{00000..00831}.tar`` stands for 832 names. ``as`` is the name below the raw folder where it is another one, with
+  ``{number}`` for that of a range. A list instead of a mapping has names alone.
+- ``folder``: where the files go below the raw folder; ``beside``: a set whose files have to be there already, in
+  whatever folder, and beside which these go.
+- ``list``: name of MLCommons' list of MD5s, for more than 30 files.
+- ``contents``: files in the archives, as ``files`` has them.
+- ``md5s``: a file of the set that lists MD5s of what is unpacked to the folder ``md5s_of``.
+- ``tree``: the repository on Hugging Face whose list of files names those that match ``pattern``.
+- ``count``: number of files, where this list or another file names them.
+- ``bytes``: of all files.
+- ``choice``: of the sets with the same choice one is needed; the first by default.
+- ``optional``: whether the set is fetched only if ``--sets`` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from common.data.remote_file import RemoteFile
+from common.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+STORES = Path(__file__).with_name("stores.yaml")
+_RANGE = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
+_MIRROR = re.compile(r"([a-z_]+)=(https?://[^\s,]+?)/*")
+_KEYS = {
+    "what", "licence", "seen", "store", "path", "mirrors", "account", "files", "folder", "beside", "list", "tree",
+    "pattern", "count", "bytes", "choice", "optional", "md5s", "md5s_of",
+    "contents",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SourceSet:
+    """A group of files; see the module for what is not explained here.
+
+    Attributes:
+        name: its key in the file.
+        files: in the order in which they are fetched; empty where only ``tree`` names them.
+        addresses: of the folder that has the files, the published one first, mirrors behind.
+        instead: name of a file to the paths below the raw folder that replace it.
+        unpack: name of an archive to the folders in it, and what they become below the raw folder.
+        named: number of files that only other files name.
+        md5s: a list among the files, and the folder whose files it has.
+    """
+
+    name: str
+    what: str
+    licence: str
+    seen: str
+    bytes: int | None
+    files: tuple[RemoteFile, ...]
+    addresses: tuple[str, ...]
+    account: str | None
+    folder: str
+    beside: str | None
+    instead: Mapping[str, tuple[str, ...]]
+    unpack: Mapping[str, Mapping[str, str]]
+    contents: tuple[RemoteFile, ...]
+    list_name: str | None
+    md5s: tuple[str, str] | None
+    tree: Mapping[str, Any] | None
+    named: int
+    choice: str | None
+    optional: bool
+
+    def file(self, name: str) -> RemoteFile:
+        """Return the file with this name, without its folders.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for file in (*self.files, *self.contents):
+            if PurePosixPath(file.name).name == name:
+                return file
+        raise KeyError(name)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files, None if one is unknown."""
+        if self.bytes is not None or any(file.bytes is None for file in self.files):
+            return self.bytes
+        return sum(file.bytes or 0 for file in self.files)
+
+    @property
+    def count(self) -> int:
+        """Number of files."""
+        return len(self.files) or self.named
+
+
+@dataclass(frozen=True)
+class Sources(Mapping[str, SourceSet]):
+    """The sets of a workload by their names.
+
+    Attributes:
+        benchmark: name of the workload.
+        sets: in the order of the file.
+        prepared_bytes: of what ``prepare`` writes, 0 where it only links the raw files.
+        stores: base addresses by the name of the store.
+    """
+
+    benchmark: str
+    sets: Mapping[str, SourceSet]
+    prepared_bytes: int
+    stores: Mapping[str, tuple[str, ...]]
+
+    def __getitem__(self, name: str) -> SourceSet:
+        return self.sets[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sets)
+
+    def __len__(self) -> int:
+        return len(self.sets)
+
+
+def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> Sources:
+    """Read ``benchmarks/<benchmark>/sources.yaml``.
+
+    Args:
+        benchmark: name of the workload.
+        mirrors: name of a store to the base address that is tried before its own.
+
+    Raises:
+        ConfigError: ``mirrors`` names a store that there is not.
+    """
+    stores = {name: tuple(bases) for name, bases in _load(STORES).items()}
+    for name, base in (mirrors or {}).items():
+        if name not in stores:
+            raise ConfigError(f"mirror {name}={base}: unknown store; the stores are {', '.join(stores)}")
+        stores[name] = (base, *stores[name])
+    content = _load(ROOT / "benchmarks" / benchmark / "sources.yaml")
+    entries: dict[str, Any] = dict(content.get("sets", {}))
+    for shared in content.get("include", []):
+        entries |= _load(ROOT / shared)["sets"]
+    sets = {name: _source_set(name, entry, stores) for name, entry in entries.items()}
+    return Sources(benchmark, sets, content["prepared_bytes"], stores)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def parse_mirrors(text: str) -> dict[str, str]:
+    """Return the stores and base addresses of ``NAME=URL,NAME=URL``.
+
+    Raises:
+        ConfigError: it is no such text.
+    """
+    found = {}
+    for item in filter(None, map(str.strip, text.split(","))):
+        match = _MIRROR.fullmatch(item)
+        if match is None:
+            raise ConfigError(f"mirror {item!r}: has to be NAME=URL with a store's name and an http or https address")
+        found[match[1]] = match[2]
+    return found
+
+
+def named_files(names: Mapping[str, Any] | list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each file of the key ``files`` and what is known of it; a range becomes one entry per number."""
+    known: Mapping[str, Any] = names if isinstance(names, Mapping) else dict.fromkeys(names)
+    for name, facts in known.items():
+        if (match := _RANGE.fullmatch(name)) is None:
+            yield name, facts or {}
+            continue
+        before, first, last, behind = match.groups()
+        for value in range(int(first), int(last) + 1):
+            number = f"{value:0{len(first)}d}"
+            yield f"{before}{number}{behind}", {key: _numbered(fact, number) for key, fact in (facts or {}).items()}
+
+
+def _numbered(fact: Any, number: str) -> Any:
+    return fact.replace("{number}", number) if isinstance(fact, str) else fact
+
+
+def _source_set(name: str, entry: Mapping[str, Any], stores: Mapping[str, tuple[str, ...]]) -> SourceSet:
+    if unknown := entry.keys() - _KEYS:
+        raise ValueError(f"set {name}: unknown keys {sorted(unknown)}")
+    places = [entry, *entry.get("mirrors", [])] if "store" in entry else []
+    addresses = tuple(
+        "/".join(filter(None, [base, place.get("path")])) for place in places for base in stores[place["store"]]
+    )
+    folder = entry.get("folder", "")
+    found: list[RemoteFile] = []
+    instead: dict[str, tuple[str, ...]] = {}
+    unpack: dict[str, dict[str, str]] = {}
+    for file, facts in named_files(entry.get("files", {})):
+        local = "/".join(filter(None, [folder, facts.get("as", file)]))
+        urls = tuple(f"{address}/{file}" for address in addresses)
+        found.append(RemoteFile(local, urls, entry["licence"], facts.get("bytes"), facts.get("checksum")))
+        unpack[local] = dict(facts.get("unpack", {}))
+        instead[local] = tuple(facts.get("instead", unpack[local].values()))
+    tree = {key: entry[key] for key in ("tree", "pattern", "path")} if "tree" in entry else None
+    return SourceSet(
+        name=name,
+        what=entry["what"],
+        licence=entry["licence"],
+        seen=str(entry["seen"]),
+        bytes=entry.get("bytes"),
+        files=tuple(found),
+        addresses=addresses,
+        account=entry.get("account"),
+        folder=folder,
+        beside=entry.get("beside"),
+        instead={local: paths for local, paths in instead.items() if paths},
+        unpack={local: folders for local, folders in unpack.items() if folders},
+        contents=tuple(
+            RemoteFile(file, (), entry["licence"], facts.get("bytes"), facts.get("checksum"))
+            for file, facts in named_files(entry.get("contents", {}))
+        ),
+        list_name=entry.get("list"),
+        md5s=(entry["md5s"], entry["md5s_of"]) if "md5s" in entry else None,
+        tree=tree,
+        named=entry.get("count", 0),
+        choice=entry.get("choice"),
+        optional=entry.get("optional", False),
+    )
+
+
+def with_checksums(source: SourceSet, address: str, checksums: Mapping[str, str | None]) -> SourceSet:
+    """Return the set with the address and the MD5s that MLCommons' lists give.
+
+    Raises:
+        KeyError: the list lacks a file.
+    """
+    prefix = f"{source.folder}/" if source.folder else ""
+    files = []
+    for file in source.files:
+        remote = file.name.removeprefix(prefix)
+        md5 = checksums[remote]
+        urls = (f"{address}/{remote}", *file.urls[1:]) if file.urls else ()
+        files.append(replace(file, urls=urls, checksum=md5 and f"md5:{md5}"))
+    return replace(source, files=tuple(files))
