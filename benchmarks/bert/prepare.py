@@ -23,7 +23,7 @@ from benchmarks.bert.stand_in import Generated, generate
 from common.data import manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest, digest
-from common.data.stand_in import MARKER
+from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 FORMAT = "bert-hdf5/1"
@@ -121,7 +121,8 @@ def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> 
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         made = adopt.adopt(packed_dir, eval_file, data_dir, work_dir, workers)
-        real = (made.counts["train_samples"], made.counts["eval_samples"]) == adopt.BENCHMARK
+        counts = (made.counts["train_samples"], made.counts["eval_samples"])
+        real = description_of(packed_dir) is None and counts == adopt.BENCHMARK
         source = {**wanted, "description": f"packed by other tools: {packed_dir}", "prepared": preparation.now()}
         written = Manifest(FORMAT, made.files, made.counts, not real, source)
         manifest.write(data_dir, written)
@@ -184,18 +185,17 @@ def _generate(raw_dir: Path, articles: int | None, vocabulary: int, **sizes: Any
 
 
 def _prepare(
-    raw_dir: Path, data_dir: Path, workers: int, packed_dir: Path | None, eval_file: Path | None, **chosen: Any
+    raw_dir: Path, data_dir: Path, workers: int, shards: int | None, max_sequence_length: int | None, **chosen: Any
 ) -> Manifest:
-    if packed_dir is None and eval_file is None:
-        sizes = {name: chosen.pop(name) for name in ("shards", "max_sequence_length")}
-        given = tuple((name, size) for name, size in sizes.items() if size is not None)
-        return prepare(raw_dir, data_dir, Options(workers, sizes=given, **chosen))
-    if packed_dir is None or eval_file is None:
-        raise ConfigError("--packed-dir and --eval-file go together")
-    for name, value in chosen.items():
-        if value:
-            raise ConfigError(f"--{name.replace('_', '-')}: shards that are packed already stay as they are")
-    return adopted(packed_dir, eval_file, data_dir, workers)
+    sizes = {"shards": shards, "max_sequence_length": max_sequence_length}
+    given = tuple((name, size) for name, size in sizes.items() if size is not None)
+    return prepare(raw_dir, data_dir, Options(workers, sizes=given, **chosen))
+
+
+def _adopt(folder: Path, data_dir: Path, workers: int, eval_file: Path | None) -> Manifest:
+    if eval_file is None:
+        raise ConfigError("--adopt and --eval-file go together: the evaluation set is no part of the folder of shards")
+    return adopted(folder, eval_file, data_dir, workers)
 
 
 def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
@@ -216,6 +216,7 @@ COMMANDS = DataCommands(
     prepare=_prepare,
     verify=verify,
     remarks=_remarks,
+    adopt=_adopt,
     workers={"prepare": cores},
     options={
         "prepare": (
@@ -224,9 +225,8 @@ COMMANDS = DataCommands(
             option("--keep-intermediate", action="store_true", help="keep what lies between text and shards"),
             option("--punkt", type=Path, help="NLTK's folder punkt_tab/english, to split extracted articles"),
             option("--max-sequence-length", type=int, help="stand-in data only"),
-            option("--packed-dir", type=Path, help="shards that other tools packed: only count and describe"),
-            option("--eval-file", type=Path, help="the evaluation set that belongs to them"),
         ),
+        "adopt": (option("--eval-file", type=Path, help="with --adopt: the evaluation set of the packed shards"),),
         "generate": (
             option("--articles", type=int, help="articles (default: all that Python's library holds)"),
             option("--vocabulary", type=int, default=2048, help="pieces of the vocabulary"),

@@ -8,9 +8,15 @@ are those of mlcommons/training, recommendation_v2/torchrec_dlrm, so that the fi
 from __future__ import annotations
 
 from benchmarks.dlrm_dcnv2.data import FORMAT
+from common.data.sources import read_sources
 from common.mlperf.fixed import benchmark_settings
 from common.recommendation.criteo.commands import click_log_commands
 from common.recommendation.criteo.preparation.encoding import Encoding
+
+PUBLISHED_MD5 = {
+    file.name: (file.checksum or "").removeprefix("md5:") for file in read_sources("dlrm_dcnv2")["prepared"].files
+}
+"""Of MLCommons' ``dlrmv2-preprocessed-criteo-click-logs``, whose files are those that ``prepare`` writes."""
 
 
 def encoding() -> Encoding:
@@ -27,4 +33,4 @@ def encoding() -> Encoding:
     )
 
 
-COMMANDS = click_log_commands("dlrm_dcnv2", FORMAT, encoding)
+COMMANDS = click_log_commands("dlrm_dcnv2", FORMAT, encoding, PUBLISHED_MD5)

@@ -29,8 +29,10 @@ from benchmarks.unet3d.stand_in import Generated, Request, generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
-from common.data.manifest import FileEntry, Manifest
+from common.data.manifest import Digests, Manifest
+from common.data.placing import place
 from common.data.stages import Stages
+from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats import npy
 from common.formats.raw_files import listed
@@ -42,17 +44,7 @@ MEMORY_PER_WORKER = 6 << 30
 """Bytes that the largest scan of KiTS19 takes: 1,059 slices of 512 x 512 in float64, and copies."""
 VOXELS_PER_WORKER = 64 << 20
 """Voxels of scans that are worth a process."""
-_CHUNK = 1 << 24
 _NAMED = 5  # files that one message names
-
-
-@dataclasses.dataclass(frozen=True)
-class Digests:
-    """Size in bytes, SHA-256 and MD5 of a file."""
-
-    bytes: int
-    sha256: str
-    md5: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,31 +82,46 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         return made
 
 
-def adopt(data_dir: Path, workers: int = 1) -> Manifest:
-    """Check and describe the volumes that the reference's own script prepared; they stay as they are.
+def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
+    """Check the volumes that the reference's own script prepared, link them into ``data_dir`` and describe them.
 
     Args:
-        data_dir: its result: all 420 volumes. A ``checksum.json`` there has to agree with them.
+        folder: its result: all 420 volumes, or those of any cases beside the file ``STAND_IN``. A ``checksum.json``
+            there has to agree with them.
+        data_dir: receives links, or copies on another disk; may be ``folder``.
         workers: cases at a time.
 
     Raises:
-        DataError: a volume is missing, damaged, or of another type or shape than its labels, or MD5s differ.
+        DataError: a volume is missing, damaged, or of another type or shape than its labels, MD5s differ, or
+            ``data_dir`` holds other data.
     """
-    if not data_dir.is_dir():
-        raise DataError(f"{data_dir} does not exist: it is to hold the volumes that the reference's script prepared")
+    stand_in = description_of(folder)
+    volumes = listed(folder, "*.npy")
+    names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
+    if stand_in is not None:
+        names = [name for name in names if any(path.name.startswith(name) for path in volumes)]
+        if not names:
+            raise DataError(f"{folder} holds no volumes case_00000_x.npy …")
+    expected = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
+    _compare_names(folder, {path.name for path in volumes}, expected, "KiTS19" if stand_in is None else MARKER)
+    digest = hashlib.sha256("".join(f"{path.name}\t{path.stat().st_size}\n" for path in volumes).encode())
+    wanted = {"fingerprint": digest.hexdigest()}
     with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, None):
+        compared = None if data_dir.samefile(folder) else wanted
+        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, compared):
             return found
-        names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
-        volumes = {f"{name}_{kind}.npy": "" for name in names for kind in "xy"}
-        _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, volumes, "KiTS19")
         with ThreadPoolExecutor(workers) as pool:
-            made = pool.map(lambda name: _adopted(data_dir, name), names)
+            made = pool.map(lambda name: _adopted(folder, name), names)
             records = dict(zip(names, tqdm(made, "adopt", len(names), unit="case", disable=None), strict=True))
-        if (data_dir / CHECKSUMS).exists():
+        if (folder / CHECKSUMS).exists():
             md5s = {name: entry.md5 for record in records.values() for name, entry in record.files.items()}
-            _compare_published(data_dir, md5s, data_dir / CHECKSUMS)
-        return _describe(data_dir, records, {"description": "KiTS19, prepared by the reference's script"}, False)
+            _compare_published(folder, md5s, folder / CHECKSUMS)
+        for path in volumes:
+            place(path, data_dir / path.name, "delete it or name another --data-dir")
+        origin = {**wanted, "description": "KiTS19, prepared by the reference's script"}
+        if stand_in is not None:
+            origin["description"] = json.dumps(stand_in, sort_keys=True)
+        return _describe(data_dir, records, origin, stand_in is not None)
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
@@ -132,7 +139,9 @@ def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> M
     expected = _read_checksums(data_dir / CHECKSUMS)
     _compare_names(data_dir, {path.name for path in listed(data_dir, "*.npy")}, expected, data_dir / CHECKSUMS)
     with ThreadPoolExecutor(workers) as pool:
-        digests = dict(zip(found.files, pool.map(lambda name: _digests(data_dir / name), found.files), strict=True))
+        digests = dict(
+            zip(found.files, pool.map(lambda name: manifest.digests(data_dir / name), found.files), strict=True)
+        )
     remedy = f"delete these and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
     changed = [name for name, entry in found.files.items() if digests[name].sha256 != entry.sha256]
     if changed:
@@ -175,17 +184,7 @@ def _save(path: Path, array: NDArray[Any]) -> Digests:
     with atomic.written(path) as beside:
         with open(beside, "wb") as file:
             np.save(file, array, allow_pickle=False)
-        return _digests(beside)
-
-
-def _digests(path: Path) -> Digests:
-    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            sha256.update(chunk)
-            md5.update(chunk)
-            size += len(chunk)
-    return Digests(size, sha256.hexdigest(), md5.hexdigest())
+        return manifest.digests(beside)
 
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
@@ -225,7 +224,7 @@ def _adopted(data_dir: Path, name: str) -> Record:
         raise DataError(f"{data_dir}: labels of {name}: {label.shape} up to {label.max()} for an image {image.shape}")
     if not np.isfinite(image).all():
         raise DataError(f"{data_dir / f'{name}_x.npy'} has values that are not finite; prepare it again")
-    files = {f"{name}_{kind}.npy": _digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
+    files = {f"{name}_{kind}.npy": manifest.digests(data_dir / f"{name}_{kind}.npy") for kind in "xy"}
     return Record(tuple(image.shape[1:]), None, files)
 
 
@@ -240,7 +239,7 @@ def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str]
     md5s = {name: entry.md5 for name, entry in digests.items()}
     for name, content in ((CASES, cases), (CHECKSUMS, md5s)):
         atomic.write_text(data_dir / name, json.dumps(content, indent=1) + "\n")
-    files = {name: FileEntry(entry.bytes, entry.sha256) for name, entry in digests.items()}
+    files = {name: entry.entry for name, entry in digests.items()}
     files.update(manifest.describe_files(data_dir, (CASES, CHECKSUMS)))
     uses = list(splits.values())
     counts = {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
@@ -287,10 +286,6 @@ def _generate(raw_dir: Path, workers: int, patch: list[int], **sizes: Any) -> Ge
     return generate(raw_dir, Request(settings=Settings((depth, height, width)), **sizes), workers)
 
 
-def _prepare(raw_dir: Path, data_dir: Path, workers: int, adopt_volumes: bool) -> Manifest:
-    return adopt(data_dir, workers) if adopt_volumes else prepare(raw_dir, data_dir, workers)
-
-
 def _remarks(made: Manifest, checksums: Path | None = None, **options: Any) -> Iterator[str]:
     if checksums is not None:
         yield f"All volumes are those of {checksums}"
@@ -302,23 +297,16 @@ COMMANDS = DataCommands(
     prepared="prepared volumes",
     real="KiTS19",
     generate=_generate,
-    prepare=_prepare,
+    prepare=prepare,
     verify=verify,
     remarks=_remarks,
+    adopt=adopt,
     workers={
         "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
         "verify": cores,
         "generate": cores,
     },
     options={
-        "prepare": (
-            option(
-                "--adopt",
-                dest="adopt_volumes",
-                action="store_true",
-                help="only describe --data-dir: the reference's script prepared it",
-            ),
-        ),
         "verify": (
             option("--checksums", type=Path, help="also compare with this checksum.json, e.g. the reference's"),
         ),

@@ -39,6 +39,14 @@ TRUST = option(
     help="do not decode all pictures completely, and note that in the manifest: damaged ones end a training run",
 )
 """Of ``prepare``, where it would decode pictures only to check them."""
+ADOPT = option(
+    "--adopt",
+    dest="folder",
+    type=Path,
+    metavar="FOLDER",
+    help="prepare nothing: check the files that others prepared in FOLDER, and link them into --data-dir",
+)
+"""Of ``prepare``, where :attr:`DataCommands.adopt` takes over files that others prepared."""
 
 
 _DOWNLOAD = (
@@ -66,6 +74,9 @@ def other_counts(made: Manifest, published: Mapping[str, int]) -> Iterator[str]:
         yield f"The benchmark has {published}; training will ask for these."
 
 
+_PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two kinds of prepare, with options of their own
+
+
 @dataclass(frozen=True)
 class DataCommands:
     """The four commands of one workload. Each function gets the options of its command by their names.
@@ -80,8 +91,11 @@ class DataCommands:
         prepare: turn raw data into what training reads.
         verify: compare prepared data with their manifest.
         workers: command to the default of its ``--workers``; the others have no such option.
-        options: command to what it has beside ``--raw-dir``, ``--data-dir`` and ``--workers``.
+        options: command to what it has beside ``--raw-dir``, ``--data-dir`` and ``--workers``; those of ``adopt`` are
+            options of ``prepare`` that go with ``--adopt`` only.
         remarks: of what ``prepare`` and ``verify`` return, and of their options: lines that follow the summary.
+        adopt: does ``prepare --adopt``: checks the ``folder`` that it is given, which exists and may be ``data_dir``
+            itself, links its files into ``data_dir`` and writes the manifest. None: the workload has no such option.
     """
 
     benchmark: str
@@ -95,6 +109,7 @@ class DataCommands:
     options: Mapping[str, tuple[Option, ...]]
     remarks: Callable[..., Iterable[str]] = no_remarks
     extra: Extra | None = None
+    adopt: Callable[..., Manifest] | None = None
 
     def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
         """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
@@ -108,11 +123,10 @@ class DataCommands:
             ConfigError: an option is wrong.
             DataError: raw or prepared data are, or a file cannot be read or written.
         """
-        parsed, strays = self._parser(command, scale).parse_known_args(argv)
-        if strays:
-            known = ", ".join(name for name, _ in self._options(command))
-            raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
-        options = vars(parsed)
+        options = self._parsed(command, argv, scale)
+        if command == "prepare" and self.adopt is not None:
+            command = _PREPARE if options["folder"] is None else _ADOPT
+            options = self._parsed(command, argv, scale)
         if command == "generate" and options["raw_dir"].resolve() == self._real_raw().resolve():
             raise ConfigError(
                 f"generate --raw-dir {options['raw_dir']}: is the default folder of {self.benchmark}'s real raw data, "
@@ -130,13 +144,24 @@ class DataCommands:
             raise DataError(f"{command}: {error}; {remedy}") from error
         return 0
 
+    def _parsed(self, command: str, argv: list[str], scale: str | None) -> dict[str, Any]:
+        parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={self.benchmark}")
+        options = list(self._options(command, scale))
+        for name, arguments in options:
+            parser.add_argument(name, **arguments)
+        parsed, strays = parser.parse_known_args(argv)
+        if strays:
+            known = ", ".join(name for name, _ in options)
+            raise ConfigError(f"{command} {' '.join(strays)}: no such option; the options are {known}")
+        return vars(parsed)
+
     def _lines(self, command: str, options: Mapping[str, Any]) -> Iterator[str]:
         if command == "download":
             yield from self._download(**options)
         elif command == "generate":
             yield f"{options['raw_dir']}: {self.generate(**options)}"
         else:
-            made = (self.prepare if command == "prepare" else self.verify)(**options)
+            made = self._made(command, options)
             totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
             yield f"{options['data_dir']}: {'stand-in' if made.stand_in else self.real}, {counts}"
@@ -164,26 +189,33 @@ class DataCommands:
         if self.extra is not None and not chosen:
             yield from self.extra(raw_dir, sources, client, check)
 
+    def _made(self, command: str, options: Mapping[str, Any]) -> Manifest:
+        if command == "verify":
+            return self.verify(**options)
+        if command != _ADOPT or self.adopt is None:
+            return self.prepare(**options)
+        if not os.path.isdir(options["folder"]):  # False, too, where one may not look
+            raise DataError(f"--adopt: {options['folder']} does not exist or is no folder; name that of the files")
+        return self.adopt(**options)
+
     def _real_raw(self) -> Path:
         return data_root() / f"{self.benchmark}-raw"
 
-    def _parser(self, command: str, scale: str | None) -> argparse.ArgumentParser:
-        parser = argparse.ArgumentParser(prog=f"mlperf-suite {command} benchmark={self.benchmark}")
-        for name, arguments in self._options(command, scale):
-            parser.add_argument(name, **arguments)
-        return parser
-
     def _options(self, command: str, scale: str | None = None) -> Iterator[Option]:
-        data = data_root()
-        if command != "verify":
+        data, preparing = data_root(), command in ("prepare", _PREPARE, _ADOPT)
+        if command not in ("verify", _ADOPT):
             synthetic = data / f"{self.benchmark}-{scale or 'synthetic'}-raw"
             folder = synthetic if command == "generate" else self._real_raw()
             yield option("--raw-dir", type=Path, default=folder, help=self.raw)
-        if command in ("prepare", "verify"):
+        if preparing or command == "verify":
             yield option("--data-dir", type=Path, default=data / self.benchmark, help=self.prepared)
         if command == "download":
             yield from _DOWNLOAD
-        if command in self.workers:
-            workers = self.workers[command]()
+        if workers_of := self.workers.get("prepare" if preparing else command):
+            workers = workers_of()
             yield option("--workers", type=int, default=workers, help=f"processes or threads (default {workers})")
-        yield from self.options.get(command, ())
+        if command != _ADOPT:
+            yield from self.options.get("prepare" if preparing else command, ())
+        if self.adopt is not None and command in ("prepare", _ADOPT):
+            yield ADOPT
+            yield from self.options.get("adopt", ())

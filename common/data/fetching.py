@@ -117,22 +117,24 @@ class Download:
             self.raw_dir.mkdir(parents=True, exist_ok=True)
         with locked(self.raw_dir) if not self.check else contextlib.nullcontext():
             self._seen = _read_state(self.raw_dir)
-            by_hand, lacking = [], []
+            by_hand: dict[str, str] = {}
+            lacking = []
             for source in self._selected(chosen):
                 listed = self._listed(source)
                 missing, lines = self._compare(listed)
                 yield from lines
                 if missing and not listed.addresses:
-                    by_hand.append(self._steps(listed, missing))
+                    by_hand[listed.name] = self._steps(listed, missing)
                 elif missing and self.check:
                     lacking.append(f"{listed.name}: {_names([item.file.name for item in missing])}")
-                else:
+                elif listed.beside not in by_hand:
                     if not self.check:
                         yield from self._bring(listed, missing)
                     self._check_contents(listed)
                     yield self._summary(listed, len(missing))
             if by_hand:
-                raise DataError(f"{self.raw_dir} lacks files that have to be fetched by hand:\n" + "\n".join(by_hand))
+                steps = "\n".join(by_hand.values())
+                raise DataError(f"{self.raw_dir} lacks files that have to be fetched by hand:\n{steps}")
             if lacking:
                 raise DataError(f"{self.raw_dir} lacks files:\n  " + "\n  ".join(lacking))
 

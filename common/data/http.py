@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.client import BadStatusLine, RemoteDisconnected, UnknownProtocol
+from http.client import BadStatusLine, IncompleteRead, RemoteDisconnected, UnknownProtocol
 from typing import Any, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -26,7 +26,6 @@ from urllib3.exceptions import (
     NameResolutionError,
     ProtocolError,
     ProxyError,
-    ProxySchemeUnknown,
     SSLError,
 )
 
@@ -239,13 +238,14 @@ def _proxy(url: str) -> str | None:
 
 
 def _through(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
-    parts = urlsplit(proxy)
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
-    headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+    """Return connections through a proxy, whose address may have a login."""
     try:
+        parts = urlsplit(proxy)
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+        headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
         return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
-    except ProxySchemeUnknown as error:
-        raise DataError(f"the proxy of the environment cannot be used: {error}") from error
+    except ValueError as error:
+        raise DataError(f"http_proxy or https_proxy is no usable address of a proxy: {error}") from error
 
 
 def _named(error: HTTPError, url: str) -> Exception:
@@ -258,6 +258,8 @@ def _named(error: HTTPError, url: str) -> Exception:
             return DataError(f"{url}: {_LOGIN}")
         proxy = re.sub("//.*@", "//", _proxy(url) or "")  # without the password
         return Transient(f"the proxy {proxy} ({parts.scheme}_proxy) fails: {text}", unreachable=True)
+    if isinstance(cause, IncompleteRead):
+        return Transient(f"the answer ended {f'{cause.expected:,} bytes ' if cause.expected else ''}too early")
     if isinstance(cause, BadStatusLine | UnknownProtocol) and not isinstance(cause, RemoteDisconnected):
         return Transient(f"what answers speaks no HTTP 1: {text!r}")
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ DECODED = "decoded"
 """Key of a manifest's ``source`` that says whether preparation decoded every picture, where it has this choice."""
 COMPLETELY, TRUSTED = "completely", "no, --trust was given"
 """Values of :data:`DECODED`."""
+_CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,20 @@ class FileEntry:
 
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Size in bytes, SHA-256 and MD5 (hexadecimal) of one file."""
+
+    bytes: int
+    sha256: str
+    md5: str
+
+    @property
+    def entry(self) -> FileEntry:
+        """What a manifest has of it."""
+        return FileEntry(self.bytes, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,24 @@ def digest(path: Path, algorithm: str) -> str:
     """Checksum of ``path``, hexadecimal, by an algorithm that hashlib names; reads all of it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
+
+
+def digests(path: Path, progress: Callable[[int], object] = lambda read: None) -> Digests:
+    """Size and both checksums of ``path``, which is read once.
+
+    Args:
+        path: a file.
+        progress: called with the bytes of each piece that was read.
+    """
+    sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
+    with open(path, "rb") as file, ThreadPoolExecutor(1) as beside:
+        while chunk := file.read(_CHUNK):
+            other = beside.submit(md5.update, chunk)  # hashing does not hold the interpreter's lock
+            sha256.update(chunk)
+            other.result()
+            size += len(chunk)
+            progress(len(chunk))
+    return Digests(size, sha256.hexdigest(), md5.hexdigest())
 
 
 def describe_files(root: Path, names: Iterable[str]) -> dict[str, FileEntry]:

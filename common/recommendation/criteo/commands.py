@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,28 @@ import psutil
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
 from common.errors import ConfigError
-from common.recommendation.criteo import stand_in
+from common.recommendation.criteo import adopt, stand_in
 from common.recommendation.criteo.preparation.encoding import Encoding
+from common.recommendation.criteo.preparation.raw_days import PARQUET
 from common.recommendation.criteo.prepare import prepare, verify
-from common.recommendation.criteo.prepared import TABLE_ROWS
+from common.recommendation.criteo.prepared import FORM, MD5_OF, TABLE_ROWS
 from common.recommendation.criteo.sample_rows import SampleFormat
 from common.recommendation.criteo.stand_in import Generated, Request
 
 
-def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Callable[[], Encoding]) -> DataCommands:
+def click_log_commands(
+    benchmark: str,
+    sample_format: SampleFormat,
+    encoding: Callable[[], Encoding],
+    published: Mapping[str, str] | None = None,
+) -> DataCommands:
     """The commands of a benchmark.
 
     Args:
         benchmark: its name.
         sample_format: of the prepared data.
         encoding: gives what the benchmark makes of raw data, by its facts; asked only when they are needed.
+        published: MD5 of each prepared file, where others publish these, which ``prepare --adopt`` takes over then.
     """
     defaults = Request()
     return DataCommands(
@@ -37,7 +44,8 @@ def click_log_commands(benchmark: str, sample_format: SampleFormat, encoding: Ca
         generate=functools.partial(_generate, encoding),
         prepare=functools.partial(_prepare, encoding),
         verify=functools.partial(_verify, sample_format),
-        remarks=_remarks,
+        remarks=functools.partial(_remarks, published),
+        adopt=None if published is None else functools.partial(_adopt, encoding, published),
         workers={"generate": cores, "prepare": cores, "verify": cores},
         options={
             "prepare": (
@@ -80,12 +88,33 @@ def _prepare(
     return prepare(raw_dir, data_dir, chosen, workers, int(memory_gb * 1e9))
 
 
+def _adopt(
+    encoding: Callable[[], Encoding], published: Mapping[str, str], folder: Path, data_dir: Path, workers: int
+) -> Manifest:
+    return adopt.adopt(folder, data_dir, encoding(), published, workers)
+
+
 def _verify(sample_format: SampleFormat, data_dir: Path, workers: int) -> Manifest:
     return verify(data_dir, sample_format, workers)
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+def _remarks(published: Mapping[str, str] | None, made: Manifest, **options: Any) -> Iterator[str]:
     yield f"table rows: {made.source[TABLE_ROWS]}"
+    if made.source.get(FORM) == PARQUET:
+        yield (
+            "The days were read from parquet files. Whether their rows are in the order of the original text is not "
+            "known; categories are numbered in it, and the order of training and the evaluated samples follow from it."
+        )
+
+    found = {name: made.source.get(f"{MD5_OF}{name}") for name in published or ()}
+    if published and not made.stand_in and None not in found.values():
+        if different := [name for name, md5 in published.items() if found[name] != md5]:
+            yield (
+                f"{' and '.join(different)}: not MLCommons' published file, by its MD5. The rows of the raw data are "
+                "in another order, or logarithms were rounded otherwise."
+            )
+        else:
+            yield "The files are those that MLCommons publishes, by their MD5s."
 
 
 def _usual_memory_gb() -> int:

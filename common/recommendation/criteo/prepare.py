@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.data import atomic, manifest, preparation
 from common.data.manifest import Manifest
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
-from common.recommendation.criteo.preparation.raw_days import PUBLISHED_ROWS, RawDays, open_raw
-from common.recommendation.criteo.prepared import HOTNESS, TABLE_ROWS, Prepared, open_prepared
+from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
+from common.recommendation.criteo.prepared import FORM, HOTNESS, MD5_OF, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
@@ -43,8 +44,7 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
             were prepared from another source or otherwise, or another process prepares them now.
     """
     raw = open_raw(raw_dir)
-    settings = json.dumps({HOTNESS: encoding.hotness, "largest_table": encoding.largest}, sort_keys=True)
-    wanted = {"fingerprint": raw.fingerprint(), "settings": settings}
+    wanted = {"fingerprint": raw.fingerprint(), "settings": settings_of(encoding)}
     with preparation.locked(data_dir):
         chosen = encoding.sample_format
         if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, wanted):
@@ -60,6 +60,11 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
         return written
 
 
+def settings_of(encoding: Encoding) -> str:
+    """The choices that a manifest notes, JSON."""
+    return json.dumps({HOTNESS: encoding.hotness, "largest_table": encoding.largest}, sort_keys=True)
+
+
 def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Manifest:
     """Check every checksum of ``data_dir``, and that labels, dense features and ids are possible ones.
 
@@ -70,40 +75,72 @@ def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Man
     """
     prepared = open_prepared(data_dir, sample_format)
     manifest.verify(data_dir, sample_format.name, sample_format.command)
-    step = max(1, _BLOCK_BYTES // (prepared.words * WORD))
-    blocks = [
-        (data_dir / name, first, min(first + step, rows))
-        for name, rows in (
-            (sample_format.train_file, prepared.train_samples),
-            (sample_format.eval_file, prepared.eval_samples),
+    for name, rows in (
+        (sample_format.train_file, prepared.train_samples),
+        (sample_format.eval_file, prepared.eval_samples),
+    ):
+        check_rows(
+            data_dir / name, rows, sample_format, prepared.table_rows, prepared.hotness, "prepare again", workers
         )
-        for first in range(0, rows, step)
-    ]
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for _ in pool.map(lambda block: _check_rows(prepared, sample_format, *block), blocks):
-                pass
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
     return prepared.manifest
 
 
-def _check_rows(prepared: Prepared, sample_format: SampleFormat, path: Path, first: int, last: int) -> None:
-    words = np.fromfile(path, np.int32, (last - first) * prepared.words, offset=first * prepared.words * WORD)
-    rows = words.reshape(-1, prepared.words)
-    if rows[:, 0].min() < 0 or rows[:, 0].max() > 1:
-        raise DataError(f"{path}: among rows {first:,} to {last:,} are labels that are neither 0 nor 1; prepare again")
-    if fault := sample_format.fault_of(rows[:, 1:IDS]):
-        raise DataError(f"{path}: among rows {first:,} to {last:,} are dense features {fault}; prepare again")
-    limits = np.repeat(np.array(prepared.table_rows), prepared.hotness)
-    wrong = (rows[:, IDS:] < 0) | (rows[:, IDS:] >= limits)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        table = int(np.repeat(np.arange(len(prepared.hotness)), prepared.hotness)[column])
-        raise DataError(
-            f"{path}: row {first + row:,} has category {rows[row, IDS + column]:,} of table C{table + 1}, which has "
-            f"{prepared.table_rows[table]:,} rows; prepare again"
-        )
+def check_rows(
+    path: Path,
+    rows: int,
+    sample_format: SampleFormat,
+    table_rows: Sequence[int],
+    hotness: Sequence[int],
+    remedy: str,
+    workers: int,
+) -> NDArray[np.int32]:
+    """Check that labels, dense features and ids of a prepared file are possible ones; reads all of it.
+
+    Args:
+        path: the file.
+        rows: that it has.
+        sample_format: of them.
+        table_rows, hotness: of each table.
+        remedy: what to do about a row that is wrong, for messages.
+        workers: threads.
+
+    Returns:
+        The largest id of each of the words that hold ids.
+
+    Raises:
+        DataError: a row is impossible.
+    """
+    words = IDS + sum(hotness)
+    step = max(1, _BLOCK_BYTES // (words * WORD))
+    limits = np.repeat(np.array(table_rows), hotness)
+
+    def check(first: int) -> NDArray[np.int32]:
+        last = min(first + step, rows)
+        block = np.fromfile(path, np.int32, (last - first) * words, offset=first * words * WORD).reshape(-1, words)
+        where = f"{path}: among rows {first:,} to {last:,} are"
+        if block[:, 0].min() < 0 or block[:, 0].max() > 1:
+            raise DataError(f"{where} labels that are neither 0 nor 1; {remedy}")
+        if fault := sample_format.fault_of(block[:, 1:IDS]):
+            raise DataError(f"{where} dense features {fault}; {remedy}")
+        wrong = (block[:, IDS:] < 0) | (block[:, IDS:] >= limits)
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            table = int(np.repeat(np.arange(len(hotness)), hotness)[column])
+            raise DataError(
+                f"{path}: row {first + row:,} has category {block[row, IDS + column]:,} of table C{table + 1}, which "
+                f"has {table_rows[table]:,} rows; {remedy}"
+            )
+        largest: NDArray[np.int32] = block[:, IDS:].max(axis=0)
+        return largest
+
+    found = np.zeros(len(limits), np.int32)
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for largest in pool.map(check, range(0, rows, step)):
+                np.maximum(found, largest, out=found)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return found
 
 
 def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str]) -> Manifest:
@@ -111,14 +148,16 @@ def _manifest(raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str,
         **wanted,
         TABLE_ROWS: json.dumps(made.table_rows),
         HOTNESS: json.dumps(encoding.hotness),
+        FORM: raw.form,
+        **{f"{MD5_OF}{name}": found.md5 for name, found in made.files.items()},
         "description": "Criteo's click logs" if raw.stand_in is None else json.dumps(raw.stand_in, sort_keys=True),
         "numpy": np.__version__,
         "prepared": preparation.now(),
     }
     counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
-    whole = {"train_samples": sum(PUBLISHED_ROWS[:-1]), "eval_samples": -(-PUBLISHED_ROWS[-1] // 2)}
-    reduced = raw.stand_in is not None or encoding.reduced or counts != whole
-    return Manifest(encoding.sample_format.name, made.files, counts, reduced, origin)
+    reduced = raw.stand_in is not None or encoding.reduced or counts != PUBLISHED_COUNTS
+    files = {name: found.entry for name, found in made.files.items()}
+    return Manifest(encoding.sample_format.name, files, counts, reduced, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:

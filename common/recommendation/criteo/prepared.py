@@ -14,6 +14,8 @@ from common.untrusted.strict_json import parse
 
 TABLE_ROWS, HOTNESS = "table_rows", "hotness"
 """Entries of the manifest's source: JSON lists, of all tables in their order."""
+FORM, MD5_OF = "form", "md5 of "
+"""Entries of the manifest's source: the form of the raw data, and, followed by a file's name, its MD5."""
 
 
 @dataclass(frozen=True)

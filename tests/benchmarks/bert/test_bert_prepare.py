@@ -18,6 +18,7 @@ from benchmarks.bert.raw import Settings
 from benchmarks.bert.stand_in import generate
 from common import cli
 from common.data.stages import Stages
+from common.data.stand_in import mark
 from common.errors import ConfigError, DataError
 
 SMALL = ["--articles", "60", "--vocabulary", "1000", "--max-sequence-length", "64", "--parts", "2", "--shards", "3"]
@@ -443,7 +444,7 @@ def packed_elsewhere(whole, tmp_path):
 def test_shards_of_other_tools_are_counted_where_they_lie(whole, tmp_path, capsys):
     folder, evaluation = packed_elsewhere(whole, tmp_path)
     data = tmp_path / "data"
-    options = ["--packed-dir", str(folder), "--eval-file", str(evaluation), "--data-dir", str(data), "--workers", "1"]
+    options = ["--adopt", str(folder), "--eval-file", str(evaluation), "--data-dir", str(data), "--workers", "1"]
     assert COMMANDS.run("prepare", options) == 0
     assert COMMANDS.run("prepare", options) == 0
     expected = json.loads((whole / "manifest.json").read_text())["counts"]
@@ -461,6 +462,8 @@ def test_shards_with_the_benchmark_s_counts_are_wikipedia(whole, tmp_path, monke
     monkeypatch.setattr(adopt, "BENCHMARK", (counts["train_samples"], counts["eval_samples"]))
     found = adopted(folder, evaluation, tmp_path / "data", 1)
     assert found.stand_in is False
+    mark(folder, {"kind": "test"})
+    assert adopted(folder, evaluation, tmp_path / "synthetic", 1).stand_in is True
     assert (found.counts["vocabulary"], found.counts["max_sequence_length"]) == (30_522, 512)
 
 
@@ -495,14 +498,16 @@ def test_a_shard_of_other_tools_that_is_not_whole_is_named(whole, tmp_path):
 
 
 def test_packed_folder_and_evaluation_file_go_together(tmp_path):
-    with pytest.raises(ConfigError, match="--packed-dir and --eval-file go together"):
-        COMMANDS.run("prepare", ["--packed-dir", str(tmp_path)])
+    with pytest.raises(ConfigError, match="--adopt and --eval-file go together"):
+        COMMANDS.run("prepare", ["--adopt", str(tmp_path)])
+    with pytest.raises(ConfigError, match="prepare without --adopt --eval-file e: no such option"):
+        COMMANDS.run("prepare", ["--eval-file", "e"])
 
 
 @pytest.mark.parametrize("option", [["--unpacked"], ["--shards", "3"], ["--keep-intermediate"]])
 def test_options_of_preparing_do_not_fit_shards_that_are_packed(tmp_path, option):
-    with pytest.raises(ConfigError, match=f"{option[0]}: shards that are packed already stay as they are"):
-        COMMANDS.run("prepare", ["--packed-dir", str(tmp_path), "--eval-file", str(tmp_path / "e"), *option])
+    with pytest.raises(ConfigError, match=f"prepare --adopt {' '.join(option)}: no such option"):
+        COMMANDS.run("prepare", ["--adopt", str(tmp_path), "--eval-file", str(tmp_path / "e"), *option])
 
 
 def test_counts_that_are_not_the_benchmark_s_are_said(raw_dir, tmp_path, monkeypatch, capsys):

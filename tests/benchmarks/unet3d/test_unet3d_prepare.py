@@ -389,7 +389,8 @@ def foreign(data, tmp_path, monkeypatch):
 
 def test_volumes_of_the_reference_are_described_where_they_are(foreign, data, capsys):
     before = {path: path.stat().st_mtime_ns for path in foreign.iterdir()}
-    assert COMMANDS.run("prepare", ["--adopt", "--data-dir", str(foreign), "--workers", "2"]) == 0
+    options = ["--adopt", str(foreign), "--data-dir", str(foreign), "--workers", "2"]
+    assert COMMANDS.run("prepare", options) == 0
     assert capsys.readouterr().out == f"{foreign}: KiTS19, train_samples 2, eval_samples 2\n"
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert (foreign / "checksum.json").read_text() == (data / "checksum.json").read_text()
@@ -401,23 +402,43 @@ def test_volumes_of_the_reference_are_described_where_they_are(foreign, data, ca
     verify(foreign)
 
 
+@pytest.mark.parametrize("kind", ["real", "synthetic"])
+def test_volumes_of_the_reference_are_linked_into_another_folder(foreign, data, tmp_path, capsys, kind):
+    if kind == "synthetic":
+        (foreign / "STAND_IN").write_text('{"kind": "test"}')
+        for part in "xy":
+            (foreign / f"case_00002_{part}.npy").unlink()
+    target = tmp_path / "target"
+    for _ in range(2):
+        assert COMMANDS.run("prepare", ["--adopt", str(foreign), "--data-dir", str(target), "--workers", "2"]) == 0
+    assert COMMANDS.run("verify", ["--data-dir", str(target)]) == 0
+    says = "KiTS19, eval_samples 2, train_samples 2" if kind == "real" else "stand-in, eval_samples 2, train_samples 1"
+    assert capsys.readouterr().out.splitlines()[1:] == [f"{target}: {says}"] * 2
+    assert not (foreign / "manifest.json").exists()
+    names = sorted(path.name for path in foreign.glob("*.npy"))
+    assert len(names) == (8 if kind == "real" else 6)
+    assert all((target / name).samefile(foreign / name) for name in names)
+    with pytest.raises(DataError, match="was prepared from other raw data"):
+        COMMANDS.run("prepare", ["--adopt", str(foreign), "--data-dir", str(data)])
+
+
 def test_adoption_misses_a_volume(foreign):
     (foreign / "case_00002_y.npy").unlink()
     with pytest.raises(DataError, match=r"lacks case_00002_y.npy: 7 volumes where KiTS19 has 8"):
-        adopt(foreign)
+        adopt(foreign, foreign)
 
 
 def test_adoption_of_no_folder_creates_none(tmp_path):
-    with pytest.raises(DataError, match=r"none does not exist"):
-        adopt(tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+    with pytest.raises(DataError, match=r"--adopt: .*/none does not exist"):
+        COMMANDS.run("prepare", ["--adopt", str(tmp_path / "none"), "--data-dir", str(tmp_path / "data")])
+    assert sorted(tmp_path.iterdir()) == []
 
 
 def test_adoption_agrees_with_the_checksums_that_are_there(foreign, data):
     md5s = json.loads((data / "checksum.json").read_text())
     (foreign / "checksum.json").write_text(json.dumps({**md5s, "case_00003_y.npy": "0" * 32}))
     with pytest.raises(DataError, match=r"0 images and 1 labels have other MD5s than .*: case_00003_y.npy"):
-        adopt(foreign)
+        adopt(foreign, foreign)
     assert not (foreign / "manifest.json").exists()
 
 
@@ -433,10 +454,10 @@ def test_adoption_agrees_with_the_checksums_that_are_there(foreign, data):
 def test_adoption_refuses_what_the_script_never_writes(foreign, name, array, says):
     np.save(foreign / name, array)
     with pytest.raises(DataError, match=says):
-        adopt(foreign)
+        adopt(foreign, foreign)
 
 
 def test_adoption_names_a_volume_that_was_cut_off(foreign):
     (foreign / "case_00002_x.npy").write_bytes((foreign / "case_00002_x.npy").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"case_00002_x.npy cannot be read"):
-        adopt(foreign)
+        adopt(foreign, foreign)

@@ -1,6 +1,7 @@
 """What the data commands of all workloads do alike: options, checks, messages and exit codes."""
 
 import errno
+import importlib
 import os
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from common.errors import ConfigError, DataError
 
 COUNTS = {"classes": 2, "train_samples": 3}
 FOLDERS = {
-    "download": {"raw_dir"},
     "generate": {"raw_dir"},
     "prepare": {"raw_dir", "data_dir"},
     "verify": {"data_dir"},
@@ -36,7 +36,6 @@ class Called:
             return function
 
         given = {
-            "download": returning(["first: as expected", "second: as expected"]),
             "generate": returning("many pictures"),
             "prepare": returning(made),
             "verify": returning(made),
@@ -84,7 +83,7 @@ def test_folders_that_are_given_are_taken(command):
     ("command", "arguments", "options"),
     [
         ("verify", ["--raw-dir", "x"], "--data-dir"),
-        ("download", ["--data-dir", "x"], "--raw-dir"),
+        ("download", ["--data-dir", "x"], "--raw-dir, --sets, --mirror, --list, --check, --workers"),
         ("prepare", ["raw_dir=x"], "--raw-dir, --data-dir, --workers, --few"),
         ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
     ],
@@ -128,7 +127,6 @@ def test_no_workers_are_refused_before_anything_is_done(workers):
 @pytest.mark.parametrize(
     ("command", "stand_in", "said"),
     [
-        ("download", False, "first: as expected\nsecond: as expected\n"),
         ("generate", True, "/raw: many pictures\n"),
         ("prepare", False, "/data: Real, classes 2, train_samples 3\n"),
         ("prepare", True, "/data: stand-in, classes 2, train_samples 3\n"),
@@ -159,6 +157,46 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_data(number, remedy):
         Called(error=error).commands.run("prepare", [])
 
 
+@pytest.mark.parametrize("found", ["nothing", "file", "empty folder"])
+@pytest.mark.parametrize("benchmark", ["bert", "dlrm_dcnv2", "unet3d"])
+def test_a_wrong_folder_to_adopt_is_named_and_nothing_is_written(tmp_path, benchmark, found):
+    folder, data = tmp_path / "others", tmp_path / "data"
+    if found == "file":
+        folder.touch()
+    elif found == "empty folder":
+        folder.mkdir()
+    more = ["--eval-file", str(tmp_path / "none")] if benchmark == "bert" else []
+    commands = importlib.import_module(f"benchmarks.{benchmark}.prepare").COMMANDS
+    with pytest.raises(DataError, match=f"{folder} (does not exist or is no folder|lacks|holds no)"):
+        commands.run("prepare", ["--adopt", str(folder), "--data-dir", str(data), *more])
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("benchmark", ["dlrm", "resnet", "ssd300"])
+def test_other_workloads_have_nothing_to_adopt(tmp_path, benchmark):
+    commands = importlib.import_module(f"benchmarks.{benchmark}.prepare").COMMANDS
+    with pytest.raises(ConfigError, match=f"^prepare --adopt {tmp_path}: no such option"):
+        commands.run("prepare", ["--adopt", str(tmp_path)])
+
+
+def test_options_of_adopting_and_of_preparing_do_not_go_together(tmp_path):
+    own = {"prepare": (option("--few", type=int),), "adopt": (option("--many", type=int),)}
+    called = Called(options=own, adopt=lambda **options: called.commands.verify(**options))
+    assert called.commands.run("prepare", ["--adopt", str(tmp_path), "--many", "3", "--data-dir", "d"]) == 0
+    assert called.options == {"folder": tmp_path, "data_dir": Path("d"), "many": 3}
+    assert called.commands.run("prepare", ["--few", "3", "--raw-dir", "r", "--data-dir", "d"]) == 0
+    assert called.options == {"raw_dir": Path("r"), "data_dir": Path("d"), "few": 3}
+    for wrong in (
+        ["--adopt", str(tmp_path), "--few", "3"],
+        ["--many", "3"],
+        ["--adopt", str(tmp_path), "--raw-dir", "r"],
+    ):
+        called.options = {}
+        with pytest.raises(ConfigError, match=f"{' '.join(wrong[-2:])}: no such option; the options are "):
+            called.commands.run("prepare", wrong)
+        assert called.options == {}
+
+
 def test_whoever_reads_the_output_may_stop():
     with pytest.raises(BrokenPipeError):
-        Called(error=BrokenPipeError()).commands.run("download", [])
+        Called(error=BrokenPipeError()).commands.run("prepare", [])

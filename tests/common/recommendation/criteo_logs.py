@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import struct
+from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 from common.recommendation.criteo.preparation.encoding import Encoding
 
@@ -41,6 +44,37 @@ def as_text(line: Line) -> str:
     label, integers, texts = line
     fields = [str(label), *("" if value is None else str(value) for value in integers), *(text or "" for text in texts)]
     return "\t".join(fields) + "\n"
+
+
+def parquet_table(lines: list[Line]) -> pyarrow.Table:
+    """The columns that Criteo's parquet files have, by their names; a field that is missing is a null."""
+    columns = {"label": pyarrow.array([label for label, _, _ in lines], pyarrow.int32())}
+    for number in range(DENSE):
+        values = [integers[number] for _, integers, _ in lines]
+        columns[f"integer_feature_{number + 1}"] = pyarrow.array(values, pyarrow.int32())
+    for number in range(FEATURES):
+        columns[f"categorical_feature_{number + 1}"] = pyarrow.array([texts[number] for _, _, texts in lines], "string")
+    return pyarrow.table(columns)
+
+
+def day_folder(day: int) -> str:
+    """The folder of a day of the parquet layout."""
+    return f"day={date(2015, 2, 15) + timedelta(day)}"
+
+
+def part_name(number: int) -> str:
+    """The name of a part of a day."""
+    return f"part-{number:05d}-99c339d5-0000-4000-8000-000000000000.c000.snappy.parquet"
+
+
+def write_parquet_days(folder: Path, days: list[list[Line]]) -> None:
+    """Write every day as three parts, of which the second has no rows, and the files that Spark leaves beside them."""
+    for day, lines in enumerate(days):
+        parts = folder / day_folder(day)
+        parts.mkdir(parents=True)
+        (parts / "_SUCCESS").touch()
+        for number, own in ((71, lines[2:]), (9, []), (8, lines[:2])):
+            parquet.write_table(parquet_table(own), parts / part_name(number), compression="snappy", row_group_size=1)
 
 
 def numbered(days: list[list[Line]], first_id: int, modulo: int | None) -> tuple[list[list[list[int]]], list[int]]:

@@ -20,6 +20,7 @@ from common.data.atomic import written
 from common.data.stages import Record
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import LOGARITHM_OFFSET, Encoding
+from common.recommendation.criteo.preparation.parquet_parts import read_parts
 from common.recommendation.criteo.preparation.tsv import read_lines
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
@@ -96,24 +97,25 @@ class Samples:
         return rows
 
 
-def parse_day(path: Path, folder: Path, encoding: Encoding) -> Record:
-    """Take the raw file of a day apart.
+def parse_day(files: Sequence[Path], folder: Path, encoding: Encoding) -> Record:
+    """Take a raw day apart: a file of text, or several of parquet.
 
     Raises:
-        DataError: the file is damaged, empty, or holds a count that has no logarithm.
+        DataError: a file is damaged or holds a count that has no logarithm, or the day is empty.
     """
+    read = read_parts(files) if files[0].suffix == ".parquet" else read_lines(files[0])
     blocks: list[int] = []
     with ExitStack() as complete:
         partials = [complete.enter_context(written(folder / name)) for name in (HEADS, RAW)]
         with open(partials[0], "wb") as heads, open(partials[1], "wb") as raw:
-            for lines in read_lines(path):
+            for lines in read:
                 unusable = np.argwhere(encoding.unusable(lines.counts))
                 if len(unusable):
                     row, column = unusable[0]
-                    raise DataError(
-                        f"{path}: line {sum(blocks) + row + 1:,} has the count {lines.counts[row, column]} as "
-                        f"I{column + 1}, and x + {LOGARITHM_OFFSET} of it, whose logarithm is stored, is no positive "
-                        "number of 32 bits; fetch it again"
+                    raise lines.origin.fault(
+                        int(row),
+                        f"has the count {lines.counts[row, column]} as {lines.origin.columns[1 + column]}, and x + "
+                        f"{LOGARITHM_OFFSET} of it, whose logarithm is stored, is no positive number of 32 bits",
                     )
                 blocks.append(len(lines.labels))
                 dense = encoding.dense_words(lines.counts)
@@ -121,7 +123,7 @@ def parse_day(path: Path, folder: Path, encoding: Encoding) -> Record:
                 for categories in lines.categories:
                     raw.write(categories.tobytes())
     if not blocks:
-        raise DataError(f"{path} has no lines; fetch it again")
+        raise DataError(f"{files[0]}{' and the other parts of this day' if files[1:] else ''}: no samples are in it")
     return {"blocks": blocks}
 
 

@@ -1,6 +1,6 @@
 """From raw days to the two files that a run reads, stage by stage; every stage continues where it was interrupted.
 
-Text is parsed day by day and numbered feature by feature; training samples are then put into their order, and all
+The days are parsed one by one and numbered feature by feature; training samples are then put into their order, and all
 samples are written with all of their ids. What lies between is deleted with the folder that it is in.
 """
 
@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.manifest import FileEntry, file_entry
+from common.data.manifest import Digests, digests
 from common.data.preparation import require_space
 from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
 from common.errors import DataError
-from common.recommendation.criteo.preparation import multi_hot, numbering, published_set, shuffle
+from common.recommendation.criteo.preparation import multi_hot, numbering, parquet_parts, published_set, shuffle
 from common.recommendation.criteo.preparation.days import Day, Samples, parse_day, parsed
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.raw_days import RawDays
+from common.recommendation.criteo.preparation.raw_days import MULTI_HOT, PARQUET, RawDays
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
 BLOCK_ROWS = 1 << 16
@@ -41,7 +41,7 @@ class Made:
         train_samples, eval_samples: in the files.
     """
 
-    files: dict[str, FileEntry]
+    files: dict[str, Digests]
     table_rows: tuple[int, ...]
     train_samples: int
     eval_samples: int
@@ -86,9 +86,8 @@ def write_evaluation(
 
 
 def checksum(path: Path) -> Record:
-    """Size and SHA-256 of a file."""
-    entry = file_entry(path)
-    return {"bytes": entry.bytes, "sha256": entry.sha256}
+    """Size, SHA-256 and MD5 of a file."""
+    return asdict(digests(path))
 
 
 class Pipeline:
@@ -118,13 +117,13 @@ class Pipeline:
             DataError: raw files are damaged, or the disk is too small.
         """
         with self.stages:
-            table_rows, train, evaluation = self._published() if self.raw.multi_hot else self._from_text()
+            table_rows, train, evaluation = self._published() if self.raw.form == MULTI_HOT else self._from_days()
             outputs = (train, evaluation)
-            sums = self.stages.run("checksums", {output.path.name: (output.path,) for output in outputs}, checksum)
-            files = {name: FileEntry(**entry) for name, entry in sums.items()}
+            sums = self.stages.run("digests", {output.path.name: (output.path,) for output in outputs}, checksum)
+            files = {name: Digests(**found) for name, found in sums.items()}
             return Made(files, table_rows, train.rows, evaluation.rows)
 
-    def _from_text(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
+    def _from_days(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         samples = Samples(self._parsed(), self.work_dir / "ids")
         encoding, run = self.encoding, self.stages.run
         numbered = run(
@@ -151,12 +150,22 @@ class Pipeline:
         return table_rows, train, evaluation
 
     def _parsed(self) -> tuple[Day, ...]:
+        if self.raw.form == PARQUET:
+            self._count("parts", parquet_parts.day_rows)
         folders = [self.work_dir / "days" / f"{day}" for day in range(len(self.raw.files))]
-        tasks = {f"{day}": (*self.raw.files[day], folders[day], self.encoding) for day in range(len(folders))}
+        tasks = {f"{day}": (self.raw.files[day], folders[day], self.encoding) for day in range(len(folders))}
         days = parsed(folders, list(self.stages.run("days", tasks, parse_day).values()))
         for number, day in enumerate(days):
             self.raw.check_rows(number, day.rows)
         return days
+
+    def _count(self, stage: str, day_rows: Callable[[Sequence[Path]], Record]) -> list[int]:
+        """Samples of the days, of which none has been read yet."""
+        tasks = {f"{day}": (files,) for day, files in enumerate(self.raw.files)}
+        counts = [int(record["rows"]) for record in self.stages.run(stage, tasks, day_rows).values()]
+        for day, count in enumerate(counts):
+            self.raw.check_rows(day, count)
+        return counts
 
     def _shuffle(self, samples: Samples, encoder: Encoder, train: RowOutput) -> None:
         run, places = self.stages.run, self.work_dir / "places"
@@ -171,16 +180,13 @@ class Pipeline:
 
     def _published(self) -> tuple[tuple[int, ...], RowOutput, RowOutput]:
         if not self.encoding.sample_format.logarithms:
-            raise DataError(f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text")
+            raise DataError(
+                f"{self.raw.folder} is multi-hot and has logarithms; this benchmark needs the days as text or parquet"
+            )
         if self.encoding.reduced:
-            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text")
+            raise DataError(f"{self.raw.folder} is multi-hot: smaller tables need the days as text or parquet")
         table_rows = tuple((self.raw.stand_in or {}).get("table_rows", self.encoding.table_rows))
-        counted = self.stages.run(
-            "counts", {f"{d}": (files,) for d, files in enumerate(self.raw.files)}, published_set.day_rows
-        )
-        counts = [record["rows"] for record in counted.values()]
-        for day, count in enumerate(counts):
-            self.raw.check_rows(day, count)
+        counts = self._count("counts", published_set.day_rows)
         train, evaluation = self._outputs(counts)
         self._begin((train, evaluation), ("training", "evaluation"), 0)
         begins = [*itertools.accumulate(counts, initial=0)]
@@ -212,7 +218,7 @@ class Pipeline:
         if missing:
             require_space(self.data_dir, between + sum(output.size for output, _ in missing))
         for output, stage in missing:
-            for stale in (stage, "checksums"):
+            for stale in (stage, "digests"):
                 shutil.rmtree(self.stages.folder / stale, ignore_errors=True)
             output.begin()
 

@@ -1,18 +1,23 @@
-"""The raw folder: the days of the log as text, or the published data set that is multi-hot already."""
+"""The raw folder: the days of the log as text or as parquet, or the published data set that is multi-hot already."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.data import stand_in
 from common.errors import DataError
+from common.recommendation.criteo.preparation.parquet_parts import DAY_FOLDERS, folder_of_days, parts_of
+from common.recommendation.criteo.preparation.tsv import SAMPLE
 from common.recommendation.criteo.sample_rows import DAYS
 
+TEXT, PARQUET, MULTI_HOT = "text", "parquet", "multi-hot"
+"""Forms of a raw folder."""
 _ENDS = 1 << 16  # bytes of each end of a file that its fingerprint has
 
 PUBLISHED_ROWS = (
@@ -21,6 +26,8 @@ PUBLISHED_ROWS = (
     *(177_984_934, 163_382_602, 142_061_091, 156_534_237, 193_627_464, 192_215_183, 189_747_893, 178_274_637),
 )
 """Samples of each published day."""
+PUBLISHED_COUNTS = {"train_samples": sum(PUBLISHED_ROWS[:-1]), "eval_samples": -(-PUBLISHED_ROWS[-1] // 2)}
+"""Samples of the prepared data; those of the last day's first half are evaluated."""
 
 
 def multi_hot_names(day: int) -> tuple[str, str, str]:
@@ -33,27 +40,21 @@ class RawDays:
     """A raw folder.
 
     Attributes:
-        folder: where it is.
-        multi_hot: whether it is the published set, with files of :func:`multi_hot_names`.
-        files: of every day, in the order of the days; one of text, or three.
+        folder: where the days are.
+        form: ``TEXT`` with one file a day, ``PARQUET`` with a folder of files a day, or ``MULTI_HOT``, the published
+            set with files of :func:`multi_hot_names`.
+        files: of every day, in the order of the days.
         stand_in: what describes generated data; None for real ones.
     """
 
     folder: Path
-    multi_hot: bool
+    form: str
     files: tuple[tuple[Path, ...], ...]
     stand_in: dict[str, Any] | None
 
     def fingerprint(self) -> str:
         """SHA-256 over names, sizes and ends of all files; reads 128 KiB of each."""
-        digest = hashlib.sha256(json.dumps(self.stand_in, sort_keys=True).encode())
-        for path in (path for day in self.files for path in day):
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                digest.update(f"{path.name} {size} ".encode() + file.read(_ENDS))
-                file.seek(max(0, size - _ENDS))
-                digest.update(file.read(_ENDS))
-        return digest.hexdigest()
+        return fingerprint_of(self.folder, (path for day in self.files for path in day), self.stand_in)
 
     def check_rows(self, day: int, rows: int) -> None:
         """Refuse a real day that is not whole.
@@ -61,32 +62,65 @@ class RawDays:
         Raises:
             DataError: it has other than the published number of samples.
         """
-        if self.stand_in is None and rows != PUBLISHED_ROWS[day]:
-            names = ", ".join(path.name for path in self.files[day])
-            raise DataError(
-                f"{self.folder}: {names} has {rows:,} samples and not {PUBLISHED_ROWS[day]:,}; fetch it again"
-            )
+        if self.stand_in is not None or rows == PUBLISHED_ROWS[day]:
+            return
+        if self.form == PARQUET:
+            name = f"{DAY_FOLDERS[day]} with its {len(self.files[day])} parts"
+            says = "Parts are missing" if rows < PUBLISHED_ROWS[day] else "Parts of several versions are there"
+            remedy = f"{says}; 'mlperf-suite download' names the parts of a day"
+        else:
+            name = ", ".join(path.name for path in self.files[day])
+            remedy = SAMPLE if self.form == TEXT else "These are not the files of the published multi-hot set"
+        raise DataError(f"{self.folder}: {name} has {rows:,} samples and not {PUBLISHED_ROWS[day]:,}. {remedy}")
+
+
+def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, Any] | None) -> str:
+    """SHA-256 over names below ``folder``, sizes and ends of ``files``; reads 128 KiB of each.
+
+    Args:
+        folder: of the files.
+        files: in their order.
+        described: what describes generated data; None for real ones.
+    """
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for path in files:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"{path.relative_to(folder)} {size} ".encode() + file.read(_ENDS))
+            file.seek(max(0, size - _ENDS))
+            digest.update(file.read(_ENDS))
+    return digest.hexdigest()
 
 
 def open_raw(raw_dir: Path) -> RawDays:
-    """See what a raw folder holds: ``day_0`` to ``day_23``, also with ``.gz``, or the published multi-hot set.
+    """See what a raw folder holds.
+
+    This is the first of the following of which anything is there: the published multi-hot set; days as parquet,
+    ``day=2015-02-15`` to ``day=2015-03-10``, also below ``data``; days as text, ``day_0`` to ``day_23``, also ``.gz``.
 
     Raises:
-        DataError: there is neither, or files are missing.
+        DataError: there is none of them, or files are missing.
     """
-    marker = stand_in.description_of(raw_dir)
-    multi_hot = any(raw_dir.glob("day_*_sparse_multi_hot.npz"))
-    files, missing = [], []
-    for day in range(DAYS):
-        paths = [raw_dir / name for name in multi_hot_names(day)] if multi_hot else [_text(raw_dir, day)]
-        missing += [path.name for path in paths if not path.is_file()]
-        files.append(tuple(paths))
-    if missing:
+    marker, folder = stand_in.description_of(raw_dir), raw_dir
+    if any(raw_dir.glob("day_*_sparse_multi_hot.npz")):
+        form, days = MULTI_HOT, [tuple(raw_dir / name for name in multi_hot_names(day)) for day in range(DAYS)]
+    elif (found := folder_of_days(raw_dir)) is not None:
+        form, folder, names = PARQUET, found, DAY_FOLDERS
+        days = [parts_of(found / name) or (found / name / "part-00000",) for name in names]
+    else:
+        form, days = TEXT, [(_text(raw_dir, day),) for day in range(DAYS)]
+    if missing := [path for day in days for path in day if not path.is_file()]:
+        lacking = [path.parent.name if form == PARQUET else path.name for path in missing]
+        first, last = (DAY_FOLDERS[0], DAY_FOLDERS[-1]) if form == PARQUET else ("day_0", f"day_{DAYS - 1}")
+        if len(missing) == sum(map(len, days)) and (raw_dir / "train_data.bin").is_file():
+            raise DataError(
+                f"{raw_dir} holds prepared files and no raw days; 'prepare --adopt' takes over DLRM-DCNv2's"
+            )
         raise DataError(
-            f"{raw_dir} lacks {', '.join(missing)}; all {DAYS} days of Criteo's click logs are needed, day_0 to "
-            f"day_{DAYS - 1}: 'mlperf-suite download' says where they are"
+            f"{folder} lacks {', '.join(lacking)}; all {DAYS} days of Criteo's click logs are needed, {first} to "
+            f"{last}: 'mlperf-suite download' says where they are"
         )
-    return RawDays(raw_dir, multi_hot, tuple(files), marker)
+    return RawDays(folder, form, tuple(days), marker)
 
 
 def _text(raw_dir: Path, day: int) -> Path:

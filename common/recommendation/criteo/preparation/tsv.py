@@ -6,7 +6,7 @@ unsigned numbers of 32 bits. The last line of a day may lack its line feed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,16 +32,49 @@ CATEGORIES = tuple(f"C{number}" for number in range(1, CATEGORICAL + 1))
 COLUMNS = (LABEL, *INTEGERS, *CATEGORIES)
 
 
+SAMPLE = (
+    "The files day_0.gz to day_23.gz that stood on Hugging Face until May 2026 are an 11 % sample of about 20 million "
+    "rows a day, and another transfer gives the same; take the parquet files that replaced them, or a whole copy of "
+    "the text"
+)
+"""What to know about a day of text that is not whole."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where some lines come from, for messages.
+
+    Attributes:
+        path: the file.
+        first: number of the first of the lines in the file, from 1.
+        unit: what the file has: lines or rows.
+        columns: names of the 40 columns.
+        remedy: what to do about a line that is wrong.
+    """
+
+    path: Path
+    first: int
+    unit: str
+    columns: Sequence[str]
+    remedy: str
+
+    def fault(self, line: int, says: str) -> DataError:
+        """The error of a line, counted from 0 among these lines, of which a message ``says`` what is wrong."""
+        return DataError(f"{self.path}: {self.unit} {self.first + line:,} {says}; {self.remedy}")
+
+
 @dataclass(frozen=True)
 class Lines:
     """Some lines of a day, N of them.
 
     Attributes:
+        origin: where they come from.
         labels: int32, (N,), 0 or 1.
         counts: int32, (N, 13).
         categories: uint32, 26 times (N,).
     """
 
+    origin: Origin
     labels: NDArray[np.int32]
     counts: NDArray[np.int32]
     categories: tuple[NDArray[np.uint32], ...]
@@ -55,7 +88,7 @@ def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
     """
     types = {LABEL: pyarrow.int32(), **dict.fromkeys(INTEGERS, pyarrow.int32())}
     types |= dict.fromkeys(CATEGORIES, pyarrow.string())
-    line = 1
+    line, remedy = 1, "fetch it again"
     try:
         batches = arrow_csv.open_csv(
             path,
@@ -64,33 +97,38 @@ def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
             arrow_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
         )
         for batch in batches:
-            yield _converted(path, line, batch)
+            yield converted(Origin(path, line, "line", COLUMNS, remedy), batch)
             line += batch.num_rows
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{path}, behind line {line - 1:,}: {error}; fetch it again") from error
+        if path.suffix == ".gz" and not isinstance(error, pyarrow.ArrowInvalid):
+            remedy = f"the file is not whole. {SAMPLE}"
+        raise DataError(f"{path}, behind line {line - 1:,}: {error}; {remedy}") from error
 
 
-def _converted(path: Path, line: int, batch: pyarrow.RecordBatch) -> Lines:
+def converted(origin: Origin, batch: pyarrow.RecordBatch) -> Lines:
+    """Turn a batch of the 40 columns, numbers as int32 and categories as strings, into lines.
+
+    Raises:
+        DataError: a label is missing or neither 0 nor 1, or a category is no hexadecimal number.
+    """
     numbers = [batch.column(place) for place in range(1 + DENSE)]
     if numbers[0].null_count:
-        absent = int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0])
-        raise DataError(f"{path}: line {line + absent:,} has no label; fetch it again")
+        raise origin.fault(int(np.flatnonzero(np.asarray(numbers[0].is_null()))[0]), "has no label")
     labels, *counts = (np.asarray(column.fill_null(0)) for column in numbers)
     if labels.min() < 0 or labels.max() > 1:
         wrong = int(np.flatnonzero((labels < 0) | (labels > 1))[0])
-        raise DataError(f"{path}: line {line + wrong:,} has the label {labels[wrong]}, not 0 or 1; fetch it again")
+        raise origin.fault(wrong, f"has the label {labels[wrong]}, not 0 or 1")
     categories = []
-    for place in range(CATEGORICAL):
-        values, wrong_rows = hexadecimal(batch.column(1 + DENSE + place))
+    for place in range(1 + DENSE, 1 + DENSE + CATEGORICAL):
+        values, wrong_rows = hexadecimal(batch.column(place))
         if len(wrong_rows):
             row = int(wrong_rows[0])
-            text = batch.column(1 + DENSE + place)[row].as_py()
-            raise DataError(
-                f"{path}: line {line + row:,} has {text!r} as C{place + 1}, no number of up to {DIGITS} "
-                "hexadecimal digits; fetch it again"
+            text = batch.column(place).cast(pyarrow.binary())[row].as_py().decode("utf-8", "backslashreplace")
+            raise origin.fault(
+                row, f"has {text!r} as {origin.columns[place]}, no number of up to {DIGITS} hexadecimal digits"
             )
         categories.append(values)
-    return Lines(labels, np.stack(counts, axis=1), tuple(categories))
+    return Lines(origin, labels, np.stack(counts, axis=1), tuple(categories))
 
 
 def hexadecimal(texts: pyarrow.StringArray) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

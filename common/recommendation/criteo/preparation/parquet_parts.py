@@ -1,0 +1,109 @@
+"""Days of the log as Criteo publishes them on Hugging Face since May 2026: parquet files, about 250 to a day.
+
+A day is a folder ``day=2015-02-15`` of files ``part-NNNNN-….parquet``, which are read in the order of their names. The
+columns are a label, 13 integers and 26 categories of 8 hexadecimal digits; a null stands for a field that is empty in
+the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, timedelta
+from pathlib import Path
+
+import pyarrow
+from pyarrow import parquet
+
+from common.data.stages import Record
+from common.errors import DataError
+from common.formats.raw_files import listed
+from common.recommendation.criteo.preparation.tsv import Lines, Origin, converted
+from common.recommendation.criteo.sample_rows import CATEGORICAL, DAYS, DENSE
+
+BATCH_ROWS = 1 << 16
+"""Rows that are read at a time."""
+INTEGERS = ("label", *(f"integer_feature_{number}" for number in range(1, DENSE + 1)))
+CATEGORIES = tuple(f"categorical_feature_{number}" for number in range(1, CATEGORICAL + 1))
+COLUMNS = (*INTEGERS, *CATEGORIES)
+DAY_FOLDERS = tuple(f"day={date(2015, 2, 15) + timedelta(day)}" for day in range(DAYS))
+"""Names of the folders, in the order of the days."""
+_PLACES = ("", "data")  # of these folders below the raw folder; the repository on Hugging Face has them in data/
+_REMEDY = "this is no file of Criteo's click logs"
+
+
+def folder_of_days(raw_dir: Path) -> Path | None:
+    """The folder below ``raw_dir`` that holds days in this layout; None if there is none."""
+    places = (raw_dir / place for place in _PLACES)
+    return next((place for place in places if any((place / day).is_dir() for day in DAY_FOLDERS)), None)
+
+
+def parts_of(day: Path) -> tuple[Path, ...]:
+    """The files of a day, in their order; none where the folder is missing or empty."""
+    return tuple(listed(day, "part-*.parquet"))
+
+
+def day_rows(paths: Sequence[Path]) -> Record:
+    """Count the rows of a day by what the files say of themselves, and check their columns; reads no row.
+
+    Raises:
+        DataError: as :func:`read_parts`.
+    """
+    rows = 0
+    for path in paths:
+        with _opened(path) as file:
+            rows += file.metadata.num_rows
+    return {"rows": rows}
+
+
+def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[Lines]:
+    """Read the files of a day, some rows at a time.
+
+    Raises:
+        DataError: a file cannot be read as parquet, lacks a column or has one of another type, or a row is not as it
+            should be.
+    """
+    for path in paths:
+        row = 1
+        with _opened(path) as file:
+            for batch in file.iter_batches(batch_rows, columns=list(COLUMNS), use_threads=False):
+                if batch.num_rows:
+                    origin = Origin(path, row, "row", COLUMNS, _REMEDY)
+                    yield converted(origin, _as_of_text(origin, batch))
+                    row += batch.num_rows
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
+    """Open a file that has the columns; what goes wrong with reading it inside of the block, too, is a DataError."""
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow)
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        says = " ".join(str(error).split())  # it may have several lines
+        raise DataError(f"{path}: {says}; the file is cut off or damaged: delete it and fetch it again") from error
+
+
+def _check_columns(path: Path, schema: pyarrow.Schema) -> None:
+    for name in COLUMNS:
+        if (found := schema.names.count(name)) != 1:
+            raise DataError(f"{path} has {f'{found} columns' if found else 'no column'} {name}; {_REMEDY}")
+        kind = schema.field(name).type
+        if name in INTEGERS and not pyarrow.types.is_integer(kind):
+            raise DataError(f"{path}: column {name} is {kind}, not int32; {_REMEDY}")
+        if name in CATEGORIES and not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise DataError(f"{path}: column {name} is {kind}, not string; {_REMEDY}")
+
+
+def _as_of_text(origin: Origin, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """The columns in their order and with the types that text is read with."""
+    columns = []
+    for name in COLUMNS:
+        column, kind = batch.column(name), pyarrow.int32() if name in INTEGERS else pyarrow.string()
+        try:
+            column = column if column.type == kind else column.cast(kind)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(f"{origin.path}: column {name}: {error}; {_REMEDY}") from error
+        columns.append(column if name in INTEGERS else column.fill_null(""))
+    return pyarrow.RecordBatch.from_arrays(columns, names=list(COLUMNS))
