@@ -109,6 +109,7 @@ class _Transfer:
             have = 0
         if have and have == self.file.bytes and self.file.checksum is not None:
             self.continued = True
+            self._count(have)
             return
         headers = {"Range": f"bytes={have}-"} if have else {}
         headers |= {"If-Range": validator} if have and validator else {}
@@ -189,7 +190,7 @@ class _Transfer:
                 if have:
                     self._drop()
                 raise DataError(f"{self.url}: has {total:,} bytes instead of {self.file.bytes:,}")
-            require_space(self.path.parent, total - have)
+            require_space(self.path.parent, total - self.arrived())
         if not have:
             self._drop()
         self.origin.write_text(json.dumps({"url": self.url, "validator": _validator_of(response)}), encoding="utf-8")

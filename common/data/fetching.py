@@ -275,10 +275,11 @@ class Download:
         """Fetch files, and unpack those that are archives."""
         if missing and source.beside and _present(Inventory(self.raw_dir), self.sources[source.beside]) == 0:
             raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
-        need = sum((item.file.bytes or 0) - _partial_bytes(item.path) for item in missing)
+        total = sum(item.file.bytes or 0 for item in missing)
+        need = total - sum(_partial_bytes(item.path) for item in missing)
         archives_of = [item for item in missing if item.file.name in source.unpack]
         require_space(self.raw_dir, max(0, need) + sum(2 * (item.file.bytes or 0) for item in archives_of))
-        for file, path in self._fetched(source, missing, need):
+        for file, path in self._fetched(source, missing, total):
             stat = path.stat()
             self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
             _write_state(self.raw_dir, self._seen)
@@ -310,10 +311,10 @@ class Download:
         if not self.check:
             _write_state(self.raw_dir, self._seen)
 
-    def _fetched(self, source: SourceSet, missing: list[_Missing], need: int) -> Iterator[tuple[RemoteFile, Path]]:
+    def _fetched(self, source: SourceSet, missing: list[_Missing], total: int) -> Iterator[tuple[RemoteFile, Path]]:
         bar = tqdm(
             desc=source.name,
-            total=need or None,
+            total=total or None,
             unit="B",
             unit_scale=True,
             disable=not missing,

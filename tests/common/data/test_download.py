@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +93,7 @@ def retry_after(value: str | Callable[[], str]) -> Script:
 
 
 WHOLE = stored(BODY)
+LINKED = moved("/b", 302, f'X-Linked-Etag: "{SHA256[7:]}"', f"X-Linked-Size: {SIZE}")
 REST = f"bytes 300-{SIZE - 1}/{SIZE}"
 PART = BODY[:300]
 OLD_PART = OTHER[:300]
@@ -156,6 +158,7 @@ STATUSES = (
 RANGES = (
     Case("range honoured", (WHOLE,), part=PART, ranges=(from_(300),)),
     Case("range ignored", (reply("200 OK", BODY, FIRST_TAG),), part=PART, ranges=(from_(300),)),
+    Case("range behind a redirect", (moved("/b"), WHOLE), part=PART, ranges=(from_(300),) * 2),
     Case("range ignored, other part", (reply("200 OK", BODY, FIRST_TAG),), part=OLD_PART, checksum=MD5),
     Case("range from the beginning", (partial(BODY, f"bytes 0-{SIZE - 1}/{SIZE}"), WHOLE), part=PART, report="start"),
     Case("range from the wrong byte", (partial(BODY[299:], f"bytes 299-{SIZE - 1}/{SIZE}"), WHOLE), part=PART),
@@ -284,17 +287,22 @@ CONTENTS = (
     Case("right prefix", (stored(BODY),), checksum=SHA256[:15]),
     Case(
         "Hugging Face",
-        (moved("/b", 302, f'X-Linked-Etag: "{SHA256[7:]}"', f"X-Linked-Size: {SIZE}"), WHOLE),
+        (LINKED, WHOLE),
     ),
     Case(
         "Hugging Face, wrong content",
-        (moved("/b", 302, f'X-Linked-Etag: "{SHA256[7:]}"', f"X-Linked-Size: {SIZE}"), stored(OTHER)),
+        (LINKED, stored(OTHER)),
         rf"sha256 \w+ instead of {SHA256[7:]}",
     ),
     Case(
         "Hugging Face, wrong size",
         (moved("/b", 302, f'X-Linked-Etag: "{SHA256[7:]}"', "X-Linked-Size: 7"), WHOLE),
         r"5,100 bytes instead of 7",
+    ),
+    Case(
+        "Hugging Face, cut",
+        (LINKED, stored(BODY, cut=1000), LINKED, WHOLE),
+        ranges=(None, None, from_(1000), from_(1000)),
     ),
     Case("Hugging Face, garbage", (moved("/b", 302, "X-Linked-Etag: x", "X-Linked-Size: -1"), WHOLE)),
 )
@@ -380,3 +388,24 @@ def test_each_answer_gives_the_file_or_one_line(case: Case, client: Client, line
     if case.kept is not None:
         kept = path.with_name(f"{path.name}.partial")
         assert (kept.stat().st_size if kept.exists() else 0) == case.kept
+
+
+@pytest.mark.parametrize("part", [b"", PART, OLD_PART, BODY], ids=["none", "part", "wrong part", "complete"])
+def test_progress_is_the_size(part: bytes, client: Client, tmp_path: Path) -> None:
+    counts: list[int] = []
+    client.advance = counts.append
+    with Server(stored(BODY, cut=1000), stored(BODY, cut=2000, etag='"2"'), stored(BODY, etag='"2"')) as server:
+        put_part(tmp_path / "f.bin", part, f"{server.url}/f", None)
+        client.fetch(remote(f"{server.url}/f", size=SIZE, checksum=MD5), tmp_path / "f.bin")
+    assert sum(counts) == SIZE
+
+
+@pytest.mark.parametrize("answer", [WHOLE, reply("200 OK", BODY)], ids=["range honoured", "range ignored"])
+def test_part_counts_as_room(
+    answer: Answer | Script, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=SIZE - 300))
+    with Server(answer) as server:
+        put_part(tmp_path / "f.bin", PART, f"{server.url}/f", '"1"')
+        client.fetch(remote(f"{server.url}/f"), tmp_path / "f.bin")
+        check_failure(client, remote(f"{server.url}/f"), tmp_path / "g.bin", r"needs .* GB more; its disk has")
