@@ -281,6 +281,7 @@ CONTENTS = (
     Case("JSON for .npz", (reply("200 OK", b'{"error": "no"}'),), r"as no \.npz file", name="f.npz"),
     Case("tar", (stored(TAR),), name="f.tar", body=TAR),
     Case("tar cut in its header", (stored(TAR, cut=100), stored(TAR)), name="f.tar", body=TAR),
+    Case("no tar, cut in its header", (stored(BODY, cut=100), stored(BODY)), r"as no \.tar file", name="f.tar"),
     Case("wrong MD5", (stored(OTHER),), rf"md5 \w+ instead of {MD5[4:]}", checksum=MD5, kept=0),
     Case("wrong SHA-256", (stored(OTHER),), r"sha256 \w+ instead of", checksum=SHA256, kept=0),
     Case("wrong prefix", (stored(OTHER),), r"sha256 \w+ instead of", checksum=SHA256[:15], kept=0),
@@ -398,6 +399,13 @@ def test_progress_is_the_size(part: bytes, client: Client, tmp_path: Path) -> No
         put_part(tmp_path / "f.bin", part, f"{server.url}/f", None)
         client.fetch(remote(f"{server.url}/f", size=SIZE, checksum=MD5), tmp_path / "f.bin")
     assert sum(counts) == SIZE
+
+
+def test_part_of_another_address_is_not_continued(client: Client, tmp_path: Path) -> None:
+    with Server(WHOLE) as server:
+        put_part(tmp_path / "f.bin", OLD_PART, f"{server.url}/other", '"1"')
+        client.fetch(remote(f"{server.url}/f"), tmp_path / "f.bin")
+    assert (tmp_path / "f.bin").read_bytes() == BODY
 
 
 @pytest.mark.parametrize("answer", [WHOLE, reply("200 OK", BODY)], ids=["range honoured", "range ignored"])

@@ -206,6 +206,12 @@ def test_two_files_come_over_one_connection(client: Client, tmp_path: Path) -> N
     assert [request.target for request in server.requests] == ["/a", "/b"]
 
 
+def test_redirect_within_a_host_takes_no_other_connection(client: Client, path: Path) -> None:
+    with Server(reply("302 Found", b"", "Location: /g", then="keep"), stored(BODY, then="keep")) as server:
+        client.fetch(remote(f"{server.url}/f"), path)
+    assert server.connections == 1
+
+
 def test_a_host_gets_eight_connections(client: Client, tmp_path: Path) -> None:
     together = threading.Barrier(CONNECTIONS)  # none is answered before eight have come
 
