@@ -1,18 +1,19 @@
 """BERT's raw layouts: the text that MLCommons distributes, or articles that WikiExtractor wrote.
 
 ``results4/part-00000-of-00500`` … and ``results4/eval.txt`` hold one sentence a line and an empty line between
-articles; ``text/AA/wiki_00`` … hold articles between ``<doc …>`` and ``</doc>``. ``vocab.txt`` lies beside either.
+articles; ``text/AA/wiki_00`` … hold articles between ``<doc …>`` and ``</doc>``. Either, and ``vocab.txt``, may lie in
+folders below, as MLCommons' downloader and archive leave them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bert.preparation.samples import SampleSettings
+from common.data.raw_layout import find_file, packed_hint
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import listed
@@ -22,8 +23,11 @@ VOCABULARY = "vocab.txt"
 PARTS_FOLDER = "results4"
 ARTICLES_FOLDER = "text"
 EVALUATION = "eval.txt"
+ARCHIVES = ("results_text.tar.gz", "results_text.zip")
+"""MLCommons' archives of the text; one of them is enough."""
 EVALUATION_MD5 = "2a220f790517261547b1b45ed3ada07a"
 VOCABULARY_MD5 = "64800d5d8528ce344256daf115d4965e"
+_PART = f"part-{'[0-9]' * 5}-of-{'[0-9]' * 5}"
 
 
 @dataclass(frozen=True)
@@ -96,25 +100,27 @@ def open_raw(raw_dir: Path) -> RawText:
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put the distributed text there or generate a stand-in")
-    vocabulary = raw_dir / VOCABULARY
-    if not vocabulary.is_file():
-        raise DataError(f"{vocabulary} is missing; 'mlperf-suite download benchmark=bert' says where it is")
-    stand_in = description_of(raw_dir)
-    parts = sorted(
-        path for path in (raw_dir / PARTS_FOLDER).glob("part-*") if re.fullmatch(r"part-\d{5}-of-\d{5}", path.name)
-    )
-    if parts:
+    vocabulary = find_file(raw_dir, VOCABULARY)
+    if vocabulary is None:
+        raise DataError(
+            f"{raw_dir / VOCABULARY} is missing; 'mlperf-suite download benchmark=bert' says where it comes from"
+        )
+    part = find_file(raw_dir, f"{PARTS_FOLDER}/{_PART}")
+    if part is not None:
+        parts = sorted(part.parent.glob(_PART))
         _check_complete(parts)
-        evaluation = raw_dir / PARTS_FOLDER / EVALUATION
+        evaluation = part.parent / EVALUATION
         if not evaluation.is_file():
             raise DataError(f"{evaluation} is missing: there is nothing to evaluate")
-        return RawText(parts, evaluation, [], vocabulary, stand_in)
-    articles = listed(raw_dir / ARTICLES_FOLDER, "*/wiki_*[0-9]")
-    if not articles:
+        return RawText(parts, evaluation, [], vocabulary, description_of(raw_dir, part, vocabulary))
+    article = find_file(raw_dir, f"{ARTICLES_FOLDER}/*/wiki_*[0-9]")
+    if article is None:
         raise DataError(
             f"{raw_dir} holds neither {PARTS_FOLDER}/part-00000-of-00500 … nor {ARTICLES_FOLDER}/AA/wiki_00 …"
+            f"{packed_hint(raw_dir, *ARCHIVES)}"
         )
-    return RawText([], None, articles, vocabulary, stand_in)
+    articles = listed(article.parent.parent, "*/wiki_*[0-9]")
+    return RawText([], None, articles, vocabulary, description_of(raw_dir, article, vocabulary))
 
 
 def settings_of(source: RawText) -> Settings:
@@ -128,7 +134,7 @@ def settings_of(source: RawText) -> Settings:
     try:
         return Settings(**source.stand_in["settings"])
     except (KeyError, TypeError) as error:
-        raise DataError(f"{source.vocabulary.parent / MARKER} lacks or garbles its settings: {error}") from error
+        raise DataError(f"{MARKER} of the raw data lacks or garbles its settings: {error}") from error
 
 
 def _check_complete(parts: list[Path]) -> None:

@@ -7,6 +7,7 @@ PyTorch have the names of the usual port; NVIDIA's call a layer with an activati
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.bert.model import VOCABULARY_MULTIPLE, Bert
+from common.data.raw_layout import find_file
 from common.errors import CheckpointError
 from common.formats.tensor_bundle import TensorBundle
 from common.untrusted.tensor_file import read_values
+
+PUBLISHED_DATA = "-003"
+"""What MLCommons' bucket has behind the checkpoint's name in that of the data file, but not in that of the index."""
 
 LAYERS = 24
 """Layers of the model whose checkpoint the rules give."""
@@ -139,8 +144,25 @@ def _copy(model: Bert, read: Reader) -> None:
         target.copy_(read(weight, tuple(target.shape)))
 
 
+def find_checkpoint(assets_dir: Path, name: str) -> Path:
+    """Return the path of the checkpoint ``name`` in ``assets_dir`` or a folder below it, for :func:`load_weights`.
+
+    Raises:
+        DataError: two folders hold one of this name.
+    """
+    path = assets_dir / name
+    if Path(name).is_absolute():
+        return path
+    found = find_file(assets_dir, glob.escape(name if path.suffix == ".pt" else f"{name}.index"))
+    return path if found is None else found.with_name(path.name)
+
+
 def _tensorflow_reader(prefix: Path) -> Reader:
-    bundle = TensorBundle(prefix)
+    first = ".data-00000-of-00001"
+    published = prefix.with_name(f"{prefix.name}{PUBLISHED_DATA}")
+    has_own_name = prefix.with_name(prefix.name + first).exists()
+    is_published = not has_own_name and published.with_name(published.name + first).exists()
+    bundle = TensorBundle(prefix, published if is_published else None)
 
     def read(weight: Weight, shape: tuple[int, ...]) -> Tensor:
         expected = shape[::-1] if weight.transposed else shape

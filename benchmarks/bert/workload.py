@@ -12,7 +12,7 @@ from benchmarks.bert.data import DataSettings, open_train
 from benchmarks.bert.evaluate import MaskedLmAccuracy
 from benchmarks.bert.model import Bert, pretraining_loss
 from benchmarks.bert.prepare import FORMAT
-from benchmarks.bert.tf_checkpoint import initial_weight_names, load_weights
+from benchmarks.bert.tf_checkpoint import find_checkpoint, initial_weight_names, load_weights
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
@@ -62,7 +62,7 @@ class BertPretraining(Workload):
 
     def _load(self, assets_dir: Path, name: str) -> None:
         try:
-            load_weights(self.model, assets_dir / name)
+            load_weights(self.model, find_checkpoint(assets_dir, name))
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error} (model.initial_checkpoint={name} in assets_dir={assets_dir}; 'mlperf-suite download "

@@ -76,8 +76,8 @@ class ModelConfig:
     """Where the training begins, and how the network runs.
 
     Attributes:
-        checkpoint: folder in ``assets_dir`` with the published checkpoint. Without ``assets_dir`` training starts from
-            random weights.
+        checkpoint: folder in ``assets_dir`` with the published checkpoint; None for the only one in ``assets_dir`` or
+            below it. Without ``assets_dir`` training starts from random weights.
         layers: of the network that are used, for benches; 0 for all.
         chunks: parts of the network on every stage of ``layout.pp``.
         blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
@@ -96,7 +96,7 @@ class ModelConfig:
             (:mod:`common.ops.weight_gradient`), or ``auto``.
     """
 
-    checkpoint: str
+    checkpoint: str | None
     layers: Annotated[int, NotNegative]
     chunks: Annotated[int, AtLeast(1)]
     blocks: Literal["written", "autograd"]

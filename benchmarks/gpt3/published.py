@@ -46,7 +46,7 @@ def load_published(
     """Set this rank's parameters and their optimizer state to those of the checkpoint in ``folder``. Collective.
 
     Args:
-        folder: of the arrays; only the ranks that read need to have it.
+        folder: of the arrays, or one above it; only the ranks that read need to have it.
         model: its parameters have the names of the whole network; those of this rank's stage are there.
         optimizer: of the model: gets masters and moments, and ``steps`` as its counter. None for weights alone.
         layout: the ranks.

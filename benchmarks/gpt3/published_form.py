@@ -1,8 +1,11 @@
 """The form of the published checkpoint: a folder of Zarr arrays, one for each tensor and kind, layers stacked.
 
-``common.pt`` beside them says how many updates made it. Two namings are around: that of the reference, whose weights
-begin with ``language_model.``, and that of NVIDIA's submission to round 4.1, which has renamed the folders. A set in
-bfloat16 has its fp32 masters as arrays of their own; in a set in fp32 the weights are the masters.
+``common.pt`` beside them says how many updates made it. MLCommons' archive of the bfloat16 set lacks this file; there
+the name of the folder, ``ckpt4000-consumed_samples=0``, says it.
+
+Two namings are around: that of the reference, whose weights begin with ``language_model.``, and that of NVIDIA's
+submission to round 4.1, which has renamed the folders. A set in bfloat16 has its fp32 masters as arrays of their own;
+in a set in fp32 the weights are the masters.
 """
 
 from __future__ import annotations
@@ -18,18 +21,24 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
+from common.data.raw_layout import find_file, packed_hint
 from common.errors import CheckpointError, DataError
 from common.formats.zarr import METADATA, ZarrArray
 from common.untrusted.strict_json import read_json_object
 from common.untrusted.tensor_file import read_values
 
 COMMON, SETTINGS = "common.pt", "metadata.json"
+ARCHIVES = ("checkpoint_nemo_bf16.tar", "checkpoint_megatron_fp32.tar")
+"""MLCommons' archives of the two sets."""
+SCRIPTS = "https://github.com/mlcommons/training/tree/master/retired_benchmarks/gpt3/megatron-lm/scripts"
 WEIGHTS, MASTERS = "weights", "masters"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ANY_ROWS = ("embedding.weight", "positions.weight")
 """Tables that may have more rows than the network has words or positions; the first ones are meant."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _STEPS = ("step", "common_step")
+_PUBLISHED_FOLDER = re.compile(r"ckpt(\d+)-consumed_samples=\d+")
+"""MLCommons' name of the folder of the bfloat16 set; the number is that of updates."""
 _OPTIMIZERS = ("optimizer", "optimizer_states")
 _CHUNKS = 8
 """Parts of each dimension of a tensor that are chunks, where it divides."""
@@ -127,22 +136,24 @@ class Published:
     """A published checkpoint, checked by what describes its arrays; no value is read before it is wanted.
 
     Args:
-        folder: of the arrays.
+        folder: of the arrays, or one that has this folder below it.
         architecture: of the network that it has to be of.
         kinds: of values that are wanted: ``weights``, or ``masters`` and moments.
 
     Attributes:
-        folder, architecture: as given.
+        folder: of the arrays.
+        architecture: as given.
         naming: how it calls its arrays.
         arrays: by kind and name without the number of a layer.
 
     Raises:
-        CheckpointError: an array is missing or damaged, or it is of another network.
+        CheckpointError: an array is missing or damaged, it is of another network, or two folders below ``folder`` have
+            a checkpoint.
     """
 
     def __init__(self, folder: Path, architecture: Architecture, kinds: Sequence[str]) -> None:
-        self.folder, self.architecture = folder, architecture
-        self.naming = self._recognised()
+        self.architecture = architecture
+        self.folder, self.naming = _recognised(folder)
         self._check_settings()
         self.arrays: dict[str, dict[str, ZarrArray]] = {}
         weights = ZarrArray.open(self._path(WEIGHTS, "norm.weight"))
@@ -155,9 +166,18 @@ class Published:
         """Updates that made it.
 
         Raises:
-            CheckpointError: ``common.pt`` is missing or damaged, or does not say.
+            CheckpointError: ``common.pt`` is damaged, or does not say; or it is missing, and the folder does not have
+                MLCommons' name.
         """
         path = self.folder / COMMON
+        if not path.exists():
+            if (named := _PUBLISHED_FOLDER.fullmatch(self.folder.resolve().name)) is not None:
+                return int(named[1])
+            raise CheckpointError(
+                f"{path} is missing, which says how many updates made the checkpoint. MLCommons' {ARCHIVES[0]} lacks "
+                "it: give the folder its name back, ckpt4000-consumed_samples=0, or make the file with 'python "
+                f"json_to_torch.py -i common_bf16.json -o {path}' (both from {SCRIPTS})"
+            )
         try:
             found = set(_steps(read_values(path), False))
         except (ValueError, OverflowError, RuntimeError) as error:  # a step that is no number, or nesting without end
@@ -166,16 +186,6 @@ class Published:
             told = f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
             raise CheckpointError(f"{path}: {told}; fetch it again")
         return found.pop()
-
-    def _recognised(self) -> Naming:
-        for naming in NAMINGS.values():
-            if (self.folder / naming.folder(WEIGHTS, "embedding.weight") / METADATA).is_file():
-                return naming
-        first = NAMINGS["reference"].folder(WEIGHTS, "embedding.weight")
-        raise CheckpointError(
-            f"{self.folder} holds no published checkpoint of GPT-3: {first}/{METADATA} is missing, also under the "
-            "other name that it may have; name its folder by assets_dir and model.checkpoint"
-        )
 
     def _check_settings(self) -> None:
         path = self.folder / SETTINGS
@@ -205,6 +215,22 @@ class Published:
                 "it is the checkpoint of another network"
             )
         return array
+
+
+def _recognised(folder: Path) -> tuple[Path, Naming]:
+    """The folder of the arrays, which is ``folder`` or lies below it, and how they are called."""
+    first = {naming.folder(WEIGHTS, "embedding.weight"): naming for naming in NAMINGS.values()}
+    try:
+        found = find_file(folder, *(f"{name}/{METADATA}" for name in first))
+        packed = packed_hint(folder, *ARCHIVES) if found is None else ""
+    except DataError as error:
+        raise CheckpointError(f"{error} by model.checkpoint") from error
+    if found is not None:
+        return found.parent.parent, first[found.parent.name]
+    raise CheckpointError(
+        f"{folder} holds no published checkpoint of GPT-3: {next(iter(first))}/{METADATA} is missing, also under the "
+        f"other name that it may have, and in folders below; name its folder by assets_dir and model.checkpoint{packed}"
+    )
 
 
 def write_published(

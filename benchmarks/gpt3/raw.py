@@ -31,5 +31,6 @@ CORPUS = Corpus(
         f"{EVAL}.bin": "20d868f6cb865ce616ce7b9cf8312be0",
         f"{EVAL}.idx": "f76050809d0b42611eeef31d67d04224",
     },
+    archive="dataset_c4_spm.tar",
 )
 """Names: mlcommons/training, retired_benchmarks/gpt3/megatron-lm; MD5s: its checksums/dataset_checksum.log."""

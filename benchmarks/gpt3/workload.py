@@ -141,9 +141,7 @@ class GptPretraining(Workload):
             )
         broken = []
         if cfg.assets_dir is None:
-            broken.append(
-                f"assets_dir=null: training starts from the rules' checkpoint ({own.model.checkpoint} in assets_dir)"
-            )
+            broken.append("assets_dir=null: training starts from the rules' checkpoint, in assets_dir")
         if own.model.layers not in (0, facts.layers):
             broken.append(f"model.layers={own.model.layers}: the network has {facts.layers}")
         consumed = _consumed(cfg)
@@ -210,7 +208,7 @@ class GptPretraining(Workload):
         cfg, facts = self.cfg, self.own.facts
         if cfg.assets_dir is None:
             return
-        folder = cfg.assets_dir / self.own.model.checkpoint
+        folder = cfg.assets_dir / (self.own.model.checkpoint or "")
         steps, splits = facts.checkpoint_steps, self.tensor_splits()
         load_published(folder, self.model, self._optimizer, self.layout, self.architecture, steps, splits)
 

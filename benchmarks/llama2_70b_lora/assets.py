@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.llama2_70b_lora import base
-from benchmarks.llama2_70b_lora.raw import TOKENIZER, RawRows
+from benchmarks.llama2_70b_lora.raw import BASE, TOKENIZER, RawRows
 from common.data.placing import is_there, place
 from common.errors import CheckpointError, DataError
 from common.formats.raw_files import listed
-
-BASE = "base"
-"""The folder of the base weights in the assets."""
 
 
 def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.llama2_70b_lora import raw
-from benchmarks.llama2_70b_lora.assets import BASE, place_assets
+from benchmarks.llama2_70b_lora.assets import place_assets
 from benchmarks.llama2_70b_lora.preparation.examples import read_tokenizer, rows_of_texts
 from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
-from benchmarks.llama2_70b_lora.raw import BENCHMARK_ROWS, MARKER, RawRows, Settings
+from benchmarks.llama2_70b_lora.raw import BASE, BENCHMARK_ROWS, MARKER, RawRows, Settings
 from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
 from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
 from common.data import atomic, manifest, preparation

@@ -4,7 +4,7 @@
 - ``train-00000-of-00001.parquet`` …, ``validation-00000-of-00001.parquet`` … (the reference's data set);
 - ``train.npy`` and ``validation.npy`` (what NVIDIA's submissions convert it to).
 
-The rows may lie in a folder of their own below, the base weights in ``base``.
+Rows, tokenizer and base weights may each lie in a folder below, such as ``gov_report`` and ``base``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.llama2_70b_lora.base import INDEX, SINGLE
 from common.data.manifest import digest
+from common.data.raw_layout import find_file
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
@@ -24,10 +26,8 @@ Kind = Literal["text", "parquet", "object arrays"]
 TOKENIZER = "tokenizer.model"
 TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
 """Of Llama 2's, as Hugging Face's repositories of it state."""
-BASE_FOLDERS = ("base", "Llama2-70b-fused-qkv-mlperf")
-"""Where the base weights may lie; the latter is the name of MLCommons' folder."""
-ROW_FOLDERS = (".", "scrolls_gov_report_8k", "gov_report", "data")
-"""Where rows or texts may lie; the second is the name of MLCommons' folder."""
+BASE = "base"
+"""The folder of the base weights in a stand-in and in the assets; others may have another."""
 SPLITS = {"train": "train", "eval": "validation"}
 """Our names of the splits, and those of the files."""
 BENCHMARK_ROWS = {"train_samples": 3901, "eval_samples": 173}
@@ -101,11 +101,12 @@ def open_raw(raw_dir: Path) -> RawRows:
     for split, paths in files.items():
         if not paths:
             raise DataError(f"{folder / _NAMES[kind].format(SPLITS[split])} is missing beside the other split's")
-    tokenizer = next((path for path in (folder / TOKENIZER, raw_dir / TOKENIZER) if path.is_file()), None)
+    tokenizer = find_file(raw_dir, TOKENIZER)
     if kind == "text" and tokenizer is None:
         raise DataError(f"{folder / TOKENIZER} is missing: texts need Llama 2's tokenizer")
-    base = next((raw_dir / name for name in BASE_FOLDERS if (raw_dir / name).is_dir()), None)
-    stand_in = next((found for place in (folder, raw_dir) if (found := description_of(place)) is not None), None)
+    weights = find_file(raw_dir, INDEX, SINGLE, "*.safetensors")
+    base = weights.parent if weights is not None else raw_dir / BASE if (raw_dir / BASE).is_dir() else None
+    stand_in = description_of(raw_dir, *files["train"], *filter(None, (tokenizer, weights)))
     return RawRows(kind, files, tokenizer, base, stand_in)
 
 
@@ -125,10 +126,9 @@ def settings_of(source: RawRows) -> Settings:
 
 def _only_kind(raw_dir: Path) -> tuple[Path, Kind]:
     found: list[tuple[Path, Kind]] = [
-        (raw_dir / place, kind)
-        for place in ROW_FOLDERS
+        (path.parent, kind)
         for kind, name in _NAMES.items()
-        if any(any((raw_dir / place).glob(name.format(split))) for split in SPLITS.values())
+        if (path := find_file(raw_dir, *map(name.format, SPLITS.values()))) is not None
     ]
     if not found:
         raise DataError(

@@ -21,7 +21,7 @@ from benchmarks.llama2_70b_lora.markov import Language, languages
 from benchmarks.llama2_70b_lora.preparation.examples import encoded, prompt
 from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, Rows, pack, pieces
 from benchmarks.llama2_70b_lora.pretraining import mean_of_rows, pretrain
-from benchmarks.llama2_70b_lora.raw import BASE_FOLDERS, SPLITS, TOKENIZER, Settings
+from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, Settings
 from common.data import stand_in
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
@@ -133,7 +133,7 @@ def generate(raw_dir: Path, request: Request = Request()) -> Generated:
         _, rows = _texts(request, known, tokenizer, "train", rows_wanted, _PRETRAINING)
         weights = pretrain(request.architecture, rows.tokens, request.steps, request.seed, PRETRAINING_BATCH)
         weights = {name: weight.bfloat16() for name, weight in weights.items()}
-        save_base(partial / BASE_FOLDERS[0], weights.items(), request.architecture, request.row_length)
+        save_base(partial / BASE, weights.items(), request.architecture, request.row_length)
         wide = {name: weight.float() for name, weight in weights.items()}
         loss = mean_of_rows(request.architecture, wide, evaluation.tokens, evaluation.scored)
         made = Generated(examples, loss, other.entropy)

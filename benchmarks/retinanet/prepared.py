@@ -130,11 +130,16 @@ def open_prepared(root: Path) -> Prepared:
         DataError: neither a prepared folder nor the reference's, or the manifest is missing beside columns, as where
             `prepare` was cut off, or not as it should be.
     """
-    folders = [root / folder for folder in SPLITS.values()]
-    ours = (root / manifest.NAME).exists() or any((folder / BOXES).exists() for folder in folders)
-    if not ours and all((folder / LABELS).is_file() for folder in folders):
+    if is_the_references(root):
         return Prepared(root, None)
     return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
+
+
+def is_the_references(root: Path) -> bool:
+    """Return whether the reference's script made ``root``: it has labels, and neither a manifest nor columns."""
+    folders = [root / folder for folder in SPLITS.values()]
+    ours = (root / manifest.NAME).exists() or any((folder / BOXES).exists() for folder in folders)
+    return not ours and all((folder / LABELS).is_file() for folder in folders)
 
 
 def _check_classes(path: Path, class_id: NDArray[np.int64]) -> None:

@@ -18,7 +18,7 @@ from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import RetinaNet
 from benchmarks.retinanet.ops import focal_loss
-from benchmarks.retinanet.prepared import FORMAT
+from benchmarks.retinanet.prepared import FORMAT, is_the_references
 from benchmarks.retinanet.raw import BACKBONES
 from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
@@ -85,7 +85,9 @@ class RetinaNetDetection(Workload):
             broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
         names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
         # All readers have one order.
-        return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
+        return Declaration(
+            data_format=FORMAT, reads_unprepared=is_the_references, initialised_tensors=names, forbidden=broken
+        )
 
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""

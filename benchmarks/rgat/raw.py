@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rgat.schema import Relation, Schema
-from common.data.stand_in import MARKER, description_of
+from common.data.raw_layout import find_file
+from common.data.stand_in import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 from common.formats import npy
 from common.mlperf.fixed import benchmark_settings
@@ -227,7 +228,7 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
     """Look into ``raw_dir`` without reading it.
 
     Args:
-        raw_dir: types and relations, or ``processed`` with them in it.
+        raw_dir: types and relations, or a folder with them below it, such as ``full/processed``.
         size: of IGBH, a name in ``NODES``; None for what the number of papers says.
 
     Raises:
@@ -237,13 +238,17 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download IGBH there or generate a stand-in")
-    folder = next((place for place in (raw_dir, raw_dir / "processed") if (place / MARKER).exists()), None)
-    folder = folder or (raw_dir / "processed" if (raw_dir / "processed").is_dir() else raw_dir)
-    stand_in = description_of(folder)
-    if stand_in is not None:
+    papers = f"{benchmark_settings('rgat')['facts']['seeds']}/{FEATURES}"
+    found = find_file(raw_dir, papers)
+    if found is None:
+        raise DataError(f"neither {raw_dir} nor a folder below it holds {papers}; {_DOWNLOAD}")
+    folder, marker = found.parent.parent, marker_of(raw_dir, found)
+    if marker is not None:
         if size is not None:
             raise ConfigError(f"--size={size}: {folder} holds a stand-in, whose file {MARKER} says what it is")
-        return _opened(folder, "stand-in", stand_in, _settings(folder / MARKER, stand_in), None)
+        stand_in = description_of(marker.parent)
+        assert stand_in is not None
+        return _opened(folder, "stand-in", stand_in, _settings(marker, stand_in), None)
     name = size or _size_of(folder)
     return _opened(folder, f"IGBH-{name}", None, published(name), NODES[name])
 

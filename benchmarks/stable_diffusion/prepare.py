@@ -209,8 +209,8 @@ def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[st
 def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> dict[str, dict[str, Any]]:
     """Make the tars that are not done, and their indexes; returns the records of all by the tars' names."""
     names = {path.stem: f"{TRAIN}/{path.name}" for path in source.tars}
-    for task, name in names.items():
-        _forget_lost(stages, task, source.folder / source.form / f"{task}.tar", data_dir, name)
+    for path in source.tars:
+        _forget_lost(stages, path.stem, path, data_dir, names[path.stem])
     tasks = {path.stem: (path, data_dir, names[path.stem], plan) for path in source.tars}
     return {names[task]: record for task, record in stages.run(STAGE, tasks, make_indexed).items()}
 

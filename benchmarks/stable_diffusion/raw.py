@@ -6,7 +6,8 @@
 - ``validation/val2014_30k.tsv`` and ``validation/val2014_30k_stats.npz``: captions, and statistics of their pictures;
 - ``assets/``: checkpoints of the frozen networks, and the tokenizer's merges.
 
-One of the first three is enough. A stand-in has a file more, which says how large its networks are.
+One of the first three is enough. Tars may lie in folders with MLCommons' names, and each other file in any folder below
+the raw one. A stand-in has a file more, which says how large its networks are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from benchmarks.stable_diffusion import formats
 from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from common.config.loading import build
 from common.data.manifest import digest
-from common.data.stand_in import MARKER, description_of
+from common.data.raw_layout import find_file
+from common.data.stand_in import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 from common.formats import tars
 from common.formats.raw_files import listed
@@ -31,6 +33,12 @@ IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
 PICTURE = "jpg"
 FORMS = {IMAGES: PICTURE, MOMENTS: formats.MOMENTS, ENCODED: formats.NVIDIA_ENCODED}
 """Folders of tars, and the suffix of what they have of each sample beside its caption."""
+FOLDERS = {
+    IMAGES: (IMAGES, "images-webdataset-filtered", "webdataset-filtered"),
+    MOMENTS: (MOMENTS, "moments-webdataset-filtered", "webdataset-moments-filtered"),
+    ENCODED: (ENCODED,),
+}
+"""Names of the folder of tars of each form: ours, that of MLCommons' downloader, and that of the reference's README."""
 VALIDATION = "validation"
 PROMPTS, STATISTICS = "val2014_30k.tsv", "val2014_30k_stats.npz"
 ASSETS = "assets"
@@ -55,17 +63,19 @@ class RawData:
     """A raw folder.
 
     Attributes:
-        folder: where it is.
         form: which of ``FORMS`` is read.
         tars: its tars, by name.
+        validation: captions and statistics.
+        assets: files of frozen networks that are there, by name.
         image_size: height and width that the VAE sees, px.
         vae, text: sizes of the networks.
         stand_in: what the generated data are; None for the benchmark's.
     """
 
-    folder: Path
     form: str
     tars: tuple[Path, ...]
+    validation: tuple[Path, Path]
+    assets: tuple[Path, ...]
     image_size: int
     vae: VaeSizes
     text: TextSizes
@@ -75,17 +85,6 @@ class RawData:
     def checkpoint_digest(self) -> str | None:
         """What the checkpoint of VAE and text tower must have; None for any."""
         return DIGESTS[CHECKPOINT] if self.stand_in is None else None
-
-    @property
-    def assets(self) -> list[Path]:
-        """The files of ``assets/``, by name."""
-        folder = self.folder / ASSETS
-        return [path for path in listed(folder) if path.is_file()] if folder.is_dir() else []
-
-    @property
-    def validation(self) -> tuple[Path, Path]:
-        """Captions and statistics."""
-        return self.folder / VALIDATION / PROMPTS, self.folder / VALIDATION / STATISTICS
 
     def fingerprint(self) -> str:
         """SHA-256 over the names of the tars, and the contents of what is small.
@@ -119,23 +118,33 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate a stand-in")
-    found = {name: tuple(listed(raw_dir / name, "*.tar")) for name in FORMS}
-    there = [name for name in FORMS if found[name]]
-    if form is None and len(there) > 1:
-        raise DataError(f"{raw_dir} has tars in {' and '.join(there)}; say with --source which are to be prepared")
-    form = form or (there[0] if there else None)
-    if form is None or not found[form]:
-        where = raw_dir / form if form else " and ".join(str(raw_dir / name) for name in FORMS)
-        raise DataError(f"no tars in {where}; 'mlperf-suite download benchmark=stable_diffusion' says where they are")
-    stand_in = description_of(raw_dir)
-    _require_whole_set(raw_dir / form, found[form], stand_in)
-    for name in (PROMPTS, STATISTICS):
-        if not (raw_dir / VALIDATION / name).is_file():
-            raise DataError(f"{raw_dir / VALIDATION / name} is missing")
+    wanted = FORMS if form is None else (form,)
+    firsts = {name: find_file(raw_dir, *(f"{folder}/*.tar" for folder in FOLDERS[name])) for name in wanted}
+    found = {name: path.parent for name, path in firsts.items() if path is not None}
+    if len(found) > 1:
+        raise DataError(f"{raw_dir} has tars in {' and '.join(found)}; say with --source which are to be prepared")
+    if not found:
+        where = " and ".join(str(raw_dir / name) for name in wanted)
+        raise DataError(
+            f"no tars in {where}, nor in folders of MLCommons' names; 'mlperf-suite download "
+            "benchmark=stable_diffusion' says where they are"
+        )
+    ((chosen, folder),) = found.items()
+    tars = tuple(listed(folder, "*.tar"))
+    captions, statistics = (_required(raw_dir, name) for name in (PROMPTS, STATISTICS))
+    assets = tuple(
+        sorted(
+            filter(None, (find_file(raw_dir, name) for name in (CHECKPOINT, CLIP, INCEPTION, VOCABULARY))),
+            key=lambda path: path.name,
+        )
+    )
+    read = (tars[0], captions, statistics, *assets)
+    marker, stand_in = marker_of(raw_dir, *read), description_of(raw_dir, *read)
+    _require_whole_set(folder, tars, stand_in)
     image_size, vae, text = IMAGE_SIZE, VaeSizes(), TextSizes()
-    if stand_in is not None:
-        image_size, vae, text = _sizes_of(raw_dir / MARKER, stand_in)
-    return RawData(raw_dir, form, found[form], image_size, vae, text, stand_in)
+    if marker is not None and stand_in is not None:
+        image_size, vae, text = _sizes_of(marker, stand_in)
+    return RawData(chosen, tars, (captions, statistics), assets, image_size, vae, text, stand_in)
 
 
 def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:
@@ -167,6 +176,13 @@ def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]
         key: {kind: found[key][kind] for kind in (suffix, formats.CAPTION)}
         for key in sorted(found, key=lambda key: f"{key}.")
     }
+
+
+def _required(raw_dir: Path, name: str) -> Path:
+    found = find_file(raw_dir, name)
+    if found is None:
+        raise DataError(f"{raw_dir / VALIDATION / name} is missing, and no other folder of the raw data has it")
+    return found
 
 
 def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[str, Any] | None) -> None:

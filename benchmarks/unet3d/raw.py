@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from common.data.stand_in import MARKER, description_of
+from common.data.raw_layout import find_file
+from common.data.stand_in import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 
 IMAGE = "imaging.nii.gz"
@@ -22,7 +23,6 @@ EVALUATION_CASES = (
     87, 92, 111, 112, 125, 128, 138, 157, 160, 161, 162, 169, 171, 176, 185, 187, 189, 198, 203, 206, 207,
 )  # fmt: skip
 """The 42 patients who are never trained on (mlcommons/training, unet3d, evaluation_cases.txt)."""
-_PLACES = (".", "data", "kits19/data")  # the data themselves, KiTS19's repository, and a folder that holds it
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def split_of(number: int) -> Literal["train", "eval"]:
 
 
 def data_folder(raw_dir: Path) -> Path:
-    """The folder with the cases: ``raw_dir``, its ``data``, or its ``kits19/data``; ``raw_dir`` if none has any."""
-    return next((raw_dir / place for place in _PLACES if _numbers(raw_dir / place)), raw_dir)
+    """The folder with the cases: ``raw_dir`` or one below it, such as ``kits19/data``; ``raw_dir`` if none has any."""
+    found = find_file(raw_dir, f"case_{'[0-9]' * 5}/*.nii.gz")
+    return raw_dir if found is None else found.parent.parent
 
 
 def open_raw(raw_dir: Path) -> RawScans:
@@ -91,7 +92,7 @@ def open_raw(raw_dir: Path) -> RawScans:
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put KiTS19 there or generate a stand-in")
     folder = data_folder(raw_dir)
-    stand_in = description_of(folder)
+    marker, stand_in = marker_of(raw_dir, folder / MARKER), description_of(raw_dir, folder / MARKER)
     numbers = _numbers(folder)
     if not numbers:
         raise DataError(
@@ -117,7 +118,7 @@ def open_raw(raw_dir: Path) -> RawScans:
     for split in ("train", "eval"):
         if not any(case.split == split for case in cases):
             raise DataError(f"{raw_dir} holds no case for {split}")
-    return RawScans(cases, stand_in, _settings(folder / MARKER, stand_in))
+    return RawScans(cases, stand_in, _settings(marker, stand_in))
 
 
 def _numbers(folder: Path) -> list[int]:
@@ -125,7 +126,7 @@ def _numbers(folder: Path) -> list[int]:
     return sorted(number for name in names if (number := int(name[-5:])) < LABELLED_CASES)
 
 
-def _settings(marker: Path, stand_in: dict[str, Any] | None) -> Settings:
+def _settings(marker: Path | None, stand_in: dict[str, Any] | None) -> Settings:
     if stand_in is None:
         return Settings()
     try:

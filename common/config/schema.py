@@ -351,6 +351,8 @@ class Declaration:
         chunk_graphs: whether the passes of a micro-batch can have graphs of their own (``cuda_graphs=chunks``).
         data_format: name and version of the prepared data's format, as their manifest has it; None where training
             needs no folder of data.
+        reads_unprepared: returns whether training reads a data folder although it has no manifest, because another
+            tool laid it out in a known way; None where training reads prepared data alone.
         order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
             checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
     """
@@ -366,6 +368,7 @@ class Declaration:
     sample_tokens: int | None = None
     chunk_graphs: bool = False
     data_format: str | None = None
+    reads_unprepared: Callable[[Path], bool] | None = None
     order_of_data: Callable[[], str] = str
 
 

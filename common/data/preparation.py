@@ -15,6 +15,9 @@ from common.data.manifest import Manifest
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 
+LOCK = "prepare.lock"
+"""Name of the file that a preparation locks in its folder; it stays there."""
+
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
@@ -25,7 +28,7 @@ def locked(data_dir: Path) -> Iterator[None]:
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
-        opened = open(data_dir / "prepare.lock", "w", encoding="utf-8")  # noqa: SIM115
+        opened = open(data_dir / LOCK, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise DataError(f"cannot write to {data_dir}: {error}") from error
     with opened as lock:

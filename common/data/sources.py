@@ -139,14 +139,17 @@ def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> So
         mirrors: name of a store to the base address that is tried before its own.
 
     Raises:
-        ConfigError: ``mirrors`` names a store that there is not.
+        ConfigError: ``mirrors`` names a store that there is not, or the workload has no such file.
     """
     stores = {name: tuple(bases) for name, bases in _load(STORES).items()}
     for name, base in (mirrors or {}).items():
         if name not in stores:
             raise ConfigError(f"mirror {name}={base}: unknown store; the stores are {', '.join(stores)}")
         stores[name] = (base, *stores[name])
-    content = _load(ROOT / "benchmarks" / benchmark / "sources.yaml")
+    path = ROOT / "benchmarks" / benchmark / "sources.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{benchmark} has no {path}: nobody publishes data for it")
+    content = _load(path)
     entries: dict[str, Any] = dict(content.get("sets", {}))
     for shared in content.get("include", []):
         entries |= _load(ROOT / shared)["sets"]
@@ -157,6 +160,12 @@ def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> So
 def _load(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(path.read_text())
     return content
+
+
+def is_adopted(benchmark: str) -> bool:
+    """Return whether what ``download`` brings by default is for ``prepare --adopt``."""
+    path = ROOT / "benchmarks" / benchmark / "sources.yaml"
+    return path.is_file() and bool(_load(path).get("adopt", False))
 
 
 def parse_mirrors(text: str) -> dict[str, str]:

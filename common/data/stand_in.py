@@ -27,14 +27,29 @@ def mark(raw_dir: Path, description: Mapping[str, object]) -> None:
     (raw_dir / MARKER).write_text(json.dumps(description, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def description_of(raw_dir: Path) -> dict[str, Any] | None:
+def marker_of(raw_dir: Path, *found: Path) -> Path | None:
+    """Return the marker of synthetic raw data, which lies in ``raw_dir`` or beside the data; None for real data.
+
+    Args:
+        raw_dir: the folder that the user names.
+        found: files below it that are read: folders between are looked into, so that nobody takes synthetic data for
+            real ones who names a folder above them.
+    """
+    between = [folder for path in found for folder in path.parents if folder.is_relative_to(raw_dir)]
+    return next((folder / MARKER for folder in (raw_dir, *between) if (folder / MARKER).exists()), None)
+
+
+def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
     """What :func:`mark` wrote; None for real data.
+
+    Args:
+        raw_dir, found: see :func:`marker_of`.
 
     Raises:
         DataError: the file is damaged.
     """
-    marker = raw_dir / MARKER
-    if not marker.exists():
+    marker = marker_of(raw_dir, *found)
+    if marker is None:
         return None
     try:
         return read_json_object(marker)

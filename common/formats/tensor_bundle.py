@@ -189,6 +189,7 @@ class TensorBundle:
 
     Args:
         prefix: path of the checkpoint without ``.index``.
+        data_prefix: path of the data files without ``.data-00000-of-00001``; None where it is ``prefix``.
 
     Attributes:
         entries: name to entry, of all tensors.
@@ -197,8 +198,8 @@ class TensorBundle:
         CheckpointError: a file is missing, cannot be read, or is not what its format asks for.
     """
 
-    def __init__(self, prefix: Path) -> None:
-        self.prefix = prefix
+    def __init__(self, prefix: Path, data_prefix: Path | None = None) -> None:
+        self._data_prefix = data_prefix or prefix
         self.index = prefix.with_name(prefix.name + ".index")
         try:
             with open_file(self.index) as file:
@@ -243,7 +244,7 @@ class TensorBundle:
         return torch.from_numpy(content).view(dtype).reshape(entry.shape)
 
     def _bytes(self, name: str, entry: Entry) -> np.ndarray:
-        data = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
+        data = self._data_prefix.with_name(f"{self._data_prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
         try:
             with open_file(data) as file:
                 size = max(0, min(entry.size, os.fstat(file.fileno()).st_size - entry.offset))

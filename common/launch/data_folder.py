@@ -21,6 +21,8 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> None:
     """
     if run.declaration.data_format is None:
         return
+    if _is_unprepared(run, session.data_dir):
+        return  # its samples are counted when the reader opens them
     remedy = f"give another data_dir, or make it: {_commands(run, session)}"
     found = manifest.read_alone(session.data_dir, run.declaration.data_format, remedy)
     train_samples = found.counts.get("train_samples", run.train_samples)
@@ -37,12 +39,20 @@ def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_sam
         DataError: the number of training or evaluation samples differs, or only one of the two is synthetic.
     """
     expected = run.benchmark
+    if _is_unprepared(run, data_dir):
+        stand_in = expected.stand_in  # only a manifest says which
     if (train_samples, eval_samples, stand_in) != (run.train_samples, expected.eval_samples, expected.stand_in):
         raise DataError(
             f"{data_dir}: holds {train_samples} training and {eval_samples} evaluation samples"
             f"{' of stand-in data' if stand_in else ''}, but the recipe is for {run.train_samples} and "
             f"{expected.eval_samples} of {expected.data_set}; give the data_dir that belongs to this recipe"
         )
+
+
+def _is_unprepared(run: RunConfig, data_dir: Path) -> bool:
+    """Return whether another tool laid out ``data_dir``, and training reads it as it is."""
+    reads = run.declaration.reads_unprepared
+    return reads is not None and reads(data_dir)
 
 
 def _commands(run: RunConfig, session: SessionConfig) -> str:

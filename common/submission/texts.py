@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from common.data.sources import is_adopted
 from common.launch.series import Begin
 from common.mlperf.rules import round_name
 from common.mlperf.verdict import UNVERIFIED
@@ -102,12 +103,14 @@ python3 -m venv .venv
 def init_datasets_script(entry: Entry) -> str:
     """init_datasets.sh of this suite: download, prepare, verify."""
     assert entry.begin is not None
-    name = shlex.quote(f"benchmark={entry.begin.benchmark}")
+    benchmark = entry.begin.benchmark
+    name = shlex.quote(f"benchmark={benchmark}")
+    adopt = f' --adopt "${{MLPERF_DATA_DIR:-data}}/{benchmark}-raw"' if is_adopted(benchmark) else ""
     return f"""#!/usr/bin/env bash
 # Downloads, prepares and verifies the data under $MLPERF_DATA_DIR (./data without it).
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")/../{entry.implementation}"
 .venv/bin/mlperf-suite download {name}
-.venv/bin/mlperf-suite prepare {name}
+.venv/bin/mlperf-suite prepare {name}{adopt}
 .venv/bin/mlperf-suite verify {name}
 """

@@ -1,21 +1,23 @@
-"""What a preparation starts from: C4's files of text and a tokenizer, or pairs of files that others made of them."""
+"""What a preparation starts from: C4's files of text and a tokenizer, or pairs of files that others made of them.
+
+All pairs lie in one folder, and the files of text of each part do; the folders may be any below the raw folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from common.data.manifest import digest
 from common.data.megatron.indexed import bin_of, idx_of
+from common.data.raw_layout import find_file, packed_hint
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 Split = Literal["train", "eval"]
-TEXT_FOLDERS = (".", "en", "c4", "c4/en")
-"""Where the text may lie below the raw folder; the second is its name on Hugging Face."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class Part:
         split: what it is for.
         files: names of the files of text that it is made of, in their order.
         documents: how many it takes, the first ones; None for all.
+        one_file: name of a file with just these documents, which may be there instead of ``files``.
     """
 
     name: str
     split: Split
     files: tuple[str, ...]
     documents: int | None = None
+    one_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Corpus:
         parts: pairs of files.
         sizes: published bytes of the pairs' files, by their names.
         checksums: published MD5s of the same.
+        archive: name of the published archive of the pairs, where there is one.
     """
 
     benchmark: str
@@ -54,6 +59,7 @@ class Corpus:
     parts: tuple[Part, ...]
     sizes: Mapping[str, int]
     checksums: Mapping[str, str]
+    archive: str | None = None
 
     @property
     def prepare_command(self) -> str:
@@ -84,8 +90,8 @@ class Settings:
     def of(self, part: Part) -> Part:
         """``part`` as the stand-in has it."""
         if part.split == "train":
-            return Part(part.name, part.split, part.files[: self.train_files])
-        return Part(part.name, part.split, part.files[: self.eval_files], self.eval_documents)
+            return replace(part, files=part.files[: self.train_files])
+        return replace(part, files=part.files[: self.eval_files], documents=self.eval_documents)
 
 
 @dataclass(frozen=True)
@@ -93,14 +99,14 @@ class RawCorpus:
     """What was found.
 
     Attributes:
-        folder: where it lies.
+        files_of: name of each part to its files of text, in their order, or its pair of files.
         parts: what to make of it.
         vocabulary: tokens of the model.
         tokenizer: its file; None where the pairs were made by others.
         stand_in: what the generated data are; None for the benchmark's.
     """
 
-    folder: Path
+    files_of: Mapping[str, tuple[Path, ...]]
     parts: tuple[Part, ...]
     vocabulary: int
     tokenizer: Path | None
@@ -109,13 +115,7 @@ class RawCorpus:
     @property
     def files(self) -> list[Path]:
         """All files but the tokenizer."""
-        if self.tokenizer is None:
-            return [end(self.folder / part.name) for part in self.parts for end in (bin_of, idx_of)]
-        return [path for part in self.parts for path in self.text_of(part)]
-
-    def text_of(self, part: Part) -> list[Path]:
-        """The files of text of ``part``."""
-        return [_text_file(self.folder, name) for name in part.files]
+        return [path for part in self.parts for path in self.files_of[part.name]]
 
     def fingerprint(self) -> str:
         """SHA-256 over names and sizes of the files, and the tokenizer: what decides the result, wherever it lies."""
@@ -133,29 +133,53 @@ def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put the data set there or generate a stand-in")
-    stand_in = description_of(raw_dir)
+    first, rest = corpus.parts[0], corpus.parts[1:]
+    pair = find_file(raw_dir, *(path.name for part in corpus.parts for path in _pair(Path(part.name))))
+    text = None if pair is not None else _first_text(raw_dir, first)
+    if pair is None and text is None:
+        packed = packed_hint(raw_dir, corpus.archive) if corpus.archive else ""
+        raise DataError(
+            f"{raw_dir} holds neither text ({first.files[0]} …) nor {bin_of(Path(first.name))}{packed}; "
+            f"'mlperf-suite download benchmark={corpus.benchmark}' says where they are"
+        )
+    texts, tokenizer = [text], None
+    if pair is None:
+        texts += [_first_text(raw_dir, part) for part in rest]
+        tokenizer = find_file(raw_dir, corpus.tokenizer)
+    stand_in = description_of(raw_dir, *filter(None, (pair, tokenizer, *texts)))
     vocabulary, parts = corpus.vocabulary, corpus.parts
     if stand_in is not None:
         settings = _settings(stand_in)
         vocabulary, parts = settings.vocabulary, tuple(map(settings.of, parts))
-    pairs = [end(raw_dir / part.name) for part in parts for end in (bin_of, idx_of)]
-    if any(path.is_file() for path in pairs):
-        _require(pairs)
-        return RawCorpus(raw_dir, parts, vocabulary, None, stand_in)
-    first = parts[0].files[0]
-    places = (raw_dir / place for place in TEXT_FOLDERS)
-    folder = next((place for place in places if _text_file(place, first).is_file()), None)
-    if folder is None:
-        raise DataError(
-            f"{raw_dir} holds neither text ({first} …) nor {pairs[0].name}; 'mlperf-suite download "
-            f"benchmark={corpus.benchmark}' says where they are"
-        )
-    _require([_text_file(folder, name) for part in parts for name in part.files])
-    tokenizers = (raw_dir / corpus.tokenizer, raw_dir / "tokenizer" / corpus.tokenizer, folder / corpus.tokenizer)
-    tokenizer = next((path for path in tokenizers if path.is_file()), None)
-    if tokenizer is None:
-        raise DataError(f"{tokenizers[0]} is missing: text needs the tokenizer")
-    return RawCorpus(folder, parts, vocabulary, tokenizer, stand_in)
+    if pair is not None:
+        files_of = {part.name: _pair(pair.with_name(part.name)) for part in parts}
+    else:
+        files_of = {part.name: _texts(raw_dir, part, found) for part, found in zip(parts, texts, strict=True)}
+    _require([path for paths in files_of.values() for path in paths])
+    if pair is None and tokenizer is None:
+        raise DataError(f"{raw_dir / corpus.tokenizer} is missing: text needs the tokenizer")
+    return RawCorpus(files_of, parts, vocabulary, tokenizer, stand_in)
+
+
+def _pair(prefix: Path) -> tuple[Path, ...]:
+    return bin_of(prefix), idx_of(prefix)
+
+
+def _first_text(raw_dir: Path, part: Part) -> Path | None:
+    """The first file of text of ``part``, as it is published or unpacked, or the one that holds all documents."""
+    first = find_file(raw_dir, part.files[0], part.files[0].removesuffix(".gz"))
+    if first is None and part.one_file is not None:
+        first = find_file(raw_dir, part.one_file, part.one_file.removesuffix(".gz"))
+    return first
+
+
+def _texts(raw_dir: Path, part: Part, first: Path | None) -> tuple[Path, ...]:
+    """The files of text of ``part`` beside its ``first`` one, which ``raw_dir`` lacks where it is None."""
+    if first is None:
+        return (raw_dir / part.files[0],)
+    if part.one_file is not None and first.name in (part.one_file, part.one_file.removesuffix(".gz")):
+        return (first,)
+    return tuple(_text_file(first.parent, name) for name in part.files)
 
 
 def _text_file(folder: Path, name: str) -> Path:

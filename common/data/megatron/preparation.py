@@ -181,7 +181,7 @@ def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -
 
 def _pieces(source: RawCorpus, part: Part, work_dir: Path) -> list[_Piece]:
     """A piece for each file, or one of all where the part ends with one of their documents."""
-    files = source.text_of(part)
+    files = list(source.files_of[part.name])
     shares = [[path] for path in files] if part.documents is None else [files]
     return [_Piece(part, share, work_dir / f"{part.name}-{number:05d}") for number, share in enumerate(shares)]
 

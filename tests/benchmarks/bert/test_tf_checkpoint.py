@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.bert.config import Facts
 from benchmarks.bert.model import Bert
-from benchmarks.bert.tf_checkpoint import initial_weight_names, load_weights
+from benchmarks.bert.tf_checkpoint import find_checkpoint, initial_weight_names, load_weights
 from common.errors import CheckpointError
 from common.formats.tensor_bundle import TensorBundle
 from common.mlperf.fixed import fixed_facts
@@ -149,6 +149,21 @@ def test_every_parameter_comes_from_its_variable(dtype: torch.dtype, tmp_path: P
     write_bundle(tmp_path / "model.ckpt-28252", with_slots(tensors), shards=2)
     model = blank(dtype)
     load_weights(model, tmp_path / "model.ckpt-28252")
+    assert not wrong(model, expected_parameters(tensors))
+
+
+@pytest.mark.parametrize("place", ["tf1_ckpt", "input_files/tf1_ckpt"])
+@pytest.mark.parametrize("end", ["", "-003"], ids=["own name", "MLCommons' name"])
+def test_the_checkpoint_is_found_as_the_bucket_names_it(place: str, end: str, tmp_path: Path) -> None:
+    """The data file has ``-003`` in its name there, and the index has not; another checkpoint lies beside."""
+    tensors, data = original(), "data-00000-of-00001"
+    for folder in (tmp_path / place, (tmp_path / place).with_name("tf2_ckpt")):
+        folder.mkdir(parents=True)
+    write_bundle(tmp_path / place / "model.ckpt-28252", tensors)
+    (tmp_path / place / f"model.ckpt-28252.{data}").rename(tmp_path / place / f"model.ckpt-28252{end}.{data}")
+    write_bundle((tmp_path / place).with_name("tf2_ckpt") / "model.ckpt-28252", {"other": np.zeros(1, np.float32)})
+    model = blank()
+    load_weights(model, find_checkpoint(tmp_path, "tf1_ckpt/model.ckpt-28252"))
     assert not wrong(model, expected_parameters(tensors))
 
 

@@ -30,7 +30,9 @@ from small_published import (
 from torch import Tensor
 
 from benchmarks.gpt3.published import load_published
-from benchmarks.gpt3.published_form import Published, write_published
+from benchmarks.gpt3.published_form import Published, shapes, write_published
+from common import cli
+from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import CheckpointError
@@ -251,6 +253,75 @@ def test_another_number_of_updates_is_another_checkpoint(folders):
         load(trainee(Layout()), folders["nvidia"], steps=3000)
 
 
+MLCOMMONS = "ckpt4000-consumed_samples=0"
+
+
+@pytest.mark.parametrize(
+    ("naming", "place", "common"),
+    [
+        ("reference", MLCOMMONS, False),
+        ("reference", f"megatron-lm/{MLCOMMONS}", False),
+        ("fp32", "ckpt4000_fp32", True),
+        ("nvidia", "checkpoint", True),
+    ],
+    ids=["bf16", "in the downloader's folder", "fp32", "any name"],
+)
+def test_the_checkpoint_is_found_below_the_assets_as_its_archive_unpacks(
+    folders, whole, tmp_path, naming, place, common
+):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    folder = beside(folders[naming], tmp_path / place)
+    if not common:
+        (folder / "common.pt").unlink()
+    one = trainee(Layout())
+    load(one, tmp_path)
+    assert one.optimizer.state_dict()["step"] == STEPS
+    for name, kind, values in one.expected(whole):
+        assert torch.equal(one.optimizer.state_dict()[kind][name], values), (name, kind)
+
+
+@pytest.mark.parametrize("chosen", [[], [f"model.checkpoint='{MLCOMMONS}'"]], ids=["found", "named"])
+def test_a_run_begins_with_the_checkpoint_as_its_archive_unpacks(chosen, tmp_path, data_of):
+    facts = {"checkpoint_samples": 4, "checkpoint_steps": 4000}
+    given = ["benchmark=gpt3", "scale=test", *(f"benchmark.facts.{name}={value}" for name, value in facts.items())]
+    network = cli.load(compose(given))[0].workload.facts
+    tensors = {
+        name.replace("layers.", f"layers.{layer}.", 1): torch.full(shape, 0.01)
+        for name, shape in shapes(network).items()
+        for layer in range(network.layers)
+    }
+    states = dict.fromkeys(("exp_avg", "exp_avg_sq"), tensors)
+    write_published(tmp_path / "assets" / MLCOMMONS, network, tensors, states, 4000)
+    (tmp_path / "assets" / MLCOMMONS / "common.pt").unlink()
+    done = suite(
+        "train", *given, *chosen, "device=cpu", f"assets_dir={tmp_path / 'assets'}", f"data_dir={data_of('gpt3')}",
+        f"output_dir={tmp_path / 'run'}", "benchmark.schedule.last_samples=16",
+    )  # fmt: skip
+    assert done.code in (0, 10), done.errors
+
+
+def test_a_checkpoint_without_its_name_and_its_number_of_updates_says_how_to_get_both(folders, tmp_path):
+    (beside(folders["reference"], tmp_path / "checkpoint") / "common.pt").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"common\.pt is missing.*its name back, ckpt4000.*json_to_torch\.py -i"
+    ) as told:
+        load(trainee(Layout()), tmp_path)
+    assert str(told.value).startswith(f"{tmp_path}/checkpoint/common.pt")
+
+
+def test_two_checkpoints_and_a_packed_one_are_named(folders, tmp_path):
+    with pytest.raises(CheckpointError, match="holds no published checkpoint") as told:
+        load(trainee(Layout()), tmp_path)
+    assert "packed" not in str(told.value)
+    (tmp_path / "checkpoint_nemo_bf16.tar").touch()
+    with pytest.raises(CheckpointError, match=r"checkpoint_nemo_bf16\.tar is still packed"):
+        load(trainee(Layout()), tmp_path)
+    for name in ("one", "two"):
+        own(beside(folders["reference"], tmp_path / name) / "language_model.embedding.word_embeddings.weight")
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/one/.* and {tmp_path}/two/.* both hold.*model\.checkpoint"):
+        load(trainee(Layout()), tmp_path)
+
+
 def test_rows_behind_the_last_word_are_not_read(folders, tmp_path, whole):
     """They are zero instead."""
     folder = beside(folders["reference"], tmp_path / "checkpoint")
@@ -272,7 +343,7 @@ def test_a_run_without_its_checkpoint_says_what_it_looked_for(tmp_path, data_of)
         f"output_dir={tmp_path / 'run'}",
     )  # fmt: skip
     assert done.code == CheckpointError.exit_code
-    assert f"{tmp_path}/checkpoint holds no published checkpoint of GPT-3" in the_message(done)
+    assert f"{tmp_path} holds no published checkpoint of GPT-3" in the_message(done)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from common.config.schema import RunConfig, SessionConfig
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
-from common.launch.data_folder import require_prepared
+from common.launch.data_folder import require_prepared, require_samples
 from common.launch.series import read_runs
+from tests.conftest import suite
 
 
 def configured(folder: Path, *overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -79,6 +81,41 @@ def test_prepared_data_are_of_the_format_that_the_workload_declares(workload: st
     run, session = configured(data_of(workload), f"benchmark={workload}", "scale=test")
     assert run.declaration.data_format == json.loads((data_of(workload) / "manifest.json").read_text())["format"]
     require_prepared(run, session)
+
+
+@pytest.fixture
+def references_folder(data_of, tmp_path: Path) -> Path:
+    """OpenImages as the reference's script of RetinaNet leaves it: pictures and labels."""
+    folder = tmp_path / "reference"
+    for split in ("train", "validation"):
+        for kind in ("data", "labels"):
+            shutil.copytree(data_of("retinanet") / split / kind, folder / split / kind)
+    return folder
+
+
+def test_training_reads_the_references_folder_as_it_is(references_folder: Path, tmp_path: Path) -> None:
+    given = ["benchmark=retinanet", "scale=test", "device=cpu", "benchmark.schedule.last_epoch=1"]
+    done = suite("train", *given, f"data_dir={references_folder}", f"output_dir={tmp_path / 'run'}")
+    assert done.code in (0, 10), done.errors
+
+
+@pytest.mark.parametrize("lost", ["train/labels", "validation/labels", "none, but half prepared"])
+def test_a_part_of_the_references_folder_is_refused_before_the_run(references_folder: Path, lost: str) -> None:
+    run, session = configured(references_folder, "benchmark=retinanet", "scale=test")
+    require_prepared(run, session)
+    if lost.endswith("labels"):
+        shutil.rmtree(references_folder / lost)
+    else:
+        (references_folder / "train" / "boxes").mkdir()
+    with pytest.raises(DataError, match=f"{references_folder}/manifest.json is missing"):
+        require_prepared(run, session)
+
+
+def test_other_numbers_of_pictures_in_the_references_folder_are_refused(references_folder: Path) -> None:
+    run, _ = configured(references_folder, "benchmark=retinanet", "scale=test")
+    require_samples(run, references_folder, run.train_samples, run.benchmark.eval_samples, False)
+    with pytest.raises(DataError, match=f"{references_folder}: holds 9 training"):
+        require_samples(run, references_folder, 9, run.benchmark.eval_samples, False)
 
 
 def describe(folder: Path, data_format: str, stand_in: bool, **counts: int) -> Path:

@@ -28,14 +28,7 @@ CATEGORIES = tuple(f"categorical_feature_{number}" for number in range(1, CATEGO
 COLUMNS = (*INTEGERS, *CATEGORIES)
 DAY_FOLDERS = tuple(f"day={date(2015, 2, 15) + timedelta(day)}" for day in range(DAYS))
 """Names of the folders, in the order of the days."""
-_PLACES = ("", "data")  # of these folders below the raw folder; the repository on Hugging Face has them in data/
 _REMEDY = "this is no file of Criteo's click logs"
-
-
-def folder_of_days(raw_dir: Path) -> Path | None:
-    """The folder below ``raw_dir`` that holds days in this layout; None if there is none."""
-    places = (raw_dir / place for place in _PLACES)
-    return next((place for place in places if any((place / day).is_dir() for day in DAY_FOLDERS)), None)
 
 
 def parts_of(day: Path) -> tuple[Path, ...]:

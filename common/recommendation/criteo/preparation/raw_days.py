@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from common.data import stand_in
+from common.data.raw_layout import find_file
 from common.errors import DataError
-from common.recommendation.criteo.preparation.parquet_parts import DAY_FOLDERS, folder_of_days, parts_of
+from common.recommendation.criteo.preparation.parquet_parts import DAY_FOLDERS, parts_of
 from common.recommendation.criteo.preparation.tsv import SAMPLE
 from common.recommendation.criteo.sample_rows import DAYS
 
@@ -93,22 +94,26 @@ def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, 
 
 
 def open_raw(raw_dir: Path) -> RawDays:
-    """See what a raw folder holds.
+    """See what a raw folder, or one below it, holds.
 
     This is the first of the following of which anything is there: the published multi-hot set; days as parquet,
-    ``day=2015-02-15`` to ``day=2015-03-10``, also below ``data``; days as text, ``day_0`` to ``day_23``, also ``.gz``.
+    ``day=2015-02-15`` to ``day=2015-03-10``; days as text, ``day_0`` to ``day_23``, also ``.gz``.
 
     Raises:
         DataError: there is none of them, or files are missing.
     """
-    marker, folder = stand_in.description_of(raw_dir), raw_dir
-    if any(raw_dir.glob("day_*_sparse_multi_hot.npz")):
-        form, days = MULTI_HOT, [tuple(raw_dir / name for name in multi_hot_names(day)) for day in range(DAYS)]
-    elif (found := folder_of_days(raw_dir)) is not None:
-        form, folder, names = PARQUET, found, DAY_FOLDERS
-        days = [parts_of(found / name) or (found / name / "part-00000",) for name in names]
+    folder, days = raw_dir, []
+    if (found := find_file(raw_dir, "day_*_sparse_multi_hot.npz")) is not None:
+        form, folder = MULTI_HOT, found.parent
+        days = [tuple(folder / name for name in multi_hot_names(day)) for day in range(DAYS)]
+    elif (found := find_file(raw_dir, "day=2015-*/*")) is not None:
+        form, folder = PARQUET, found.parent.parent
+        days = [parts_of(folder / name) or (folder / name / "part-00000",) for name in DAY_FOLDERS]
     else:
-        form, days = TEXT, [(_text(raw_dir, day),) for day in range(DAYS)]
+        found = find_file(raw_dir, *(f"day_{day}{end}" for day in range(DAYS) for end in ("", ".gz")))
+        form, folder = TEXT, raw_dir if found is None else found.parent
+        days = [(_text(folder, day),) for day in range(DAYS)]
+    marker = stand_in.description_of(raw_dir, *filter(None, (found,)))
     if missing := [path for day in days for path in day if not path.is_file()]:
         lacking = [path.parent.name if form == PARQUET else path.name for path in missing]
         first, last = (DAY_FOLDERS[0], DAY_FOLDERS[-1]) if form == PARQUET else ("day_0", f"day_{DAYS - 1}")
@@ -118,7 +123,7 @@ def open_raw(raw_dir: Path) -> RawDays:
             )
         raise DataError(
             f"{folder} lacks {', '.join(lacking)}; all {DAYS} days of Criteo's click logs are needed, {first} to "
-            f"{last}: 'mlperf-suite download' says where they are"
+            f"{last}: 'mlperf-suite download' fetches them"
         )
     return RawDays(folder, form, tuple(days), marker)
 

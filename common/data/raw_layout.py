@@ -1,0 +1,97 @@
+"""Find raw files below a folder, since the official tools put them into folders of their own.
+
+MLCommons' downloader, for example, makes ``processed_dataset/``, and the archive in it unpacks to ``results4/``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.data import manifest, preparation
+from common.errors import DataError
+from common.formats.raw_files import is_data
+
+LEVELS = 4
+"""Levels of folders that are searched below the folder that the user names."""
+Identity = tuple[int, int]
+"""Device and inode."""
+
+
+def find_file(root: Path, *patterns: str) -> Path | None:
+    """Return the first file that matches one of the patterns in ``root``, or else in a folder below it.
+
+    The folders below a folder that has a matching file are not searched, so that files in ``root`` itself come first.
+    Hidden folders, unfinished ones (``*.partial``) and prepared data are left out. Only the names in a folder are read.
+
+    Args:
+        root: the folder that the user names.
+        patterns: globs such as ``results4/part-*``, relative to the searched folder. All stand for the same data.
+
+    Returns:
+        The first match by name; None where no folder has one.
+
+    Raises:
+        DataError: two folders have different files that match, or a folder cannot be read.
+    """
+    found: dict[Identity, Path] = {}  # a link to a file is no other file
+    searched: dict[Identity, Path] = {}
+    level = [root] if root.is_dir() else []
+    for depth in range(LEVELS + 1):
+        below: list[Path] = []
+        for folder in level:
+            if searched.setdefault(_identity(folder), folder) is not folder:  # links may make a circle
+                continue
+            matches = [path for pattern in patterns if (path := _first(folder, pattern)) is not None]
+            for path in matches:
+                found.setdefault(_identity(path), path)
+            if depth < LEVELS and not any(path.parent == folder for path in matches):
+                below += _subfolders(folder)
+        level = below
+    paths = list(found.values())
+    other = next((path for path in paths if path.parent != paths[0].parent), None)
+    if other is not None:
+        raise DataError(
+            f"{paths[0].parent} and {other.parent} below {root} both hold {_alternatives(patterns)}; move one of them "
+            "away, or name the folder that is meant instead"
+        )
+    return paths[0] if paths else None
+
+
+def packed_hint(root: Path, *archives: str) -> str:
+    """Return the end of a message about missing files: the first of the archives that lies below ``root`` packed."""
+    found = next((path for name in archives if (path := find_file(root, name)) is not None), None)
+    return "" if found is None else f"; {found} is still packed: unpack it there"
+
+
+def _first(folder: Path, pattern: str) -> Path | None:
+    return min((path for path in folder.glob(pattern) if path.is_file()), default=None)
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            paths = [Path(entry.path) for entry in entries if _is_searched(entry)]
+    except OSError as error:
+        raise DataError(f"{folder} cannot be searched for raw data: {error.strerror}") from error
+    return sorted(path for path in paths if not _is_prepared(path))
+
+
+def _is_searched(entry: os.DirEntry[str]) -> bool:
+    return is_data(entry.name) and not entry.name.endswith(".partial") and entry.is_dir()
+
+
+def _is_prepared(folder: Path) -> bool:
+    """Whether a preparation has written to ``folder``: its files have the same names as some raw ones."""
+    return (folder / manifest.NAME).exists() or (folder / preparation.LOCK).exists()
+
+
+def _identity(path: Path) -> Identity:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _alternatives(patterns: Sequence[str]) -> str:
+    more = " or the like" if len(patterns) > 1 else ""
+    return f"{patterns[0]}{more}"

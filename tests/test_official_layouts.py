@@ -1,0 +1,314 @@
+"""``prepare`` takes raw data in the folders where the official tools leave them, and refuses other layouts by name.
+
+Trained on such data are BERT's, GPT-3's and RetinaNet's in the tests of these workloads; all others in the contract's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import WORKLOADS
+from benchmarks.dlrm_dcnv2.prepare import encoding
+from common.data import manifest
+from common.data.commands import DataCommands
+from common.data.stand_in import MARKER, mark
+from common.errors import DataError
+from common.recommendation.criteo.sample_rows import DAYS
+
+Source = Callable[[Callable[[str], Path], Path], Path]
+"""From the function to a workload's prepared test data, and a new folder, to a raw folder in our own layout."""
+
+
+def generated(workload: str) -> Source:
+    """What ``generate`` wrote for the test recipe."""
+    return lambda data_of, folder: data_of(workload).parent / "raw"
+
+
+def pairs(workload: str) -> Source:
+    """Prepared pairs of ``.bin`` and ``.idx``, which MLCommons distributes for the real data."""
+
+    def make(data_of: Callable[[str], Path], folder: Path) -> Path:
+        raw = data_of(workload).parent / "raw"
+        linked(raw, folder, {MARKER: "{path}"}, others=False)
+        linked(data_of(workload), folder, {"*_text_document.*": "{path}"}, others=False)
+        return folder
+
+    return make
+
+
+def distributed_text(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """BERT's text in parts, as it lies in MLCommons' archive, and a vocabulary."""
+    (folder / "results4").mkdir(parents=True)
+    words = ["river", "stone", "walk", "north", "town"]
+    for name in ("part-00000-of-00002", "part-00001-of-00002", "eval.txt"):
+        sentences = [f"{first} {second} {third}.\n" for first in words for second in words for third in words]
+        documents = ["".join(sentences[start : start + 5]) + "\n" for start in range(0, len(sentences), 5)]
+        (folder / "results4" / name).write_text("".join(documents), encoding="utf-8")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
+    mark(folder, {"settings": {"max_sequence_length": 64, "shards": 2, "eval_samples": 4}})
+    return folder
+
+
+def unpacked_text(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """C4 as MLCommons distributes it: unpacked, and for Llama 3.1 one packed file to evaluate."""
+    raw = data_of("llama31_8b").parent / "raw"
+    linked(raw, folder, {MARKER: "{path}", "tokenizer.json": "{path}"}, others=False)
+    for path in raw.glob("c4-train*"):
+        (folder / path.name.removesuffix(".gz")).write_bytes(gzip.decompress(path.read_bytes()))
+    whole = b"".join(path.read_bytes() for path in sorted(raw.glob("c4-validation*")))
+    (folder / "c4-validation-91205-samples.en.json.gz").write_bytes(whole)
+    return folder
+
+
+def multi_hot_days(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """MLCommons' multi-hot days, of 3 rows each."""
+    folder.mkdir(parents=True)
+    hotness = encoding().hotness
+    for day in range(DAYS):
+        np.save(folder / f"day_{day}_labels.npy", np.zeros((3, 1), np.int32))
+        np.save(folder / f"day_{day}_dense.npy", np.zeros((3, 13), np.float32))
+        tables = {str(table): np.zeros((3, hot), np.int32) for table, hot in enumerate(hotness)}
+        np.savez(folder / f"day_{day}_sparse_multi_hot.npz", **tables)
+    mark(folder, {"table_rows": [1] * len(hotness)})
+    return folder
+
+
+def moments(data_of: Callable[[str], Path], folder: Path) -> Path:
+    """Stable Diffusion's tars of moments, which ``prepare`` writes as MLCommons distributes them."""
+    raw, made = data_of("stable_diffusion").parent / "raw", folder.with_name("made")
+    given = ["--raw-dir", str(raw), "--data-dir", str(made), "--assets-dir", str(raw / "assets"), "--workers", "1"]
+    assert commands_of("stable_diffusion").run("prepare", [*given, "--members", "moments"]) == 0
+    linked(raw, folder, {"images/*": ""})
+    linked(made / "train", folder / "moments", {})
+    return folder
+
+
+@dataclass(frozen=True)
+class Official:
+    """A layout of an official tool.
+
+    Attributes:
+        workload: whose raw data it has.
+        source: makes them in our layout.
+        folders: pattern of paths below the raw folder to where the official tool puts them; all others stay.
+        lost: a file of the official layout, without which ``complaint`` is in the message.
+        complaint: a regular expression.
+        twice: folder of which a second copy makes the raw data ambiguous.
+    """
+
+    workload: str
+    source: Source
+    folders: Mapping[str, str]
+    lost: str
+    complaint: str
+    twice: str | None = None
+
+
+def of(workload: str, folders: Mapping[str, str], lost: str, complaint: str, twice: str | None = None) -> Official:
+    """The official layout of data that ``generate`` can write."""
+    return Official(workload, generated(workload), folders, lost, complaint, twice)
+
+
+STABLE_DIFFUSION = {
+    "validation/*": "coco2014/{name}",
+    "assets/512*": "sd/{name}",
+    "assets/open_clip*": "clip/{name}",
+    "assets/pt_inception*": "inception/{name}",
+}
+OFFICIAL = {
+    "bert": Official(
+        "bert",
+        distributed_text,
+        {"vocab.txt": "input_files/{name}", "results4/*": "processed_dataset/{path}"},
+        "processed_dataset/results4/part-00000-of-00002",
+        "results4 lacks part-00000-of-00002",
+        "processed_dataset",
+    ),
+    "dlrm": of("dlrm", {}, "day_3", "lacks day_3; all 24 days"),
+    "dlrm_dcnv2": Official(
+        "dlrm_dcnv2",
+        multi_hot_days,
+        {"day_*": "criteo_multihot_v3.0_reference/{name}"},
+        "criteo_multihot_v3.0_reference/day_5_dense.npy",
+        r"criteo_multihot_v3\.0_reference lacks day_5_dense\.npy",
+        "criteo_multihot_v3.0_reference",
+    ),
+    "gpt3": Official(
+        "gpt3",
+        pairs("gpt3"),
+        {"c4_en*": "megatron-lm/preprocessed_c4_spm/{name}"},
+        "megatron-lm/preprocessed_c4_spm/c4_en_7_c4_spm_text_document.idx",
+        r"c4_en_7_c4_spm_text_document\.idx is missing",
+        "megatron-lm",
+    ),
+    "gpt3, text": of(
+        "gpt3",
+        {
+            "c4-train*": "original/en_json/3.0.1/{name}",
+            "c4-validation*": "original/en_val_subset_json/{name}",
+            "*.model": "megatron-lm/spm/{name}",
+        },
+        "megatron-lm/spm/c4_en_301_5Mexp2_spm.model",
+        r"c4_en_301_5Mexp2_spm\.model is missing: text needs the tokenizer",
+    ),
+    "llama2_70b_lora": of(
+        "llama2_70b_lora",
+        {"*.jsonl": "gov_report/{name}", "base/*": "Llama2-70b-fused-qkv-mlperf/{name}"},
+        "gov_report/validation.jsonl",
+        r"gov_report/validation\.jsonl is missing beside the other",
+        "gov_report",
+    ),
+    "llama31_8b": Official(
+        "llama31_8b",
+        pairs("llama31_8b"),
+        {"c4*": "llama3_1_8b/{name}"},
+        "llama3_1_8b/c4-train.en_6_text_document.bin",
+        r"llama3_1_8b/c4-train\.en_6_text_document\.bin is missing",
+        "llama3_1_8b",
+    ),
+    "llama31_8b, text": of(
+        "llama31_8b",
+        {"c4*": "en/{name}", "tokenizer.json": "llama3_1_8b/{name}"},
+        "en/c4-validation.00000-of-00008.json.gz",
+        r"c4-validation\.00000-of-00008\.json\.gz is missing",
+    ),
+    "llama31_8b, unpacked text": Official(
+        "llama31_8b",
+        unpacked_text,
+        {
+            "c4-train*": "llama31_8b/en_json/3.0.1/{name}",
+            "c4-validation*": "llama31_8b/{name}",
+            "tokenizer.json": "tokenizer/{name}",
+        },
+        "llama31_8b/en_json/3.0.1/c4-train.00768-of-01024.json",
+        r"holds neither text \(c4-train\.00768",
+    ),
+    "maskrcnn": of("maskrcnn", {}, "annotations/instances_val2017.json", r"instances_val2017\.json"),
+    "resnet": of("resnet", {}, "val", "holds no val pictures"),
+    "retinanet": of("retinanet", {}, "class-descriptions-boxable.csv", r"class-descriptions-boxable\.csv is missing"),
+    "rgat": of(
+        "rgat",
+        {"*/*": "igbh/full/processed/{path}"},
+        "igbh/full/processed/fos/node_feat.npy",
+        r"processed/fos/node_feat\.npy cannot be read",
+        "igbh/full",
+    ),
+    "rnnt": of("rnnt", {}, "LibriSpeech/dev-clean", "LibriSpeech.*dev-clean"),
+    "ssd300": of("ssd300", {}, "annotations/instances_train2017.json", r"instances_train2017\.json"),
+    "stable_diffusion": of(
+        "stable_diffusion",
+        {**STABLE_DIFFUSION, "images/*": "images-webdataset-filtered/{name}"},
+        "coco2014/val2014_30k.tsv",
+        r"val2014_30k\.tsv is missing",
+        "images-webdataset-filtered",
+    ),
+    "stable_diffusion, moments": Official(
+        "stable_diffusion",
+        moments,
+        {
+            "moments/*": "datasets/laion-400m/webdataset-moments-filtered/{name}",
+            "validation/*": "datasets/coco2014/{name}",
+            "assets/512*": "checkpoints/sd/{name}",
+            "assets/open_clip*": "checkpoints/clip/{name}",
+            "assets/pt_inception*": "checkpoints/inception/{name}",
+        },
+        "datasets/laion-400m/webdataset-moments-filtered",
+        "no tars in .*/images and .*/moments and .*/encoded, nor in folders of MLCommons' names",
+    ),
+    "unet3d": of(
+        "unet3d",
+        {"case_*/*": "kits19/data/{path}"},
+        "kits19/data/case_00000/imaging.nii.gz",
+        r"kits19/data/case_00000/imaging\.nii\.gz",
+        "kits19",
+    ),
+}  # fmt: skip
+
+
+def commands_of(workload: str) -> DataCommands:
+    """The data commands of a workload."""
+    package = WORKLOADS[workload].partition(":")[0].rpartition(".")[0]
+    commands: DataCommands = importlib.import_module(f"{package}.prepare").COMMANDS
+    return commands
+
+
+def linked(source: Path, target: Path, folders: Mapping[str, str], others: bool = True) -> None:
+    """Link the files below ``source`` to where ``folders`` puts them below ``target``; "" leaves them out."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            name = path.relative_to(source).as_posix()
+            place = next((to for pattern, to in folders.items() if fnmatch(name, pattern)), "{path}" if others else "")
+            if place:
+                linked_file = target / place.format(path=name, name=path.name)
+                linked_file.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path, linked_file)
+
+
+def prepare(workload: str, raw: Path, data: Path) -> None:
+    """Prepare in this process."""
+    workers = ["--workers", "1"]
+    assert commands_of(workload).run("prepare", ["--raw-dir", str(raw), "--data-dir", str(data), *workers]) == 0
+
+
+@pytest.fixture(scope="module")
+def laid_out(data_of, tmp_path_factory) -> Callable[[str], Path]:
+    """A function from a layout's name to a folder that has it, made once."""
+    made: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in made:
+            official, folder = OFFICIAL[name], tmp_path_factory.mktemp("official")
+            linked(official.source(data_of, folder / "ours"), folder / "raw", official.folders)
+            made[name] = folder / "raw"
+        return made[name]
+
+    return find
+
+
+def test_every_workload_has_an_official_layout() -> None:
+    assert {official.workload for official in OFFICIAL.values()} == set(WORKLOADS)
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_prepare_takes_the_official_layout(name, laid_out, tmp_path):
+    workload = OFFICIAL[name].workload
+    prepare(workload, laid_out(name), tmp_path / "data")
+    assert commands_of(workload).run("verify", ["--data-dir", str(tmp_path / "data")]) == 0
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_a_layout_without_one_of_its_files_is_refused_by_name(name, laid_out, tmp_path):
+    linked(laid_out(name), tmp_path / "raw", {OFFICIAL[name].lost: "", f"{OFFICIAL[name].lost}/*": ""})
+    with pytest.raises(DataError, match=OFFICIAL[name].complaint):
+        prepare(OFFICIAL[name].workload, tmp_path / "raw", tmp_path / "data")
+    assert not (tmp_path / "data" / manifest.NAME).exists()
+
+
+@pytest.mark.parametrize("name", [name for name, official in OFFICIAL.items() if official.twice])
+def test_two_folders_of_the_same_files_are_both_named(name, laid_out, tmp_path):
+    raw, twice = tmp_path / "raw", OFFICIAL[name].twice
+    linked(laid_out(name), raw, {})
+    shutil.copytree(raw / twice, raw / "older" / Path(twice).name)
+    with pytest.raises(DataError, match=rf"{raw}/.* and {raw}/.* below {raw} both hold ") as raised:
+        prepare(OFFICIAL[name].workload, raw, tmp_path / "data")
+    assert f"{raw}/older/" in str(raised.value)
+    assert f"{raw}/{twice}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["llama31_8b, text", "rgat", "unet3d"])
+def test_synthetic_data_below_the_named_folder_stay_synthetic(name, laid_out, tmp_path):
+    linked(laid_out(name), tmp_path / "raw" / "synthetic", {})
+    prepare(OFFICIAL[name].workload, tmp_path / "raw", tmp_path / "data")
+    assert json.loads((tmp_path / "data" / manifest.NAME).read_text())["stand_in"]
