@@ -42,6 +42,7 @@ STATE, LOCK = ".download.json", ".download.lock"
 _DEPTH = 6
 """Folders above a file below the raw folder, at most."""
 _MD5_LINE = re.compile(r"([0-9a-f]{32})?\s+\*?(?:\./)?(\S.*)")
+_SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _INFLATED = 8
 """An archive may inflate to so many times its size."""
 _NAMED = 5
@@ -127,7 +128,9 @@ class Download:
                 elif missing and self.check:
                     lacking.append(f"{listed.name}: {_names([item.file.name for item in missing])}")
                 elif listed.beside not in by_hand:
-                    yield from self._bring(listed, missing)
+                    if not self.check:
+                        yield from self._bring(listed, missing)
+                    self._check_contents(listed)
                     yield self._summary(listed, len(missing))
             if by_hand:
                 steps = "\n".join(by_hand.values())
@@ -181,7 +184,9 @@ class Download:
             if self.check:
                 raise DataError(f"{path} is missing: run the command without --check first, it fetches the list")
             atomic.write_text(path, json.dumps(self._fetched_tree(source, tree), indent=0) + "\n")
-        known = parse(read_text(path, 2**28), FILE_ENTRIES)
+        known = read_json_object(path, most=2**28, remedy="delete it and run the command again")
+        if not all(_is_entry(*item) for item in known.items()):
+            raise DataError(f"{path}: is no list of files; delete it and run the command again")
         if len(known) != source.named:
             raise DataError(
                 f"{path}: lists {len(known)} files and not {source.named}; delete it and run the command again"
@@ -192,9 +197,9 @@ class Download:
         ]
         return replace(source, files=tuple(files))
 
-    def _fetched_tree(self, source: SourceSet, tree: Mapping[str, Any]) -> dict[str, tuple[int, str | None]]:
+    def _fetched_tree(self, source: SourceSet, tree: Mapping[str, Any]) -> dict[str, list[Any]]:
         """Name to size and SHA-256 of the files of a repository on Hugging Face."""
-        found: dict[str, tuple[int, str | None]] = {}
+        found: dict[str, list[Any]] = {}
         revision = tree["path"].rpartition("/resolve/")[2]
         base = self.sources.stores["huggingface"][0]
         url: str | None = f"{base}/api/datasets/{tree['tree']}/tree/{revision}?recursive=true"
@@ -203,8 +208,11 @@ class Download:
             for entry in _entries(text, url):
                 name = str(entry.get("path"))
                 if entry.get("type") == "file" and fnmatch(name, tree["pattern"]):
-                    sha256 = entry["lfs"].get("oid") if isinstance(entry.get("lfs"), dict) else None
-                    found[name] = (int(entry.get("size", 0)), sha256 and f"sha256:{sha256}")
+                    large = entry.get("lfs")
+                    checksum = f"sha256:{large.get('oid')}" if isinstance(large, dict) else None
+                    found[name] = [entry.get("size"), checksum]
+                    if not _is_entry(name, found[name]):
+                        raise DataError(f"{url}: is not the list of files that belongs there ({name[:200]!r})")
             following = re.search(r'<([^>]+)>;\s*rel="next"', headers.get("Link", ""))
             url = urljoin(url, following[1]) if following else None
         return dict(sorted(found.items()))
@@ -267,10 +275,11 @@ class Download:
         """Fetch files, and unpack those that are archives."""
         if missing and source.beside and _present(Inventory(self.raw_dir), self.sources[source.beside]) == 0:
             raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
-        need = sum((item.file.bytes or 0) - _partial_bytes(item.path) for item in missing)
+        total = sum(item.file.bytes or 0 for item in missing)
+        need = total - sum(_partial_bytes(item.path) for item in missing)
         archives_of = [item for item in missing if item.file.name in source.unpack]
         require_space(self.raw_dir, max(0, need) + sum(2 * (item.file.bytes or 0) for item in archives_of))
-        for file, path in self._fetched(source, missing, need):
+        for file, path in self._fetched(source, missing, total):
             stat = path.stat()
             self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
             _write_state(self.raw_dir, self._seen)
@@ -282,7 +291,6 @@ class Download:
                 assert archive is not None
                 unpack(archive, archive.parent, folders)
                 yield f"{archive}: unpacked to {', '.join(folders.values())}; the archive is no longer needed"
-        self._check_contents(source)
 
     def _check_contents(self, source: SourceSet) -> None:
         """Compare what archives were unpacked to with its published checksums."""
@@ -300,12 +308,13 @@ class Download:
                 wrong.append(f"{found} {fault}")
         if wrong:
             raise DataError(f"{_names(wrong, '; ')}: delete the unpacked folder and run the command again")
-        _write_state(self.raw_dir, self._seen)
+        if not self.check:
+            _write_state(self.raw_dir, self._seen)
 
-    def _fetched(self, source: SourceSet, missing: list[_Missing], need: int) -> Iterator[tuple[RemoteFile, Path]]:
+    def _fetched(self, source: SourceSet, missing: list[_Missing], total: int) -> Iterator[tuple[RemoteFile, Path]]:
         bar = tqdm(
             desc=source.name,
-            total=need or None,
+            total=total or None,
             unit="B",
             unit_scale=True,
             disable=not missing,
@@ -451,6 +460,19 @@ def _entries(text: str, url: str) -> list[dict[str, Any]]:
     return found
 
 
+def _is_entry(name: str, facts: object) -> bool:
+    """Return whether a list of files says where below the raw folder the file goes, and its size and checksum."""
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or not isinstance(facts, list) or len(facts) != 2:
+        return False
+    size, checksum = facts
+    return type(size) is int and size >= 0 and (checksum is None or bool(_SHA256.fullmatch(str(checksum))))
+
+
+def _is_state(facts: object) -> bool:
+    return isinstance(facts, list) and len(facts) == 3 and (facts[2] is None or isinstance(facts[2], str))
+
+
 def _facts(file: RemoteFile) -> str:
     size = "" if file.bytes is None else f"  {file.bytes:,} bytes"
     return f"    {file.name}{size}" + (f"  {file.checksum}" if file.checksum else "")
@@ -470,7 +492,7 @@ def _partial_bytes(path: Path) -> int:
 def _read_state(raw_dir: Path) -> dict[str, list[Any]]:
     path = raw_dir / STATE
     with contextlib.suppress(DataError, FileNotFoundError):
-        return read_json_object(path)
+        return {name: facts for name, facts in read_json_object(path).items() if _is_state(facts)}
     return {}
 
 
