@@ -133,7 +133,9 @@ class Connections:
                 finally:
                     # A connection whose body has not been read to its end cannot be used again. Its pool gets it back
                     # in any case: it hands out eight, and then waits for one of them.
-                    if response.length_remaining != 0:
+                    if response.length_remaining == 0:
+                        response.drain_conn()  # http.client has to notice that nothing follows
+                    else:
                         response.close()
                     response.release_conn()
                 url = _redirected(url, target)

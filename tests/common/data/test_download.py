@@ -282,6 +282,13 @@ CONTENTS = (
     Case("tar", (stored(TAR),), name="f.tar", body=TAR),
     Case("tar cut in its header", (stored(TAR, cut=100), stored(TAR)), name="f.tar", body=TAR),
     Case("no tar, cut in its header", (stored(BODY, cut=100), stored(BODY)), r"as no \.tar file", name="f.tar"),
+    Case(
+        "no tar, cut in its header, no length",
+        (reply("200 OK", BODY[:100], FIRST_TAG, length=None), WHOLE),
+        r"as no \.tar file",
+        name="f.tar",
+        size=SIZE,
+    ),
     Case("wrong MD5", (stored(OTHER),), rf"md5 \w+ instead of {MD5[4:]}", checksum=MD5, kept=0),
     Case("wrong SHA-256", (stored(OTHER),), r"sha256 \w+ instead of", checksum=SHA256, kept=0),
     Case("wrong prefix", (stored(OTHER),), r"sha256 \w+ instead of", checksum=SHA256[:15], kept=0),

@@ -206,10 +206,18 @@ def test_two_files_come_over_one_connection(client: Client, tmp_path: Path) -> N
     assert [request.target for request in server.requests] == ["/a", "/b"]
 
 
-def test_redirect_within_a_host_takes_no_other_connection(client: Client, path: Path) -> None:
-    with Server(reply("302 Found", b"", "Location: /g", then="keep"), stored(BODY, then="keep")) as server:
+@pytest.mark.parametrize(
+    "answer",
+    [reply("302 Found", b"", "Location: /g", then="keep"), reply("503 Slow Down", then="keep")],
+    ids=["redirect", "failure"],
+)
+def test_answer_without_body_leaves_the_connection_open(
+    answer: Answer, client: Client, lines: list[str], path: Path
+) -> None:
+    with Server(answer, stored(BODY, then="keep")) as server:
         client.fetch(remote(f"{server.url}/f"), path)
     assert server.connections == 1
+    assert all("HTTP 503" in line for line in lines)
 
 
 def test_a_host_gets_eight_connections(client: Client, tmp_path: Path) -> None:
