@@ -37,7 +37,8 @@ from common.data import manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import FileEntry, Manifest
 from common.data.placing import assets_of, place
-from common.data.published import SYNTHETIC, Published, PublishedFile
+from common.data.published import SYNTHETIC, Published, published_files
+from common.data.sources import read_sources
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import listed
@@ -51,11 +52,11 @@ MEMBERS = {"encoded": formats.ENCODED, "moments": formats.MOMENTS, "nvidia": for
 PUBLISHED = Published(
     {"train_samples": 6_513_144, "eval_samples": 30_000, "tars": raw.BENCHMARK_TARS},
     {
-        PROMPTS: PublishedFile(md5="08d5d5c48c312b2417e92817576d7d3c"),
-        STATISTICS: PublishedFile(md5="0edca44fc9c0ca63f075d1dbe009eb71"),
+        f"{raw.VALIDATION}/{name}": file
+        for name, file in published_files(read_sources("stable_diffusion")["validation"].files).items()
     },
 )
-"""MD5s: MLCommons' store, of the files that stay as they are in every form of the data."""
+"""Of the files that stay as they are in every form of the data."""
 
 
 def prepare(
