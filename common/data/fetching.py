@@ -16,6 +16,7 @@ import shutil
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ _MD5_LINE = re.compile(r"([0-9a-f]{32})?\s+\*?(?:\./)?(\S.*)")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _INFLATED = 8
 """An archive may inflate to so many times its size."""
+_STATE_EVERY_S = 5
 _NAMED = 5
 """Files that one message names."""
 
@@ -73,6 +75,17 @@ class Inventory:
                 if parts[len(parts) - len(ends) :] == ends:
                     return self.raw_dir / folder / path.name
         return None
+
+    def find_file(self, file: RemoteFile, also_in: Sequence[str]) -> Path | None:
+        """Return the file under its name, or in one of the folders ``also_in`` (``*``: in any)."""
+        base = PurePosixPath(file.name).name
+        names = [file.name, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
+        return next((path for name in names if (path := self.find(name)) is not None), None)
+
+    def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
+        """Return whether all is there that replaces the file, such as what was unpacked from it."""
+        instead = source.instead.get(file.name, ())
+        return bool(instead) and all(self.find(name) is not None for name in instead)
 
 
 @dataclass(frozen=True)
@@ -221,15 +234,14 @@ class Download:
         """Return the files of a set that have to be fetched, and a line for each that is there and wrong."""
         inventory = Inventory(self.raw_dir)
         missing, lines, wrong = [], [], []
-        prefix = self._prefix(source, inventory)
+        folder = self._folder(source, inventory)
         todo: list[tuple[RemoteFile, Path]] = []
         for file in source.files:
-            instead = source.instead.get(file.name, ())
-            if instead and all(inventory.find(name) is not None for name in instead):
+            if inventory.is_replaced(file, source):
                 continue
-            path = inventory.find(file.name)
+            path = inventory.find_file(file, source.also_in)
             if path is None:
-                missing.append(_Missing(file, self.raw_dir / prefix / file.name))
+                missing.append(_Missing(file, folder(file.name)))
             elif path.name == PurePosixPath(file.name).name:
                 todo.append((file, path))
         for file, path in tqdm(todo, f"{source.name}: compared", unit="file", disable=None if len(todo) > 1 else True):
@@ -260,16 +272,18 @@ class Download:
             self._seen[file.name] = [*before, checksum]
         return fault
 
-    def _prefix(self, source: SourceSet, inventory: Inventory) -> str:
-        """Return the folder below the raw folder that the set's files go to: where others of them are already."""
-        neighbours = [file.name for file in source.files]
-        if source.beside is not None:
-            neighbours = [file.name for file in self.sources[source.beside].files]
-        for name in neighbours:
-            if (path := inventory.find(name)) is not None:
-                end = path.relative_to(self.raw_dir).as_posix()
-                return end[: -len(name)] if end.endswith(name) else end[: -len(name.removesuffix(".gz"))]
-        return ""
+    def _folder(self, source: SourceSet, inventory: Inventory) -> Callable[[str], Path]:
+        """Return what gives the path of a missing file by its name: where others of the set are already."""
+        neighbours = self.sources[source.beside] if source.beside is not None else source
+        for file in neighbours.files:
+            if (path := inventory.find_file(file, neighbours.also_in)) is None:
+                continue
+            for name in (file.name, file.name.removesuffix(".gz")):
+                if path.as_posix().endswith(f"/{name}"):
+                    root = Path(path.as_posix().removesuffix(f"/{name}"))
+                    return lambda name: root / name
+            return lambda name: path.parent / PurePosixPath(name).name
+        return lambda name: self.raw_dir / name
 
     def _bring(self, source: SourceSet, missing: list[_Missing]) -> Iterator[str]:
         """Fetch files, and unpack those that are archives."""
@@ -279,14 +293,20 @@ class Download:
         need = total - sum(_partial_bytes(item.path) for item in missing)
         archives_of = [item for item in missing if item.file.name in source.unpack]
         require_space(self.raw_dir, max(0, need) + sum(2 * (item.file.bytes or 0) for item in archives_of))
-        for file, path in self._fetched(source, missing, total):
-            stat = path.stat()
-            self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
+        written = time.monotonic()
+        try:
+            for file, path in self._fetched(source, missing, total):
+                stat = path.stat()
+                self._seen[file.name] = [stat.st_size, stat.st_mtime_ns, file.checksum]
+                if time.monotonic() - written > _STATE_EVERY_S:
+                    _write_state(self.raw_dir, self._seen)
+                    written = time.monotonic()
+        finally:
             _write_state(self.raw_dir, self._seen)
         for file in source.files:
             folders = source.unpack.get(file.name)
             inventory = Inventory(self.raw_dir)
-            if folders and any(inventory.find(name) is None for name in folders.values()):
+            if folders and not inventory.is_replaced(file, source):
                 archive = inventory.find(file.name)
                 assert archive is not None
                 unpack(archive, archive.parent, folders)
@@ -432,9 +452,8 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
 
 def _present(inventory: Inventory, source: SourceSet) -> int:
     """Return how many files of a set are there."""
-    found = sum(inventory.find(file.name) is not None for file in source.files)
-    for paths in source.instead.values():
-        found += all(inventory.find(path) is not None for path in paths)
+    found = sum(inventory.find_file(file, source.also_in) is not None for file in source.files)
+    found += sum(inventory.is_replaced(file, source) for file in source.files)
     if source.tree is not None:
         found += inventory.find(f"{source.name}.files.json") is not None
     return found

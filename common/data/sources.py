@@ -11,6 +11,7 @@ A set is a group of files of one origin and licence. Its keys:
   there, such as the folder that was unpacked from it; ``unpack``: folder in the archive to the folder that it becomes.
   ``{00000..00831}.tar`` stands for 832 names. ``as`` is the name below the raw folder where it is another one, with
   ``{number}`` for that of a range. A list instead of a mapping has names alone.
+- ``also_in``: other folders that official tools put the files in; ``"*"`` for any folder.
 - ``folder``: where the files go below the raw folder; ``beside``: a set whose files have to be there already, in
   whatever folder, and beside which these go.
 - ``list``: name of MLCommons' list of MD5s, for more than 30 files.
@@ -43,7 +44,7 @@ _MIRROR = re.compile(r"([a-z_]+)=(https?://[^\s,]+?)/*")
 _KEYS = {
     "what", "licence", "seen", "store", "path", "mirrors", "account", "files", "folder", "beside", "list", "tree",
     "pattern", "count", "bytes", "choice", "optional", "md5s", "md5s_of",
-    "contents",
+    "contents", "also_in",
 }  # fmt: skip
 
 
@@ -80,6 +81,7 @@ class SourceSet:
     named: int
     choice: str | None
     optional: bool
+    also_in: tuple[str, ...] = ()
 
     def file(self, name: str) -> RemoteFile:
         """Return the file with this name, without its folders.
@@ -228,6 +230,7 @@ def _source_set(name: str, entry: Mapping[str, Any], stores: Mapping[str, tuple[
         addresses=addresses,
         account=entry.get("account"),
         folder=folder,
+        also_in=tuple(entry.get("also_in", ())),
         beside=entry.get("beside"),
         instead={local: paths for local, paths in instead.items() if paths},
         unpack={local: folders for local, folders in unpack.items() if folders},

@@ -1,8 +1,7 @@
-"""Download, generate, prepare and verify: volumes and their parameters, raw in one ``npz`` for each split."""
+"""Generate, prepare and verify: volumes and their parameters, raw in one ``npz`` for each split."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,6 @@ from tests.toy.data import FORMAT, PREPARE_COMMAND
 
 SPLITS = ("train", "eval")
 PUBLISHED = Published({"train_samples": 524_288, "eval_samples": 65_536})
-
-
-def download(raw_dir: Path) -> Iterator[str]:
-    """Say which files are there; nobody publishes them."""
-    for split in SPLITS:
-        yield f"{raw_dir / split}.npz: {'found' if (raw_dir / f'{split}.npz').exists() else 'missing: generate it'}"
 
 
 def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
@@ -71,7 +64,6 @@ COMMANDS = DataCommands(
     raw="volumes and their parameters",
     prepared="prepared volumes",
     real="volumes",
-    download=download,
     generate=generate,
     prepare=prepare,
     verify=verify,
