@@ -125,6 +125,10 @@ def set_row(name: str, source: SourceSet) -> str:
 def test_the_documentation_has_the_same_sizes_and_licences(name: str) -> None:
     text = (ROOT / "docs/data.md").read_text()
     assert row(name) in text
+    readme = " ".join((ROOT / "benchmarks" / name / "README.md").read_text().split())
+    raw = sum(source.size or 0 for source in needed(read_sources(name)))
+    prepared = gigabytes(read_sources(name).prepared_bytes)
+    assert f"Raw data: {gigabytes(raw)} ({duration(raw)} at 1.1 GB/s, computed); prepared: {prepared}." in readme
     for source in read_sources(name).values():
         assert set_row(name, source) in text
 
