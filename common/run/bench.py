@@ -96,6 +96,8 @@ def bench(start: Start, began: float) -> int:
     took = _warm_up(runner, examples, phases)
     say(_header(run, device, workload))
     say(_table({"warm-up and capture": f"{took:.1f} s", **capture_rows(runner.cost)}))
+    if not options.traffic:
+        say(_table({"traffic": "none: ranks send no gradients and no weights"}))
     batches = examples[:1] * run.grad_accumulation_steps
     if options.seconds is not None:
         options = options.within(_longest_iteration(runner, batches, device))
@@ -130,7 +132,7 @@ def bench(start: Start, began: float) -> int:
     say(_table({"seconds of this process": phases.text()}))
     if options.report is not None and rank_info.rank == 0:
         values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
-        write_figures(options.report, values)
+        write_figures(options.report, {**values, "traffic": bool(options.traffic)})
     runner.close()
     workload.close()
     return 0

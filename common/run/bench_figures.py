@@ -77,10 +77,12 @@ class RankFigures:
         mean_ms = statistics.fmean(timing.repetitions)
         return cls(
             timing.step_ms,
-            *((None, None, None) if found is None else (found.compute_ms, found.communication_ms, found.exposed_ms)),
-            joules,
-            means.get("power_w") if joules is None else joules / mean_ms * 1e3,
-            means.get("sm_clock_mhz"),
+            compute_ms=None if found is None else found.compute_ms,
+            communication_ms=None if found is None else found.communication_ms,
+            exposed_ms=None if found is None else found.exposed_ms,
+            joules=joules,
+            power_w=means.get("power_w") if joules is None else joules / mean_ms * 1e3,
+            sm_clock_mhz=means.get("sm_clock_mhz"),
         )
 
     def text(self) -> str:
