@@ -123,8 +123,7 @@ def bench(start: Start, began: float) -> int:
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the graphs' memory, which the next ones need
         _stop_sending(step)
-        runner = StepRunner(step, workload.model, run.grad_accumulation_steps, run.cuda_graphs)
-        _warm_up(runner, examples, phases, iterations=1)
+        _warm_up(runner, examples, phases, iterations=1)  # on the same stream, which gradients are bound to
         coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, names, phases)
         without_traffic = coupled, coupled_by_rank
         say(_table({"step without gradients and weights": _times(coupled)}))

@@ -197,11 +197,12 @@ class StepRunner:
             torch._foreach_copy_(list(static.values()), [batch.tensors[name] for name in static], non_blocking=True)
 
     def close(self) -> None:
-        """Free the graphs. NCCL takes no communicator down while a graph holds collectives of it."""
+        """Free the graphs; :meth:`warm_up` may make others. NCCL takes no communicator down while a graph uses it."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
         self._inputs.clear()
+        self._pool, self.cost = None, CaptureCost()
         if self._chunks is not None:
             self._chunks.close()
 
