@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
@@ -176,16 +177,17 @@ def score(argv: list[str]) -> int:
 
 def bench(argv: list[str]) -> int:
     """``bench``: the step alone on a synthetic batch, and the run through the data path."""
-    from common.run.start import on_ranks
-
-    def work(start: Start) -> int:
-        from common.run.bench import bench as measure
-
-        return measure(start.workload_type, start.run, start.session, start.rank_info, start.device, start.scorer)
-
+    began = time.perf_counter()
     if not HELP.isdisjoint(argv):
         print(settings_help("bench", argv), end="")
         return 0
+    # Both at once: `measure` may have this process wait for its turn when everything is imported.
+    from common.run.bench import bench as measure
+    from common.run.start import on_ranks
+
+    def work(start: Start) -> int:
+        return measure(start, began)
+
     return with_hydra(argv, lambda tree, arguments: on_ranks("bench", arguments, tree, workload_class, work))
 
 

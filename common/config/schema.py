@@ -317,6 +317,9 @@ class BenchConfig:
             where there are prepared data, the run.
         pause_ms: after each step of the reader alone, for what training would compute meanwhile.
         report: file for the figures as JSON, beside what is printed; None writes none.
+        repetitions: how often ``steps`` iterations of the step are timed; the median counts. They share ``seconds``.
+        traffic: whether ranks send each other gradients and weights: ``False`` leaves only what couples them, ``both``
+            measures the step with, and then again without them.
     """
 
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
@@ -327,14 +330,18 @@ class BenchConfig:
     only: Literal["step", "reader"] | None = None
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
     report: Path | None = None
+    repetitions: Annotated[int, AtLeast(1, "at least 1 repetition is timed")] = 1
+    traffic: Literal[True, False, "both"] = True
 
     def within(self, iteration: float) -> BenchConfig:
         """The same with as many iterations as ``seconds`` allows, where one takes ``iteration`` seconds."""
-        part = 1.0 if self.seconds is None else self.seconds / (iteration * self.steps)
-        if part >= 1:
-            return self
-        names = ("steps", "warmup_steps", "profile_steps")
-        fewer = {name: max(min(1, getattr(self, name)), int(getattr(self, name) * part)) for name in names}
+        part = math.inf if self.seconds is None else self.seconds / (iteration * self.steps)
+        parts = {"steps": part / self.repetitions, "warmup_steps": part, "profile_steps": part}
+        fewer = {
+            name: max(min(1, getattr(self, name)), int(getattr(self, name) * share))
+            for name, share in parts.items()
+            if share < 1
+        }
         return dataclasses.replace(self, **fewer)
 
 

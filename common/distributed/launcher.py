@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import math
 import os
 import signal
@@ -28,6 +29,8 @@ GRACE_SECONDS = 30.0
 POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
 DRIVER_VARIABLE = "MLPERF_SUITE_DRIVER"
+TURN_VARIABLE = "MLPERF_SUITE_TURN"
+"""File that is locked while a process that ``measure`` has started may not use a GPU yet."""
 OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, UNFIT, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 # A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
 LOST_PEER_EXIT_CODE = 9
@@ -115,6 +118,13 @@ def follow_parent() -> None:
     if not sys.platform.startswith("linux") or os.getppid() != launcher:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def await_turn() -> None:
+    """In a rank: wait, with everything imported, until the measurement before this one has left the GPUs."""
+    if name := os.environ.get(TURN_VARIABLE):
+        with open(name, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def _rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:

@@ -16,10 +16,12 @@ from common.measure.node import Node
 from common.measure.table import Outcome, table
 
 SCALE = "8xH200"
-SECONDS = 180.0
+SECONDS = 300.0
 """That one measurement may take; it is stopped then, and counts as failed."""
-TIMED = 10.0
-"""Seconds that the timed iterations of a measurement take at most (``bench.seconds``)."""
+TIMED = 5.0
+"""Seconds that the timed iterations of a step take at most, all repetitions together (``bench.seconds``)."""
+REPETITIONS = 3
+"""Of the timed iterations; the median counts (``bench.repetitions``)."""
 
 
 def devices() -> list[str]:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     parser.add_argument("--data", type=Path, help="folder with prepared data, DATA/BENCHMARK: runs are measured too")
     parser.add_argument("--output", type=Path, default=Path("measured"), help="folder for figures and table")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of one measurement (default: {SECONDS:.0f})")
-    parser.add_argument("--apart", action="store_true", help="one after the other, with idle GPUs beside it")
+    parser.add_argument("--apart", action="store_true", help="start a benchmark when the one before has ended")
     parser.add_argument("--override", action="append", default=[], help="of every bench, such as bench.steps=50")
     arguments = parser.parse_args(argv)
     if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
@@ -75,7 +77,8 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     scales = {name: scales_of(name) for name in arguments.benchmarks or benchmarks}
     data: Path | None = arguments.data
     with_data = {name for name in scales if data is not None and (data / name / "manifest.json").is_file()}
-    jobs = jobs_of(scales, arguments.scale, gpus, with_data)
+    places = len(names) or max(gpus)
+    jobs = jobs_of(scales, arguments.scale, gpus, with_data, places)
     if not jobs:
         raise ConfigError(f"measure: no benchmark that is asked for has a recipe {arguments.scale}")
     try:
@@ -83,7 +86,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     except OSError as error:
         raise ConfigError(f"measure: --output={arguments.output} cannot be made: {error.strerror}") from error
     words = _words(arguments.override, data)
-    node = Node(len(names) or max(gpus), names, arguments.output, arguments.seconds, words, arguments.apart)
+    node = Node(places, names, arguments.output, arguments.seconds, words, arguments.apart)
     outcomes: list[Outcome] = []
     for outcome in node.measure(jobs):
         outcomes.append(outcome)
@@ -103,6 +106,7 @@ def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[
     """Of every bench, behind those of its job."""
     return lambda job: [
         f"bench.seconds={TIMED}",
+        f"bench.repetitions={REPETITIONS}",
         *([override("data_dir", data / job.benchmark)] if job.whole_run and data is not None else []),
         *overrides,
     ]

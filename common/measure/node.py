@@ -1,21 +1,26 @@
-"""Runs measurements on the GPUs of a node: each on its own, as many beside each other as there is room for."""
+"""Runs measurements on the GPUs of a node: each on GPUs of its own, as many beside each other as there is room for."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from common.config.override import override
+from common.distributed.launcher import TURN_VARIABLE
 from common.errors import SuiteError
 from common.measure.jobs import Job
 from common.measure.table import Outcome
@@ -25,23 +30,49 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class _Running:
-    """A measurement that goes on.
+class _Copy:
+    """One bench of a measurement.
+
+    Attributes:
+        process: leads a process group.
+        places: its GPUs.
+        report, log: its files.
+    """
+
+    process: subprocess.Popen[bytes]
+    places: tuple[int, ...]
+    report: Path
+    log: Path
+
+
+@dataclass
+class _Started:
+    """A measurement whose benches have been started.
 
     Attributes:
         job: the measurement.
-        process: its bench, which leads a process group.
-        places: GPUs that nothing else may use.
-        report, log: its files.
-        ends: when it counts as failed, by the monotonic clock.
+        places: GPUs that nothing else may use while it goes on.
+        copies: benches that have not ended.
+        turn: the file that its benches wait for with everything imported, as long as it is locked.
+        ends: when it counts as failed, by the monotonic clock; infinite before its turn.
     """
 
     job: Job
-    process: subprocess.Popen[bytes]
     places: frozenset[int]
-    report: Path
-    log: Path
-    ends: float
+    copies: list[_Copy]
+    turn: IO[bytes]
+    ends: float = math.inf
+
+    def begin(self, seconds: float) -> None:
+        """Let the benches use their GPUs, for as many ``seconds``."""
+        fcntl.flock(self.turn, fcntl.LOCK_UN)
+        self.ends = time.monotonic() + seconds
+
+    def end(self) -> None:
+        """End what still runs."""
+        for copy in self.copies:
+            _end(copy.process)
+        self.turn.close()
 
 
 class Node:
@@ -53,7 +84,7 @@ class Node:
         output: folder of figures and logs.
         seconds: that a measurement may take.
         words: of every bench, behind those of its job.
-        apart: one measurement after the other.
+        apart: one measurement after the other, and none is started before the one ahead of it has ended.
     """
 
     def __init__(
@@ -67,20 +98,23 @@ class Node:
     ) -> None:
         self._gpus, self._names, self._output, self._seconds = gpus, names, output, seconds
         self._words, self._apart = words, apart
-        self._running: list[_Running] = []
+        self._running: list[_Started] = []
+        self._next: _Started | None = None  # imports while others are measured
 
     def measure(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """What becomes of each, as they end.
 
-        The first in order that fits is started wherever GPUs are free. Readers and evaluations need the node's
-        processors: nothing runs beside a whole run. Whoever stops asking, or SIGTERM, ends all that runs.
+        The first in order that fits is started wherever GPUs are free. One that needs all of them is started ahead, as
+        soon as another begins: it imports while that one builds and compiles, and waits for its turn before it touches
+        a GPU. Readers and evaluations need the node's processors: nothing runs beside a whole run. Whoever stops
+        asking, or SIGTERM, ends all that runs.
 
         Raises:
             ValueError: a job needs more GPUs than there are.
         """
         for job in jobs:
-            if job.gpus > self._gpus:
-                raise ValueError(f"{job.name} needs {job.gpus} GPUs, and there are {self._gpus}")
+            if job.taken > self._gpus:
+                raise ValueError(f"{job.name} needs {job.taken} GPUs, and there are {self._gpus}")
         waiting = list(jobs)
         with _ending_by_sigterm():
             try:
@@ -89,59 +123,82 @@ class Node:
                     self._start_what_fits(waiting)
                     time.sleep(_POLL_SECONDS)
             finally:
-                for running in self._running:
-                    _end(running.process)
+                for started in [*self._running, *([] if self._next is None else [self._next])]:
+                    started.end()
                 self._running.clear()
 
     def _start_what_fits(self, waiting: list[Job]) -> None:
         for job in list(waiting):
             taken = {place for running in self._running for place in running.places}
             free = [place for place in range(self._gpus) if place not in taken]
-            needed = self._gpus if self._apart or job.whole_run else job.gpus
+            needed = self._needed(job)
             if needed > len(free):
                 continue
             waiting.remove(job)
-            self._running.append(self._start(job, free[:needed]))
+            started, self._next = self._next, None
+            if started is None or started.job != job:
+                started, self._next = self._start(job, free[:needed]), started
+            started.begin(self._seconds)
+            self._running.append(started)
+        quiet = self._apart or any(running.job.whole_run for running in self._running)
+        if self._running and waiting and self._next is None and not quiet and self._needed(waiting[0]) == self._gpus:
+            self._next = self._start(waiting[0], range(self._gpus))
 
-    def _start(self, job: Job, places: Sequence[int]) -> _Running:
-        report, log = self._output / f"{job.name}.json", self._output / f"{job.name}.log"
+    def _needed(self, job: Job) -> int:
+        return self._gpus if self._apart or job.whole_run else job.taken
+
+    def _start(self, job: Job, places: Sequence[int]) -> _Started:
+        turn = tempfile.NamedTemporaryFile(prefix="mlperf-suite-")  # noqa: SIM115, closed when the measurement has ended
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        started = _Started(job, frozenset(places), [], turn)
+        for first in range(0, job.taken, job.gpus):
+            started.copies.append(self._copy(job, tuple(places[first : first + job.gpus]), turn.name))
+        return started
+
+    def _copy(self, job: Job, places: tuple[int, ...], turn: str) -> _Copy:
+        name = job.name if job.copies == 1 else f"{job.name}-gpu{places[0]}"
+        report, log = self._output / f"{name}.json", self._output / f"{name}.log"
         report.unlink(missing_ok=True)
         told = [*job.words(), override("bench.report", report.resolve()), *self._words(job)]
-        own = [self._names[place] for place in places[: job.gpus]] if self._names else []
+        own = [self._names[place] for place in places] if self._names else []
         with open(log, "w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "common.cli", "bench", *told],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=_environment(own),
+                env=_environment(own, turn),
                 start_new_session=True,
             )
-        print(f"{job.name}: bench {shlex.join(told)}", flush=True)
-        return _Running(job, process, frozenset(places), report, log, time.monotonic() + self._seconds)
+        print(f"{name}: bench {shlex.join(told)}", flush=True)
+        return _Copy(process, places, report, log)
 
     def _ended(self) -> Iterator[Outcome]:
         for running in list(self._running):
             late = time.monotonic() > running.ends
-            if running.process.poll() is None and not late:
-                continue
-            if running.process.poll() is None:
-                _end(running.process)
-            self._running.remove(running)
-            yield _outcome(running, late)
+            for copy in list(running.copies):
+                if copy.process.poll() is None and not late:
+                    continue
+                if copy.process.poll() is None:
+                    _end(copy.process)
+                running.copies.remove(copy)
+                yield _outcome(running.job, copy, late)
+            if not running.copies:
+                running.end()
+                self._running.remove(running)
 
 
-def _environment(gpus: Sequence[str]) -> Mapping[str, str]:
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
+def _environment(gpus: Sequence[str], turn: str) -> Mapping[str, str]:
+    return {**os.environ, TURN_VARIABLE: turn, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
 
 
-def _outcome(running: _Running, late: bool) -> Outcome:
-    job, code, log = running.job, running.process.returncode, running.log
-    if code == 0 and running.report.is_file():
-        return Outcome(job, json.loads(running.report.read_text()))
+def _outcome(job: Job, copy: _Copy, late: bool) -> Outcome:
+    code, log = copy.process.returncode, copy.log
+    if code == 0 and copy.report.is_file():
+        return Outcome(job, json.loads(copy.report.read_text()), "", copy.places)
     if late:
-        return Outcome(job, None, f"took too long (--seconds); {log} has its output")
+        return Outcome(job, None, f"took too long (--seconds); {log} has its output", copy.places)
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return Outcome(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})")
+    return Outcome(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})", copy.places)
 
 
 @contextlib.contextmanager

@@ -17,14 +17,32 @@ COLUMNS = (
     "GPUs",
     "samples/s",
     "per GPU",
-    "of one GPU",
+    "efficiency",
     "step, ms",
+    "spread",
+    "compute, ms",
+    "communication, ms",
     "exposed, ms",
+    "SM clock, MHz",
+    "power, W",
     "memory, GB",
     "J/sample",
     "run, of step",
     "published, per GPU",
 )
+ATTRIBUTION = (
+    "benchmark",
+    "GPUs",
+    "each alone, ms",
+    "together, ms",
+    "together without traffic, ms",
+    "unequal GPUs, ms",
+    "lock-step, ms",
+    "traffic, ms",
+    "waiting, ms",
+)
+MOST_VALUES = 4
+"""Ranks up to which a cell has the value of each; of more it has the smallest and the largest."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +53,18 @@ class Outcome:
         job: the measurement.
         figures: as ``bench.report`` has them; None where it failed.
         failure: the last line of what it said, where it failed.
+        places: the GPUs that it had, counted from 0 among those of the node.
     """
 
     job: Job
     figures: Mapping[str, Any] | None
     failure: str = ""
+    places: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the measurement, and of its GPU where others do the same."""
+        return self.job.name if self.job.copies == 1 else f"{self.job.name} (GPU {self.places[0]})"
 
 
 def published_rates(scale: str = "") -> dict[str, str]:
@@ -58,43 +83,98 @@ def published_rates(scale: str = "") -> dict[str, str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A table in Markdown, and behind it what failed or does not count."""
+    """A table in Markdown, one of what several GPUs lose and to what, and behind them what failed or does not count."""
     published = {outcome.job.scale: published_rates(outcome.job.scale) for outcome in outcomes}
-    ones = {
-        outcome.job.benchmark: outcome.figures["samples_per_second"]
-        for outcome in outcomes
-        if outcome.job.gpus == 1 and outcome.figures is not None
-    }
+    measured = sorted(
+        (outcome for outcome in outcomes if outcome.figures is not None),
+        key=lambda outcome: (outcome.job.benchmark, outcome.job.gpus, outcome.places),
+    )
     lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
-    for outcome in sorted(outcomes, key=lambda outcome: (outcome.job.benchmark, outcome.job.gpus)):
-        benchmark = outcome.job.benchmark
-        if outcome.figures is not None:
-            rate = published[outcome.job.scale].get(benchmark, "")
-            lines.append(_line(_cells(outcome, ones.get(benchmark), rate)))
-    said = [f"{each.job.name}: failed: {each.failure}" for each in outcomes if each.figures is None]
+    lost = []
+    for outcome in measured:
+        alone = _alone(outcome, measured)
+        lines.append(_line(_cells(outcome, alone, published[outcome.job.scale].get(outcome.job.benchmark, ""))))
+        if attributed := _attribution(outcome, alone):
+            lost.append(_line(attributed))
+    if lost:
+        lines += ["", _line(ATTRIBUTION), _line(["---"] * len(ATTRIBUTION)), *lost]
+    said = [f"{each.name}: failed: {each.failure}" for each in outcomes if each.figures is None]
     said += [
-        f"{each.job.name}: not valid: the last gradients were not finite, so that nothing was updated"
-        for each in outcomes
+        f"{each.name}: not valid: the last gradients were not finite, so that nothing was updated"
+        for each in measured
         if each.figures is not None and not each.figures["updated"]
     ]
     return "\n".join([*lines, *(["", *said] if said else [])])
 
 
-def _cells(outcome: Outcome, one: float | None, published: str) -> list[str]:
+def _alone(outcome: Outcome, measured: Sequence[Outcome]) -> list[Mapping[str, Any]]:
+    """Figures of each GPU of ``outcome`` alone; none where those of one are missing."""
+    found = {
+        one.places: one.figures
+        for one in measured
+        if one.figures is not None and one.job.benchmark == outcome.job.benchmark and one.job.gpus == 1
+    }
+    own = [found.get((place,)) for place in outcome.places]
+    return [figures for figures in own if figures is not None] if None not in own else []
+
+
+def _attribution(outcome: Outcome, ones: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each part of the time costs that several GPUs take longer than the fastest of them alone.
+
+    Empty where it is not known, or where a GPU alone has other samples than its share.
+    """
+    figures = outcome.figures
+    assert figures is not None
+    share = figures["samples"] / outcome.job.gpus
+    if figures["without_traffic"] is None or not ones or any(one["samples"] != share for one in ones):
+        return []
+    together, coupled = figures["step_ms"], figures["without_traffic"]["step_ms"]
+    alone = [one["step_ms"] for one in ones]
+    communication = [rank["communication_ms"] for rank in figures["by_rank"]]
+    known = [ms for ms in communication if ms is not None]
+    return [
+        outcome.job.benchmark,
+        str(outcome.job.gpus),
+        _values(alone, "{:.2f}"),
+        f"{together:.2f}",
+        f"{coupled:.2f}",
+        f"{max(alone) - min(alone):.2f}",
+        f"{coupled - max(alone):.2f}",
+        f"{together - coupled:.2f}",
+        f"{max(known) - min(known):.2f}" if known else "",
+    ]
+
+
+def _values(values: Sequence[float | None], form: str) -> str:
+    """The value of each rank, or the smallest and the largest of many; empty where they are not known."""
+    known = [value for value in values if value is not None]
+    if len(known) > MOST_VALUES:
+        return f"{form.format(min(known))} to {form.format(max(known))}"
+    return ", ".join(form.format(value) for value in known)
+
+
+def _cells(outcome: Outcome, alone: Sequence[Mapping[str, Any]], published: str) -> list[str]:
     figures = outcome.figures
     assert figures is not None
     gpus, rate = outcome.job.gpus, figures["samples_per_second"]
-    exposed, joules, memory, run = (
-        figures[key] for key in ("exposed_communication_ms", "joules", "reserved_bytes", "run")
-    )
+    joules, memory, run, repetitions = (figures[key] for key in ("joules", "reserved_bytes", "run", "repetitions_ms"))
+
+    def of_ranks(name: str, form: str) -> str:
+        return _values([rank[name] for rank in figures["by_rank"]], form)
+
     return [
         outcome.job.benchmark,
-        str(gpus),
+        str(gpus) if outcome.job.copies == 1 else f"1 (GPU {outcome.places[0]})",
         number(rate),
         number(rate / gpus),
-        "" if one is None else f"{rate / gpus / one:.3f}",
+        f"{rate / gpus / min(one['samples_per_second'] for one in alone):.3f}" if alone and gpus > 1 else "",
         f"{figures['step_ms']:.2f}",
-        "" if exposed is None else f"{exposed:.2f}",
+        f"{(max(repetitions) - min(repetitions)) / figures['step_ms']:.1%}" if len(repetitions) > 1 else "",
+        of_ranks("compute_ms", "{:.2f}"),
+        of_ranks("communication_ms", "{:.2f}") if gpus > 1 else "",
+        of_ranks("exposed_ms", "{:.2f}") if gpus > 1 else "",
+        of_ranks("sm_clock_mhz", "{:.0f}"),
+        of_ranks("power_w", "{:.0f}"),
         "" if memory is None else f"{memory / 1e9:.1f}",
         "" if joules is None else f"{joules / figures['samples']:.3g}",
         "" if run is None else _shares(run, rate),

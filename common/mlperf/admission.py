@@ -40,6 +40,11 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
         ConfigError: naming key, value and rule.
     """
     name = run.benchmark.name
+    if session.bench.traffic is not True:
+        raise ConfigError(
+            f"bench.traffic={str(session.bench.traffic).lower()}: ranks that send no gradients train different models: "
+            "it is for `mlperf-suite bench` alone, leave it away here"
+        )
     ruleset = session.ruleset or newest_ruleset(name)
     rules = rules_for(name, ruleset)
     if run.evaluation.offline and not rules.scored_offline:

@@ -120,7 +120,7 @@ def device_uuid(device: torch.device) -> str | None:
 
 
 class GpuMeter:
-    """Reads one GPU's power, clocks, temperature and load about once a second, in a thread of its own.
+    """Reads one GPU's power, clocks, temperature and load, about once a second by default, in a thread of its own.
 
     Where there is no NVML or no such GPU it never has a figure; a figure that the GPU does not tell is left out.
 
@@ -136,6 +136,9 @@ class GpuMeter:
         self._interval = interval_seconds
         self._closing = threading.Event()
         self._fresh: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._energy_at_start: float | None = None
         if uuid is None:
@@ -175,6 +178,13 @@ class GpuMeter:
         fresh, self._fresh = self._fresh, {}
         return fresh
 
+    def means(self) -> dict[str, float]:
+        """The mean of every figure over the thread's readings since the last call; empty where there was none."""
+        with self._lock:
+            found = {name: total / self._counts[name] for name, total in self._sums.items()}
+            self._sums, self._counts = {}, {}
+        return found
+
     def energy_joules(self) -> float | None:
         """Energy that the GPU took since this meter began; None where it does not count it."""
         now = self._energy()
@@ -196,7 +206,12 @@ class GpuMeter:
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval):
-            self._fresh = self.read()
+            figures = self.read()
+            with self._lock:
+                for name, value in figures.items():
+                    self._sums[name] = self._sums.get(name, 0.0) + value
+                    self._counts[name] = self._counts.get(name, 0) + 1
+            self._fresh = figures
 
 
 def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callable[[], None]:

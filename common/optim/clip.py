@@ -68,6 +68,9 @@ class MicroBatchClipper:
         sum_over_other_ranks: sums over the ranks that hold the rest of this replica's parameters, in a fixed order.
         sharing: per parameter group the ranks that each have a part of a micro-batch's gradient; gradients leave the
             clipper summed over them.
+
+    Attributes:
+        sends: False sums no gradients over ``sharing``; for measurements only.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class MicroBatchClipper:
             dtypes = [gradient_dtype(buffer.dtype, "fp32") for buffer in buffers]
             self._sums = [torch.zeros_like(b.gradients, dtype=t) for b, t in zip(buffers, dtypes, strict=True)]
         self._collected = 0
+        self.sends = True
 
     def begin(self) -> None:
         """Start an iteration."""
@@ -105,7 +109,7 @@ class MicroBatchClipper:
         """
         if not self._sums and not (last and self._collected == 0):
             raise RuntimeError("clipping before the reduction: build the optimizer with micro_batches of an iteration")
-        for run in itertools.chain.from_iterable(self._sharing):
+        for run in itertools.chain.from_iterable(self._sharing) if self.sends else ():
             dist.all_reduce(run.gradients, group=run.group)
         factor = self._clip.factor(self.norm(loss_scale))
         for index, buffer in enumerate(self._buffers):

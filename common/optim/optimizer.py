@@ -346,6 +346,12 @@ class Optimizer:
         for buffer in self._buffers:
             buffer.check()
 
+    def stop_sending(self) -> None:
+        """Send no gradients and no weights from the next iteration on; sums of single numbers still couple ranks."""
+        self._reducer.sends = self._gatherer.sends = False
+        if self._clipper is not None:
+            self._clipper.sends = False
+
     def close(self) -> None:
         """Remove the hooks from parameters and blocks."""
         self._reducer.close()

@@ -85,6 +85,7 @@ class GradientReducer:
     Attributes:
         buckets: how many are reduced in an iteration.
         launched: how many of them have been launched in this iteration.
+        sends: False launches no collective, so that every rank keeps its own gradients; for measurements only.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class GradientReducer:
         self._missing: list[set[str]] = []
         self.buckets = len(self._reductions)
         self.launched = 0
+        self.sends = True
         self._works: list[dist.Work] = []
         self._moments = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self.begin()
@@ -156,7 +158,7 @@ class GradientReducer:
         self._works = []
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
-        if self._kept[0]:
+        if self._kept[0] and self.sends:
             torch._foreach_copy_(*self._kept)
         stamp(self._moments[1])
 
@@ -195,6 +197,8 @@ class GradientReducer:
     def _launch(self) -> None:
         reduction = self._reductions[self.launched]
         self.launched += 1
+        if not self.sends:
+            return
         piece, route = reduction.piece, reduction.route
         if reduction.scale != 1.0:
             reduction.gradients.mul_(reduction.scale)

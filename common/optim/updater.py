@@ -80,6 +80,18 @@ class LimitedUpdater(Protocol):
 
 
 @runtime_checkable
+class SendingUpdater(Updater, Protocol):
+    """An updater that sends gradients or weights to the ranks that hold the same parameters."""
+
+    def stop_sending(self) -> None:
+        """Send neither from the next iteration on. Only for measurements: the ranks' weights then differ.
+
+        Everything else that couples ranks remains: sums of single numbers such as norms and flags, and exchanges that
+        belong to the model, such as those of embeddings or of a pipeline.
+        """
+
+
+@runtime_checkable
 class StreamingUpdater(Updater, Protocol):
     """An updater with more state than one rank holds, or a host: every rank brings its own part to a checkpoint.
 

@@ -48,6 +48,7 @@ class WeightGatherer:
 
     Attributes:
         overlapped: whether gathers open the next iteration; else they close the update.
+        sends: False starts no gather, so that the model keeps the weights that it has; for measurements only.
 
     Raises:
         ValueError: a block is a container that never runs itself.
@@ -61,6 +62,7 @@ class WeightGatherer:
     ) -> None:
         self._group = group
         self.overlapped = group is not None and bool(blocks)
+        self.sends = True
         self._started = 0  # of the gathers, in their order
         self._works: dict[int, dist.Work] = {}
         self._hooks: list[RemovableHandle] = []
@@ -129,6 +131,8 @@ class WeightGatherer:
 
     def _start(self, block: int) -> None:
         """Start what ``block`` and those before it read first, as far as it has not been started."""
+        if not self.sends:
+            return
         while self._started < len(self._gathers) and min(self._gathers[self._started].readers) <= block:
             gather = self._gathers[self._started]
             work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)

@@ -85,6 +85,7 @@ class EmbeddingUpdater:
         self._not_finite: list[Tensor] = []
         self._keys: tuple[SortedKeys | None, SortedKeys | None, SortedKeys | None] = (None, None, None)
         self._measured: tuple[Tensor, Tensor, Tensor] | None = None
+        self._sends = True
         embeddings.attach(self)
 
     def begin(self) -> None:
@@ -164,7 +165,7 @@ class EmbeddingUpdater:
             if lookup.asked is not None:
                 sums[values + 1 :].add_(lookup.asked.found.beyond_H)
         if self._group is not None:
-            dist.all_reduce(sums, group=self._group)
+            dist.all_reduce(sums if self._sends else sums[values:], group=self._group)
         self._beyond_H.copy_(sums[values + 1 :])
         self._measured = own_NKW, sum_RW, (sums[values:] != 0).any()
         return self._measured[2]
@@ -192,6 +193,10 @@ class EmbeddingUpdater:
             update_all(rows_RW, self._states[1], sum_RW, self._rule, rate, factor, allowed, seed)
         self._step.add_(allowed)
         self._forget()
+
+    def stop_sending(self) -> None:
+        """Send no gradients of replicated rows from the next iteration on; those of others still travel."""
+        self._sends = False
 
     @torch.no_grad()
     def materialize(self) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,18 +29,20 @@ from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
+from common.optim.updater import SendingUpdater
 from common.optional_packages import broken_packages
-from common.run.bench_figures import RunTiming, Timing, figures, write_figures
-from common.run.kernels import breakdown, meet, recorded
+from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
+from common.run.kernels import Breakdown, breakdown, meet, recorded
 from common.run.reader_bench import time_reader
-from common.step.graphs import CaptureCost, StepRunner
+from common.run.start import Start
+from common.step.graphs import WARM_UP_ITERATIONS, CaptureCost, StepRunner
+from common.step.train_step import DeviceResult, TrainStep
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
@@ -47,23 +50,26 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
 
+METER_SECONDS = 0.1
+"""Between two readings of a GPU's clock while steps are timed."""
+
 LABEL = 36
 """Characters of the names in the output."""
 
 
-def bench(
-    workload_type: type[Workload],
-    run: RunConfig,
-    session: SessionConfig,
-    rank_info: RankInfo,
-    device: torch.device,
-    scorer: ScorerProcess | None = None,
-) -> int:
+def bench(start: Start, began: float) -> int:
     """Measure step and run, and print them on rank 0; returns the exit code.
 
-    ``scorer`` is the process that scores, on rank 0 where the configuration has one.
+    Args:
+        start: what this rank starts from.
+        began: when this process began, by ``time.perf_counter``.
     """
-    options = session.bench
+    workload_type, run, session, rank_info = start.workload_type, start.run, start.session, start.rank_info
+    device, options = start.device, start.session.bench
+    phases = Phases(began)
+    phases.end("imports", start.imported)
+    phases.end("waiting for a turn", start.turn)
+    phases.end("joining ranks")
     role = Role.of(rank_info, run.evaluation.ranks)
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
@@ -82,36 +88,90 @@ def bench(
         return 0
     torch.backends.cudnn.benchmark = not run.deterministic
     step = workload.build_step()
+    if not options.traffic:
+        _stop_sending(step)
     runner = StepRunner(step, workload.model, run.grad_accumulation_steps, run.cuda_graphs)
     examples = list(workload.example_batches())
-    began = time.perf_counter()
-    runner.warm_up(examples)
+    phases.end("build")
+    took = _warm_up(runner, examples, phases)
     say(_header(run, device, workload))
-    say(_table({"warm-up and capture": f"{time.perf_counter() - began:.1f} s", **capture_rows(runner.cost)}))
+    say(_table({"warm-up and capture": f"{took:.1f} s", **capture_rows(runner.cost)}))
+    if not options.traffic:
+        say(_table({"traffic": "none: ranks send no gradients and no weights"}))
     batches = examples[:1] * run.grad_accumulation_steps
-    options = options.within(_longest_iteration(runner, batches, device))
+    if options.seconds is not None:
+        options = options.within(_longest_iteration(runner, batches, device))
     if options != session.bench:
-        say(_table({"iterations": f"{options.steps} timed, {options.warmup_steps} before them: bench.seconds"}))
-    meter = GpuMeter(device_uuid(device))
-    timing = _time_step(runner, batches, options.warmup_steps, options.steps, meter)
-    meter.close()
+        times = "" if options.repetitions == 1 else f" {options.repetitions} times"
+        say(_table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
+    names = workload.kernel_names()
+    timing, by_rank, text = _measure_step(runner, batches, options, device, names, phases)
+    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     say(_step_text(timing, run, workload, device))
-    exposed_ms = timing_of_run = None
-    if device.type == "cuda":
-        text, exposed_ms = _breakdown(runner, batches, options.profile_steps, workload.kernel_names())
+    say(_ranks_text(by_rank))
+    if text:
         say(text)
+    timing_of_run = without_traffic = None
     if options.only is None and session.data_dir.is_dir():
-        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, scorer)
+        timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
+        phases.end("run")
         say(_run_text(timing_of_run, timing))
     elif options.only is None:
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
-    joules = _sum_over_ranks(timing.joules, device)
+    if options.traffic == "both" and run.training_ranks > 1:
+        runner.close()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # the graphs' memory, which the next ones need
+        _stop_sending(step)
+        _warm_up(runner, examples, phases, iterations=1)  # on the same stream, which gradients are bound to
+        coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, names, phases)
+        without_traffic = coupled, coupled_by_rank
+        say(_table({"step without gradients and weights": _times(coupled)}))
+        say(_ranks_text(coupled_by_rank))
+    say(_table({"seconds of this process": phases.text()}))
     if options.report is not None and rank_info.rank == 0:
-        timing = replace(timing, joules=joules)
-        write_figures(options.report, figures(timing, timing_of_run, exposed_ms, run, workload, device))
+        values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
+        write_figures(options.report, {**values, "traffic": bool(options.traffic)})
     runner.close()
     workload.close()
     return 0
+
+
+def _warm_up(
+    runner: StepRunner, examples: Sequence[Batch], phases: Phases, iterations: int = WARM_UP_ITERATIONS
+) -> float:
+    """Warm up and capture; returns the seconds."""
+    runner.warm_up(examples, iterations)
+    captured = runner.cost.seconds
+    return phases.end("warm-up", time.perf_counter() - captured) + phases.end("capture")
+
+
+def _stop_sending(step: TrainStep) -> None:
+    for updater in step.updaters:
+        if isinstance(updater, SendingUpdater):
+            updater.stop_sending()
+
+
+def _measure_step(
+    runner: StepRunner,
+    batches: list[Batch],
+    options: BenchConfig,
+    device: torch.device,
+    names: Sequence[tuple[str, str]],
+    phases: Phases,
+) -> tuple[Timing, list[RankFigures], str]:
+    """The step's timing, with the energy of all ranks, the figures of each, and this rank's breakdown. Collective."""
+    meter = GpuMeter(device_uuid(device), interval_seconds=METER_SECONDS)
+    timing, means = _time_step(runner, batches, options, meter)
+    meter.close()
+    phases.end("measuring")
+    text, found = "", None
+    if device.type == "cuda":
+        text, found = _breakdown(runner, batches, options.profile_steps, names)
+        phases.end("profile")
+    by_rank = _of_all_ranks(RankFigures.of(timing, means, found))
+    joules = [rank.joules for rank in by_rank if rank.joules is not None]
+    return replace(timing, joules=sum(joules) if len(joules) == len(by_rank) else None), by_rank, text
 
 
 def _bench_evaluation(
@@ -193,18 +253,32 @@ def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.d
     return seconds.item()
 
 
-def _time_step(runner: StepRunner, batches: list[Batch], warmup: int, steps: int, meter: GpuMeter) -> Timing:
+def _time_step(
+    runner: StepRunner, batches: list[Batch], options: BenchConfig, meter: GpuMeter
+) -> tuple[Timing, dict[str, float]]:
+    """The timing, with the energy of this rank's GPU, and the means of what the GPU told meanwhile."""
+    steps = options.steps
+    results: list[DeviceResult] = []
+
+    def iterations() -> None:
+        for _ in range(steps):
+            results[:] = [runner(batches)]
+
     with runner.on_stream():
-        for _ in range(warmup):
+        for _ in range(options.warmup_steps):
             runner(batches)
         meet(runner.cuda)  # what has not run yet would be counted
+        meter.means()
         before = meter.energy_joules()
-        seconds = _timed(lambda: [runner(batches) for _ in range(steps)], runner.cuda)
-        after = meter.energy_joules()
-        result = runner(batches)
-        last = runner.step.read(result.names, result.values.tolist())
-    joules = None if before is None or after is None else (after - before) / steps
-    return Timing(seconds / steps * 1e3, sum(batch.samples for batch in batches), joules, last.overflow)
+        seconds = [_timed(iterations, runner.cuda) for _ in range(options.repetitions)]
+        after, means = meter.energy_joules(), meter.means()
+        last = runner.step.read(results[0].names, results[0].values.tolist())
+    joules = None if before is None or after is None else (after - before) / (steps * options.repetitions)
+    times = [each / steps * 1e3 for each in seconds]
+    timing = Timing(
+        statistics.median(times), sum(batch.samples for batch in batches), joules, last.overflow, tuple(times)
+    )
+    return timing, means
 
 
 def _timed(work: Callable[[], object], cuda: bool) -> float:
@@ -225,18 +299,19 @@ def _elapsed(work: Callable[[], object], cuda: bool) -> float:
     return time.perf_counter() - began
 
 
-def _sum_over_ranks(joules: float | None, device: torch.device) -> float | None:
-    """Over all ranks; None if one doesn't know. Collective."""
-    total = torch.tensor(math.nan if joules is None else joules, dtype=torch.float64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(total)
-    return None if total.isnan() else total.item()
+def _of_all_ranks(own: RankFigures) -> list[RankFigures]:
+    """In the order of the ranks. Collective."""
+    if not dist.is_initialized():
+        return [own]
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return every
 
 
 def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
     per_rank = timing.throughput / run.training_ranks
     rows = {
-        "step": f"{timing.step_ms:.3f} ms, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
+        "step": f"{_times(timing)}, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
     }
     if timing.overflow:
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
@@ -253,6 +328,17 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
     return _table(rows)
 
 
+def _times(timing: Timing) -> str:
+    """The median, and what it is the median of."""
+    every = ", ".join(f"{ms:.3f}" for ms in timing.repetitions)
+    return f"{timing.step_ms:.3f} ms" + (f" (median of {every})" if len(timing.repetitions) > 1 else "")
+
+
+def _ranks_text(by_rank: Sequence[RankFigures]) -> str:
+    """A line for each rank."""
+    return "\n".join(f"{f'rank {rank}':<{LABEL}}{figures.text()}" for rank, figures in enumerate(by_rank))
+
+
 def _rate(samples: float) -> str:
     """Whole numbers, or four digits of a small one."""
     return f"{samples:,.0f}" if samples >= 1000 else f"{samples:.4g}"
@@ -266,15 +352,15 @@ def _device_memory(device: torch.device) -> int:
 
 def _breakdown(
     runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]
-) -> tuple[str, float]:
-    """Device time of one step by kind of kernel, and the time in which no kernel ran; exposed communication in ms."""
+) -> tuple[str, Breakdown]:
+    """Device time of one step by kind of kernel, and the time in which no kernel ran."""
     with runner.on_stream():
         kernels, seconds = recorded(
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
     found, total = breakdown(kernels, steps, own), seconds / steps * 1e3
     rows = found.rows(**{"no kernel (gaps)": total - found.busy_ms})
-    return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found.exposed_ms
+    return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:

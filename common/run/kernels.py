@@ -82,7 +82,7 @@ OPERATIONS = (
 COMMUNICATION = "communication"
 
 CATEGORIES = (
-    (COMMUNICATION, r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel"),
+    (COMMUNICATION, r"nccl|all_reduce|reduce_scatter|all_gather|barrier_kernel|memcpy ptop"),
     ("copy from or to the host", r"memcpy (htod|dtoh)"),
     ("attention", r"attention|flash|fmha"),
     ("convolution forward", r"fprop|conv2d_forward"),
@@ -99,7 +99,8 @@ CATEGORIES = (
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
 """Kind of work -> pattern of the names of kernels of PyTorch, libraries and optimizers; the first match counts, behind
-those of the operations. cuDNN's attention is a ``flash_fprop`` too."""
+those of the operations. cuDNN's attention is a ``flash_fprop`` too. A copy to or from another GPU's memory is
+communication (``Memcpy PtoP``), one within a GPU's own is not (``Memcpy DtoD``)."""
 
 
 ANNOTATION = "ProfilerStep"
@@ -128,12 +129,19 @@ class Breakdown:
         kernels: of each kernel, and how often it ran.
         exposed_ms: of communication that nothing else ran beside.
         busy_ms: in which anything ran.
+        communication_ms: in which communication ran, from the moment at which its kernels wait for other ranks on.
     """
 
     kinds: dict[str, float]
     kernels: dict[str, tuple[float, int]]
     exposed_ms: float
     busy_ms: float
+    communication_ms: float = 0.0
+
+    @property
+    def compute_ms(self) -> float:
+        """In which anything but communication ran."""
+        return self.busy_ms - self.exposed_ms
 
     def rows(self, **others: float) -> list[str]:
         """Kinds and ``others``, the longest first, and the longest kernels."""
@@ -189,7 +197,11 @@ def breakdown(kernels: Iterable[Kernel], parts: int, own: Sequence[tuple[str, st
         times.setdefault(kernel.name, []).append(spent)
         spans.append(Span(kernel.start, kernel.end, kind == COMMUNICATION))
     each = {name: (sum(spent) / parts, len(spent) // parts) for name, spent in times.items()}
-    return Breakdown(kinds, each, exposed_us(spans) / 1e3 / parts, busy_us(spans) / 1e3 / parts)
+    of_communication = [span for span in spans if span.communication]
+    exposed, busy, communication = (
+        us / 1e3 / parts for us in (exposed_us(spans), busy_us(spans), busy_us(of_communication))
+    )
+    return Breakdown(kinds, each, exposed, busy, communication)
 
 
 def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:

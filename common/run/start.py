@@ -19,7 +19,7 @@ from common.config.schema import RunConfig, SessionConfig
 from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.faults import lost_peer
-from common.distributed.launcher import LOST_PEER_EXIT_CODE, has_launcher, relaunch
+from common.distributed.launcher import LOST_PEER_EXIT_CODE, await_turn, has_launcher, relaunch
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
@@ -37,7 +37,9 @@ class Start:
     """What one rank's work starts from.
 
     Attributes:
-        began_ms: when this process began to build anything, milliseconds since the epoch.
+        imported, turn: when everything was imported, and when this process was allowed to use its device, by
+            ``time.perf_counter``.
+        began_ms: when it began to build anything, milliseconds since the epoch.
         scorer: the process that scores, on rank 0 where the configuration has one.
         tree: the composed configuration.
     """
@@ -47,6 +49,8 @@ class Start:
     session: SessionConfig
     rank_info: RankInfo
     device: torch.device
+    imported: float
+    turn: float
     began_ms: int
     scorer: ScorerProcess | None
     tree: dict[str, Any]
@@ -94,6 +98,9 @@ def on_ranks(
             f"scale: {run.scale.nodes} nodes x {run.scale.gpus_per_node} = {run.world_size} ranks, "
             f"but {rank_info.world_size} were started by {rank_info.launcher}"
         )
+    imported = time.perf_counter()
+    await_turn()
+    turn = time.perf_counter()
     _set_environment(run)
     with _scorer(run, session, rank_info) as scorer:
         sharers = _bind(run, session, rank_info, scorer)
@@ -108,7 +115,8 @@ def on_ranks(
             initialise(rank_info, device, session.timeout_seconds, sharers, run.evaluation.ranks)
             check(run, session)
             cls = workload_type(run.benchmark.name)
-            return work(Start(cls, *_sized(tree, cls, rank_info, device), rank_info, device, began_ms, scorer, tree))
+            sized = _sized(tree, cls, rank_info, device)
+            return work(Start(cls, *sized, rank_info, device, imported, turn, began_ms, scorer, tree))
 
         return _as_rank(start, rank_info.rank)
 

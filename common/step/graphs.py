@@ -111,8 +111,12 @@ class StepRunner:
         self._place: dict[Hashable, int] = {}
         self._pool: Any = None
 
-    def warm_up(self, examples: Iterable[Batch]) -> None:
+    def warm_up(self, examples: Iterable[Batch], iterations: int = WARM_UP_ITERATIONS) -> None:
         """Run the iteration for every example key and capture it for their combinations; all state is as before then.
+
+        Args:
+            examples: micro-batches, one for each key.
+            iterations: of each key before it is captured; fewer are enough where the step has been warmed up before.
 
         Raises:
             CaptureError: naming the operation that can't be captured.
@@ -125,9 +129,9 @@ class StepRunner:
                 self._place.setdefault(example.key, len(self._place))
                 self._rehearse(example)
                 if self._chunks is not None:
-                    self._warm_up_chunks(self._chunks, example)
+                    self._warm_up_chunks(self._chunks, example, iterations)
                     continue
-                for _ in range(WARM_UP_ITERATIONS):
+                for _ in range(iterations):
                     self.step([example] * self.micro_batches)
                 if self.capture:
                     with self._counted():
@@ -149,11 +153,11 @@ class StepRunner:
             for _ in range(REHEARSALS):
                 self.step([example] * (self.micro_batches if self._chunks is None else self._chunks.enough))
 
-    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch) -> None:
+    def _warm_up_chunks(self, chunks: PassGraphs, example: Batch, iterations: int) -> None:
         """As many micro-batches as have all passes; all of training's may be thousands."""
         assert self._recorder is not None
         iteration = [example] * chunks.enough
-        for _ in range(WARM_UP_ITERATIONS):
+        for _ in range(iterations):
             self.step(iteration)
         alone = self.step.rehearsing or contextlib.nullcontext
         with self._counted(), chunks.recording(self._recorder), alone():  # replays have kernels of their own: copies
@@ -193,11 +197,12 @@ class StepRunner:
             torch._foreach_copy_(list(static.values()), [batch.tensors[name] for name in static], non_blocking=True)
 
     def close(self) -> None:
-        """Free the graphs. NCCL takes no communicator down while a graph holds collectives of it."""
+        """Free the graphs; :meth:`warm_up` may make others. NCCL takes no communicator down while a graph uses it."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
         self._inputs.clear()
+        self._pool, self.cost = None, CaptureCost()
         if self._chunks is not None:
             self._chunks.close()
 

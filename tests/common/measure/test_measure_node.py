@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +20,37 @@ import pytest
 from benchmarks import WORKLOADS
 from common import cli
 from common.config.composition import compose
+from common.distributed.launcher import await_turn
 from common.errors import ConfigError
 from common.measure import command, node
 from common.measure.command import counts_up_to
 from common.measure.jobs import MADE_UP, Job, jobs_of
 from common.measure.node import Node
-from common.measure.table import COLUMNS, Outcome, published_rates, table
+from common.measure.table import ATTRIBUTION, COLUMNS, Outcome, published_rates, table
 from common.mlperf.rules import rules_for
+from common.run.bench_figures import RankFigures
 
 SCALES = {"resnet": ["1xH200", "2xH200", "8xH200"], "bert": ["1xH200", "8xH200"], "dlrm": ["1xH200"]}
 
 
 def test_a_number_of_gpus_has_its_own_recipe_or_fewer_ranks_of_the_largest():
-    jobs = jobs_of(SCALES, "8xH200", [1, 2, 8], {"resnet"})
-    assert [(job.benchmark, job.gpus, job.scale, job.whole_run) for job in jobs] == [
-        ("bert", 8, "8xH200", False),
-        ("resnet", 8, "8xH200", True),
-        ("bert", 2, "8xH200", False),
-        ("resnet", 2, "2xH200", False),
-        ("bert", 1, "1xH200", False),
-        ("resnet", 1, "1xH200", False),
+    jobs = jobs_of(SCALES, "8xH200", [1, 2, 8], {"resnet"}, 8)
+    assert [(job.benchmark, job.gpus, job.scale, job.whole_run, job.copies) for job in jobs] == [
+        ("bert", 8, "8xH200", False, 1),
+        ("bert", 1, "1xH200", False, 8),
+        ("resnet", 8, "8xH200", True, 1),
+        ("resnet", 1, "1xH200", False, 8),
+        ("bert", 2, "8xH200", False, 1),
+        ("resnet", 2, "2xH200", False, 1),
     ]
     ranks = ["scale.nodes=1", "scale.gpus_per_node=2"]
-    assert jobs[2].words() == ["benchmark=bert", "scale=8xH200", *ranks, "bench.only=step"]
-    assert jobs[1].words() == ["benchmark=resnet", "scale=8xH200"]
+    assert jobs[4].words() == ["benchmark=bert", "scale=8xH200", *ranks, "bench.only=step", "bench.traffic=both"]
+    assert jobs[2].words() == ["benchmark=resnet", "scale=8xH200", "bench.traffic=both"]
+    assert jobs[1].words() == ["benchmark=bert", "scale=1xH200", "bench.only=step"]
+
+
+def test_one_gpu_that_nothing_is_compared_with_is_measured_once():
+    assert [job.copies for job in jobs_of(SCALES, "1xH200", [1], (), 8)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("benchmark", MADE_UP)
@@ -52,11 +62,17 @@ def test_made_up_batches_are_those_of_a_known_option(benchmark):
 
 
 class Scripted:
-    """Stands in for processes that end in a given order, one whenever nothing else can be started."""
+    """Stands in for processes that end in a given order, one whenever nothing else can be started.
+
+    Attributes:
+        beside: at each end, those that had their turn.
+        ahead: at each end, those that waited for it.
+        places: the GPUs of each.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, order: Sequence[str]) -> None:
-        self.order, self.beside, self.places = list(order), [], {}
-        self._going: dict[str, list[int]] = {}
+        self.order, self.beside, self.ahead, self.places = list(order), [], [], {}
+        self._going: dict[str, str] = {}
         monkeypatch.setattr(node.subprocess, "Popen", self._popen)
         monkeypatch.setattr(node.time, "sleep", self._end_one)
         monkeypatch.setattr(node, "_end", lambda process: None)
@@ -64,14 +80,16 @@ class Scripted:
     def _popen(self, command: list[str], *, env: Mapping[str, str], **_: object) -> Scripted.Process:
         words = dict(word.split("=", 1) for word in command[4:])
         name = Path(words["bench.report"]).stem
-        self._going[name] = [int(place) for place in env["CUDA_VISIBLE_DEVICES"].split(",")]
-        self.places[name] = self._going[name]
+        self._going[name] = env["MLPERF_SUITE_TURN"]
+        self.places[name] = [int(place) for place in env["CUDA_VISIBLE_DEVICES"].split(",")]
         Path(words["bench.report"]).write_text("{}")
         return self.Process(self, name)
 
     def _end_one(self, seconds: float) -> None:
         if self._going:
-            self.beside.append(sorted(self._going))
+            ahead = [name for name, turn in sorted(self._going.items()) if locked(turn)]
+            self.ahead.append(ahead)
+            self.beside.append(sorted(set(self._going) - set(ahead)))
             del self._going[self.order.pop(0)]
 
     class Process:
@@ -90,6 +108,16 @@ class Scripted:
             return None if self.name in self.script._going else 0
 
 
+def locked(path: str) -> bool:
+    """Whether who waits for this turn would still wait."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @pytest.fixture
 def eight(tmp_path):
     def made(apart: bool = False) -> Node:
@@ -99,9 +127,9 @@ def eight(tmp_path):
 
 
 def test_the_largest_come_first_and_smaller_ones_fill_what_is_free(monkeypatch, eight):
-    jobs = jobs_of(SCALES, "8xH200", [1, 2, 4, 8], ())
-    assert [job.gpus for job in jobs] == [8, 8, 4, 4, 2, 2, 1, 1]
-    ends = ["resnet-8", "resnet-4", "bert-2", "resnet-2", "bert-1", "bert-4", "resnet-1"]
+    jobs = jobs_of(SCALES, "8xH200", [2, 4, 8], (), 8)
+    assert [job.gpus for job in jobs] == [8, 8, 4, 4, 2, 2]
+    ends = ["resnet-8", "resnet-4", "bert-2", "resnet-2", "bert-4"]
     script = Scripted(monkeypatch, ["bert-8", *ends])
     assert [outcome.job.name for outcome in eight().measure(jobs)] == ["bert-8", *ends]
     assert script.beside[:3] == [["bert-8"], ["resnet-8"], ["bert-4", "resnet-4"]]
@@ -109,19 +137,61 @@ def test_the_largest_come_first_and_smaller_ones_fill_what_is_free(monkeypatch, 
     assert script.places["bert-2"] == script.places["resnet-4"][:2]
 
 
+def test_all_gpus_are_measured_alone_at_the_same_time_each_in_its_own_process(monkeypatch, tmp_path):
+    singles = ["bert-1-gpu0", "bert-1-gpu1"]
+    script = Scripted(monkeypatch, ["bert-2", *singles, "resnet-2", "resnet-1-gpu1", "resnet-1-gpu0"])
+    two = Node(2, ["4", "7"], tmp_path, 60.0, lambda job: [])
+    jobs = jobs_of({name: SCALES[name] for name in ("bert", "resnet")}, "8xH200", [1, 2], (), 2)
+    assert [(outcome.name, outcome.places) for outcome in two.measure(jobs)] == [
+        ("bert-2", (0, 1)),
+        ("bert-1 (GPU 0)", (0,)),
+        ("bert-1 (GPU 1)", (1,)),
+        ("resnet-2", (0, 1)),
+        ("resnet-1 (GPU 1)", (1,)),
+        ("resnet-1 (GPU 0)", (0,)),
+    ]
+    assert script.beside[:4] == [["bert-2"], singles, singles[1:], ["resnet-2"]]
+    assert [script.places[name] for name in ("bert-2", *singles)] == [[4, 7], [4], [7]]
+
+
+def test_the_next_benchmark_imports_but_waits_for_its_turn(monkeypatch, tmp_path):
+    script = Scripted(monkeypatch, ["bert-2", "bert-1-gpu0", "bert-1-gpu1", "resnet-2"])
+    two = Node(2, ["0", "1"], tmp_path, 60.0, lambda job: [])
+    jobs = jobs_of({"bert": SCALES["bert"], "resnet": ["8xH200"]}, "8xH200", [1, 2], (), 2)[:3]
+    assert len(list(two.measure(jobs))) == 4
+    assert script.ahead == [["bert-1-gpu0", "bert-1-gpu1"], ["resnet-2"], ["resnet-2"], []]
+    assert list(tmp_path.glob("mlperf-suite-*")) == []
+
+
+def test_a_rank_waits_until_its_turn(monkeypatch, tmp_path):
+    turn, begun, seen = tmp_path / "turn", threading.Event(), []
+    turn.touch()
+    monkeypatch.setenv("MLPERF_SUITE_TURN", str(turn))
+    with open(turn, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        rank = threading.Thread(target=lambda: (await_turn(), seen.append(begun.is_set())))
+        rank.start()
+        begun.set()
+    rank.join(200)
+    await_turn()  # who comes later does not wait at all
+    assert seen == [True]
+
+
 def test_a_whole_run_has_the_node_for_itself(monkeypatch, eight):
-    jobs = jobs_of(SCALES, "8xH200", [1, 2], ("bert", "resnet"))
+    jobs = [*jobs_of(SCALES, "8xH200", [2], ("bert", "resnet"), 8), *jobs_of(SCALES, "8xH200", [1], (), 8)]
     script = Scripted(monkeypatch, [job.name for job in jobs])
     assert all(outcome.figures == {} for outcome in eight().measure(jobs))
     assert script.beside == [["bert-2"], ["resnet-2"], ["bert-1", "resnet-1"], ["resnet-1"]]
     assert [script.places[name] for name in ("bert-2", "resnet-1")] == [[0, 1], [1]]
+    assert script.ahead == [[], [], [], []]  # imports would take processors from its reader
 
 
 def test_apart_nothing_runs_beside_another(monkeypatch, eight):
-    jobs = jobs_of(SCALES, "8xH200", [1, 2], ())
+    jobs = jobs_of(SCALES, "8xH200", [2, 4], (), 8)
     script = Scripted(monkeypatch, [job.name for job in jobs])
     assert len(list(eight(apart=True).measure(jobs))) == 4
     assert [len(names) for names in script.beside] == [1, 1, 1, 1]
+    assert script.ahead == [[], [], [], []]
 
 
 def test_more_gpus_than_there_are_is_refused(tmp_path):
@@ -170,27 +240,61 @@ def test_counts_are_powers_of_two_and_all():
     assert [counts_up_to(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def figures(rate: float, samples: int, **others):
-    known = {"joules": None, "exposed_communication_ms": None, "reserved_bytes": None, "run": None, "updated": True}
-    return {"samples_per_second": rate, "samples": samples, "step_ms": samples / rate * 1e3, **known, **others}
+def figures(rate: float, samples: int, *ranks: RankFigures, **others):
+    step_ms = samples / rate * 1e3
+    known = {"joules": None, "reserved_bytes": None, "run": None, "updated": True, "without_traffic": None}
+    by_rank = [asdict(rank) for rank in ranks or [RankFigures(step_ms)]]
+    measured = {"step_ms": step_ms, "repetitions_ms": [step_ms], "by_rank": by_rank}
+    return {"samples_per_second": rate, "samples": samples, **measured, **known, **others}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_the_table_says_what_several_gpus_keep_of_one():
     run = {"samples_per_second": 1_460.0, "with_evaluations": 1_400.0}
+    ranks = RankFigures(64.0, 59.5, 4.75, 1.25, 44.8, 700.0, 1455.0), RankFigures(64.0, 60.0, 3.5, 1.0)
+    spread = {"repetitions_ms": [63.0, 64.0, 64.6], "without_traffic": {"step_ms": 62.5}}
+    single, each = Job("bert", 1, "1xH200", False, copies=2), {"joules": 33.6, "reserved_bytes": 61_250_000_000}
     outcomes = [
-        Outcome(Job("bert", 2, "2xH200", True), figures(1_500.0, 96, exposed_communication_ms=1.25, run=run)),
-        Outcome(Job("bert", 1, "1xH200", False), figures(800.0, 48, joules=33.6, reserved_bytes=61_250_000_000)),
+        Outcome(Job("bert", 2, "2xH200", True), figures(1_500.0, 96, *ranks, **spread, run=run), "", (0, 1)),
+        Outcome(single, figures(800.0, 48, **each), "", (1,)),
+        Outcome(single, figures(768.0, 48), "", (0,)),  # 62.5 ms: the slower of the two
         Outcome(Job("resnet", 1, "1xH200", False), None, "exit code 2: no"),
         Outcome(Job("unet3d", 1, "1xH200", False), figures(90.0, 7, updated=False)),
     ]
     lines = table(outcomes).splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:4]]
-    assert [len(row) for row in rows] == [len(COLUMNS)] * 2
-    assert rows[0][:-1] == ["bert", "1", "800", "800", "1.000", "60.00", "", "61.2", "0.7", ""]
-    assert rows[1][:-1] == ["bert", "2", "1,500", "750", "0.938", "64.00", "1.25", "", "", "0.973; evaluated 0.933"]
-    assert rows[0][-1] == rows[1][-1] == "998.3 (v4.0, 8 x H200)"
+    rows = [cells(line) for line in lines[2:5]]
+    assert [len(row) for row in rows] == [len(COLUMNS)] * 3
+    assert rows[0][:-1] == ["bert", "1 (GPU 0)", "768", "768", "", "62.50", *[""] * 9]
+    assert rows[1][:-1] == ["bert", "1 (GPU 1)", "800", "800", "", "60.00", *[""] * 6, "61.2", "0.7", ""]
+    assert rows[2][:7] == ["bert", "2", "1,500", "750", "0.977", "64.00", "2.5%"]
+    assert rows[2][7:12] == ["59.50, 60.00", "4.75, 3.50", "1.25, 1.00", "1455", "700"]
+    assert rows[2][12:-1] == ["", "", "0.973; evaluated 0.933"]
+    assert {row[-1] for row in rows} == {"998.3 (v4.0, 8 x H200)"}
     assert lines[-2] == "resnet-1: failed: exit code 2: no"
     assert lines[-1].startswith("unet3d-1: not valid: the last gradients were not finite")
+    title, lost = (cells(line) for line in (lines[7], lines[9]))
+    assert title == list(ATTRIBUTION)
+    assert lost == ["bert", "2", "62.50, 60.00", "64.00", "62.50", "2.50", "0.00", "1.50", "1.25"]
+
+
+def test_a_gpu_that_is_missing_or_has_another_batch_is_compared_with_nothing():
+    single = Job("bert", 1, "1xH200", False, copies=2)
+    both = Outcome(Job("bert", 2, "2xH200", False), figures(1_500.0, 96, without_traffic={"step_ms": 9.0}), "", (0, 1))
+    one = Outcome(single, figures(800.0, 48), "", (0,))
+    assert cells(table([both, one]).splitlines()[3])[4] == ""
+    others = [Outcome(single, figures(rate, 24), "", (place,)) for place, rate in enumerate((768.0, 900.0))]
+    lines = table([both, *others]).splitlines()
+    assert cells(lines[4])[4] == "0.977"  # rates can be compared
+    assert len(lines) == 5
+
+
+def test_many_ranks_have_the_smallest_and_the_largest_figure():
+    ranks = [RankFigures(64.0, 50.0 + rank, power_w=690.0 + rank) for rank in range(8)]
+    row = cells(table([Outcome(Job("bert", 8, "8xH200", False), figures(6_000.0, 384, *ranks))]).splitlines()[2])
+    assert (row[7], row[11]) == ("50.00 to 57.00", "690 to 697")
 
 
 def test_published_rates_are_of_known_benchmarks():
@@ -217,12 +321,17 @@ def test_a_node_of_two_ranks_is_measured(tmp_path, capsys):
     code = cli.run(["measure", *words, *(part for word in few for part in ("--override", word))])
     said = capsys.readouterr().out
     assert code == 0, "\n".join([said, *(path.read_text() for path in sorted(tmp_path.glob("*.log")))])
-    found = {count: json.loads((tmp_path / f"dlrm-{count}.json").read_text()) for count in (1, 2)}
-    assert [found[count]["ranks"] for count in (1, 2)] == [1, 2]
-    assert found[2]["samples"] == 2 * found[1]["samples"]
-    assert found[1]["samples_per_second"] == pytest.approx(found[1]["samples"] / found[1]["step_ms"] * 1e3)
+    found = [json.loads((tmp_path / f"dlrm-{name}.json").read_text()) for name in ("1-gpu0", "1-gpu1", "2")]
+    assert [one["ranks"] for one in found] == [1, 1, 2]
+    assert found[2]["samples"] == 2 * found[0]["samples"] == 2 * found[1]["samples"]
+    assert [len(one["by_rank"]) for one in found] == [1, 1, 2]
+    assert [len(one["repetitions_ms"]) for one in found] == [3, 3, 3]
+    assert [one["without_traffic"] is None for one in found] == [True, True, False]
+    assert found[0]["samples_per_second"] == pytest.approx(found[0]["samples"] / found[0]["step_ms"] * 1e3)
     assert (tmp_path / "table.md").read_text() in said
-    assert said.count("| dlrm |") == 2
+    assert said.count("| dlrm |") == 4
+    slower = max(one["step_ms"] for one in found[:2])
+    assert f" {slower / found[2]['step_ms']:.3f} |" in said
 
 
 def test_data_and_output_may_be_in_folders_of_any_name(tmp_path, capsys, data_of):

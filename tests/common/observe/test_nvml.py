@@ -121,6 +121,28 @@ def test_without_a_gpu_there_are_no_figures(machine, uuid):
     meter.close()
 
 
+def test_means_are_over_the_readings_since_the_last_call(machine):
+    read_twice, gpu, clocks = threading.Event(), machine.gpus[1], [1000, 1400]
+
+    class Changing(FakeNvml):
+        def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802, the last figure of a reading
+            rates = super().nvmlDeviceGetUtilizationRates(handle)
+            if clocks:
+                handle.sm_clock = clocks.pop(0)
+            else:
+                handle.refused = {"nvmlDeviceGetClockInfo"}
+                read_twice.set()
+            return rates
+
+    meter = GpuMeter("GPU-a0000000", Changing(*machine.gpus), interval_seconds=0.001)
+    assert read_twice.wait(200)
+    meter.close()
+    means = meter.means()
+    assert (means["sm_clock_mhz"], means["power_w"]) == (1200.0, FIGURES["power_w"])  # without the one at its start
+    assert gpu.sm_clock == 1400
+    assert meter.means() == {}
+
+
 def test_energy_counts_from_the_meters_start(machine):
     meter = GpuMeter("GPU-a0000000", machine, interval_seconds=1e6)
     machine.gpus[1].energy_mj += 7_250

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -214,6 +216,34 @@ def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Tensor]:
     return trainee.weights() | {"seen": trainee.model.seen.clone(), "noise": noise}
 
 
+@contextlib.contextmanager
+def collectives() -> Iterator[list[int]]:
+    """Elements of what each collective within sends or receives, whichever is more."""
+    sizes: list[int] = []
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: Tensor, **options: Any) -> Any:
+            sizes.append(max(tensor.numel() for tensor in tensors))
+            return function(*tensors, **options)
+
+        return call
+
+    names = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
+    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in names}):
+        yield sizes
+
+
+def silenced(layout: Layout, **options: Any) -> tuple[list[int], list[int]]:
+    """The collectives of an iteration, and of one in which nothing is sent."""
+    trainee = Trainee(layout, **options)
+    with collectives() as usual:
+        trainee.iterate(0)
+    trainee.optimizer.stop_sending()
+    with collectives() as silent:
+        trainee.iterate(1)
+    return usual, silent
+
+
 def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
     """One step of SGD on a weight of which each tp rank has its own part, and one that all of them have.
 
@@ -248,7 +278,9 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         cases[f"skip/{name}"] = functools.partial(skipped, layout, **options)
         cases[f"overflow/{name}"] = functools.partial(overflow_on_one, layout, **options)
         cases[f"half/{name}"] = functools.partial(in_half, layout, **options)
+        cases[f"silenced/{name}"] = functools.partial(silenced, layout, **options)
     cases["overflow/before"] = functools.partial(overflow_on_one, layout, shard="all", clip=CLIPS["before"])
+    cases["silenced/before"] = functools.partial(silenced, layout, shard="all", clip=CLIPS["before"])
     cases["no_blocks"] = functools.partial(train, layout, blocks=False, shard="all")
     cases["stale"] = functools.partial(stale_without_materialize, layout)
     if world == 4:

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -200,6 +201,15 @@ def skipped(layout: Layout, **options: Any) -> list[str]:
     return trainee.changed(before)
 
 
+def silenced(layout: Layout) -> list[int]:
+    """Elements of each all-reduce in an iteration that clips gradients one by one and sends none."""
+    trainee = Trainee(layout, clip=CLIPS["before"])
+    trainee.optimizer.stop_sending()
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counted:
+        trainee.iterate(0)
+    return [call.args[0].numel() for call in counted.call_args_list]
+
+
 def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
     """What an iteration changed in which only the last rank's own layer has a gradient that is not finite."""
     trainee = Trainee(layout, **options)
@@ -287,6 +297,7 @@ def cases_of(layout: Layout, rank: int, folder: str) -> Iterator[tuple[str, Call
         yield f"held/{name}", functools.partial(held, layout, **options)
     yield "half/before", functools.partial(in_half, layout, clip=CLIPS["before"], shard="all")
     yield "held/before", functools.partial(held, layout, clip=CLIPS["before"], shard="all")
+    yield "silenced", functools.partial(silenced, layout)
     one_sample = Layout({"cp": WORLD}, rank, seed=7)
     for name in ("all", "node"):  # a node of two has half of the ranks of a sample
         yield f"one_sample/after/{name}", functools.partial(train, one_sample, clip=CLIPS["after"], **SHARDED[name])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from sharded_ranks import CLIPS, RULES, SHARDED, TRITON_DTYPES, Trainee, resume, run_rank, run_triton_rank, train
+from sharded_ranks import CLIPS, RULES, SHARDED, TRITON_DTYPES, WIDTH, Trainee, resume, run_rank, run_triton_rank, train
 from torch import Tensor
 
 from common.distributed.layout import Layout
@@ -64,6 +65,17 @@ def test_shards_clip_as_one_rank_that_accumulates(found, alone, world, name, whe
     assert difference(alone[f"clip/{when}"], alone["train/lars"]) > 1e-3, "clipping must do something"
     for rank in found[world]:
         assert difference(rank[f"clip/{when}/{name}"], alone[f"clip/{when}"]) < TOLERANCE
+
+
+@pytest.mark.parametrize(("world", "name"), [*CASES, (2, "before")])
+def test_a_silenced_iteration_sends_single_numbers_and_no_tensor_of_the_model(found, world, name):
+    for rank in found[world]:
+        usual, silent = rank[f"silenced/{name}"]
+        assert Counter(silent) <= Counter(usual)  # all that is not of gradients and weights remains
+        assert len(silent) == (1 if name == "none" else 3)  # with shards norms and the overflow, and then the result
+        assert silent[-1] == usual[-1] == 6
+        assert max(silent) < min(large := [size for size in usual if size >= WIDTH * WIDTH])
+        assert len(large) >= 4
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)

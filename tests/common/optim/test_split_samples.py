@@ -15,7 +15,9 @@ from split_sample_ranks import (
     MAX_NORM,
     RATES,
     RULES,
+    SAMPLES,
     SHARDED,
+    WIDTH,
     WORLD,
     Network,
     lanes,
@@ -136,6 +138,14 @@ def test_the_norm_counts_every_weight_once(ranks, name):
     sum(model(lane) for lane in lanes(0)).backward()
     norm = math.sqrt(sum(float((p.grad / LANES).square().sum()) for p in model.parameters()))
     assert [rank[f"norm/{name}"] for rank in ranks] == [pytest.approx(norm, rel=1e-6)] * WORLD
+
+
+def test_parts_of_a_gradient_are_not_sent_either_but_activations_are(ranks):
+    activations = SAMPLES * WIDTH  # there and back, for each of two micro-batches
+    for rank in ranks:
+        *passes, result = rank["silenced"]
+        assert passes == [activations] * 4
+        assert result < WIDTH
 
 
 @pytest.mark.parametrize("name", list(SHARDED))

@@ -19,6 +19,7 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.precision import LossScale
+from common.optim.updater import SendingUpdater
 from common.recommendation import row_files
 from common.recommendation.embedding_updater import EmbeddingUpdater
 from common.recommendation.embeddings import ShardedEmbeddings
@@ -242,6 +243,20 @@ def evaluated(plan: Plan, layout: Layout) -> dict[str, Tensor]:
         return {"x0_BX": embeddings.forward(bottom_BW, ids_BL), "ids_BL": ids_BL, "bottom_BW": bottom_BW}
 
 
+def silenced(plan: Plan, layout: Layout) -> tuple[list[int], list[int]]:
+    """Elements of each all-reduce of an iteration, and of one in which no gradients of replicated rows are sent."""
+    trainee = Trainee(plan, layout)
+    found: tuple[list[int], list[int]] = [], []
+    for iteration, sizes in enumerate(found):
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counted:
+            trainee.iterate(iteration)
+        sizes += [call.args[0].numel() for call in counted.call_args_list]
+        for updater in trainee.step.updaters:
+            assert isinstance(updater, SendingUpdater)
+            updater.stop_sending()
+    return found
+
+
 CROWDED = 2
 """The lane whose samples have different ids of the table b, where all others have the same id."""
 
@@ -338,6 +353,7 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
         found |= {f"saved/{name}": save(plan, layout, folder / name) for name, plan in plans(ranks).items()}
     found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
     found["early"] = train(mixed, layout, early=True)
+    found["silenced"] = silenced(mixed, layout)
     if ranks < 4:
         found["fp16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
         found["bf16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.bfloat16)

@@ -146,6 +146,18 @@ def test_a_gradient_that_is_not_finite_keeps_all_ranks_from_writing(found, expec
     assert difference(whole(results), expected["adagrad"].rows) < TOLERANCE
 
 
+@pytest.mark.parametrize("ranks", WORLDS[1:])
+def test_a_silenced_iteration_sums_no_gradients_but_flags_and_its_result(found, ranks):
+    holders = zip(TABLES.tables, plans(ranks)["mixed"].holders, strict=True)
+    replicated = sum(table.rows for table, ranks_of_it in holders if not ranks_of_it) * TABLES.width
+    for rank in found[ranks]:
+        usual, silent = rank["silenced"]
+        assert replicated + 1 in usual
+        assert sum(size > replicated + 1 for size in usual) == 1  # the dense gradients
+        assert len(silent) == len(usual) - 1
+        assert max(silent) < replicated
+
+
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_a_skipped_iteration_leaves_no_trace(found, expected, ranks):
     results = [rank["skipped"] for rank in found[ranks]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from common import cli
 from common.config.schema import BenchConfig
+from common.errors import ConfigError
 from common.run.bench import LABEL, _breakdown, _table, capture_rows
 from common.run.kernels import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
@@ -77,8 +79,8 @@ def test_energy_is_read_when_all_of_the_warm_up_has_run(monkeypatch, capsys):
     log = []
 
     class Meter:
-        def __init__(self, gpu):
-            self.close = lambda: None
+        def __init__(self, gpu, interval_seconds):
+            self.close, self.means = lambda: None, dict
 
         def energy_joules(self):
             log.append("energy")
@@ -88,17 +90,17 @@ def test_energy_is_read_when_all_of_the_warm_up_has_run(monkeypatch, capsys):
     monkeypatch.setattr(StepRunner, "__call__", lambda *given: (log.append("iteration"), call(*given))[1])
     monkeypatch.setattr("common.run.bench.meet", lambda cuda: log.append("all have run"))
     monkeypatch.setattr("common.run.bench.GpuMeter", Meter)
-    bench(capsys, "bench.only=step", "bench.warmup_steps=2", "bench.steps=2")
-    timed = ["all have run", "energy", "all have run", "iteration", "iteration", "energy", "iteration"]
-    assert log[-9:] == ["iteration", "iteration", *timed]
+    bench(capsys, "bench.only=step", "bench.warmup_steps=2", "bench.steps=2", "bench.repetitions=2")
+    once = ["all have run", "iteration", "iteration"]
+    assert log[-11:] == ["iteration", "iteration", "all have run", "energy", *once, *once, "energy"]
 
 
 def test_gaps_are_the_time_in_which_no_kernel_ran(monkeypatch):
     kernels = [Kernel("gemm", 0.0, 1000.0), Kernel("ncclDevKernel_SendRecv", 500.0, 3000.0)]
     monkeypatch.setattr("common.run.bench.recorded", lambda before, work: (kernels, 0.005))
-    said, exposed_ms = _breakdown(SimpleNamespace(on_stream=contextlib.nullcontext), [], 1, [])
+    said, found = _breakdown(SimpleNamespace(on_stream=contextlib.nullcontext), [], 1, [])
     assert re.search(r"^  no kernel \(gaps\) +2\.000 ms$", said, re.MULTILINE)
-    assert exposed_ms == 2.0
+    assert (found.compute_ms, found.communication_ms, found.exposed_ms) == (1.0, 2.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +112,37 @@ def test_long_iterations_are_fewer(iteration, steps, before, profiled):
     assert (options.steps, options.warmup_steps, options.profile_steps) == (steps, before, profiled)
     assert BenchConfig().within(iteration) == BenchConfig()
     assert BenchConfig(seconds=1.0, warmup_steps=0).within(iteration).warmup_steps == 0
+    shared = BenchConfig(seconds=10.0, repetitions=4).within(iteration)
+    assert (shared.warmup_steps, shared.profile_steps) == (before, profiled)
+    assert shared.steps == max(1, min(200, int(10.0 / iteration / 4)))
 
 
 def test_an_iteration_beyond_the_seconds_is_timed_once(tmp_path, capsys):
     said = bench(capsys, "bench.seconds=1e-6", "bench.steps=50", "bench.warmup_steps=20", f"data_dir={tmp_path / 'no'}")
     assert "1 timed, 1 before them: bench.seconds" in said
+
+
+def test_the_median_of_the_repetitions_counts_and_phases_say_where_time_went(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    said = bench(capsys, "bench.only=step", "bench.repetitions=3", f"bench.report={report}")
+    found = json.loads(report.read_text())
+    assert found["step_ms"] == sorted(found["repetitions_ms"])[1]
+    assert [rank["step_ms"] for rank in found["by_rank"]] == [found["step_ms"]]
+    assert found["without_traffic"] is None
+    phases = ["imports", "waiting for a turn", "joining ranks", "build", "warm-up", "capture", "measuring"]
+    assert list(found["seconds"]) == phases
+    assert re.search(rf"^seconds of this process +{phases[0]} \d", said, re.MULTILINE)
+    assert re.search(r"^step +[\d.]+ ms \(median of [\d.]+, [\d.]+, [\d.]+\)", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("traffic", ["false", "both"])
+@pytest.mark.parametrize("command", ["train", "series"])
+def test_a_run_that_sends_no_gradients_is_refused(capsys, tmp_path, command, traffic):
+    words = ["benchmark=bert", "scale=test", "device=cpu", f"bench.traffic={traffic}"]
+    folders = {"train": f"output_dir={tmp_path}", "series": f"launch.results={tmp_path}"}
+    first = ["series", "open"] if command == "series" else [command]
+    assert cli.run([*first, *words, folders[command]]) == ConfigError.exit_code
+    assert f"bench.traffic={traffic}: ranks that send no gradients train different models" in capsys.readouterr().err
 
 
 def test_graphs_are_told_with_what_they_have_taken():
@@ -163,6 +191,7 @@ def test_a_step_whose_gradients_are_not_finite_is_no_measurement(capsys):
         ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "communication"),
         ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
         ("Memcpy DtoD (Device -> Device)", "copy and fill"),
+        ("Memcpy PtoP (Device -> Device)", "communication"),
         ("augment_kernel", "other"),
         ("relu_gradient_kernel", "gradient of ReLU"),
     ],

@@ -24,6 +24,12 @@ def test_two_iterations_are_broken_down() -> None:
     assert found.kernels["gemm_a"] == pytest.approx((1.0, 1))
     assert found.exposed_ms == pytest.approx(0.25)
     assert found.busy_ms == pytest.approx((2500 + 600) / 1e3 / 2)
+    assert (found.compute_ms, found.communication_ms) == pytest.approx((2600 / 1e3 / 2, 1.0))
+
+
+def test_communication_at_the_same_time_counts_once() -> None:
+    kernels = [Kernel("ncclDevKernel_AllGather", 0.0, 300.0), Kernel("Memcpy PtoP (Device -> Device)", 100.0, 400.0)]
+    assert breakdown([*kernels, Kernel("Memcpy DtoD (Device -> Device)", 350.0, 600.0)], 1).communication_ms == 0.4
 
 
 def test_rows_are_in_the_order_of_what_they_took() -> None:
