@@ -4,8 +4,8 @@ The transfer is ours, on top of urllib3, because no Python library that we know 
 pooch starts over, and huggingface_hub reads only its own hub.
 
 A file arrives as ``NAME.partial``, beside it ``NAME.partial.json`` with the validator (ETag or Last-Modified) of the
-version that it is a part of. A transfer continues only what the server confirms to be the same version (If-Range), or
-what a published checksum will prove.
+version that it is a part of. A transfer continues only if the server confirms the same version (If-Range), or if a
+published checksum will prove the result.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class _Transfer:
             raise Transient(f"has {total or 'fewer'} bytes and not the {have} that were there; starting over")
 
     def _size_of_same(self, answer: Answer, have: int, validator: str | None) -> int:
-        """Return the size of the file; checks that the body continues what is there, which may not reach to the end."""
+        """Return the size of the file; checks that the body begins where the partial file ends. It may be cut short."""
         stated = answer.response.headers.get("Content-Range", "")
         found = _CONTENT_RANGE.fullmatch(stated)
         if found and found[1] is not None and int(found[1]) == have:
@@ -172,7 +172,7 @@ class _Transfer:
             if same and total is not None and have < end <= total:
                 return total
         self._drop()
-        raise Transient(f"answers a request for byte {have:,} and all behind it with {stated[:80]!r}; starting over")
+        raise Transient(f"answers a request for all bytes from {have:,} on with {stated[:80]!r}; starting over")
 
     def _receive(self, answer: Answer, have: int, total: int | None) -> None:
         """Append the body to the ``have`` bytes that are there; ``total`` is the size that the server states.
@@ -270,7 +270,7 @@ class _Transfer:
             self._hashed = start + len(chunk)
 
     def _hash_up_to(self, end: int) -> None:
-        """Make the checksum that of the first ``end`` bytes; reads them unless it is that already."""
+        """Update the checksum to the first ``end`` bytes; reads them unless the checksum covers them already."""
         assert self.file.checksum is not None
         if self._hash is not None and self._hashed == end:
             return

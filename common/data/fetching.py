@@ -1,8 +1,8 @@
-"""``mlperf-suite download``: bring the files of ``sources.yaml`` that a raw folder lacks, and check those it has.
+"""``mlperf-suite download``: fetch the files of ``sources.yaml`` that a raw folder lacks, and check the others.
 
-A file counts as present wherever below the raw folder its path ends as ``sources.yaml`` names it, also without ``.gz``;
-so what other tools fetched into folders of their own is not fetched again. ``.download.json`` keeps size, time and
-checksum of each file that was checked, so that a second command does not read terabytes again; ``--check`` does.
+A file counts as present in any folder below the raw folder if its path ends with its name in ``sources.yaml``, with or
+without ``.gz``. So files that other tools put into subfolders are not fetched again. ``.download.json`` keeps size,
+time and checksum of each checked file, so that a second command does not read terabytes again. ``--check`` reads all.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from common.untrusted.strict_json import FILE_ENTRIES, parse, read_json_object
 
 STATE, LOCK = ".download.json", ".download.lock"
 _DEPTH = 6
-"""Folders above a file below the raw folder, at most."""
+"""Levels of folders below the raw folder that are searched."""
 _MD5_LINE = re.compile(r"([0-9a-f]{32})?\s+\*?(?:\./)?(\S.*)")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _INFLATED = 8
-"""An archive may inflate to so many times its size."""
+"""Largest accepted ratio of unpacked to packed bytes."""
 _STATE_EVERY_S = 5
 _NAMED = 5
 """Files that one message names."""
@@ -83,14 +83,14 @@ class Inventory:
         return next((path for name in names if (path := self.find(name)) is not None), None)
 
     def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
-        """Return whether all is there that replaces the file, such as what was unpacked from it."""
+        """Return whether all paths exist that replace the file, such as the folders unpacked from it."""
         instead = source.instead.get(file.name, ())
         return bool(instead) and all(self.find(name) is not None for name in instead)
 
 
 @dataclass(frozen=True)
 class _Missing:
-    """A file that has to be fetched, and where it goes."""
+    """A file that has to be fetched, and its target path."""
 
     file: RemoteFile
     path: Path
@@ -101,11 +101,11 @@ class Download:
     """One run of the command.
 
     Attributes:
-        sources: the workload's.
+        sources: sets of the workload.
         raw_dir: receives the files.
-        workers: files at a time; a host gets at most eight connections.
+        workers: number of files transferred at a time; a host gets at most eight connections.
         check: whether to compare only, and fetch nothing.
-        client: fetches.
+        client: transfers the files.
     """
 
     sources: Sources
@@ -115,7 +115,7 @@ class Download:
     client: Client
 
     def run(self, chosen: Sequence[str]) -> Iterator[str]:
-        """Bring the sets ``chosen``, or those that the benchmark needs.
+        """Fetch the sets ``chosen``, or by default the sets that the benchmark needs.
 
         Yields:
             A line for each set, and one for each file of it that was wrong.
@@ -167,7 +167,7 @@ class Download:
         return list(found.values())
 
     def _listed(self, source: SourceSet) -> SourceSet:
-        """Return the set with what its publisher's list of files says; the list is kept in the raw folder."""
+        """Return the set with names and checksums from its publisher's list, which is kept in the raw folder."""
         if source.list_name is not None:
             return self._with_md5s(source, source.list_name)
         if source.tree is not None:
@@ -273,7 +273,7 @@ class Download:
         return fault
 
     def _folder(self, source: SourceSet, inventory: Inventory) -> Callable[[str], Path]:
-        """Return what gives the path of a missing file by its name: where others of the set are already."""
+        """Return a function from a file's name to its target path: beside files of the set that exist already."""
         neighbours = self.sources[source.beside] if source.beside is not None else source
         for file in neighbours.files:
             if (path := inventory.find_file(file, neighbours.also_in)) is None:
@@ -313,7 +313,7 @@ class Download:
                 yield f"{archive}: unpacked to {', '.join(folders.values())}; the archive is no longer needed"
 
     def _check_contents(self, source: SourceSet) -> None:
-        """Compare what archives were unpacked to with its published checksums."""
+        """Compare unpacked files with their published checksums."""
         inventory = Inventory(self.raw_dir)
         files = list(source.contents)
         if source.md5s is not None and (path := inventory.find(source.md5s[0])) is not None:
@@ -373,7 +373,7 @@ class Download:
 
 
 def described(sources: Sources) -> Iterator[str]:
-    """Yield what ``download --list`` prints: all sets with files, sizes, licences and addresses, without a network."""
+    """Yield the lines of ``download --list``: all sets with files, sizes, licences and addresses, without a network."""
     for source in sources.values():
         kind = "only with --sets" if source.optional else f"choice: {source.choice}" if source.choice else "needed"
         size = "size unknown" if source.size is None else f"{source.size / 1e9:,.3g} GB"
@@ -414,7 +414,7 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
     Args:
         archive: ``.tar`` or ``.tar.gz``.
         folder: receives them.
-        folders: folder in the archive, wherever it is there, to its new name; everything else stays packed.
+        folders: maps a folder, at any depth in the archive, to its new name; other members are not unpacked.
 
     Raises:
         DataError: the archive is damaged, lacks a folder or has a link or device in it, or the disk is too small.
@@ -480,7 +480,7 @@ def _entries(text: str, url: str) -> list[dict[str, Any]]:
 
 
 def _is_entry(name: str, facts: object) -> bool:
-    """Return whether a list of files says where below the raw folder the file goes, and its size and checksum."""
+    """Return whether an entry of a list of files has a path below the raw folder, a size and a checksum."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or not isinstance(facts, list) or len(facts) != 2:
         return False
@@ -520,4 +520,4 @@ def _write_state(raw_dir: Path, seen: Mapping[str, list[Any]]) -> None:
 
 
 Extra = Callable[[Path, Sources, Client, bool], Iterable[str]]
-"""Fetches what ``sources.yaml`` cannot list; gets raw folder, sources, a client, and whether to compare only."""
+"""Fetch files that ``sources.yaml`` cannot list. Arguments: raw folder, sources, client, whether to compare only."""

@@ -1,6 +1,7 @@
 """HTTP requests that follow redirects, wait and try again, and name what went wrong.
 
-urllib3 keeps connections open, limits their number and raises one family of errors. The rest is here.
+urllib3 keeps connections open, limits their number and raises one family of errors. This module adds redirects,
+retries, proxies and messages.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ def _named(error: HTTPError, url: str) -> Exception:
     if isinstance(cause, IncompleteRead):
         return Transient(f"the answer ended {f'{cause.expected:,} bytes ' if cause.expected else ''}too early")
     if isinstance(cause, BadStatusLine | UnknownProtocol) and not isinstance(cause, RemoteDisconnected):
-        return Transient(f"what answers speaks no HTTP 1: {text!r}")
+        return Transient(f"the server does not speak HTTP 1: {text!r}")
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return DataError(
             f"{url}: the certificate of {parts.hostname} cannot be verified: {text}; where a proxy has one of its own, "

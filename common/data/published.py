@@ -1,6 +1,6 @@
-"""What is published about the benchmark's data: counts, and bytes and MD5s of prepared files.
+"""Published properties of the benchmark's data: counts, and bytes and MD5s of prepared files.
 
-``prepare`` compares what it has made with them once, and notes the first difference in the manifest as ``custom``. The
+``prepare`` compares its output with them once, and notes the first difference in the manifest as ``custom``. The
 log's ``data_set`` and the checks of the closed division go by the manifest.
 """
 
@@ -39,7 +39,7 @@ class PublishedFile(NamedTuple):
 
 
 def published_files(files: Iterable[RemoteFile]) -> dict[str, PublishedFile]:
-    """Return what ``sources.yaml`` knows of files, by their names without folders."""
+    """Return published sizes and MD5s of ``sources.yaml``, by file name without folders."""
     return {
         PurePosixPath(file.name).name: PublishedFile(file.bytes, (file.checksum or "").removeprefix("md5:"))
         for file in files
@@ -53,7 +53,7 @@ class Published:
     Attributes:
         counts: counts of the manifest that the benchmark's data have.
         files: names below the data folder of files that the benchmark's data have.
-        known: a difference that neither counts nor files show, such as an option of ``prepare``, in words; else empty.
+        known: a difference that counts and files do not show, in words, such as an option of ``prepare``; or empty.
         synthetic: the data are synthetic, and compared with nothing.
     """
 

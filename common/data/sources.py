@@ -5,22 +5,22 @@ A set is a group of files of one origin and licence. Its keys:
 - ``what``: contents, for people; ``licence``; ``seen``: month in which the publisher's own documents had this address.
 - ``store`` and ``path``: address, with a store of ``stores.yaml``; the address of a file is both and its name.
 - ``mirrors``: other pairs of store and path that have the same files.
-- ``account``: what a user has to do where a login or an accepted licence is needed; commands, in which ``{raw_dir}`` is
-  the raw folder. Without ``store`` nothing of the set is fetched.
-- ``files``: name to what is known of it: ``bytes``, ``checksum``; ``instead``: paths that replace the file when all are
-  there, such as the folder that was unpacked from it; ``unpack``: folder in the archive to the folder that it becomes.
-  ``{00000..00831}.tar`` stands for 832 names. ``as`` is the name below the raw folder where it is another one, with
-  ``{number}`` for that of a range. A list instead of a mapping has names alone.
+- ``account``: the steps and commands for a set that needs a login or an accepted licence; ``{raw_dir}`` in them stands
+  for the raw folder. A set without ``store`` is not fetched.
+- ``files``: maps each name to ``bytes`` and ``checksum``; ``instead``: paths that replace the file when all of them
+  exist, such as the folder that was unpacked from it; ``unpack``: maps a folder in the archive to its unpacked name.
+  ``{00000..00831}.tar`` stands for 832 names. ``as`` is the local name if it differs from the published one; it may
+  contain ``{number}``, the number within a range. The key may also be a plain list of names.
 - ``also_in``: other folders that official tools put the files in; ``"*"`` for any folder.
-- ``folder``: where the files go below the raw folder; ``beside``: a set whose files have to be there already, in
-  whatever folder, and beside which these go.
+- ``folder``: folder for the files, below the raw folder; ``beside``: a set whose files have to exist already. The
+  files of this set are stored next to them.
 - ``list``: name of MLCommons' list of MD5s, for more than 30 files.
 - ``contents``: files in the archives, as ``files`` has them.
 - ``md5s``: a file of the set that lists MD5s of what is unpacked to the folder ``md5s_of``.
 - ``tree``: the repository on Hugging Face whose list of files names those that match ``pattern``.
-- ``count``: number of files, where this list or another file names them.
-- ``bytes``: of all files.
-- ``choice``: of the sets with the same choice one is needed; the first by default.
+- ``count``: number of files, if ``tree`` or another file lists their names.
+- ``bytes``: size of all files together.
+- ``choice``: only one of the sets with the same choice is needed; the first is the default.
 - ``optional``: whether the set is fetched only if ``--sets`` names it.
 """
 
@@ -50,16 +50,16 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class SourceSet:
-    """A group of files; see the module for what is not explained here.
+    """A group of files. The module docstring explains the other attributes.
 
     Attributes:
         name: its key in the file.
         files: in the order in which they are fetched; empty where only ``tree`` names them.
-        addresses: of the folder that has the files, the published one first, mirrors behind.
+        addresses: addresses of the folder with the files, mirrors last; ``--mirror`` goes before its store's address.
         instead: name of a file to the paths below the raw folder that replace it.
-        unpack: name of an archive to the folders in it, and what they become below the raw folder.
-        named: number of files that only other files name.
-        md5s: a list among the files, and the folder whose files it has.
+        unpack: maps the name of an archive to its folders and their names below the raw folder.
+        named: number of files whose names are in another file.
+        md5s: name of a list of MD5s, and the folder with the files that it lists.
     """
 
     name: str
@@ -141,7 +141,7 @@ def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> So
         mirrors: name of a store to the base address that is tried before its own.
 
     Raises:
-        ConfigError: ``mirrors`` names a store that there is not, or the workload has no such file.
+        ConfigError: ``mirrors`` names an unknown store, or the workload has no ``sources.yaml``.
     """
     stores = {name: tuple(bases) for name, bases in _load(STORES).items()}
     for name, base in (mirrors or {}).items():
@@ -165,7 +165,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def is_adopted(benchmark: str) -> bool:
-    """Return whether what ``download`` brings by default is for ``prepare --adopt``."""
+    """Return whether ``download`` fetches prepared files by default, which need ``prepare --adopt``."""
     path = ROOT / "benchmarks" / benchmark / "sources.yaml"
     return path.is_file() and bool(_load(path).get("adopt", False))
 
@@ -186,7 +186,7 @@ def parse_mirrors(text: str) -> dict[str, str]:
 
 
 def named_files(names: Mapping[str, Any] | list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each file of the key ``files`` and what is known of it; a range becomes one entry per number."""
+    """Yield name and properties of each file of the key ``files``; a range becomes one entry per number."""
     known: Mapping[str, Any] = names if isinstance(names, Mapping) else dict.fromkeys(names)
     for name, facts in known.items():
         if (match := _RANGE.fullmatch(name)) is None:
