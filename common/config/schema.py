@@ -271,7 +271,8 @@ class OptimizerConfig:
             all ranks with the same weights do (``layout.dp`` and ``layout.cp``).
         reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
             shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
-        grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
+        grad_predivide: what the scaled fp16 loss is divided by where gradients are summed over ranks; the update
+            multiplies. A power of two changes no gradient's bits, but of those below fp16's smallest normal number.
         implementation: of the update rule.
         masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
         gradients: of bf16 and fp16 weights: ``same`` adds them up, over micro-batches and ranks, in the weights'
@@ -290,6 +291,7 @@ class OptimizerConfig:
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`common.optim.optimizer.Optimizer`."""
         others = dataclasses.asdict(self)
+        del others["grad_predivide"]  # the loss scale's
         return {"bucket_bytes": int(others.pop("bucket_mb") * 2**20), **others}
 
 

@@ -149,7 +149,7 @@ class EmbeddingUpdater:
         self._learning_rate.copy_(self._schedule(self._step))
         self._factor.fill_(1.0 / self._divisor)
         if self.loss_scale is not None:
-            self._factor.div_(self.loss_scale.value)
+            self._factor.div_(self.loss_scale.applied)
         own_NKW, replicated_NDW = (_joined(parts) for parts in zip(*self._gradients, strict=True))
         rows_RW = self._embeddings.replicated.rows_RW
         # One buffer, and so one reduction: the sums, and behind them how many ranks have a gradient that is not finite,
