@@ -32,7 +32,8 @@ class LossScale:
     The loss is multiplied with :attr:`applied` before the backward pass and the update divides by it. After a gradient
     that is not finite nothing is written, and the scale falls, with ``hysteresis`` only at that overflow of several in
     a row and at those that follow it (as in apex's ``update_scale_hysteresis``); after ``growth_interval`` updates in a
-    row without one it rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and costs nothing.
+    row without one it rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and
+    costs nothing.
 
     Args:
         device: of the loss.

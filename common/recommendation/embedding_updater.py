@@ -187,7 +187,8 @@ class EmbeddingUpdater:
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
         """Update all rows that had ids; nothing changes where ``allowed`` (0-d bool) is false."""
-        assert self._own_NKW is not None and self._reduced is not None, "measure comes before write"
+        assert self._own_NKW is not None, "measure comes before write"
+        assert self._reduced is not None
         own_NKW, (sum_RW, _) = self._own_NKW, self._reduced
         embeddings, rate, factor = self._embeddings, self._learning_rate, self._factor
         ranks, rank = embeddings.plan.ranks, embeddings.layout.rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -124,6 +125,7 @@ class Trainee:
         captured: bool = False,
         ranks_per_node: int | None = None,
         overlap: bool = True,
+        dense: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
@@ -141,6 +143,7 @@ class Trainee:
             layout,
             grad_divisor=LANES,
             loss_scale=loss_scale,
+            **(dense or {}),
         )
         self.updater = EmbeddingUpdater(
             self.embeddings,
@@ -215,6 +218,24 @@ def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: A
         trainee.iterate(iteration)
     trainee.runner.close()
     return trainee.parts()
+
+
+def order(plan: Plan, layout: Layout) -> list[str]:
+    """What an iteration does from the first gradient of a table to its end, in order."""
+    trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
+    values = trainee.embeddings.replicated.rows_RW.numel()
+    names = {values + 1: "replicated rows", sum(p.numel() for p in trainee.model.parameters()): "dense gradients"}
+    all_reduce, write = dist.all_reduce, trainee.updater.write
+
+    def reduced(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        seen.append(names.get(tensor.numel(), "other"))
+        return all_reduce(tensor, *arguments, **options)
+
+    trainee.model.bottom.register_hook(lambda gradient: seen.append("bottom"))
+    with mock.patch.object(dist, "all_reduce", reduced), mock.patch.object(trainee.updater, "write") as written:
+        written.side_effect = lambda allowed: (seen.append("write"), write(allowed))
+        trainee.iterate(0)
+    return seen
 
 
 def changed(plan: Plan, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
@@ -338,6 +359,9 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
         found |= {f"saved/{name}": save(plan, layout, folder / name) for name, plan in plans(ranks).items()}
     found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
     found["early"] = train(mixed, layout, early=True)
+    found["reduced/after"] = train(mixed, layout, dense={"overlap": False})
+    found["reduced/in_buckets"] = train(mixed, layout, dense={"bucket_bytes": 64})
+    found["order"] = order(mixed, layout)
     if ranks < 4:
         found["fp16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
         found["bf16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.bfloat16)
