@@ -224,11 +224,12 @@ def order(plan: Plan, layout: Layout) -> list[str]:
     """What an iteration does from the first gradient of a table to its end, in order."""
     trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
     values = trainee.embeddings.replicated.rows_RW.numel()
-    names = {values + 1: "replicated rows", sum(p.numel() for p in trainee.model.parameters()): "dense gradients"}
+    dense = sum(parameter.numel() for parameter in trainee.model.parameters())
     all_reduce, write = dist.all_reduce, trainee.updater.write
 
     def reduced(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        seen.append(names.get(tensor.numel(), "other"))
+        other = "dense gradients" if tensor.numel() >= dense else "result"
+        seen.append("replicated rows" if tensor.numel() == values + 1 else other)
         return all_reduce(tensor, *arguments, **options)
 
     trainee.model.bottom.register_hook(lambda gradient: seen.append("bottom"))
