@@ -177,7 +177,7 @@ MOST_IN_A_CLUSTER = 8
 
 @dataclass(frozen=True)
 class Ctas:
-    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU; None is NCCL's own choice.
+    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU, and their priority; None is NCCL's own choice.
 
     Not so of a pipeline's links: :func:`common.distributed.ctas.of_links`.
 
@@ -186,11 +186,14 @@ class Ctas:
     Attributes:
         min, max: of one operation.
         cluster: of them that run side by side as one cluster; 0 for none.
+        priority: of NCCL's stream. With ``high`` they start on the next free multiprocessors, before
+            the waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
 
     min: Annotated[int, Between(1, MOST_CTAS)] | None = None
     max: Annotated[int, Between(1, MOST_CTAS)] | None = None
     cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
+    priority: Literal["normal", "high"] = "normal"
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -222,7 +225,7 @@ class NetworkConfig:
         sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
         user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
         nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
-        ctas: thread blocks, which products then lack.
+        ctas: thread blocks, which products then lack, and their priority.
     """
 
     sharp: bool = False
