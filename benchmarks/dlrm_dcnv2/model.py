@@ -125,6 +125,17 @@ class DenseNetwork(ClickNetwork):
         cross = sum(kernel.numel() for kernel in (*self.crossnet.V_kernels, *self.crossnet.W_kernels))
         return 3 * 2.0 * (self.dense_arch.multiply_adds + cross + self.over_arch.multiply_adds)
 
+    def parameters_by_layer(self) -> dict[str, nn.Parameter]:
+        """All by name, in the order of the forward pass; ``named_parameters`` lists the cross network's by kind."""
+        named = dict(self.named_parameters())
+        cross = [
+            f"crossnet.{kind}.{number}"
+            for number in range(len(self.crossnet.bias))
+            for kind in ("V_kernels", "W_kernels", "bias")
+        ]
+        before, after = ([name for name in named if name.startswith(part)] for part in ("dense_arch.", "over_arch."))
+        return {name: named[name] for name in (*before, *cross, *after)}
+
     @property
     def bottom_mlp(self) -> MLP:
         return self.dense_arch

@@ -15,6 +15,7 @@ from benchmarks.dlrm_dcnv2.ops import cross_network
 from common.config.schema import Declaration, RunConfig
 from common.ops.embedding_bags import AdagradRows
 from common.optim.learning_rate import constant
+from common.optim.optimizer import ParameterGroup
 from common.optim.rules import Rule
 from common.recommendation.click_workload import ClickPrediction
 
@@ -36,6 +37,11 @@ class DlrmDcnv2(ClickPrediction):
     def row_rule(cls, cfg: RunConfig) -> AdagradRows:
         """Adagrad, as of the dense weights."""
         return AdagradRows(cfg.workload.hparams.epsilon)
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """All of the dense network, alike, layer by layer: a bucket of gradients is final with its layers."""
+        assert isinstance(self.model, DenseNetwork)
+        return [ParameterGroup(self.model.parameters_by_layer())]
 
     def dense_rule(self) -> Rule:
         """Adagrad."""

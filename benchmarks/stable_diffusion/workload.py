@@ -26,7 +26,6 @@ from common.errors import ConfigError
 from common.ops.implementation import OperationRequest, asked_for, select
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.optimizer import ParameterGroup
-from common.optim.precision import LossScale
 from common.step.train_step import Losses, TrainStep
 
 REFERENCE_START = 1e-6
@@ -112,9 +111,7 @@ class StableDiffusion(Workload):
     def build_step(self) -> TrainStep:
         """Accumulated micro-batches, then AdamW; the gradient is the mean over the global batch."""
         model = self.own.model
-        scale = LossScale(
-            self.layout.device,
-            self.dtype,
+        scale = self.scaled(
             model.loss_scale,
             growth_interval=model.loss_scale_interval,
             hysteresis=model.loss_scale_hysteresis,

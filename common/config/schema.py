@@ -186,7 +186,7 @@ MOST_IN_A_CLUSTER = 8
 
 @dataclass(frozen=True)
 class Ctas:
-    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU; None is NCCL's own choice.
+    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU, and their priority; None is NCCL's own choice.
 
     Not so of a pipeline's links: :func:`common.distributed.ctas.of_links`.
 
@@ -195,11 +195,14 @@ class Ctas:
     Attributes:
         min, max: of one operation.
         cluster: of them that run side by side as one cluster; 0 for none.
+        priority: of NCCL's stream. With ``high`` they start on the next free multiprocessors, before
+            the waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
 
     min: Annotated[int, Between(1, MOST_CTAS)] | None = None
     max: Annotated[int, Between(1, MOST_CTAS)] | None = None
     cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
+    priority: Literal["normal", "high"] = "normal"
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -231,7 +234,7 @@ class NetworkConfig:
         sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
         user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
         nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
-        ctas: thread blocks, which products then lack.
+        ctas: thread blocks, which products then lack, and their priority.
     """
 
     sharp: bool = False
@@ -280,7 +283,8 @@ class OptimizerConfig:
             all ranks with the same weights do (``layout.dp`` and ``layout.cp``).
         reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
             shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
-        grad_predivide: what fp16 gradients are divided by before they are summed over ranks; the update multiplies.
+        grad_predivide: what the scaled fp16 loss is divided by where gradients are summed over ranks; the update
+            multiplies. A power of two changes no gradient's bits, but of those below fp16's smallest normal number.
         implementation: of the update rule.
         masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
         gradients: of bf16 and fp16 weights: ``same`` adds them up, over micro-batches and ranks, in the weights'
@@ -299,6 +303,7 @@ class OptimizerConfig:
     def arguments(self) -> dict[str, Any]:
         """Arguments of :class:`common.optim.optimizer.Optimizer`."""
         others = dataclasses.asdict(self)
+        del others["grad_predivide"]  # the loss scale's
         return {"bucket_bytes": int(others.pop("bucket_mb") * 2**20), **others}
 
 

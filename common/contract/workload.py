@@ -40,7 +40,6 @@ class Workload(ABC):
         own: the workload's own configuration, of its ``config_type``.
         dtype: of weights, activations and gradients.
         choices: operation to the implementation chosen for it; the constructor fills it.
-        loss_scale: what the loss is multiplied by before the backward pass, 0-d float32 on the device.
 
     Raises:
         ConfigError: the layout has ranks along an axis that the workload does not use.
@@ -67,7 +66,7 @@ class Workload(ABC):
         self.layout = layout
         self.dtype = DTYPES[cfg.precision]
         self.choices: dict[str, str] = {}
-        self.loss_scale = torch.ones((), device=layout.device)
+        self._loss_scale: LossScale | None = None
         self._optimizer: Optimizer | None = None
         self._average: WeightAverage | None = None
 
@@ -132,7 +131,7 @@ class Workload(ABC):
             rule, schedule, blocks, clip: see :class:`common.optim.optimizer.Optimizer`.
             grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
                 loss that is the mean over a micro-batch.
-            loss_scale: the first scale of a loss in fp16, or what scales it; None does not scale.
+            loss_scale: the first scale of a loss in fp16, or what :meth:`scaled` returned; None does not scale.
             average_decay: of averages of the weights (:mod:`common.optim.ema`), which are then what is evaluated; None
                 for none.
             beside: updaters of what is no parameter; they write after the Optimizer, or nothing is written.
@@ -140,7 +139,8 @@ class Workload(ABC):
                 loss, such as a pipeline's; None accumulates :meth:`loss`.
 
         Raises:
-            ConfigError: micro-batches of a pipeline are to be clipped one by one.
+            ConfigError: micro-batches of a pipeline are to be clipped one by one, or ``optimizer.grad_predivide`` has
+                no loss scale to divide.
             ValueError: a group has a frozen parameter, or calls one that is split otherwise than the model does.
         """
         cfg, groups = self.cfg, self.parameter_groups()
@@ -152,11 +152,12 @@ class Workload(ABC):
             )
         if grad_divisor is None:
             grad_divisor = cfg.grad_accumulation_steps * self.layout.size("dp")
-        scale = loss_scale
-        if isinstance(scale, int | float):
-            scale = LossScale(self.layout.device, self.dtype, scale)
-        if scale is not None:
-            self.loss_scale = scale.value
+        scale = self._loss_scale = self.scaled(loss_scale) if isinstance(loss_scale, int | float) else loss_scale
+        if scale is None and self._predivide() != 1.0:
+            raise ConfigError(
+                f"optimizer.grad_predivide={cfg.optimizer.grad_predivide}: it divides the loss scale, and "
+                f"{self.title}'s loss has none; use 1"
+            )
         self._optimizer = Optimizer(
             groups,
             rule,
@@ -176,6 +177,28 @@ class Workload(ABC):
             updaters.append(self._average)
         forward_backward = accumulate(self.loss, scale) if passes is None else passes(scale)
         return TrainStep(forward_backward, [*updaters, *beside], self.layout)
+
+    def scaled(self, first: float, **adaptation: Any) -> LossScale:
+        """A loss scale for this workload's precision, divided by the recipe's ``optimizer.grad_predivide``.
+
+        Args:
+            first: its first value.
+            adaptation: further arguments of :class:`common.optim.precision.LossScale`.
+        """
+        return LossScale(self.layout.device, self.dtype, first, predivide=self._predivide(), **adaptation)
+
+    @property
+    def loss_scale(self) -> Tensor:
+        """What the loss is multiplied by before the backward pass, 0-d float32 on the device."""
+        if self._loss_scale is None:
+            return torch.ones((), device=self.layout.device)
+        return self._loss_scale.applied
+
+    def _predivide(self) -> float:
+        """What the loss scale is divided by; 1 where no sum of gradients can leave its range."""
+        optimizer = self.cfg.optimizer
+        summed_in_half = self.dtype == torch.float16 and optimizer.gradients == "same" and self.layout.world_size > 1
+        return optimizer.grad_predivide if summed_in_half else 1.0
 
     def _check_groups(self, groups: Sequence[ParameterGroup]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""How many thread blocks NCCL takes of a GPU for the work of a communicator, beside products that need them too."""
+"""How many thread blocks NCCL takes of a GPU for a communicator, and how soon, beside products that need them too."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ def options(ctas: Ctas) -> Any:
     """For a process group that is made; None where nothing is asked for, and on Gloo, which has no thread blocks."""
     given = {"min_ctas": ctas.min, "max_ctas": ctas.max, "cga_cluster_size": ctas.cluster}
     given = {name: value for name, value in given.items() if value is not None}
-    if not given or dist.get_backend() != "nccl":
+    if ctas == NCCLS_OWN or dist.get_backend() != "nccl":
         return None
     made: Any = dist.ProcessGroupNCCL.Options()
+    if ctas.priority == "high":
+        made.is_high_priority_stream = True
     for name, value in given.items():
         setattr(made.config, name, value)
     return made
@@ -49,4 +51,5 @@ def options(ctas: Ctas) -> Any:
 def in_words(ctas: Ctas) -> str:
     """For people; nothing where all is NCCL's own choice."""
     parts = (("at least", ctas.min), ("at most", ctas.max), ("in clusters of", ctas.cluster))
-    return ", ".join(f"{words} {value}" for words, value in parts if value is not None)
+    given = [f"{words} {value}" for words, value in parts if value is not None]
+    return ", ".join(given if ctas.priority == "normal" else [*given, f"at {ctas.priority} priority"])

@@ -24,7 +24,7 @@ from common.optim.groups import ParameterGroup as ParameterGroup
 from common.optim.groups import check_groups, redundant_ranks, settings_of
 from common.optim.partition import build_partitions
 from common.optim.precision import GradientPrecision, LossScale
-from common.optim.reduce import GradientReducer, Route
+from common.optim.reduce import GradientReducer
 from common.optim.rules import GroupSettings, Rule, Update
 from common.optim.shard_plan import ShardPlan, micro_batch_axes
 from common.optim.updater import Updater as Updater
@@ -50,10 +50,6 @@ class Optimizer:
         bucket_bytes: size from which on a bucket of gradients is reduced.
         overlap: reduce buckets during the last backward pass rather than after it, and gather updated weights during
             the next forward pass rather than after the update.
-        grad_predivide: what gradients in float16 are divided by before they are summed over ranks, so that the sum
-            stays in range; the update makes up for it. A power of two loses no bit, but of gradients that become
-            smaller than float16's smallest normal number. Clipping before the reduction sums over ``cp`` first, without
-            dividing.
         implementation: of the rule: ``auto`` or a name of its IMPLEMENTATIONS.
         shard: who updates what. ``none``: every rank all parameters. ``all``: the ranks of ``dp`` and ``cp`` share
             them. ``node``: of these, those of one node do, and each node holds all.
@@ -93,7 +89,6 @@ class Optimizer:
         grad_divisor: float,
         bucket_bytes: int = 32 << 20,
         overlap: bool = True,
-        grad_predivide: float = 1.0,
         implementation: str = "auto",
         shard: Literal["none", "node", "all"] = "none",
         reduction: Literal["scatter", "all_reduce"] = "scatter",
@@ -105,8 +100,7 @@ class Optimizer:
         masters: Literal["fp32", "remainder"] = "fp32",
         gradients: GradientPrecision = "same",
     ) -> None:
-        positive = {"grad_divisor": grad_divisor, "grad_predivide": grad_predivide}
-        positive |= {"bucket_bytes": bucket_bytes, "micro_batches": micro_batches}
+        positive = {"grad_divisor": grad_divisor, "bucket_bytes": bucket_bytes, "micro_batches": micro_batches}
         for name, value in positive.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"{name}={value}: it must be positive and finite")
@@ -118,7 +112,7 @@ class Optimizer:
         self.plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
         self._groups = tuple(groups)
-        self._scale = loss_scale.value if loss_scale is not None and loss_scale.enabled else None
+        self._scaling = loss_scale if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
         members = [group.parameters for group in groups]
         buffers = build_flat_buffers(members, parts, plan.ranks, bucket_bytes, gradients)
@@ -126,9 +120,7 @@ class Optimizer:
         self.partitions = build_partitions(buffers, plan.ranks, plan.index, masters == "remainder")
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
-        predivide = grad_predivide if gradients == "same" else 1.0  # a sum in float32 stays in range
-        divided = [_predivide(group, route, predivide) for group, route in zip(groups, routes, strict=True)]
-        settings = [settings_of(g, layout, grad_divisor / by) for g, by in zip(groups, divided, strict=True)]
+        settings = [settings_of(group, layout, grad_divisor) for group in groups]
         self._update = self._bind(rule, settings, implementation)
         self.implementation = self._update.implementation
         self._clipper: MicroBatchClipper | None = None
@@ -140,8 +132,7 @@ class Optimizer:
             self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sharing)
         plan.check_tied(groups, routes, buffers[0].device)
         early = overlap and not clip_first
-        scales = [1.0 / by for by in divided]
-        self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce", scales)
+        self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce")
         self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, plan.ranks // routes[0].pieces, early)
         # Of the stages of a pipeline some may have nothing to reduce, and report the same as those that have.
@@ -194,7 +185,7 @@ class Optimizer:
     def collect(self) -> None:
         """Take the gradient of the micro-batch whose backward pass has ended: clip it, if clipping comes first."""
         if self._clipper is not None:
-            self._clipper.collect(self._armed, self._scale)
+            self._clipper.collect(self._armed, None if self._scaling is None else self._scaling.applied)
 
     @torch.no_grad()
     def measure(self) -> Tensor:
@@ -229,8 +220,8 @@ class Optimizer:
         """What every gradient is multiplied with, and whether one is not finite: 0-d tensors."""
         factor = torch.ones_like(self._stats[0])
         overflow = self._stats[0] > 0
-        if self._scale is not None:
-            factor = factor / self._scale
+        if self._scaling is not None:
+            factor = factor / self._scaling.applied
         if self._clip is not None and self._clipper is None:
             norm = self._stats[1].sqrt() * factor
             self._gradient_norm.copy_(norm)
@@ -257,8 +248,8 @@ class Optimizer:
             found["comm_wait_ms"] = self._no_wait if wait is None else wait
         if self._clip is not None and self._clipper is None:
             found["gradient_norm"] = self._gradient_norm
-        if self._scale is not None:
-            found["loss_scale"] = self._scale
+        if self._scaling is not None:
+            found["loss_scale"] = self._scaling.value
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
@@ -376,12 +367,6 @@ class Optimizer:
         if self.plan.ranks > 1:
             chosen["weight gathering"] = "during the forward pass" if self._gatherer.overlapped else "after the update"
         return chosen
-
-
-def _predivide(group: ParameterGroup, route: Route, by: float) -> float:
-    """What the gradients of ``group`` are divided by before they are summed; 1 where no sum can leave its range."""
-    half = any(parameter.dtype == torch.float16 for parameter in group.parameters.values())
-    return by if half and route.everyone is not None else 1.0
 
 
 def _fits(value: object, scalar: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -28,10 +29,11 @@ def gradient_dtype(weights: torch.dtype, precision: GradientPrecision) -> torch.
 class LossScale:
     """A factor on the loss that keeps small fp16 gradients from vanishing; it adapts itself on the device.
 
-    The loss is multiplied before the backward pass and the update divides. After a gradient that is not finite nothing
-    is written, and the scale falls, with ``hysteresis`` only at that overflow of several in a row and at those that
-    follow it (as in apex's ``update_scale_hysteresis``); after ``growth_interval`` updates in a row without one it
-    rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and costs nothing.
+    The loss is multiplied with :attr:`applied` before the backward pass and the update divides by it. After a gradient
+    that is not finite nothing is written, and the scale falls, with ``hysteresis`` only at that overflow of several in
+    a row and at those that follow it (as in apex's ``update_scale_hysteresis``); after ``growth_interval`` updates in a
+    row without one it rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and
+    costs nothing.
 
     Args:
         device: of the loss.
@@ -40,10 +42,11 @@ class LossScale:
         growth_interval: updates without overflow after which the scale grows.
         growth, backoff: factors; powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
         hysteresis: which overflow in a row is the first that lowers the scale.
+        predivide: what the loss is divided by beside, so that a sum of gradients over many ranks stays in range.
 
     Attributes:
         enabled: whether there is anything to scale.
-        value: the scale, 0-d float32.
+        value: the scale before ``predivide``, 0-d float32: what adapts, and what logs and checkpoints have.
         good_steps: updates without overflow since the scale last changed, 0-d int64; behind overflows that did not
             change it their number below 0.
 
@@ -60,21 +63,30 @@ class LossScale:
         growth: float = 2.0,
         backoff: float = 0.5,
         hysteresis: int = 1,
+        predivide: float = 1.0,
     ) -> None:
         if not (initial > 0 and growth_interval >= 1 and growth >= 1 and 0 < backoff <= 1 and hysteresis >= 1):
             raise ValueError(
                 f"loss scale: initial={initial} > 0, growth_interval={growth_interval} >= 1, growth={growth} >= 1, "
                 f"0 < backoff={backoff} <= 1 and hysteresis={hysteresis} >= 1 must hold"
             )
+        if not 0 < predivide < math.inf:
+            raise ValueError(f"loss scale: predivide={predivide}: it must be positive and finite")
         self.enabled = dtype == torch.float16
+        self._predivide = predivide if self.enabled else 1.0
         self._patience = hysteresis - 1
         self._interval, self._growth, self._backoff = growth_interval, growth, backoff
         self.value = torch.full((), initial if self.enabled else 1.0, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
 
+    @property
+    def applied(self) -> Tensor:
+        """What the loss is multiplied with and the update divides by: :attr:`value` over ``predivide``, 0-d float32."""
+        return self.value if self._predivide == 1.0 else self.value / self._predivide
+
     def scale(self, loss: Tensor) -> Tensor:
-        """``loss`` times the scale."""
-        return loss * self.value if self.enabled else loss
+        """``loss`` times :attr:`applied`."""
+        return loss * self.applied if self.enabled else loss
 
     @torch.no_grad()
     def update(self, overflow: Tensor, skip: Tensor) -> None:

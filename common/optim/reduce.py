@@ -9,7 +9,8 @@ all-reduce of the pieces between them. Of ranks that had the same gradients befo
 scatter gives all of them. ``all_reduce=True`` instead sums whole buckets over all ranks at once, what networks that
 reduce in their switches are made for, and keeps the piece.
 
-A sum in float16 may leave its range where the terms do not: ``scales`` multiplies them before they are summed.
+A sum in float16 may leave its range where the terms do not: the loss scale then divides all gradients beforehand
+(``predivide`` of :class:`common.optim.precision.LossScale`).
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class _Reduction:
     """One bucket: its gradients, this rank's piece of them, where the piece's sum goes (None: in place), over whom.
 
     ``scattered`` is where a scatter puts what it leaves this rank with: ``piece``, or several pieces of the gradients.
-    ``scale`` is what the gradients are multiplied with before.
     """
 
     bucket: Bucket
@@ -64,7 +64,6 @@ class _Reduction:
     piece: Tensor | None
     scattered: Tensor
     route: Route
-    scale: float
 
 
 class GradientReducer:
@@ -80,7 +79,6 @@ class GradientReducer:
         routes: per parameter group the ranks to sum over.
         overlap: False reduces everything in :meth:`finish`.
         all_reduce: with shards, sum whole buckets over all ranks and keep the piece.
-        scales: per parameter group what gradients are multiplied with before they are summed; None for 1.
 
     Attributes:
         buckets: how many are reduced in an iteration.
@@ -94,9 +92,8 @@ class GradientReducer:
         routes: Sequence[Route],
         overlap: bool,
         all_reduce: bool = False,
-        scales: Sequence[float] | None = None,
     ) -> None:
-        self._reductions = _plan(partitions, routes, scales or [1.0] * len(routes))
+        self._reductions = _plan(partitions, routes)
         self._all_reduce = all_reduce
         self._overlap = overlap
         kept = [(r.piece, r.own) for r in self._reductions if r.piece is not None] if all_reduce else []
@@ -200,8 +197,6 @@ class GradientReducer:
         if not self.sends:
             return
         piece, route = reduction.piece, reduction.route
-        if reduction.scale != 1.0:
-            reduction.gradients.mul_(reduction.scale)
         if piece is None or self._all_reduce:
             if route.everyone is not None:
                 self._works.append(_summed(reduction.gradients, route.everyone))
@@ -244,7 +239,7 @@ def _scattered(piece: Tensor, values: Tensor, group: dist.ProcessGroup | None) -
     return work
 
 
-def _plan(partitions: Sequence[Partition], routes: Sequence[Route], scales: Sequence[float]) -> list[_Reduction]:
+def _plan(partitions: Sequence[Partition], routes: Sequence[Route]) -> list[_Reduction]:
     """What is to be reduced, ordered by when the backward pass completes it.
 
     Groups interleave in the model (weights and biases of the same layers), so a bucket's place is estimated from
@@ -264,5 +259,5 @@ def _plan(partitions: Sequence[Partition], routes: Sequence[Route], scales: Sequ
             if route.pieces > 1:
                 size = own.numel() * route.pieces
                 scattered = values.split(size)[(piece.inside.start - bucket.start) // size]
-            reductions.append(_Reduction(bucket, values, own, target, scattered, route, scales[bucket.group]))
+            reductions.append(_Reduction(bucket, values, own, target, scattered, route))
     return sorted(reductions, key=lambda reduction: (reduction.route.late, reduction.bucket.readiness))

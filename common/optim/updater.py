@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ class Updater(Protocol):
 
     An iteration is ``begin``; for each micro-batch forward, ``arm`` before the backward pass of the last one, backward,
     ``collect``; then ``measure`` and, when all updaters have measured, ``write``. :func:`apply_gradients` does both.
+    ``write`` does not read the loss scale, which has adapted by then, and changes no metric.
     """
 
     @property
@@ -113,7 +114,9 @@ class StreamingUpdater(Updater, Protocol):
         """
 
 
-def apply_gradients(updaters: Sequence[Updater], skip: Tensor) -> Tensor:
+def apply_gradients(
+    updaters: Sequence[Updater], skip: Tensor, measured: Callable[[Tensor], None] = lambda overflow: None
+) -> Tensor:
     """Let all updaters write, or none of them. Capturable: nothing waits for the device.
 
     One gradient that is not finite, whosever it is, keeps every updater from writing; each loss scale adapts once. One
@@ -122,15 +125,17 @@ def apply_gradients(updaters: Sequence[Updater], skip: Tensor) -> Tensor:
     Args:
         updaters: in the order in which they write.
         skip: 0-d float32 on the device; where it is not 0 nothing is written, loss scales included.
+        measured: called with the result before anything is written; the updaters' metrics are final then.
 
     Returns:
         0-d bool on the device: whether a gradient of any updater is not finite.
     """
     overflow = functools.reduce(operator.or_, [updater.measure() for updater in updaters])
     allowed = (skip == 0) & ~overflow
-    for updater in updaters:
-        updater.write(allowed)
     for loss_scale in dict.fromkeys(updater.loss_scale for updater in updaters):
         if loss_scale is not None:
             loss_scale.update(overflow, skip != 0)
+    measured(overflow)
+    for updater in updaters:
+        updater.write(allowed)
     return overflow

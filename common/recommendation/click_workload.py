@@ -21,7 +21,6 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.ops import embedding_bags
 from common.optim.optimizer import ParameterGroup
-from common.optim.precision import LossScale
 from common.optim.rules import Rule
 from common.recommendation.click_model import ClickModel, made_up, probed, sharded_embeddings, table_bytes
 from common.recommendation.click_network import ClickNetwork
@@ -53,7 +52,7 @@ class ClickPrediction(Workload):
                 "alone can evaluate: use 0"
             )
         self.model = self.network(layout.shared_generator("weights"))
-        self._scale = LossScale(layout.device, self.dtype, own.model.loss_scale, growth=1.0, backoff=1.0)
+        self._scale = self.scaled(own.model.loss_scale, growth=1.0, backoff=1.0)
         self._embeddings, self._plan = sharded_embeddings(
             own.facts.tables, own.embeddings, self.row_rule(cfg), layout, cfg.scale.gpus_per_node, self.dtype
         )

@@ -21,7 +21,7 @@ class EmbeddingSettings(PlannerSettings):
     """Where the tables lie and how they are looked up and updated; changes no result but by rounding.
 
     Attributes:
-        plan: ``auto``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
+        plan: ``auto``, ``balanced``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
             (:func:`common.recommendation.planner.make_plan`).
         rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
         implementation: of the bags of embeddings.

@@ -84,7 +84,8 @@ class EmbeddingUpdater:
         self._exchanging: Tensor | None = None
         self._not_finite: list[Tensor] = []
         self._keys: tuple[SortedKeys | None, SortedKeys | None, SortedKeys | None] = (None, None, None)
-        self._measured: tuple[Tensor, Tensor, Tensor] | None = None
+        self._reduced: tuple[Tensor, Tensor] | None = None
+        self._own_NKW: Tensor | None = None
         self._sends = True
         embeddings.attach(self)
 
@@ -116,25 +117,33 @@ class EmbeddingUpdater:
 
     @torch.no_grad()
     def differentiated(self, gradient_BX: Tensor) -> None:
-        """Bring the gradients of a micro-batch to the ranks that have the rows."""
+        """Bring the gradients of a micro-batch to the ranks that have the rows; sum those of replicated rows at last.
+
+        With the last micro-batch all is known that the ranks sum, and is summed beside what is left of its backward
+        pass: the bottom MLP's.
+        """
         embeddings = self._embeddings
+        last = len(self._gradients) + 1 == self._micro_batches
         every_BFW = gradient_BX.view(len(gradient_BX), -1, embeddings.plan.tables.width)[:, 1:]
         replicated_BDW = every_BFW.index_select(1, embeddings.replicated_D)
         if embeddings.plan.ranks == 1:
             own_NKW = every_BFW
             with embeddings.beside():
                 self._not_finite.append(not_finite(own_NKW))
-        elif len(self._gradients) + 1 < self._micro_batches:
+        elif not last:
             own_NKW = self._exchanged(gradient_BX, every_BFW)
-        else:  # beside what is left of the last backward pass
+        else:
             self._exchanging = gradient_BX  # kept until the update: another stream reads it meanwhile
             with embeddings.beside():
                 own_NKW = self._exchanged(gradient_BX, every_BFW)
         self._gradients.append((own_NKW, replicated_BDW))
+        if last and len(self._lookups) == self._micro_batches:
+            with embeddings.beside():
+                self._reduced = self._reduce_replicated()
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Add up the gradients of replicated rows; returns whether a gradient is not finite on any rank: 0-d bool.
+        """Wait for the sums of replicated rows; returns whether a gradient is not finite on any rank: 0-d bool.
 
         It is also true where a rank had too few slots for its rare rows, which :meth:`check_limits` tells apart.
 
@@ -150,9 +159,17 @@ class EmbeddingUpdater:
         self._learning_rate.copy_(self._schedule(self._step))
         self._factor.fill_(1.0 / self._divisor)
         if self.loss_scale is not None:
-            self._factor.div_(self.loss_scale.value)
-        own_NKW, replicated_NDW = (_joined(parts) for parts in zip(*self._gradients, strict=True))
+            self._factor.div_(self.loss_scale.applied)
+        assert self._reduced is not None, "the last backward pass has left the sums"
+        self._own_NKW = _joined([own for own, _ in self._gradients])
+        _, counts = self._reduced
+        self._beyond_H.copy_(counts[1:])
+        return (counts != 0).any()
+
+    def _reduce_replicated(self) -> tuple[Tensor, Tensor]:
+        """Over all ranks the gradients of replicated rows (R, W); then how many had what :meth:`measure` looks for."""
         rows_RW = self._embeddings.replicated.rows_RW
+        replicated_NDW = _joined([replicated for _, replicated in self._gradients])
         # One buffer, and so one reduction: the sums, and behind them how many ranks have a gradient that is not finite,
         # and too few slots for each hybrid table.
         values = rows_RW.numel()
@@ -166,15 +183,14 @@ class EmbeddingUpdater:
                 sums[values + 1 :].add_(lookup.asked.found.beyond_H)
         if self._group is not None:
             dist.all_reduce(sums if self._sends else sums[values:], group=self._group)
-        self._beyond_H.copy_(sums[values + 1 :])
-        self._measured = own_NKW, sum_RW, (sums[values:] != 0).any()
-        return self._measured[2]
+        return sum_RW, sums[values:]
 
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
         """Update all rows that had ids; nothing changes where ``allowed`` (0-d bool) is false."""
-        assert self._measured is not None, "measure comes before write"
-        own_NKW, sum_RW, _ = self._measured
+        assert self._own_NKW is not None, "measure comes before write"
+        assert self._reduced is not None
+        own_NKW, (sum_RW, _) = self._own_NKW, self._reduced
         embeddings, rate, factor = self._embeddings, self._learning_rate, self._factor
         ranks, rank = embeddings.plan.ranks, embeddings.layout.rank
         if self._keys[0] is not None:
@@ -299,7 +315,8 @@ class EmbeddingUpdater:
         return self._rounding.copy_(self._step).mul_(places + 1).add_(self._rounding_seed + place)
 
     def _forget(self) -> None:
-        self._lookups, self._gradients, self._not_finite, self._measured = [], [], [], None
+        self._lookups, self._gradients, self._not_finite = [], [], []
+        self._reduced, self._own_NKW = None, None
         self._sorting, self._exchanging, self._keys, self._rare_gradients = (), None, (None, None, None), []
 
 

@@ -100,7 +100,7 @@ def read(path: Path, tables: Tables, ranks: int) -> Plan:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"plan={path}: use auto, hier_auto, table_wise, row_wise or a plan's file ({error})"
+            f"plan={path}: use auto, balanced, hier_auto, table_wise, row_wise or a plan's file ({error})"
         ) from error
     return from_text(text, f"plan={path}", tables, ranks, path.parent)
 

@@ -1,10 +1,12 @@
-"""Finds a plan: the greedy search of NVIDIA's submissions for DLRM-DCNv2 (rounds v3.0 to v5.1).
+"""Makes the plan of a run. ``auto`` is the greedy search of NVIDIA's submissions for DLRM-DCNv2 (rounds v3.0 to v5.1).
 
 Shards are placed one by one, the hottest first, each on the cheapest rank that has room and no shard of its table. What
 a rank costs is the memory's work, its lookups, and the network's, a vector for each of its shards, weighed by the ratio
 of their bandwidths. A table that fits nowhere is split in two; after a whole plan the hottest table is, and the search
 goes on. The cheapest plan wins, by its most expensive rank; the one that splits every table over all ranks is among
 them. Tables below a size are replicated.
+
+``balanced`` improves that plan by another search and another cost: :mod:`common.recommendation.balanced_search`.
 
 Equals stand in the order that NumPy's default sort gives them, as in the original, which depends on NumPy and on what
 the processor can do. One rank therefore plans for all.
@@ -22,13 +24,15 @@ from numpy.typing import NDArray
 from common.config.ranges import NotNegative, Positive
 from common.distributed import job_store
 from common.errors import ConfigError
-from common.recommendation import plan_file
+from common.recommendation import balanced_search, plan_file
 from common.recommendation.placement import Plan, row_wise, spread_over_nodes, table_wise
 from common.recommendation.tables import Tables
 
 ROUNDS = 20
 """Placements that are tried."""
 GIGABYTE = 1e9
+SEARCHES = ("auto", "balanced", "hier_auto")
+"""Plans that rank 0 searches for."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ def make_plan(
 
     Args:
         tables: the tables.
-        how: ``auto``, ``hier_auto`` (tables to nodes, inside a node over all its ranks), ``table_wise``, ``row_wise``,
-            or the path of a plan in YAML.
+        how: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, inside a node over all its ranks), ``table_wise``,
+            ``row_wise``, or the path of a plan in YAML.
         ranks: that hold the tables.
         ranks_per_node: of them; only ``hier_auto`` asks.
         row_bytes: of a row with its optimizer's state.
@@ -70,7 +74,7 @@ def make_plan(
     Raises:
         ConfigError: there is no plan within the memory, or the file has none for these tables and ranks.
     """
-    if ranks == 1 and how in ("auto", "hier_auto"):
+    if ranks == 1 and how in SEARCHES:
         plan = row_wise(tables, 1)  # nothing is to be planned, or replicated
     elif how == "table_wise":
         plan = table_wise(tables, ranks)
@@ -78,11 +82,13 @@ def make_plan(
         plan = row_wise(tables, ranks)
     elif how == "auto":
         plan = automatic(tables, ranks, row_bytes, settings)
+    elif how == "balanced":
+        plan = balanced(tables, ranks, row_bytes, settings)
     elif how == "hier_auto":
         plan = automatic_over_nodes(tables, ranks, ranks_per_node, row_bytes, settings)
     else:
         plan = plan_file.read(Path(how), tables, ranks)
-    if how in ("auto", "hier_auto"):
+    if how in SEARCHES:
         text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
         plan = plan_file.from_text(text, "the plan of rank 0", tables, ranks)
     plan.check_memory(row_bytes, int(settings.memory_gb * GIGABYTE))
@@ -92,6 +98,29 @@ def make_plan(
 def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
     """The search over ranks; see :func:`make_plan`."""
     return Plan(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
+
+
+def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
+    """The plan of :func:`automatic`, with shards moved, split and merged where that balances the ranks better.
+
+    What ``auto`` replicates stays replicated.
+    """
+    greedy = automatic(tables, ranks, row_bytes, settings)
+    replicated = greedy.replicated
+    placed = [number for number in range(len(tables)) if number not in replicated]
+    if not placed:
+        return greedy
+    capacity = int(settings.memory_gb * GIGABYTE) // row_bytes - sum(
+        tables.tables[number].rows for number in replicated
+    )
+    # A vector in fp16 and its gradient have 4 bytes an element, and an id has 4: every shard receives all its table's.
+    search_tables = [
+        balanced_search.SearchTable(table.rows, table.hotness, settings.shard_cost * (1 + table.hotness / tables.width))
+        for table in (tables.tables[number] for number in placed)
+    ]
+    starts = [tuple(greedy.holders[number] for number in placed), (tuple(range(ranks)),) * len(placed)]
+    found = dict(zip(placed, balanced_search.search(search_tables, ranks, capacity, starts), strict=True))
+    return Plan(tables, ranks, tuple(found.get(number, ()) for number in range(len(tables))))
 
 
 def automatic_over_nodes(

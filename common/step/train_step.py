@@ -157,12 +157,21 @@ class TrainStep:
         for updater in self.updaters:
             updater.begin()
         metrics = self.forward_backward(micro_batches, self._arm, self._collect)
-        overflow = apply_gradients(self.updaters, self.skip)
+        summed: list[tuple[DeviceResult, dist.Work | None]] = []
+        apply_gradients(self.updaters, self.skip, lambda overflow: summed.append(self._sum(metrics, overflow)))
+        ((result, work),) = summed
+        if work is not None:
+            work.wait()
+        return result
+
+    def _sum(self, metrics: Mapping[str, Tensor], overflow: Tensor) -> tuple[DeviceResult, dist.Work | None]:
+        """Start to sum the result over the ranks, which runs beside the update; on a rank alone it is there at once."""
         metrics = {**metrics, **_joined([updater.metrics for updater in self.updaters])}
         values = torch.stack([self.stop, overflow.to(torch.float32), *metrics.values(), self.reached])
+        work = None
         if self._everyone is not None:
-            dist.all_reduce(values, group=self._everyone)
-        return DeviceResult(values, tuple(metrics))
+            work = dist.all_reduce(values, group=self._everyone, async_op=True)
+        return DeviceResult(values, tuple(metrics)), work
 
     def read(self, names: Sequence[str], values: Sequence[float]) -> StepResult:
         """The numbers of a result, ``values`` being its tensor's content on the host, by name.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from cross_network_oracle import expected, inputs
 
-from benchmarks.dlrm_dcnv2.ops.cross_network.plain import cross_network_torch
+from benchmarks.dlrm_dcnv2.ops.cross_network.plain import PASSES, apply, between_torch, cross_network_torch
 from tests.capturable import Capturable
 
 
@@ -24,6 +26,17 @@ def test_a_sample_by_hand() -> None:
     x0 = torch.tensor([[1.0, 2.0]])
     v, w, b = torch.tensor([[3.0, -1.0]]), torch.tensor([[2.0], [5.0]]), torch.tensor([4.0, -3.0])
     assert cross_network_torch(x0, [v], [w], [b]).tolist() == [[1 * (2 * 1 + 4) + 1, 2 * (5 * 1 - 3) + 2]]
+
+
+def test_gradients_of_a_layer_are_final_before_the_layers_before_it_are_differentiated() -> None:
+    given, seen = inputs(3, 4, 2, 3, torch.float32), []
+    passes = PASSES._replace(between=lambda *arguments: (seen.append("between"), between_torch(*arguments))[1])
+    for kind, leaves in (("v", given.v), ("w", given.w), ("b", given.b)):
+        for number, leaf in enumerate(leaves):
+            leaf.requires_grad_().register_post_accumulate_grad_hook(lambda _, of=f"{kind}{number}": seen.append(of))
+    apply(passes, given.x0, given.v, given.w, given.b).backward(given.dy)
+    parts = [set(part) for found, part in itertools.groupby(seen, lambda name: name == "between") if not found]
+    assert parts == [{"v2", "w2", "b2"}, {"v1", "w1", "b1"}, {"v0", "w0", "b0"}]
 
 
 def test_gradients_are_those_of_differences() -> None:

@@ -89,6 +89,16 @@ def test_names_are_the_references(published: DenseNetwork) -> None:
     assert names["over_arch.4.weight"].shape == (1, 256)
 
 
+def test_parameters_are_grouped_by_the_layer_whose_backward_pass_completes_them(published: DenseNetwork) -> None:
+    ordered, named = published.parameters_by_layer(), dict(published.named_parameters())
+    assert ordered.keys() == named.keys()
+    assert all(ordered[name] is named[name] for name in named)
+    of_layer = [name.rpartition(".")[2] for name in ordered if name.startswith("crossnet.")]
+    assert of_layer == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
+    first, *_, last = ordered
+    assert (first.split(".")[0], last.split(".")[0]) == ("dense_arch", "over_arch")
+
+
 @torch.no_grad()
 def test_linear_layers_start_uniform_within_the_root_of_their_inputs(published: DenseNetwork) -> None:
     for layer in (*published.dense_arch, *published.over_arch):

@@ -123,6 +123,28 @@ def test_a_step_updates_with_the_mean_over_micro_batches():
     assert workload.model.weight.item() == 1.0 - 0.5 * 3.0
 
 
+@pytest.mark.parametrize(
+    ("precision", "ranks", "gradients", "applied"),
+    [
+        ("fp16", 2, "same", 256.0),
+        ("fp16", 1, "same", 1024.0),  # nothing is summed over ranks
+        ("fp16", 2, "fp32", 1024.0),  # a sum in fp32 stays in range
+        ("bf16", 2, "same", 1.0),
+    ],
+)
+def test_the_loss_scale_is_divided_where_gradients_are_summed_in_fp16(precision, ranks, gradients, applied):
+    optimizer = OptimizerConfig(grad_predivide=4.0, gradients=gradients)
+    scale = Line(run_of(precision=precision, optimizer=optimizer), Layout({"dp": ranks})).scaled(1024.0)
+    assert scale.applied.item() == applied
+    assert scale.value.item() == (1024.0 if precision == "fp16" else 1.0)
+
+
+def test_there_is_nothing_to_divide_without_a_loss_scale():
+    workload = Line(run_of(precision="fp16", optimizer=OptimizerConfig(grad_predivide=4.0)), Layout({"dp": 2}))
+    with pytest.raises(ConfigError, match=r"optimizer.grad_predivide=4.0: .* Line's loss has none; use 1"):
+        workload.build_step()
+
+
 def test_evaluation_uses_the_networks_own_parameters_with_the_last_update(monkeypatch):
     workload = Line(run_of(), Layout())
     (optimizer,) = workload.build_step().updaters

@@ -14,8 +14,10 @@ from common.distributed.layout import Layout
 from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
+from common.optim.precision import LossScale
 from common.optim.updater import apply_gradients
 
+CLIP = ClipNorm(0.5, "after_reduction")
 SMALL_BUCKETS = 500  # bytes: two tensors, hence three buckets for each of the two groups
 
 
@@ -107,17 +109,19 @@ def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
     return weight.detach().float()
 
 
-def large_sum(layout: Layout, **options: Any) -> dict[str, Any]:
+def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[str, Any]:
     """Two replicas whose float16 gradients of 40,000 have a sum beyond 65,504, and a float32 weight beside them."""
+    scale = LossScale("cpu", torch.float16, 1.0, growth=1.0, backoff=1.0, predivide=predivide)
     half = nn.Parameter(torch.zeros(64, dtype=torch.float16))
     beside, single = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
     groups = [ParameterGroup({"half": half, "beside": beside}), ParameterGroup({"single": single})]
     clip = ClipNorm(1e9, "after_reduction")
-    optimizer = Optimizer(groups, SGD(0.0), constant(2.0**-10), layout, grad_divisor=2.0, clip=clip, **options)
+    optimizer = Optimizer(
+        groups, SGD(0.0), constant(2.0**-10), layout, grad_divisor=2.0, clip=clip, loss_scale=scale, **options
+    )
     optimizer.begin()
-    half.grad.fill_(40000.0)
-    beside.grad.fill_(2.0 + layout.rank)
-    single.grad.fill_(4.0 + layout.rank)
+    of_rank = {half: 40000.0, beside: 2.0 + layout.rank, single: 4.0 + layout.rank}
+    scale.scale(sum((weight.float() * value).sum() for weight, value in of_rank.items())).backward()
     overflow = bool(apply_gradients([optimizer], torch.tensor(0.0)))
     told = {"overflow": overflow, "gradient_norm": optimizer.metrics["gradient_norm"].item()}
     return told | {"half": half.tolist(), "beside": beside.tolist(), "single": single.tolist()}
@@ -143,6 +147,39 @@ def wide_sum(layout: Layout, dtype: torch.dtype = torch.bfloat16, **options: Any
     assert launched == optimizer._reducer.buckets == 2
     masters = optimizer.state_dict().get("masters", {})
     return [masters[name].unique().tolist() for name in named if masters]
+
+
+def divided(layout: Layout, by_hand: bool = False, **options: Any) -> dict[str, Any]:
+    """Four iterations in float16, with float32 biases, in which gradients are divided by 4: by the loss scale or here.
+
+    Rank 1 overflows in the second iteration, and the loss scale grows after two without an overflow.
+    """
+    model = build_model()
+    named = {n: p for n, p in model.named_parameters() if not n.startswith("spare")}
+    for name, parameter in named.items():
+        parameter.data = parameter.data.half() if name.endswith("weight") else parameter.data
+    scale = LossScale("cpu", torch.float16, 1024.0, growth_interval=2, predivide=1.0 if by_hand else 4.0)
+    optimizer = Optimizer(
+        [ParameterGroup(named, 1e-4)], SGD(0.9), constant(0.5), layout, grad_divisor=2.0 if by_hand else 8.0,
+        bucket_bytes=SMALL_BUCKETS, loss_scale=scale, **options,
+    )  # fmt: skip
+    overflows, scales = [], []
+    for iteration in range(4):
+        optimizer.begin()
+        for index in range(4)[2 * layout.rank :][:2]:
+            if index % 2:
+                optimizer.arm()
+            x_BC = micro_batches(iteration)[index]
+            for layer in [*model.trunk, model.branch]:
+                x_BC = torch.tanh(nn.functional.linear(x_BC.half(), layer.weight).float() + layer.bias)
+            spoilt = torch.inf if (iteration, index) == (1, 3) else 1.0
+            scale.scale((x_BC.square() * spoilt).sum()).backward()
+        for parameter in named.values() if by_hand else ():
+            parameter.grad.mul_(0.25)
+        overflows.append(bool(apply_gradients([optimizer], torch.tensor(0.0))))
+        scales.append(optimizer.metrics["loss_scale"].item())
+    optimizer.materialize()
+    return {"weights": {n: p.detach().clone() for n, p in named.items()}, "overflows": overflows, "loss_scales": scales}
 
 
 def replicated(layout: Layout) -> Tensor:
@@ -179,13 +216,19 @@ def run_rank(rank: int, folder: str) -> None:
         "float16": half_sum(replicas, torch.float16),
         "bfloat16": half_sum(replicas, torch.bfloat16),
         "large": large_sum(replicas),
-        "large/none": large_sum(replicas, grad_predivide=4.0),
-        "large/all": large_sum(replicas, grad_predivide=4.0, shard="all"),
-        "large/all_reduce": large_sum(replicas, grad_predivide=4.0, shard="all", reduction="all_reduce"),
+        "large/none": large_sum(replicas, 4.0),
+        "large/all": large_sum(replicas, 4.0, shard="all"),
+        "large/all_reduce": large_sum(replicas, 4.0, shard="all", reduction="all_reduce"),
         "wide/none": wide_sum(replicas),
         "wide/all": wide_sum(replicas, shard="all"),
         "wide/all_reduce": wide_sum(replicas, shard="all", reduction="all_reduce"),
-        "wide/float16": wide_sum(replicas, torch.float16, grad_predivide=4.0),
+        "wide/float16": wide_sum(replicas, torch.float16),
+        "divided/by_hand": divided(replicas, by_hand=True, overlap=False),
+        "divided/by_hand, clipped": divided(replicas, by_hand=True, overlap=False, clip=CLIP),
+        "divided/overlap": divided(replicas),
+        "divided/no_overlap": divided(replicas, overlap=False),
+        "divided/shards": divided(replicas, shard="all"),
+        "divided/clipped": divided(replicas, clip=CLIP),
         "replicated": replicated(split),
         "overflow": overflow_elsewhere(split),
     }
@@ -256,21 +299,22 @@ def test_divided_before_the_reduction_the_same_sum_is_exact(ranks, name):
         assert found["gradient_norm"] == pytest.approx(norm, rel=1e-6)
 
 
-def test_on_one_rank_nothing_is_divided():
-    found = large_sum(Layout(), grad_predivide=2.0**30)  # 40,000 / 2^30 would leave 0 in float16
-    assert found["half"] == [-20000.0 / 1024] * 64
-
-
 @pytest.mark.parametrize("name", ["none", "all", "all_reduce", "float16"])
 def test_float32_gradients_of_half_weights_are_reduced_in_float32(ranks, name):
     expected = -80000.0 if name == "float16" else -257.0
     assert ranks[0][f"wide/{name}"] == [[expected], [expected]]
 
 
-@pytest.mark.parametrize("by", [0.0, -4.0, math.inf, math.nan])
-def test_a_division_without_sense_is_refused(by):
-    with pytest.raises(ValueError, match="grad_predivide"):
-        large_sum(Layout(), grad_predivide=by)
+@pytest.mark.parametrize("mode", ["overlap", "no_overlap", "shards", "clipped"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_dividing_the_loss_scale_changes_no_bit_of_dividing_the_gradients(ranks, rank, mode):
+    divided, by_hand = ranks[rank][f"divided/{mode}"], ranks[rank]["divided/by_hand"]
+    if mode == "clipped":
+        by_hand = ranks[rank]["divided/by_hand, clipped"]
+    assert divided["loss_scales"] == by_hand["loss_scales"] == [1024.0, 512.0, 512.0, 1024.0]
+    assert divided["overflows"] == by_hand["overflows"] == [False, True, False, False]
+    for name in by_hand["weights"]:
+        assert torch.equal(divided["weights"][name], by_hand["weights"][name]), name
 
 
 def test_gradients_of_a_replicated_layer_are_averaged(ranks):

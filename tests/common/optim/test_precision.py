@@ -81,7 +81,18 @@ def test_other_dtypes_have_none(dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [{"initial": 0.0}, {"growth_interval": 0}, {"backoff": 1.5}, {"growth": 0.5}, {"hysteresis": 0}]
+    "options",
+    [
+        {"initial": 0.0},
+        {"growth_interval": 0},
+        {"backoff": 1.5},
+        {"growth": 0.5},
+        {"hysteresis": 0},
+        {"predivide": 0.0},
+        {"predivide": -4.0},
+        {"predivide": float("inf")},
+        {"predivide": float("nan")},
+    ],
 )
 def test_factors_without_sense_are_refused(options):
     with pytest.raises(ValueError, match="loss scale"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -125,6 +126,7 @@ class Trainee:
         captured: bool = False,
         ranks_per_node: int | None = None,
         overlap: bool = True,
+        dense: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.layout, self.early, self.dtype = layout, early, dtype
@@ -142,6 +144,7 @@ class Trainee:
             layout,
             grad_divisor=LANES,
             loss_scale=loss_scale,
+            **(dense or {}),
         )
         self.updater = EmbeddingUpdater(
             self.embeddings,
@@ -216,6 +219,25 @@ def train(plan: Plan, layout: Layout, iterations: int = ITERATIONS, **options: A
         trainee.iterate(iteration)
     trainee.runner.close()
     return trainee.parts()
+
+
+def order(plan: Plan, layout: Layout) -> list[str]:
+    """What an iteration does from the first gradient of a table to its end, in order."""
+    trainee, seen = Trainee(plan, layout, dense={"overlap": False}), []
+    values = trainee.embeddings.replicated.rows_RW.numel()
+    dense = sum(parameter.numel() for parameter in trainee.model.parameters())
+    all_reduce, write = dist.all_reduce, trainee.updater.write
+
+    def reduced(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        other = "dense gradients" if tensor.numel() >= dense else "result"
+        seen.append("replicated rows" if tensor.numel() == values + 1 else other)
+        return all_reduce(tensor, *arguments, **options)
+
+    trainee.model.bottom.register_hook(lambda gradient: seen.append("bottom"))
+    with mock.patch.object(dist, "all_reduce", reduced), mock.patch.object(trainee.updater, "write") as written:
+        written.side_effect = lambda allowed: (seen.append("write"), write(allowed))
+        trainee.iterate(0)
+    return seen
 
 
 def changed(plan: Plan, layout: Layout, spoil: int | None, skip: float) -> dict[str, Any]:
@@ -354,6 +376,9 @@ def cases(layout: Layout, folder: Path) -> dict[str, Any]:
     found["sgd/mixed"] = train(mixed, layout, rule=RULES["sgd"])
     found["early"] = train(mixed, layout, early=True)
     found["silenced"] = silenced(mixed, layout)
+    found["reduced/after"] = train(mixed, layout, dense={"overlap": False})
+    found["reduced/in_buckets"] = train(mixed, layout, dense={"bucket_bytes": 64})
+    found["order"] = order(mixed, layout)
     if ranks < 4:
         found["fp16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.float16, scale=64.0)
         found["bf16"] = train(mixed, layout, rule=RULES["sgd"], dtype=torch.bfloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -74,6 +75,80 @@ def test_plans_cost_about_what_published_ones_do(name):
         assert cost(plan, settings) <= expected * SLACK
 
 
+def loads(plan: Plan) -> tuple[list[float], list[float]]:
+    """Lookups of each rank, and its shards with their ids: 128 ids take as long as a vector and its gradient."""
+    ranks = range(plan.ranks)
+    sent = [
+        sum(1 + plan.tables.tables[s.table].hotness / plan.tables.width for s in plan.shards_of(rank)) for rank in ranks
+    ]
+    return [plan.lookups_of(rank) for rank in ranks], sent
+
+
+def cost_in_lockstep(plan: Plan, settings: PlannerSettings) -> float:
+    """What ``balanced`` minimises."""
+    lookups, sent = loads(plan)
+    return max(lookups) + settings.shard_cost * max(sent)
+
+
+def cheapest(tables: Tables, ranks: int, rows: int, settings: PlannerSettings) -> float:
+    """The cost of the best of all plans in which no rank has more than ``rows``; numpy holds all of them."""
+    holders = [held for size in range(1, ranks + 1) for held in itertools.combinations(range(ranks), size)]
+    lookups = sent = used = np.zeros((ranks, 1))
+    for table in tables.tables:
+        share = np.array([[(rank in held) / len(held) for held in holders] for rank in range(ranks)])
+        shards = -(-table.rows // np.array([len(held) for held in holders])) * (share > 0)
+        both = [
+            (before[:, :, None] + more[:, None]).reshape(ranks, -1)
+            for before, more in (
+                (lookups, share * table.hotness),
+                (sent, (share > 0) * (1 + table.hotness / tables.width)),
+                (used, shards),
+            )
+        ]
+        fits = (both[2] <= rows).all(0)
+        lookups, sent, used = (values[:, fits] for values in both)
+    return float((lookups.max(0) + settings.shard_cost * sent.max(0)).min())
+
+
+@pytest.mark.parametrize("ratio", [7, 11])
+def test_balanced_finds_the_best_plan_of_two_ranks_for_the_real_tables(ratio):
+    settings = PlannerSettings(112, ratio)
+    plan = make_plan(CRITEO, "balanced", 2, 2, ROW_BYTES, settings)
+    large = Tables(tuple(table for n, table in enumerate(CRITEO.tables) if n not in SMALL), CRITEO.width)
+    rows = int(112e9) // ROW_BYTES - sum(CRITEO.tables[n].rows for n in SMALL)
+    assert cost_in_lockstep(plan, settings) == pytest.approx(cheapest(large, 2, rows, settings))
+    assert sorted(loads(plan)[0]) == [95, 96]
+    assert [len(plan.shards_of(rank)) for rank in range(2)] == [7, 7]
+    assert plan.replicated == SMALL
+
+
+SEVEN = Tables(tuple(Table(f"t{n}", *sizes) for n, sizes in enumerate(
+    [(900, 2), (500, 7), (500, 40), (130, 3), (80, 9), (900, 1), (40, 25)]
+)), 128)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tables", "ranks", "rows"),
+    [(7, 2, 1526), (7, 2, 9000), (5, 3, 750), (4, 4, 520)],
+)
+def test_balanced_finds_the_best_of_all_plans_of_a_few_tables(tables, ranks, rows):
+    few = Tables(SEVEN.tables[:tables], 128)
+    settings = PlannerSettings(rows * 1024 / 1e9, replicate_below_gb=0)
+    plan = make_plan(few, "balanced", ranks, ranks, 1024, settings)
+    assert cost_in_lockstep(plan, settings) == pytest.approx(cheapest(few, ranks, rows, settings))
+
+
+@pytest.mark.parametrize(("ranks", "ratio"), [(4, 11), (8, 7), (8, 11)])
+def test_balanced_is_no_worse_than_auto(ranks, ratio):
+    settings = PlannerSettings(bandwidth_ratio=ratio)
+    plan = make_plan(CRITEO, "balanced", ranks, ranks, ROW_BYTES, settings)
+    auto = automatic(CRITEO, ranks, ROW_BYTES, settings)
+    assert cost_in_lockstep(plan, settings) <= cost_in_lockstep(auto, settings)
+    for ours, theirs in zip(loads(plan), loads(auto), strict=True):
+        assert max(ours) <= max(theirs)
+    assert plan.replicated == auto.replicated
+
+
 def test_a_table_that_fits_no_rank_is_split():
     tables = Tables((Table("large", 1000, 1), Table("small", 10, 5)), 4)
     settings = PlannerSettings(memory_gb=600 * 32e-9, replicate_below_gb=0, bandwidth_ratio=1000)
@@ -106,7 +181,9 @@ def test_whole_tables_are_balanced_by_their_lookups():
     assert sum(len(plan.shards_of(rank)) for rank in range(4)) == 26
 
 
-@pytest.mark.parametrize(("how", "ranks"), [("auto", 8), ("hier_auto", 64), ("table_wise", 4), ("row_wise", 2)])
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("auto", 8), ("balanced", 2), ("hier_auto", 64), ("table_wise", 4), ("row_wise", 2)]
+)
 def test_a_plan_comes_back_from_its_file(tmp_path, how, ranks):
     plan = make_plan(CRITEO, how, ranks, 8, ROW_BYTES, dataclasses.replace(NODES, memory_gb=250))
     plan_file.write(plan, tmp_path / "plan.yaml")
@@ -136,7 +213,9 @@ def test_files_that_are_no_plan_are_refused(tmp_path, text, message):
 
 
 def test_no_such_file():
-    with pytest.raises(ConfigError, match="plan=fastest: use auto, hier_auto, table_wise, row_wise or a plan's file"):
+    with pytest.raises(
+        ConfigError, match="plan=fastest: use auto, balanced, hier_auto, table_wise, row_wise or a plan's file"
+    ):
         make_plan(CRITEO, "fastest", 2, 2, ROW_BYTES, PlannerSettings())
 
 
@@ -158,7 +237,7 @@ def test_the_printed_plan_lists_lookups_bytes_and_shards():
     ]
 
 
-@pytest.mark.parametrize("how", ["auto", "hier_auto"])
+@pytest.mark.parametrize("how", ["auto", "balanced", "hier_auto"])
 def test_a_rank_alone_holds_all_tables(how):
     plan = make_plan(CRITEO, how, 1, 8, ROW_BYTES, PlannerSettings(memory_gb=210))
     assert plan == row_wise(CRITEO, 1)

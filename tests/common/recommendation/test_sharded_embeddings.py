@@ -110,6 +110,24 @@ def test_lookups_that_are_started_early_change_nothing(found, ranks):
             assert torch.equal(rank["early"][name], value)
 
 
+@pytest.mark.parametrize(  # four ranks add in an order that depends on the bucket
+    ("ranks", "name"), [(1, "after"), (2, "after"), (4, "after"), (1, "in_buckets"), (2, "in_buckets")]
+)
+def test_dense_gradients_are_reduced_at_any_time_and_in_any_buckets_with_the_same_bits(found, ranks, name):
+    for rank in found[ranks]:
+        for of, value in rank["adagrad/mixed"].items():
+            assert torch.equal(rank[f"reduced/{name}"][of], value), of
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_only_dense_gradients_are_reduced_between_the_backward_pass_and_the_update(found, ranks):
+    lanes = LANES // ranks
+    backward = ["bottom"] * (lanes - 1) + (["replicated rows"] if ranks > 1 else []) + ["bottom"]
+    after = ["dense gradients", "result", "write"] if ranks > 1 else ["write"]
+    for rank in found[ranks]:
+        assert rank["order"] == [*backward, *after]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("name", "bound"), [("fp16", 0.03), ("bf16", 0.05), ("fp16_rows", 0.1)])
 def test_half_vectors_and_rows_train_nearly_alike(found, expected, ranks, name, bound):

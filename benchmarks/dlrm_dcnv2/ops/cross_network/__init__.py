@@ -1,7 +1,7 @@
 """Low-rank cross network: ``x_{l+1} = x_0 * (W_l (V_l x_l) + b_l) + x_l``.
 
-Wang et al., arXiv:2008.13535, equation 1 with a weight of two factors and no nonlinearity between them. One node of
-autograd for all layers: the gradient of x_0, of which every layer has a part, goes from layer to layer.
+Wang et al., arXiv:2008.13535, equation 1 with a weight of two factors and no nonlinearity between them. Autograd has
+a node for each layer; the gradient of x_0, of which every layer has a part, goes from one to the next.
 Shapes: B samples, X inputs, R rank.
 """
 

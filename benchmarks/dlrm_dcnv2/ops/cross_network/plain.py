@@ -31,54 +31,67 @@ class Passes(NamedTuple):
     ]
 
 
-class CrossNetwork(torch.autograd.Function):
-    """Autograd around the passes of an implementation: one node for all layers, which share the gradient of x0.
+class _Handed(NamedTuple):
+    """What the node of a layer leaves in the backward pass to that of the layer before.
 
-    Of every layer its input, u and h are kept.
+    Attributes:
+        du_BR, v_RX, dy_BX: of the layer: ``dy + du V`` is the gradient of its input.
+        x0_BX, dx0_BX: x0, and its gradient so far.
+    """
+
+    du_BR: Tensor
+    v_RX: Tensor
+    dy_BX: Tensor
+    x0_BX: Tensor
+    dx0_BX: Tensor
+
+
+class _CrossLayer(torch.autograd.Function):
+    """Autograd around the passes of an implementation: a node for each layer, one after the other.
+
+    So the gradients of a layer's weights are there, and may be reduced over ranks, while the layers before are
+    differentiated. A layer's part of the gradient of x0, and what the fused passes of two layers share, goes from node
+    to node in ``handed``; the first layer returns the sum. Of every layer its input, u and h are kept.
     """
 
     @staticmethod
-    def forward(ctx: Any, passes: Passes, keep: bool, x0_BX: Tensor, *parameters: Tensor) -> Tensor:
-        v, w, b = _by_kind(parameters)
-        x_BX, kept = x0_BX, []
-        for v_RX, w_XR, b_X in zip(v, w, b, strict=True):
-            u_BR = x_BX @ v_RX.t()
-            h_BX, y_BX = passes.cross(u_BR, w_XR, b_X, x0_BX, x_BX, keep)
-            if keep:
-                kept += [x_BX, u_BR, h_BX]
-            x_BX = y_BX
-        ctx.save_for_backward(*parameters, *kept)
-        ctx.passes = passes
-        return x_BX
+    def forward(
+        ctx: Any, passes: Passes, keep: bool, number: int, layers: int, handed: list[_Handed],
+        x0_BX: Tensor, x_BX: Tensor, v_RX: Tensor, w_XR: Tensor, b_X: Tensor,
+    ) -> Tensor:  # fmt: skip
+        first, last = number == 0, number == layers - 1
+        u_BR = x_BX @ v_RX.t()
+        h_BX, y_BX = passes.cross(u_BR, w_XR, b_X, x0_BX, x_BX, keep)
+        if keep:
+            inputs = ([x0_BX] if last else []) + ([] if first else [x_BX])
+            ctx.save_for_backward(v_RX, w_XR, b_X, u_BR, h_BX, *inputs)
+        ctx.passes, ctx.first, ctx.last, ctx.handed = passes, first, last, handed
+        ctx.set_materialize_grads(last)  # the others are handed theirs
+        return y_BX
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        layers = len(ctx.saved_tensors) // 6
-        parameters, kept = ctx.saved_tensors[: 3 * layers], ctx.saved_tensors[3 * layers :]
-        v, w, b = _by_kind(parameters)
-        x0_BX, dy_BX = kept[0], gradients[0]
-        found: list[Tensor] = [*parameters]
-        dh_BX, dx0_BX, db_X = ctx.passes.gradient(dy_BX, x0_BX, kept[-1], layers == 1)
-        for layer in reversed(range(layers)):
-            x_BX, u_BR, _ = kept[3 * layer : 3 * layer + 3]
-            du_BR = dh_BX @ w[layer]
-            found[layer] = du_BR.t() @ x_BX
-            found[layers + layer] = dh_BX.t() @ u_BR
-            found[2 * layers + layer] = db_X.to(b[layer].dtype)
-            if layer:
-                dy_BX, dh_BX, dx0_BX, db_X = ctx.passes.between(
-                    du_BR, v[layer], dy_BX, x0_BX, kept[3 * layer - 1], dx0_BX, layer == 1
-                )
-            elif ctx.needs_input_grad[2]:
-                dx0_BX = dx0_BX.addmm_(du_BR, v[0])
-        return None, None, dx0_BX, *found
-
-
-def _by_kind(parameters: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    """V, W and b of all layers."""
-    layers = len(parameters) // 3
-    return parameters[:layers], parameters[layers : 2 * layers], parameters[2 * layers :]
+        v_RX, w_XR, b_X, u_BR, h_BX, *inputs = ctx.saved_tensors
+        dy_BX: Tensor | None
+        if ctx.last:
+            dy_BX, x0_BX = gradients[0], inputs[0]
+            dh_BX, dx0_BX, db_X = ctx.passes.gradient(dy_BX, x0_BX, h_BX, ctx.first)
+        else:
+            after = ctx.handed.pop()
+            x0_BX = after.x0_BX
+            dy_BX, dh_BX, dx0_BX, db_X = ctx.passes.between(
+                after.du_BR, after.v_RX, after.dy_BX, x0_BX, h_BX, after.dx0_BX, ctx.first
+            )
+        du_BR = dh_BX @ w_XR
+        dv_RX = du_BR.t() @ (x0_BX if ctx.first else inputs[-1])
+        dw_XR = dh_BX.t() @ u_BR
+        if not ctx.first:
+            assert dy_BX is not None
+            ctx.handed.append(_Handed(du_BR, v_RX, dy_BX, x0_BX, dx0_BX))
+        elif ctx.needs_input_grad[5]:
+            dx0_BX = dx0_BX.addmm_(du_BR, v_RX)
+        return (*[None] * 5, dx0_BX if ctx.first else None, None, dv_RX, dw_XR, db_X.to(b_X.dtype))
 
 
 def cross_torch(
@@ -125,5 +138,8 @@ def cross_network_torch(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor],
 
 def apply(passes: Passes, x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """An implementation with autograd."""
-    y_BX: Tensor = CrossNetwork.apply(passes, torch.is_grad_enabled(), x0_BX, *v, *w, *b)
-    return y_BX
+    handed: list[_Handed] = []
+    keep, x_BX = torch.is_grad_enabled(), x0_BX
+    for number, parameters in enumerate(zip(v, w, b, strict=True)):
+        x_BX = _CrossLayer.apply(passes, keep, number, len(v), handed, x0_BX, x_BX, *parameters)
+    return x_BX
