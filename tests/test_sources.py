@@ -64,8 +64,8 @@ ADDRESSES = {
     "moments-webdataset-filtered/00831.tar",
     ("stable_diffusion", "val2014_30k_stats.npz"): "https://training.mlcommons-storage.org/stable_diffusion/datasets/"
     "coco2014/val2014_30k_stats.npz",
-    ("unet3d", "imaging.nii.gz"): "https://huggingface.co/datasets/neheller/KiTS-Challenge-Imaging/resolve/main/images/"
-    "case_00000.nii.gz",
+    ("unet3d", "imaging.nii.gz"): "https://huggingface.co/datasets/neheller/KiTS-Challenge-Imaging/resolve/"
+    "65f1f295a873326230153c7e1de0c7dba10f0b29/images/case_00000.nii.gz",
 }
 """What the publishers' own documents have."""
 GB_PER_S = 1.1
@@ -226,7 +226,7 @@ def mirrors(monkeypatch) -> Iterator[list[str]]:
             files = tuple(dataclasses.replace(file, bytes=None, checksum=None) for file in source.files)
             contents = tuple(dataclasses.replace(file, checksum=None) for file in source.contents)
             named = 2 if source.tree is not None else source.named
-            sets[name] = dataclasses.replace(source, files=files, contents=contents, named=named, md5s=None)
+            sets[name] = dataclasses.replace(source, files=files, contents=contents, named=named, md5s=None, bytes=None)
         Handler.sources = dataclasses.replace(sources, sets=sets)
         return Handler.sources
 
@@ -281,6 +281,35 @@ def test_files_behind_an_account_come_with_their_commands(name: str, steps: str,
     with pytest.raises(DataError, match="fetched by hand") as raised:
         download([f"benchmark={name}", f"--raw-dir={tmp_path}", *mirrors])
     assert steps.format(raw_dir=tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "folders", "sets"),
+    [
+        ("resnet", ("train", "val"), "imagenet"),
+        ("rnnt", ("LibriSpeech/dev-clean",), "dev-clean"),
+        ("maskrcnn", ("train2017", "val2017"), "coco"),
+    ],
+    ids=["resnet", "rnnt", "maskrcnn"],
+)
+def test_empty_folders_do_not_replace_archives(name: str, folders: tuple[str, ...], sets: str, tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(DataError, match="lacks files"):
+        download([f"benchmark={name}", f"--raw-dir={tmp_path}", f"--sets={sets}", "--check"])
+
+
+def test_pictures_need_their_tables(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\.csv is missing; .mlperf-suite download benchmark=retinanet. fetches it"):
+        download(["benchmark=retinanet", f"--raw-dir={tmp_path}", "--sets=pictures", "--check"])
+
+
+def test_check_wants_the_list_of_checksums(tmp_path: Path) -> None:
+    (tmp_path / "moments").mkdir()
+    for number in range(832):
+        (tmp_path / f"moments/{number:05d}.tar").write_bytes(small("a.tar"))
+    with pytest.raises(DataError, match=r"the list stable-diffusion-laion-400m-filtered-moments-dataset\.md5"):
+        download(["benchmark=stable_diffusion", f"--raw-dir={tmp_path}", "--sets=moments", "--check"])
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,8 @@ class DataCommands:
         show: bool,
         check: bool,
     ) -> Iterator[str]:
-        mirrors = parse_mirrors(os.environ.get("MLPERF_MIRRORS", "")) | parse_mirrors(",".join(mirror))
+        mirrors = parse_mirrors(os.environ.get("MLPERF_MIRRORS", ""), "MLPERF_MIRRORS")
+        mirrors |= parse_mirrors(",".join(mirror), "--mirror")
         sources = read_sources(self.benchmark, mirrors)
         if show:
             yield from described(sources)
@@ -202,7 +203,8 @@ class DataCommands:
         client = Client(report=lambda line: tqdm.write(line, sys.stderr))
         chosen = [name.strip() for name in sets.split(",") if name.strip()]
         yield from Download(sources, raw_dir, workers, check, client).run(chosen)
-        if self.extra is not None and not chosen:
+        named_elsewhere = any(not (sources[name].files or sources[name].tree) for name in chosen)
+        if self.extra is not None and (not chosen or named_elsewhere):
             yield from self.extra(raw_dir, sources, client, check)
 
     def _made(self, command: str, options: Mapping[str, Any]) -> Manifest:

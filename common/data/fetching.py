@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -76,16 +77,26 @@ class Inventory:
                     return self.raw_dir / folder / path.name
         return None
 
+    def count(self, pattern: str) -> int:
+        """Return the number of files whose path ends as the pattern says, which has folders of its own."""
+        folder, _, name = pattern.rpartition("/")
+        return sum(
+            fnmatch(f"/{below}", f"*/{folder}")
+            for file, folders in self._folders.items()
+            if fnmatch(file, name)
+            for below in folders
+        )
+
     def find_file(self, file: RemoteFile, also_in: Sequence[str]) -> Path | None:
         """Return the file under its name, or in one of the folders ``also_in`` (``*``: in any)."""
         base = PurePosixPath(file.name).name
-        names = [file.name, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
+        names = [file.name, *file.other_names, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
         return next((path for name in names if (path := self.find(name)) is not None), None)
 
     def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
         """Return whether all paths exist that replace the file, such as the folders unpacked from it."""
         instead = source.instead.get(file.name, ())
-        return bool(instead) and all(self.find(name) is not None for name in instead)
+        return bool(instead) and all(_has_content(self.find(name)) for name in instead)
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,8 @@ class Download:
         """
         if (self.raw_dir / MARKER).exists():
             raise DataError(f"{self.raw_dir} holds synthetic data, which are not downloaded; give another --raw-dir")
+        if self.raw_dir.exists() and not self.raw_dir.is_dir():
+            raise DataError(f"{self.raw_dir} is no folder; give another --raw-dir")
         if not self.check:
             self.raw_dir.mkdir(parents=True, exist_ok=True)
         with locked(self.raw_dir) if not self.check else contextlib.nullcontext():
@@ -133,6 +146,8 @@ class Download:
             by_hand: dict[str, str] = {}
             lacking = []
             for source in self._selected(chosen):
+                if self.check and source.list_name and not (self.raw_dir / f"{source.list_name}.md5").is_file():
+                    lacking.append(f"{source.name}: the list {source.list_name}.md5, which the command fetches")
                 listed = self._listed(source)
                 missing, lines = self._compare(listed)
                 yield from lines
@@ -155,7 +170,7 @@ class Download:
         if unknown := [name for name in chosen if name not in self.sources]:
             raise ConfigError(f"--sets {unknown[0]}: unknown; the sets are {', '.join(self.sources)}")
         if chosen:
-            return [self.sources[name] for name in chosen]
+            return [source for source in map(self.sources.__getitem__, chosen) if source.files or source.tree]
         found: dict[str, SourceSet] = {}
         inventory = Inventory(self.raw_dir)
         for source in self.sources.values():
@@ -216,7 +231,9 @@ class Download:
         revision = tree["path"].rpartition("/resolve/")[2]
         base = self.sources.stores["huggingface"][0]
         url: str | None = f"{base}/api/datasets/{tree['tree']}/tree/{revision}?recursive=true"
-        while url is not None:
+        asked: set[str] = set()
+        while url is not None and url not in asked:
+            asked.add(url)
             text, headers = self.client.text(url)
             for entry in _entries(text, url):
                 name = str(entry.get("path"))
@@ -242,7 +259,9 @@ class Download:
             path = inventory.find_file(file, source.also_in)
             if path is None:
                 missing.append(_Missing(file, folder(file.name)))
-            elif path.name == PurePosixPath(file.name).name:
+            elif path.is_dir():
+                wrong.append(f"{path} is a folder and no file; move it away")
+            elif path.name != PurePosixPath(file.name).name.removesuffix(".gz") or not file.name.endswith(".gz"):
                 todo.append((file, path))
         for file, path in tqdm(todo, f"{source.name}: compared", unit="file", disable=None if len(todo) > 1 else True):
             fault = self._fault(path, file)
@@ -289,10 +308,11 @@ class Download:
         """Fetch files, and unpack those that are archives."""
         if missing and source.beside and _present(Inventory(self.raw_dir), self.sources[source.beside]) == 0:
             raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
-        total = sum(item.file.bytes or 0 for item in missing)
+        sizes = {item.file.name: _size_of(item.file, source) for item in missing}
+        total = sum(sizes.values())
         need = total - sum(_partial_bytes(item.path) for item in missing)
-        archives_of = [item for item in missing if item.file.name in source.unpack]
-        require_space(self.raw_dir, max(0, need) + sum(2 * (item.file.bytes or 0) for item in archives_of))
+        unpacked = sum(2 * size for name, size in sizes.items() if name in source.unpack)
+        require_space(self.raw_dir, max(0, need) + unpacked)
         written = time.monotonic()
         try:
             for file, path in self._fetched(source, missing, total):
@@ -360,15 +380,19 @@ class Download:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _summary(self, source: SourceSet, fetched: int) -> str:
-        checked = sum(file.checksum is not None for file in source.files)
-        how = f"{checked} with a published checksum" if checked else "no checksum published"
-        new = f", {fetched} of them fetched now" if fetched else ""
-        return f"{self.raw_dir}: {source.name}, {source.count} files{new}; {how}"
+        inventory = Inventory(self.raw_dir)
+        packed = [file for file in source.files if not inventory.is_replaced(file, source)]
+        checked = sum(file.checksum is not None for file in packed)
+        how = [f"{fetched} fetched now"] if fetched else []
+        how += [f"{checked} compared with a checksum"] if checked else []
+        how += [f"{len(packed) - checked} without a published checksum"] if len(packed) > checked else []
+        how += [f"{len(source.files) - len(packed)} unpacked before"] if len(packed) < len(source.files) else []
+        return f"{self.raw_dir}: {source.name}, {source.count} files: {', '.join(how)}"
 
     def _steps(self, source: SourceSet, missing: list[_Missing]) -> str:
         facts = [_facts(item.file) for item in missing[:_NAMED]]
         more = [f"    … and {len(missing) - _NAMED} more"] if len(missing) > _NAMED else []
-        steps = (source.account or "").format(raw_dir=self.raw_dir).rstrip().splitlines()
+        steps = (source.account or "").format(raw_dir=shlex.quote(str(self.raw_dir))).rstrip().splitlines()
         return "\n".join([f"  {source.what} ({source.licence}):", *facts, *more, *(f"    {line}" for line in steps)])
 
 
@@ -450,12 +474,27 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
     shutil.rmtree(partial)
 
 
+def _has_content(path: Path | None) -> bool:
+    """Return whether a file is not empty, or a folder has a file somewhere below it that is not."""
+    if path is None:
+        return False
+    return path.stat().st_size > 0 if path.is_file() else any(_has_content(below) for below in path.iterdir())
+
+
+def _size_of(file: RemoteFile, source: SourceSet) -> int:
+    """Return the size of a file, estimated from that of the whole set where it is unknown."""
+    if file.bytes is not None or source.bytes is None:
+        return file.bytes or 0
+    unknown = sum(other.bytes is None for other in source.files)
+    return max(0, source.bytes - sum(other.bytes or 0 for other in source.files)) // unknown
+
+
 def _present(inventory: Inventory, source: SourceSet) -> int:
     """Return how many files of a set are there."""
     found = sum(inventory.find_file(file, source.also_in) is not None for file in source.files)
     found += sum(inventory.is_replaced(file, source) for file in source.files)
     if source.tree is not None:
-        found += inventory.find(f"{source.name}.files.json") is not None
+        found += inventory.count(source.tree["pattern"])
     return found
 
 

@@ -18,6 +18,7 @@ class RemoteFile:
         urls: addresses that have it, in the order in which they are tried; none where a user has to fetch it.
         licence: licence, and the account that it takes.
         bytes: published size, None if unknown.
+        other_names: paths that the same file has in other layouts.
         checksum: ``md5:...``, ``sha1:...`` or ``sha256:...`` in hexadecimal digits, of which the first eight or more
             are enough; None if nobody published one.
     """
@@ -27,6 +28,7 @@ class RemoteFile:
     licence: str
     bytes: int | None = None
     checksum: str | None = None
+    other_names: tuple[str, ...] = ()
 
 
 SIGNATURES = {
@@ -60,6 +62,8 @@ def foreign_content(name: str, beginning: bytes, content_type: str | None = None
         return f"is a page or a pointer that begins with {begins!r} and not {name}"
     if (content_type or "").split(";")[0].strip().lower() in _PAGE_TYPES and not name.endswith(".html"):
         return f"is a page (Content-Type: {content_type}) that begins with {begins!r} and not {name}"
+    if text.startswith(b'{"') and not name.endswith((".json", ".jsonl")):
+        return f"is JSON that begins with {begins!r} and not {name}"
     offset, expected = SIGNATURES.get(Path(name).suffix, (0, b""))
     found = beginning[offset : offset + len(expected)]
     if found != expected[: len(found)]:

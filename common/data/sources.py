@@ -7,7 +7,7 @@ A set is a group of files of one origin and licence. Its keys:
 - ``mirrors``: other pairs of store and path that have the same files.
 - ``account``: the steps and commands for a set that needs a login or an accepted licence; ``{raw_dir}`` in them stands
   for the raw folder. A set without ``store`` is not fetched.
-- ``files``: maps each name to ``bytes`` and ``checksum``; ``instead``: paths that replace the file when all of them
+- ``files``: maps each name to ``bytes``, ``checksum`` and ``or``, other names of the same file; ``instead``: paths that replace the file when all of them
   exist, such as the folder that was unpacked from it; ``unpack``: maps a folder in the archive to its unpacked name.
   ``{00000..00831}.tar`` stands for 832 names. ``as`` is the local name if it differs from the published one; it may
   contain ``{number}``, the number within a range. The key may also be a plain list of names.
@@ -170,8 +170,8 @@ def is_adopted(benchmark: str) -> bool:
     return path.is_file() and bool(_load(path).get("adopt", False))
 
 
-def parse_mirrors(text: str) -> dict[str, str]:
-    """Return the stores and base addresses of ``NAME=URL,NAME=URL``.
+def parse_mirrors(text: str, origin: str) -> dict[str, str]:
+    """Return the stores and base addresses of ``NAME=URL,NAME=URL``, which is the value of the option ``origin``.
 
     Raises:
         ConfigError: it is no such text.
@@ -180,7 +180,7 @@ def parse_mirrors(text: str) -> dict[str, str]:
     for item in filter(None, map(str.strip, text.split(","))):
         match = _MIRROR.fullmatch(item)
         if match is None:
-            raise ConfigError(f"mirror {item!r}: has to be NAME=URL with a store's name and an http or https address")
+            raise ConfigError(f"{origin} {item!r}: has to be NAME=URL with a store's name and an http or https address")
         found[match[1]] = match[2]
     return found
 
@@ -216,7 +216,8 @@ def _source_set(name: str, entry: Mapping[str, Any], stores: Mapping[str, tuple[
     for file, facts in named_files(entry.get("files", {})):
         local = "/".join(filter(None, [folder, facts.get("as", file)]))
         urls = tuple(f"{address}/{file}" for address in addresses)
-        found.append(RemoteFile(local, urls, entry["licence"], facts.get("bytes"), facts.get("checksum")))
+        others = tuple(facts.get("or", ()))
+        found.append(RemoteFile(local, urls, entry["licence"], facts.get("bytes"), facts.get("checksum"), others))
         unpack[local] = dict(facts.get("unpack", {}))
         instead[local] = tuple(facts.get("instead", unpack[local].values()))
     tree = {key: entry[key] for key in ("tree", "pattern", "path")} if "tree" in entry else None

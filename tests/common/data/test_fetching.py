@@ -115,8 +115,10 @@ def run(client: Client, raw: Path) -> Any:
 def test_missing_files_are_fetched(run: Any, raw: Path) -> None:
     with Server(serving(FILES)) as server:
         lines = run(pair(server.url))
-        assert run(pair(server.url)) == [f"{raw}: set, 2 files; 1 with a published checksum"]
-    assert lines == [f"{raw}: set, 2 files, 2 of them fetched now; 1 with a published checksum"]
+        assert run(pair(server.url)) == [
+            f"{raw}: set, 2 files: 1 compared with a checksum, 1 without a published checksum"
+        ]
+    assert lines == [f"{raw}: set, 2 files: 2 fetched now, 1 compared with a checksum, 1 without a published checksum"]
     assert content_of(raw) == {"a/1.bin": FIRST, "a/2.bin": SECOND}
     assert len(server.requests) == 2
 
@@ -219,7 +221,9 @@ def test_check_names_what_is_missing_and_changes_nothing(run: Any, raw: Path) ->
 
 def test_check_of_a_complete_folder_changes_nothing(run: Any, raw: Path) -> None:
     put(raw, {"a/1.bin": FIRST, "a/2.bin": SECOND})
-    assert run(pair("http://nowhere.invalid"), check=True) == [f"{raw}: set, 2 files; 1 with a published checksum"]
+    assert run(pair("http://nowhere.invalid"), check=True) == [
+        f"{raw}: set, 2 files: 1 compared with a checksum, 1 without a published checksum"
+    ]
     assert sorted(path.name for path in raw.rglob("*")) == ["1.bin", "2.bin", "a"]
 
 
@@ -316,7 +320,7 @@ def test_lists_of_checksums_are_fetched_and_kept(run: Any, raw: Path) -> None:
         run(listed_sources(server.url))
         run(listed_sources(server.url), check=True)
     assert before == len(server.requests) == 4
-    assert line.endswith("2 files, 2 of them fetched now; 2 with a published checksum")
+    assert line.endswith("2 files: 2 fetched now, 2 compared with a checksum")
     assert {name: content for name, content in content_of(raw).items() if name != "toy.uri"} == {
         "toy.md5": MD5S,
         "a/1.bin": FIRST,
@@ -403,7 +407,7 @@ def test_list_of_a_repository_has_two_pages(run: Any, raw: Path) -> None:
         run(hub_sources(server.url))
         run(hub_sources(server.url), check=True)
     assert before == len(server.requests) == 4
-    assert line.endswith("2 files, 2 of them fetched now; 2 with a published checksum")
+    assert line.endswith("2 files: 2 fetched now, 2 compared with a checksum")
     assert content_of(raw) | {"set.files.json": b""} == {
         "data/d=1/p.bin": FIRST,
         "data/d=2/p.bin": SECOND,
