@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import re
 import shlex
 import shutil
@@ -30,6 +29,7 @@ from tqdm import tqdm
 
 from common.data import atomic
 from common.data.download import Client
+from common.data.inventory import Inventory
 from common.data.preparation import require_space
 from common.data.remote_file import RemoteFile, fault_of
 from common.data.sources import Sources, SourceSet, with_checksums
@@ -41,8 +41,6 @@ from common.untrusted.regular_file import read_text
 from common.untrusted.strict_json import FILE_ENTRIES, parse, read_json_object
 
 STATE, LOCK = ".download.json", ".download.lock"
-_DEPTH = 6
-"""Levels of folders below the raw folder that are searched."""
 _MD5_LINE = re.compile(r"([0-9a-f]{32})?\s+\*?(?:\./)?(\S.*)")
 _SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 _INFLATED = 8
@@ -50,53 +48,6 @@ _INFLATED = 8
 _STATE_EVERY_S = 5
 _NAMED = 5
 """Files that one message names."""
-
-
-class Inventory:
-    """The files below a raw folder, by their names."""
-
-    def __init__(self, raw_dir: Path) -> None:
-        self.raw_dir = raw_dir
-        self._folders: dict[str, list[str]] = {}
-        for folder, below, names in os.walk(raw_dir):
-            relative = Path(folder).relative_to(raw_dir).as_posix()
-            below[:] = sorted(name for name in below if is_data(name) and not name.endswith(".partial"))
-            if relative.count("/") >= _DEPTH:
-                below.clear()
-            for name in (*names, *below):
-                self._folders.setdefault(name, []).append("" if relative == "." else relative)
-
-    def find(self, name: str) -> Path | None:
-        """Return the file or folder whose path ends with ``name``, with or without ``.gz``; None if there is none."""
-        for wanted in (name, name.removesuffix(".gz")):
-            path = PurePosixPath(wanted)
-            ends = () if str(path.parent) == "." else path.parent.parts
-            for folder in sorted(self._folders.get(path.name, ()), key=len):
-                parts = PurePosixPath(folder).parts if folder else ()
-                if parts[len(parts) - len(ends) :] == ends:
-                    return self.raw_dir / folder / path.name
-        return None
-
-    def count(self, pattern: str) -> int:
-        """Return the number of files whose path ends as the pattern says, which has folders of its own."""
-        folder, _, name = pattern.rpartition("/")
-        return sum(
-            fnmatch(f"/{below}", f"*/{folder}")
-            for file, folders in self._folders.items()
-            if fnmatch(file, name)
-            for below in folders
-        )
-
-    def find_file(self, file: RemoteFile, also_in: Sequence[str]) -> Path | None:
-        """Return the file under its name, or in one of the folders ``also_in`` (``*``: in any)."""
-        base = PurePosixPath(file.name).name
-        names = [file.name, *file.other_names, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
-        return next((path for name in names if (path := self.find(name)) is not None), None)
-
-    def is_replaced(self, file: RemoteFile, source: SourceSet) -> bool:
-        """Return whether all paths exist that replace the file, such as the folders unpacked from it."""
-        instead = source.instead.get(file.name, ())
-        return bool(instead) and all(_has_content(self.find(name)) for name in instead)
 
 
 @dataclass(frozen=True)
@@ -177,7 +128,7 @@ class Download:
             if source.optional or not (source.files or source.tree):
                 continue
             key = f"choice {source.choice}" if source.choice else source.name
-            if key not in found or _present(inventory, source) > _present(inventory, found[key]):
+            if key not in found or inventory.present(source) > inventory.present(found[key]):
                 found[key] = source
         return list(found.values())
 
@@ -306,7 +257,7 @@ class Download:
 
     def _bring(self, source: SourceSet, missing: list[_Missing]) -> Iterator[str]:
         """Fetch files, and unpack those that are archives."""
-        if missing and source.beside and _present(Inventory(self.raw_dir), self.sources[source.beside]) == 0:
+        if missing and source.beside and Inventory(self.raw_dir).present(self.sources[source.beside]) == 0:
             raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
         sizes = {item.file.name: _size_of(item.file, source) for item in missing}
         total = sum(sizes.values())
@@ -474,28 +425,12 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
     shutil.rmtree(partial)
 
 
-def _has_content(path: Path | None) -> bool:
-    """Return whether a file is not empty, or a folder has a file somewhere below it that is not."""
-    if path is None:
-        return False
-    return path.stat().st_size > 0 if path.is_file() else any(_has_content(below) for below in path.iterdir())
-
-
 def _size_of(file: RemoteFile, source: SourceSet) -> int:
     """Return the size of a file, estimated from that of the whole set where it is unknown."""
     if file.bytes is not None or source.bytes is None:
         return file.bytes or 0
     unknown = sum(other.bytes is None for other in source.files)
     return max(0, source.bytes - sum(other.bytes or 0 for other in source.files)) // unknown
-
-
-def _present(inventory: Inventory, source: SourceSet) -> int:
-    """Return how many files of a set are there."""
-    found = sum(inventory.find_file(file, source.also_in) is not None for file in source.files)
-    found += sum(inventory.is_replaced(file, source) for file in source.files)
-    if source.tree is not None:
-        found += inventory.count(source.tree["pattern"])
-    return found
 
 
 def _md5s(path: Path) -> dict[str, str | None]:

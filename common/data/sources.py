@@ -7,10 +7,11 @@ A set is a group of files of one origin and licence. Its keys:
 - ``mirrors``: other pairs of store and path that have the same files.
 - ``account``: the steps and commands for a set that needs a login or an accepted licence; ``{raw_dir}`` in them stands
   for the raw folder. A set without ``store`` is not fetched.
-- ``files``: maps each name to ``bytes``, ``checksum`` and ``or``, other names of the same file; ``instead``: paths that replace the file when all of them
-  exist, such as the folder that was unpacked from it; ``unpack``: maps a folder in the archive to its unpacked name.
-  ``{00000..00831}.tar`` stands for 832 names. ``as`` is the local name if it differs from the published one; it may
-  contain ``{number}``, the number within a range. The key may also be a plain list of names.
+- ``files``: maps each name to what is known of the file: ``bytes``; ``checksum``; ``or``: its names in other layouts;
+  ``instead``: paths that replace it when all of them exist, such as the folder that was unpacked from it; ``unpack``:
+  maps a folder in the archive to its unpacked name; ``as``: the local name if it differs from the published one, in
+  which ``{number}`` is the number within a range. ``{00000..00831}.tar`` stands for 832 names. The key may also be a
+  plain list of names.
 - ``also_in``: other folders that official tools put the files in; ``"*"`` for any folder.
 - ``folder``: folder for the files, below the raw folder; ``beside``: a set whose files have to exist already. The
   files of this set are stored next to them.
