@@ -21,7 +21,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
-from common.recommendation.planner import automatic, automatic_over_nodes
+from common.recommendation.planner import make_plan
 
 SAMPLES = 4_195_197_692
 
@@ -108,10 +108,7 @@ def test_the_tables_of_a_recipe_have_a_plan_within_its_memory(scale):
     run, _ = loaded(f"scale={scale}")
     own, ranks = run.workload, run.training_ranks
     tables, settings = own.facts.tables, own.embeddings
-    if settings.plan == "hier_auto":
-        plan = automatic_over_nodes(tables, ranks, run.scale.gpus_per_node, 1024, settings)
-    else:
-        plan = automatic(tables, ranks, 1024, settings)
+    plan = make_plan(tables, settings.plan, ranks, run.scale.gpus_per_node, 1024, settings)
     plan.check_memory(1024, int(settings.memory_gb * 1e9))
     held = sum(plan.rows_of(rank) for rank in range(ranks))
     replicated = sum(tables.tables[table].rows for table in plan.replicated)
