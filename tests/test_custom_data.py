@@ -13,12 +13,11 @@ import pytest
 
 from benchmarks import WORKLOADS
 from benchmarks.gpt3.raw import CORPUS as GPT3
-from benchmarks.llama31_8b.prepare import COMMANDS as LLAMA31
 from benchmarks.llama31_8b.raw import CORPUS
 from common import cli
 from common.data.manifest import UNDECIDED, Manifest, digest
 from common.data.megatron import preparation
-from common.data.megatron.corpus import Corpus
+from common.data.megatron.commands import commands_for
 from common.data.published import Published, PublishedFile
 from common.errors import DataError
 from common.mlperf.parsed_log import read_log
@@ -144,8 +143,8 @@ def published(data: Path) -> Published:
 @pytest.fixture
 def benchmarks_own(data_of: DataOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Adopted pairs that have the published bytes and MD5s."""
-    monkeypatch.setattr(Corpus, "published", published(data_of("llama31_8b")))
-    monkeypatch.setattr("benchmarks.llama31_8b.prepare.COMMANDS", replace(LLAMA31, published=CORPUS.published))
+    corpus = replace(CORPUS, published=published(data_of("llama31_8b")))
+    monkeypatch.setattr("benchmarks.llama31_8b.prepare.COMMANDS", commands_for(corpus))
     options = pairs(data_of("llama31_8b"), tmp_path / "raw")
     arguments = ["benchmark=llama31_8b", *options, "--data-dir", str(tmp_path / "data")]
     assert cli.run(["prepare", *arguments]) == 0

@@ -75,4 +75,4 @@ def test_stand_in_data_and_no_checkpoint_are_refused(data, tmp_path, capsys) -> 
     assert "assets_dir=null: there is no checkpoint" in capsys.readouterr().err
     other = write_data(tmp_path / "stand-in", make_packs([1, 3]), 1, make_samples([20] * 12))
     assert starting_point.main([*SMALL, f"data_dir={other}"]) == 2
-    assert "stand-in: a stand-in; the known accuracy is of the rules' set" in capsys.readouterr().err
+    assert "stand-in: the data are synthetic; the known accuracy is of the rules' set" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks.dlrm_dcnv2.prepare import COMMANDS
 from common.data import placing
 from common.errors import ConfigError, DataError
 from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS
+from common.recommendation.criteo.prepare import published_logs
 
 FILES = ("train_data.bin", "val_data.bin")
 
@@ -93,16 +95,13 @@ def test_files_with_the_published_md5s_are_the_benchmarks(real, tmp_path, capsys
 
 def test_verify_compares_real_data_with_the_published_md5s(real, monkeypatch, capsys):
     adopt(real, real)
-    says = {
-        "same": "The files are those that MLCommons publishes",
-        "other": "val_data.bin: not MLCommons' published file",
-    }
-    for kind, line in says.items():
-        if kind == "other":
-            monkeypatch.setitem(FORMAT.checksums, "val_data.bin", "0" * 32)
-        capsys.readouterr()
-        assert COMMANDS.run("verify", ["--data-dir", str(real)]) == 0
-        assert capsys.readouterr().out.splitlines()[-1].startswith(line)
+    capsys.readouterr()
+    verify = ["--data-dir", str(real)]
+    assert replace(COMMANDS, published=published_logs(FORMAT)).run("verify", verify) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "as published: 2 files"
+    monkeypatch.setitem(FORMAT.checksums, "val_data.bin", "0" * 32)
+    with pytest.raises(DataError, match=r"val_data\.bin has the MD5 [0-9a-f]{32}, published is 0{32}"):
+        replace(COMMANDS, published=published_logs(FORMAT)).run("verify", verify)
 
 
 def test_prepared_files_as_raw_data_are_pointed_to_the_option(published, tmp_path):
@@ -129,7 +128,7 @@ def changed(path):
         (lambda folder: os.truncate(folder / "train_data.bin", 912), r"train_data.bin has 1 samples and not 60"),
         (
             lambda folder: changed(folder / "train_data.bin"),
-            "train_data.bin: MD5 [0-9a-f]{32} where the published file",
+            "train_data.bin has the MD5 [0-9a-f]{32}, published is",
         ),
     ],
     ids=["no evaluation", "neither", "no whole number", "empty", "cut off", "changed"],

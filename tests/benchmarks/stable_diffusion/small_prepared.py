@@ -132,6 +132,7 @@ def write_prepared(root: Path, kind: str = "safetensors", samples: tuple[int, ..
         "files": files,
         "counts": counts,
         "stand_in": True,
+        "custom": "",
         "source": source,
     }
     (root / "manifest.json").write_text(json.dumps(manifest))

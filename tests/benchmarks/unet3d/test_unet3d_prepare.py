@@ -1,5 +1,6 @@
 """The whole preparation: files and checksums, interruptions, damage, sources, the command line."""
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -404,14 +405,15 @@ def test_volumes_of_the_reference_are_described_where_they_are(foreign, data, ca
 
 @pytest.mark.parametrize("kind", ["real", "synthetic"])
 def test_volumes_of_the_reference_are_linked_into_another_folder(foreign, data, tmp_path, capsys, kind):
+    commands = dataclasses.replace(COMMANDS, published=prepare_module.published_cases())  # of the cases of this test
     if kind == "synthetic":
         (foreign / "STAND_IN").write_text('{"kind": "test"}')
         for part in "xy":
             (foreign / f"case_00002_{part}.npy").unlink()
     target = tmp_path / "target"
     for _ in range(2):
-        assert COMMANDS.run("prepare", ["--adopt", str(foreign), "--data-dir", str(target), "--workers", "2"]) == 0
-    assert COMMANDS.run("verify", ["--data-dir", str(target)]) == 0
+        assert commands.run("prepare", ["--adopt", str(foreign), "--data-dir", str(target), "--workers", "2"]) == 0
+    assert commands.run("verify", ["--data-dir", str(target)]) == 0
     says = "KiTS19, eval_samples 2, train_samples 2" if kind == "real" else "stand-in, eval_samples 2, train_samples 1"
     assert capsys.readouterr().out.splitlines()[1:] == [f"{target}: {says}"] * 2
     assert not (foreign / "manifest.json").exists()
@@ -419,7 +421,7 @@ def test_volumes_of_the_reference_are_linked_into_another_folder(foreign, data, 
     assert len(names) == (8 if kind == "real" else 6)
     assert all((target / name).samefile(foreign / name) for name in names)
     with pytest.raises(DataError, match="was prepared from other raw data"):
-        COMMANDS.run("prepare", ["--adopt", str(foreign), "--data-dir", str(data)])
+        commands.run("prepare", ["--adopt", str(foreign), "--data-dir", str(data)])
 
 
 def test_adoption_misses_a_volume(foreign):

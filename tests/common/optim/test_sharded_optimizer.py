@@ -73,7 +73,7 @@ def test_a_silenced_iteration_sends_single_numbers_and_no_tensor_of_the_model(fo
         usual, silent = rank[f"silenced/{name}"]
         assert Counter(silent) <= Counter(usual)  # all that is not of gradients and weights remains
         assert len(silent) == (1 if name == "none" else 3)  # with shards norms and the overflow, and then the result
-        assert silent[-1] == usual[-1] == 6
+        assert silent.count(6) == usual.count(6) == 1  # the step's result
         assert max(silent) < min(large := [size for size in usual if size >= WIDTH * WIDTH])
         assert len(large) >= 4
 

@@ -121,7 +121,8 @@ def test_what_is_prepared_is_left_alone_and_others_are_refused(raw, tmp_path):
 def test_the_manifest_says_how_logs_differ_from_the_benchmarks(tmp_path, monkeypatch, encoding, rows, difference):
     write_days(tmp_path / "raw")
     monkeypatch.setattr("common.recommendation.criteo.preparation.raw_days.PUBLISHED_ROWS", ROWS)
-    monkeypatch.setattr("common.recommendation.criteo.prepare.PUBLISHED_ROWS", rows)
+    published = {"train_samples": sum(rows[:-1]), "eval_samples": -(-rows[-1] // 2)}
+    monkeypatch.setattr("common.recommendation.criteo.prepare.PUBLISHED_COUNTS", published)
     made = prepare(tmp_path / "raw", tmp_path / "data", encoding)
     assert not made.stand_in
     assert re.fullmatch(difference, made.custom)
