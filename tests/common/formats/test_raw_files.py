@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rnnt import raw, sources
+from benchmarks.rnnt import raw
 from common import cli
+from common.data.fetching import unpack
 from common.detection.coco_raw import SPLITS, RawData
 from common.formats import tars
 from common.formats.raw_files import is_data, listed
@@ -91,7 +92,7 @@ def test_foreign_members_of_librispeech_stay_packed(tmp_path: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         for name in ("1/a.flac", *(f"1/{name.format('a.flac')}" for name in FOREIGN)):
             tars.add(tar, f"LibriSpeech/dev-clean/{name}", b"1")
-    sources.unpack(archive, tmp_path / "dev-clean")
+    unpack(archive, tmp_path, {"LibriSpeech/dev-clean": "dev-clean"})
     assert [path.name for path in (tmp_path / "dev-clean").rglob("*") if path.is_file()] == ["a.flac"]
 
 
