@@ -73,7 +73,8 @@ def run_of(**changes: Any) -> RunConfig:
 
 
 def session_of(ruleset: str) -> SessionConfig:
-    session = SimpleNamespace(ruleset=ruleset, submission=SubmissionConfig("acme", "h100x64"), cache_cleared=True)
+    submission, bench = SubmissionConfig("acme", "h100x64"), SimpleNamespace(traffic=True)
+    session = SimpleNamespace(ruleset=ruleset, submission=submission, cache_cleared=True, bench=bench)
     return cast(SessionConfig, session)
 
 
