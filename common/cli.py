@@ -144,7 +144,10 @@ def train(argv: list[str]) -> int:
         from common.run.evaluation_rank import EvaluationRank
         from common.run.trainer import Trainer
 
-        admit(start.run, start.session)  # what is wrong with the configuration is said before what is with the data
+        # What is wrong with the configuration is said before what is wrong with the data.
+        if start.run.system.vboost is not None and start.device.type != "cuda":
+            raise ConfigError(f"system.vboost={start.run.system.vboost}: this run uses no GPU")
+        admit(start.run, start.session)
         start = replace(start, run=require_prepared(start.run, start.session))
         if Role.of(start.rank_info, start.run.evaluation.ranks).name == "evaluate":
             EvaluationRank(start.workload_type, start.run, start.session, start.rank_info, start.device).evaluate()

@@ -27,7 +27,7 @@ from common.distributed.layout import Layout
 from common.distributed.rank_info import RankInfo
 from common.distributed.roles import Role
 from common.distributed.shared_folder import make_output
-from common.errors import ConfigError, DataError, Interrupted
+from common.errors import DataError, Interrupted
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
@@ -88,8 +88,6 @@ class Trainer:
         self.run, self.session, self.rank_info, self.device = run, session, rank_info, device
         self.scorer, self.tree = scorer, tree
         self.role = Role.of(rank_info, run.evaluation.ranks)
-        if run.system.vboost is not None and device.type != "cuda":
-            raise ConfigError(f"system.vboost={run.system.vboost}: this run uses no GPU")
         admission = admit(run, session)
         self.ruleset, self.rules = admission.ruleset, admission.rules
         self.logged, self.schedule = admission.hyperparameters, admission.schedule
