@@ -32,8 +32,17 @@ class _Skipping:
         return getattr(_real, name)
 
 
-def _leave_out(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """What rank 1 does instead of the all-reduce."""
+class _Done:
+    """Stands for the work of a collective that is not called."""
+
+    def wait(self) -> bool:
+        """Return at once."""
+        return True
+
+
+def _leave_out(tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> _Done:
+    """Do on rank 1 what stands for the all-reduce: nothing."""
+    return _Done()
 
 
 if __name__ == "__main__":
