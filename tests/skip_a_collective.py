@@ -33,7 +33,7 @@ class _Skipping:
 
 
 class _Done:
-    """Stands for the work of a collective that is not called."""
+    """Finished work, as an asynchronous collective returns it."""
 
     def wait(self) -> bool:
         """Return at once."""
@@ -41,7 +41,7 @@ class _Done:
 
 
 def _leave_out(tensor: Tensor, group: dist.ProcessGroup, async_op: bool) -> _Done:
-    """Do on rank 1 what stands for the all-reduce: nothing."""
+    """Replace the all-reduce on rank 1; sends and receives nothing."""
     return _Done()
 
 

@@ -46,9 +46,9 @@ def load_published(
     """Set this rank's parameters and their optimizer state to those of the checkpoint in ``folder``. Collective.
 
     Args:
-        folder: of the arrays, or one above it; only the ranks that read need to have it.
+        folder: folder of the checkpoint's arrays, or a folder above it; only ranks that read need it.
         model: its parameters have the names of the whole network; those of this rank's stage are there.
-        optimizer: of the model: gets masters and moments, and ``steps`` as its counter. None for weights alone.
+        optimizer: receives masters and moments, and ``steps`` as its step counter; None to load weights alone.
         layout: the ranks.
         architecture: of the whole network.
         steps: updates that made the checkpoint; it must say the same.

@@ -136,14 +136,14 @@ class Published:
     """A published checkpoint, checked by what describes its arrays; no value is read before it is wanted.
 
     Args:
-        folder: of the arrays, or one that has this folder below it.
+        folder: folder of the checkpoint's arrays, or a folder above it.
         architecture: of the network that it has to be of.
         kinds: of values that are wanted: ``weights``, or ``masters`` and moments.
 
     Attributes:
-        folder: of the arrays.
+        folder: folder of the checkpoint's arrays.
         architecture: as given.
-        naming: how it calls its arrays.
+        naming: names of the arrays in this checkpoint.
         arrays: by kind and name without the number of a layer.
 
     Raises:

@@ -56,10 +56,10 @@ def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool)
     Nobody published checksums of the pictures: each is a JPEG that is complete, or is not kept.
 
     Args:
-        raw_dir: see :mod:`benchmarks.retinanet.raw`; its tables are there.
-        sources: the addresses.
-        client: fetches.
-        check: whether to compare only.
+        raw_dir: raw folder with the tables, see :mod:`benchmarks.retinanet.raw`.
+        sources: has the set ``pictures`` with the addresses.
+        client: HTTP client that all transfers share.
+        check: compare the names only, and fetch nothing.
 
     Yields:
         A line for each split.
@@ -77,15 +77,11 @@ def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool)
         if missing and check:
             raise DataError(f"{folder} lacks {len(missing)} of {len(pictures)} pictures, such as {missing[0]}")
         addresses = [f"{address}/{split}" for address in sources["pictures"].addresses]
-        with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
+        with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool, client.stopped_by_failure():
             begun = (pool.submit(_bring_picture, folder / name, addresses, client) for name in missing)
             ordered = ahead(begun, 4 * FETCHED_AT_ONCE, Future.cancel)
-            try:
-                for done in tqdm(ordered, split, len(missing), unit="picture", disable=None):
-                    done.result()
-            except BaseException:
-                client.stopped.set()
-                raise
+            for done in tqdm(ordered, split, len(missing), unit="picture", disable=None):
+                done.result()
         yield f"{folder}: {len(pictures)} pictures, {len(missing)} of them fetched now; no checksum published"
 
 

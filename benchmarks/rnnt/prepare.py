@@ -44,9 +44,10 @@ def prepare(
     Args:
         raw_dir: see :mod:`benchmarks.rnnt.raw`.
         data_dir: receives the files.
-        vocabulary: pieces of the tokenizer; None for the benchmark's 1,023, or what a stand-in says.
+        vocabulary: number of the tokenizer's pieces; None for the benchmark's 1,023, or for the size that synthetic
+            data name.
         tokenizer: a SentencePiece model to use instead of one trained on the transcripts.
-        train_subsets: what to train on; None for all. Fewer are custom data.
+        train_subsets: LibriSpeech subsets for training; None for all three. Fewer subsets are custom data.
         workers: processes.
 
     Raises:

@@ -195,8 +195,8 @@ class Ctas:
     Attributes:
         min, max: of one operation.
         cluster: of them that run side by side as one cluster; 0 for none.
-        priority: of NCCL's stream. With ``high`` they start on the next free multiprocessors, before
-            the waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
+        priority: priority of NCCL's stream. With ``high`` its thread blocks start on the next free multiprocessors,
+            before waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
 
     min: Annotated[int, Between(1, MOST_CTAS)] | None = None
@@ -283,8 +283,8 @@ class OptimizerConfig:
             all ranks with the same weights do (``layout.dp`` and ``layout.cp``).
         reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
             shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
-        grad_predivide: what the scaled fp16 loss is divided by where gradients are summed over ranks; the update
-            multiplies. A power of two changes no gradient's bits, but of those below fp16's smallest normal number.
+        grad_predivide: divisor of the scaled fp16 loss, so that sums of gradients over ranks stay in fp16's range; the
+            update multiplies by it. With a power of two only gradients below fp16's smallest normal number change.
         implementation: of the update rule.
         masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
         gradients: of bf16 and fp16 weights: ``same`` adds them up, over micro-batches and ranks, in the weights'

@@ -1,10 +1,10 @@
 """Fetch large files: resumed, checked, and renamed only when they are complete.
 
-The transfer is ours, on top of urllib3, because no Python library that we know of resumes, checks and retries at once:
-pooch starts over, and huggingface_hub reads only its own hub.
+urllib3 does the HTTP. Resuming, checking and retrying are implemented here, because we know of no Python library that
+does all three: pooch starts every transfer again, and huggingface_hub reads only from its own hub.
 
 A file arrives as ``NAME.partial``, beside it ``NAME.partial.json`` with the validator (ETag or Last-Modified) of the
-version that it is a part of. A transfer continues only if the server confirms the same version (If-Range), or if a
+version that the part belongs to. A transfer continues only if the server confirms the same version (If-Range), or if a
 published checksum will prove the result.
 """
 

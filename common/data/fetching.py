@@ -8,7 +8,6 @@ time and checksum of each checked file, so that a second command does not read t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import re
 import shlex
@@ -30,7 +29,7 @@ from tqdm import tqdm
 from common.data import atomic
 from common.data.download import Client
 from common.data.inventory import Inventory
-from common.data.preparation import require_space
+from common.data.preparation import locked, require_space
 from common.data.remote_file import RemoteFile, fault_of
 from common.data.sources import Sources, SourceSet, with_checksums
 from common.data.stand_in import MARKER
@@ -90,9 +89,7 @@ class Download:
             raise DataError(f"{self.raw_dir} holds synthetic data, which are not downloaded; give another --raw-dir")
         if self.raw_dir.exists() and not self.raw_dir.is_dir():
             raise DataError(f"{self.raw_dir} is no folder; give another --raw-dir")
-        if not self.check:
-            self.raw_dir.mkdir(parents=True, exist_ok=True)
-        with locked(self.raw_dir) if not self.check else contextlib.nullcontext():
+        with contextlib.nullcontext() if self.check else locked(self.raw_dir, LOCK, "downloading to"):
             self._seen = _read_state(self.raw_dir)
             by_hand: dict[str, str] = {}
             lacking = []
@@ -319,16 +316,13 @@ class Download:
                 bar.update(count)
 
         self.client.advance = advance
-        with bar, ThreadPoolExecutor(self.workers) as pool:
+        with bar, ThreadPoolExecutor(self.workers) as pool, self.client.stopped_by_failure():
             begun = {pool.submit(self.client.fetch, item.file, item.path): item for item in missing}
             try:
                 for done in as_completed(begun):
                     yield done.result(), begun[done].path
-            except BaseException:
-                self.client.stopped.set()
-                raise
             finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _summary(self, source: SourceSet, fetched: int) -> str:
         inventory = Inventory(self.raw_dir)
@@ -362,25 +356,6 @@ def described(sources: Sources) -> Iterator[str]:
             yield f"    {source.tree['pattern']}: names, sizes and checksums are in the repository's list"
         for file in source.files:
             yield _facts(file)
-
-
-@contextlib.contextmanager
-def locked(raw_dir: Path) -> Iterator[None]:
-    """Keep other downloads out of ``raw_dir`` while the block runs.
-
-    Raises:
-        DataError: another process downloads to it, or it cannot be written.
-    """
-    try:
-        opened = open(raw_dir / LOCK, "w", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise DataError(f"cannot write to {raw_dir}: {error}") from error
-    with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(f"another process is downloading to {raw_dir}") from error
-        yield
 
 
 def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:

@@ -110,6 +110,15 @@ class Connections:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
+    def stopped_by_failure(self) -> Iterator[None]:
+        """End the transfers of all threads if the block fails or is interrupted, so that nobody waits for them."""
+        try:
+            yield
+        except BaseException:
+            self.stopped.set()
+            raise
+
+    @contextlib.contextmanager
     def opened(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
         """Send a GET request and close the connection afterwards; errors within the block are named, too.
 

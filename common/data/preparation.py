@@ -21,22 +21,27 @@ LOCK = "prepare.lock"
 
 
 @contextmanager
-def locked(data_dir: Path) -> Iterator[None]:
-    """Make ``data_dir`` if need be, and keep other preparations out of it while the block runs.
+def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator[None]:
+    """Make ``folder`` if need be, and keep other processes that do the same out of it while the block runs.
+
+    Args:
+        folder: the folder that is written.
+        name: name of the file that is locked.
+        doing: what the processes do with the folder, for the message.
 
     Raises:
-        DataError: the folder cannot be written, or another process is preparing it.
+        DataError: the folder cannot be written, or another process has the lock.
     """
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        opened = open(data_dir / LOCK, "w", encoding="utf-8")  # noqa: SIM115
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = open(folder / name, "w", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
-        raise DataError(f"cannot write to {data_dir}: {error}") from error
+        raise DataError(f"cannot write to {folder}: {error}") from error
     with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"another process is preparing {data_dir}") from error
+            raise DataError(f"another process is {doing} {folder}") from error
         yield
 
 

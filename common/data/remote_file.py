@@ -1,4 +1,4 @@
-"""A published file: where it is, and how to tell it from something else."""
+"""A published file: its addresses, size and checksum, and checks that a file has this content."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config.schema import CUSTOM, RunConfig, SessionConfig
 from common.data import manifest
+from common.data.sources import is_adopted
 from common.errors import DataError
 
 
@@ -99,5 +100,9 @@ def _commands(run: RunConfig, session: SessionConfig) -> str:
         first = f"generate {name} scale={scale}"
         # `generate` refuses the default folder of the real raw data.
         raw_folder = f"{folder}-{scale}-raw" if folder.name == run.benchmark.name else raw_folder
-    raw = f"--raw-dir {shlex.quote(raw_folder)}"
-    return f"mlperf-suite {first} {raw} && mlperf-suite prepare {name} {raw} --data-dir {shlex.quote(str(folder))}"
+    raw = shlex.quote(raw_folder)
+    source = "--adopt" if is_adopted(run.benchmark.name) and not session.stand_in else "--raw-dir"
+    return (
+        f"mlperf-suite {first} --raw-dir {raw} && "
+        f"mlperf-suite prepare {name} {source} {raw} --data-dir {shlex.quote(str(folder))}"
+    )

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from common.data.download import Client
-from common.data.fetching import Download, described, locked
+from common.data.fetching import LOCK, Download, described
+from common.data.preparation import locked
 from common.data.remote_file import RemoteFile
 from common.data.sources import Sources, SourceSet
 from common.data.stand_in import MARKER
@@ -460,7 +461,7 @@ def test_list_of_a_repository_is_not_fetched_to_check(run: Any, raw: Path) -> No
 def test_two_downloads_into_one_folder_are_refused(run: Any, raw: Path) -> None:
     raw.mkdir()
     with Server(serving(FILES)) as server:
-        with locked(raw), pytest.raises(DataError, match=f"another process is downloading to {raw}"):
+        with locked(raw, LOCK), pytest.raises(DataError, match=f"another process is downloading to {raw}"):
             run(pair(server.url))
         assert server.requests == []
         run(pair(server.url))

@@ -83,7 +83,7 @@ def test_host_that_does_not_answer_is_tried_less_often(client: Client, path: Pat
     client.limits = replace(client.limits, tries=8, unreachable_tries=1, timeout_s=0.2)
     with contextlib.ExitStack() as open_:
         listener = open_.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):  # the queue is full, and Linux ignores what comes
+        for _ in range(4):  # the queue is full, and Linux ignores further connections
             waiting = open_.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(listener.getsockname())
@@ -241,6 +241,7 @@ def test_connections_of_unread_bodies_are_given_back(status: str, client: Client
     with Server(reply(status, BODY, then="keep")) as server:
         for _ in range(CONNECTIONS + 1):
             failure(client, path, f"{server.url}/f")
+        assert len(server.requests) > CONNECTIONS
 
 
 def test_text_is_read(client: Client) -> None:

@@ -37,9 +37,12 @@ def test_a_folder_that_is_not_there_comes_with_the_commands_that_make_it(tmp_pat
     require_prepared(*configured(folder))
 
 
-def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"mlperf-suite download benchmark=bert --raw-dir {tmp_path}/none-raw && "):
-        require_prepared(*configured(tmp_path / "none", "benchmark=bert", "scale=8xH200"))
+@pytest.mark.parametrize(("name", "option"), [("bert", "--raw-dir"), ("dlrm_dcnv2", "--adopt")])
+def test_real_data_are_downloaded_where_stand_ins_are_generated(tmp_path: Path, name: str, option: str) -> None:
+    raw = f"{tmp_path}/none-raw"
+    commands = f"download benchmark={name} --raw-dir {raw} && mlperf-suite prepare benchmark={name} {option} {raw} "
+    with pytest.raises(DataError, match=commands):
+        require_prepared(*configured(tmp_path / "none", f"benchmark={name}", "scale=8xH200"))
 
 
 @pytest.mark.parametrize(
