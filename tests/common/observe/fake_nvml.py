@@ -68,9 +68,11 @@ class FakeNvml:
         return SimpleNamespace(busId=gpu.bus_id.encode())
 
     def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802
+        self._support(gpu, "nvmlDeviceGetUUID")
         return gpu.uuid
 
     def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:  # noqa: N802
+        self._support(gpu, "nvmlDeviceGetName")
         return gpu.name
 
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:  # noqa: N802
@@ -78,12 +80,15 @@ class FakeNvml:
         return gpu.power_mw
 
     def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:  # noqa: N802
+        self._support(gpu, "nvmlDeviceGetClockInfo")
         return {pynvml.NVML_CLOCK_SM: gpu.sm_clock, pynvml.NVML_CLOCK_MEM: 3201}[kind]
 
     def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:  # noqa: N802
+        self._support(gpu, "nvmlDeviceGetTemperature")
         return 61
 
     def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:  # noqa: N802
+        self._support(gpu, "nvmlDeviceGetUtilizationRates")
         return SimpleNamespace(gpu=97, memory=40)
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:  # noqa: N802
