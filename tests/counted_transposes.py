@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from common.ops import transpose_fp8
+from common.ops.operation import Implementation
+from common.ops.transpose_fp8 import TRANSPOSE_FP8
 
 
 def counted_transposes(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """A list that gets every matrix that products made from now on transpose."""
-    plain, turned = transpose_fp8.IMPLEMENTATIONS["torch"], list[Tensor]()
+    reference, transposed = TRANSPOSE_FP8.reference, list[Tensor]()
 
     def counted(matrix: Tensor, *rest: Any) -> Tensor:
-        turned.append(matrix)
-        result: Tensor = plain.function(matrix, *rest)
+        transposed.append(matrix)
+        result: Tensor = reference(matrix, *rest)
         return result
 
-    monkeypatch.setitem(transpose_fp8.IMPLEMENTATIONS, "torch", dataclasses.replace(plain, function=counted))
-    return turned
+    monkeypatch.setitem(TRANSPOSE_FP8.fast, "counted", Implementation(counted))
+    return transposed

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.bert.model import Architecture, Implementations
+from benchmarks.bert.model import OPERATIONS, Architecture
 from common.config.ranges import AtLeast, NotNegative, Positive, Range
 from common.errors import ConfigError
+from common.ops.operation import all_implementations
 from common.optim.hparams import LambHparams
 
 LARGEST = 32_767
@@ -63,17 +64,22 @@ class Hparams(LambHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
+class ModelConfig:
     """Where the weights come from, and how the operations run.
 
     Attributes:
         initial_checkpoint: name in ``assets_dir`` of the weights that the rules start from: a TensorFlow checkpoint's
             prefix, or a file that ends in ``.pt``. Without ``assets_dir`` the weights are drawn.
         loss_scale: initial loss scale with fp16.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     initial_checkpoint: str
     loss_scale: Annotated[float, Positive]
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

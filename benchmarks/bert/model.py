@@ -27,13 +27,30 @@ from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
-from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm, linear
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
-from common.ops.linear import Linear
+from common.ops.attention import ATTENTION
+from common.ops.bias_gelu import BIAS_GELU
+from common.ops.cross_entropy import CROSS_ENTROPY
+from common.ops.dropout import DROPOUT
+from common.ops.dropout.reference import DropoutMask
+from common.ops.dropout_add_norm import DROPOUT_ADD_NORM
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.linear import LINEAR, Linear
+from common.ops.operation import Operation, OperationRequest, choose
 from common.ops.triton_support import widen
 from common.step.train_step import Losses
+
+OPERATIONS: dict[str, Operation] = {
+    "attention": ATTENTION,
+    "dropout": DROPOUT,
+    "dropout_add_norm": DROPOUT_ADD_NORM,
+    "bias_gelu": BIAS_GELU,
+    "cross_entropy": CROSS_ENTROPY,
+    "linear": LINEAR,
+}
+"""Operations that ``model.implementations`` can choose an implementation of.
+
+``linear`` is that of the encoder's layers; the products of the heads are always PyTorch's.
+"""
 
 VOCABULARY_MULTIPLE = 64
 """The word table has zero rows up to a multiple of it, so that the decoder's matrix product is aligned."""
@@ -105,21 +122,6 @@ class Architecture:
 
 
 @dataclass(frozen=True)
-class Implementations:
-    """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
-
-    ``linear`` is that of the encoder's layers; the heads' products are always PyTorch's.
-    """
-
-    attention: str = AUTO
-    dropout: str = AUTO
-    dropout_add_norm: str = AUTO
-    bias_gelu: str = AUTO
-    cross_entropy: str = AUTO
-    linear: str = AUTO
-
-
-@dataclass(frozen=True)
 class _Operations:
     """The chosen functions; signatures in :mod:`common.ops`."""
 
@@ -128,27 +130,6 @@ class _Operations:
     dropout_add_norm: Callable[..., Any]
     bias_gelu: Callable[..., Any]
     cross_entropy: Callable[..., tuple[Tensor, Tensor]]
-
-
-def _choose(
-    requested: Implementations, architecture: Architecture, device: torch.device, dtype: torch.dtype
-) -> tuple[_Operations, dict[str, str]]:
-    """The functions for ``requested``, and the names chosen."""
-    request = OperationRequest(device, dtype, {"head_dim": architecture.head_dim, "columns": architecture.hidden})
-    chosen = {}
-    for name, module in (
-        ("attention", attention),
-        ("dropout", dropout),
-        ("dropout_add_norm", dropout_add_norm),
-        ("bias_gelu", bias_gelu),
-        ("cross_entropy", cross_entropy),
-        ("linear", linear),
-    ):
-        wanted = getattr(requested, name)
-        with asked_for(f"model.{name}", wanted):
-            chosen[name] = select(module.IMPLEMENTATIONS, wanted, request)
-    functions = {name: implementation.function for name, implementation in chosen.items() if name != "linear"}
-    return _Operations(**functions), {name: implementation.name for name, implementation in chosen.items()}
 
 
 @dataclass(frozen=True)
@@ -387,27 +368,30 @@ class Bert(nn.Module):
         architecture: its shape.
         generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
             model that is loaded or only measured.
-        implementations: how the operations run.
+        implementations: ``model.implementations``; None for ``auto`` everywhere.
         device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
 
     Attributes:
         chosen: operation to the name of the implementation that it runs with.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
 
     def __init__(
         self,
         architecture: Architecture,
         generator: torch.Generator | None,
-        implementations: Implementations | None = None,
+        implementations: Mapping[str, str] | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        device, requested = torch.device(device), implementations or Implementations()
-        operations, self.chosen = _choose(requested, architecture, device, dtype)
+        device = torch.device(device)
+        sizes = {"head_dim": architecture.head_dim, "columns": architecture.hidden}
+        chosen = choose(implementations or {}, OPERATIONS, OperationRequest(device, dtype, sizes))
+        self.chosen = {name: choice.name for name, choice in chosen.items()}
+        operations = _Operations(**{name: choice.function for name, choice in chosen.items() if name != "linear"})
         build = _Build(architecture, operations, self.chosen["linear"], device, dtype)
         self.architecture = architecture
         self.embeddings = Embeddings(build)

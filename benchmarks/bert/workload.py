@@ -55,7 +55,7 @@ class BertPretraining(Workload):
                 "dropout cannot number; use a smaller one"
             )
         drawn = layout.shared_generator("weights", layout.device) if cfg.assets_dir is None else None
-        self.model = Bert(own.facts, drawn, own.model, layout.device, self.dtype)
+        self.model = Bert(own.facts, drawn, own.model.implementations, layout.device, self.dtype)
         self.choices.update(self.model.chosen)
         if cfg.assets_dir is not None:
             self._load(cfg.assets_dir, own.model.initial_checkpoint)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.dlrm.model import Implementations
+from benchmarks.dlrm.model import OPERATIONS
 from common.config.ranges import NotNegative, Positive
 from common.errors import ConfigError
+from common.ops.operation import all_implementations
 from common.recommendation.click_network import ClickArchitecture
 from common.recommendation.config import ClickReader, EmbeddingSettings, criteo_tables
 from common.recommendation.tables import Tables
@@ -63,14 +64,19 @@ class Hparams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
+class ModelConfig:
     """The choices of a recipe that change no result but by rounding.
 
     Attributes:
         loss_scale: constant; only fp16 has one.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     loss_scale: Annotated[float, Positive]
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,24 @@ Legend: B samples, D dense features, F = 1 + tables, W width of an embedding, X 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.dlrm.ops import dot_interaction
+from benchmarks.dlrm.ops.dot_interaction import DOT_INTERACTION
 from common.nn.mlp import MLP, padded_columns
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.embedding_bags import EMBEDDING_BAGS
+from common.ops.linear_relu import LINEAR_RELU
+from common.ops.operation import OPTION, Operation, OperationRequest, asked_for, select
 from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
-
-@dataclass(frozen=True)
-class Implementations:
-    """Choices of a recipe."""
-
-    linear_relu: str = AUTO
-    dot_interaction: str = AUTO
+OPERATIONS: dict[str, Operation] = {
+    "linear_relu": LINEAR_RELU,
+    "dot_interaction": DOT_INTERACTION,
+    "embedding_bags": EMBEDDING_BAGS,
+}
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 class DenseNetwork(ClickNetwork):
@@ -34,7 +35,7 @@ class DenseNetwork(ClickNetwork):
     Args:
         architecture: what the rules fix.
         tables: of embeddings, each of which gives a sample one vector.
-        implementations: of a recipe.
+        implementations: ``model.implementations``.
         device, dtype: of weights and activations.
         generator: of the initial weights, on the CPU.
 
@@ -47,7 +48,7 @@ class DenseNetwork(ClickNetwork):
         self,
         architecture: ClickArchitecture,
         tables: int,
-        implementations: Implementations,
+        implementations: Mapping[str, str],
         device: torch.device,
         dtype: torch.dtype,
         generator: torch.Generator,
@@ -67,12 +68,11 @@ class DenseNetwork(ClickNetwork):
         self.top_l.draw(draw)
         self.to(device, dtype)
 
-        with asked_for("model.linear_relu", implementations.linear_relu):
-            linear_relu = self.bot_l.choose(implementations.linear_relu, dtype)
-            self.top_l.choose(implementations.linear_relu, dtype)
-        with asked_for("model.dot_interaction", implementations.dot_interaction):
-            request = OperationRequest(device, dtype, {"vectors": self.vectors, "width": self._width})
-            self._dot_interaction = select(dot_interaction.IMPLEMENTATIONS, implementations.dot_interaction, request)
+        with asked_for(f"{OPTION}.linear_relu", implementations["linear_relu"]):
+            linear_relu = self.bot_l.choose(implementations["linear_relu"], dtype)
+            self.top_l.choose(implementations["linear_relu"], dtype)
+        request = OperationRequest(device, dtype, {"vectors": self.vectors, "width": self._width})
+        self._dot_interaction = select(implementations, "dot_interaction", DOT_INTERACTION, request)
         self.choices = {"linear_relu": linear_relu, "dot_interaction": self._dot_interaction.name}
 
     def sample_flops(self) -> float:

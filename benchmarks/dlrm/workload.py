@@ -30,7 +30,8 @@ class Dlrm(ClickPrediction):
     def network(self, generator: torch.Generator) -> DenseNetwork:
         """Around the dot interaction."""
         own = self.own
-        return DenseNetwork(own.facts, len(own.facts.tables), own.model, self.layout.device, self.dtype, generator)
+        names, tables = own.model.implementations, len(own.facts.tables)
+        return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> SgdRows:
@@ -67,4 +68,4 @@ class Dlrm(ClickPrediction):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return list(dot_interaction.KERNEL_NAMES)
+        return list(dot_interaction.DOT_INTERACTION.kernel_names)

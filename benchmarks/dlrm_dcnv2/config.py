@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.dlrm_dcnv2.model import Architecture, Implementations
+from benchmarks.dlrm_dcnv2.model import OPERATIONS, Architecture
 from common.config.ranges import Positive
+from common.ops.operation import all_implementations
 from common.optim.hparams import AdagradHparams
 from common.recommendation.config import ClickReader, EmbeddingSettings, criteo_tables
 from common.recommendation.tables import Tables
@@ -42,14 +43,19 @@ class Hparams(AdagradHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
+class ModelConfig:
     """The choices of a recipe that change no result but by rounding.
 
     Attributes:
         loss_scale: constant; only fp16 has one.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     loss_scale: Annotated[float, Positive]
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,19 @@ Legend: B samples, D dense features, W width of an embedding, X = (1 + tables) W
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.dlrm_dcnv2.ops import cross_network
+from benchmarks.dlrm_dcnv2.ops.cross_network import CROSS_NETWORK
 from common.config.ranges import AtLeast
 from common.nn.mlp import MLP
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.embedding_bags import EMBEDDING_BAGS
+from common.ops.linear_relu import LINEAR_RELU
+from common.ops.operation import OPTION, Operation, OperationRequest, asked_for, select
 from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
 
@@ -36,12 +38,12 @@ class Architecture(ClickArchitecture):
     cross_rank: Annotated[int, AtLeast(1)]
 
 
-@dataclass(frozen=True)
-class Implementations:
-    """Choices of a recipe."""
-
-    linear_relu: str = AUTO
-    cross_network: str = AUTO
+OPERATIONS: dict[str, Operation] = {
+    "linear_relu": LINEAR_RELU,
+    "cross_network": CROSS_NETWORK,
+    "embedding_bags": EMBEDDING_BAGS,
+}
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 class CrossNet(nn.Module):
@@ -80,7 +82,7 @@ class DenseNetwork(ClickNetwork):
     Args:
         architecture: what the rules fix.
         tables: of embeddings, each of which gives a sample one vector.
-        implementations: of a recipe.
+        implementations: ``model.implementations``.
         device, dtype: of weights and activations.
         generator: of the initial weights, on the CPU.
 
@@ -92,7 +94,7 @@ class DenseNetwork(ClickNetwork):
         self,
         architecture: Architecture,
         tables: int,
-        implementations: Implementations,
+        implementations: Mapping[str, str],
         device: torch.device,
         dtype: torch.dtype,
         generator: torch.Generator,
@@ -112,12 +114,11 @@ class DenseNetwork(ClickNetwork):
         self.over_arch.draw(draw)
         self.to(device, dtype)
 
-        with asked_for("model.linear_relu", implementations.linear_relu):
-            linear_relu = self.dense_arch.choose(implementations.linear_relu, dtype)
-            self.over_arch.choose(implementations.linear_relu, dtype)
-        with asked_for("model.cross_network", implementations.cross_network):
-            request = OperationRequest(device, dtype, {"inputs": self.inputs, "rank": architecture.cross_rank})
-            self._cross_network = select(cross_network.IMPLEMENTATIONS, implementations.cross_network, request)
+        with asked_for(f"{OPTION}.linear_relu", implementations["linear_relu"]):
+            linear_relu = self.dense_arch.choose(implementations["linear_relu"], dtype)
+            self.over_arch.choose(implementations["linear_relu"], dtype)
+        request = OperationRequest(device, dtype, {"inputs": self.inputs, "rank": architecture.cross_rank})
+        self._cross_network = select(implementations, "cross_network", CROSS_NETWORK, request)
         self.choices = {"linear_relu": linear_relu, "cross_network": self._cross_network.name}
 
     def sample_flops(self) -> float:

@@ -31,7 +31,8 @@ class DlrmDcnv2(ClickPrediction):
     def network(self, generator: torch.Generator) -> DenseNetwork:
         """Around the cross network."""
         own = self.own
-        return DenseNetwork(own.facts, len(own.facts.tables), own.model, self.layout.device, self.dtype, generator)
+        names, tables = own.model.implementations, len(own.facts.tables)
+        return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> AdagradRows:
@@ -70,4 +71,4 @@ class DlrmDcnv2(ClickPrediction):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return list(cross_network.KERNEL_NAMES)
+        return list(cross_network.CROSS_NETWORK.kernel_names)

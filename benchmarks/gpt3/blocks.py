@@ -5,7 +5,7 @@ their gradients are added to the main ones, a weight's as soon as its operands a
 themselves: a norm the input of the product behind it, GELU that of the MLP's second product, GELU and
 :mod:`common.ops.qkv_gradient` the gradient of the product before them, and the backward pass of a norm that of the
 product whose result it added to the residual stream; this last one goes back to the half before in a
-:class:`common.ops.fp8_cast.plain.Handover`. The attention's result alone is cast by itself.
+:class:`common.ops.fp8_cast.reference.Handover`. The attention's result alone is cast by itself.
 
 Biases of QKV and up are added by their products. Those of output and down belong to the sum over the ranks of tp: the
 norm that adds the product's result to the residual stream adds them too, and has their gradient.
@@ -34,8 +34,8 @@ from common.nn import main_gradient
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.products import TrainedProduct
-from common.ops.causal_attention.plain import DROPPED
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+from common.ops.causal_attention.reference import DROPPED
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 from common.ops.triton_support import widen
 
 

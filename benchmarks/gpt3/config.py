@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.gpt3.architecture import Architecture
+from benchmarks.gpt3.operations import BLOCK_OPERATIONS
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO, Operation, all_implementations
+from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
+
+OPERATIONS: dict[str, Operation] = {**BLOCK_OPERATIONS, "accumulation": WEIGHT_GRADIENT}
+"""Operations that ``model.implementations`` can choose an implementation of, for written blocks.
+
+``accumulation`` adds a weight's gradient of FP8 operands to the sum of earlier micro-batches.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,11 +97,9 @@ class ModelConfig:
         put_off_head: so many micro-batches of a step leave the gradient of the head's weight to the end of the passes,
             when the last stage would only wait; where there are several, with ``blocks=written`` only.
         kept_transposes: FP8 weights are transposed once a step and not in every micro-batch; a byte a weight.
-        attention, layer_norm, bias_gelu, qkv_gradient, cross_entropy: implementations for written blocks, or ``auto``.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``; with ``blocks=written`` only.
-        accumulation: how weights' gradients in FP8 are added to those of micro-batches before
-            (:mod:`common.ops.weight_gradient`), or ``auto``.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     checkpoint: str | None
@@ -106,19 +112,16 @@ class ModelConfig:
     eval_linear: Literal["same", "torch"] = "same"
     put_off_head: Annotated[int, NotNegative] = 0
     kept_transposes: bool = False
-    attention: str = AUTO
-    layer_norm: str = AUTO
-    bias_gelu: str = AUTO
-    qkv_gradient: str = AUTO
-    cross_entropy: str = AUTO
     token_products: str = AUTO
-    accumulation: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.linear == "torch" and (self.kept_transposes or self.accumulation != AUTO):
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+        accumulation = self.implementations["accumulation"]
+        if self.linear == "torch" and (self.kept_transposes or accumulation != AUTO):
             raise ConfigError(
-                f"kept_transposes={self.kept_transposes}, accumulation={self.accumulation}: these are of FP8 products; "
-                "give model.linear=fp8 as well"
+                f"kept_transposes={self.kept_transposes}, implementations.accumulation={accumulation}: these are of "
+                "FP8 products; give model.linear=fp8 as well"
             )
         if self.blocks == "written":
             return

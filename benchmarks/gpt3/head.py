@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED, chunks_of
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.nn.main_gradient import finish, main_gradient
-from common.ops.cross_entropy.plain import OfAPart
+from common.ops.cross_entropy.reference import OfAPart
 from common.ops.triton_support import widen
 from common.ops.weight_gradient.half import add_product_
 

@@ -19,8 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -28,16 +27,16 @@ import torch.multiprocessing as mp
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.config import Facts
+from benchmarks.gpt3.config import OPERATIONS, Facts
 from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.operations import choose_operations
 from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.overlap import PRODUCTS, build_products
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 from common.run.kernels import breakdown, recorded
 from common.step.capture import capturing
 
@@ -55,16 +54,14 @@ class Way:
     Attributes:
         linear: ``fp8`` or ``torch``.
         products: how tokens move beside products.
-        accumulation: see :class:`benchmarks.gpt3.written.WrittenGpt`.
-        kept_transposes: likewise.
-        implementations: of operations, by name, where not ``auto``.
+        kept_transposes: see :class:`benchmarks.gpt3.written.WrittenGpt`.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     linear: str
     products: str = AUTO
-    accumulation: str = AUTO
     kept_transposes: bool = False
-    implementations: Mapping[str, str] | None = None
+    implementations: Mapping[str, str] = field(default_factory=dict)
 
 
 class Iteration:
@@ -99,14 +96,14 @@ class Iteration:
         parts = [range(architecture.layers)]
         self.model = Gpt(architecture, parts, ends, ends, device, dtype, parallel)
         self.model.initialise(lambda name: layout.shared_generator(f"weights/{name}", device))
-        requested = SimpleNamespace(**{**dict.fromkeys(OPERATIONS, AUTO), **(way.implementations or {})})
-        operations, self.chosen = choose(requested, architecture, device, dtype, parallel.size)
+        operations, self.chosen = choose_operations(way.implementations, architecture, device, dtype, parallel.size)
         products = build_products(parallel, device, way.products) if parallel.size > 1 else None
         self.chosen |= {"products": products.name} if products is not None else {}
         tokens = rows * architecture.positions
         self._network = WrittenGpt(
-            self.model, operations, way.linear, tokens, products, way.accumulation, way.kept_transposes
-        )
+            self.model, operations, way.linear, tokens, products, way.implementations.get("accumulation", AUTO),
+            way.kept_transposes,
+        )  # fmt: skip
         generator = torch.Generator(device).manual_seed(1 + parallel.index)
         shape = (parallel.own_count(tokens), architecture.hidden)
         self._x_sE = torch.randn(shape, generator=generator, device=device, dtype=dtype).requires_grad_()
@@ -189,7 +186,7 @@ def ways(arguments: argparse.Namespace) -> Iterator[Way]:
     movements = (AUTO,) if arguments.tp == 1 else arguments.products.split(",")
     for linear in arguments.linear.split(","):
         for products in movements:
-            yield Way(linear, products, arguments.accumulation, arguments.kept_transposes, given)
+            yield Way(linear, products, arguments.kept_transposes, given)
 
 
 def in_words(way: Way, ms: float, architecture: Architecture, rows: int, ranks: int, ends: bool) -> str:
@@ -256,7 +253,6 @@ def parsed(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=4, help="of an iteration")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share every layer")
     parser.add_argument("--products", default=",".join(PRODUCTS), help="how tokens move with --tp, separated by commas")
-    parser.add_argument("--accumulation", default=AUTO, help="of FP8 weights' gradients")
     parser.add_argument("--kept-transposes", action="store_true", help="transpose FP8 weights once an iteration")
     parser.add_argument("--implementations", nargs="*", default=[], help="such as attention=cudnn")
     parser.add_argument("--ends", action="store_true", help="embedding and head, too")

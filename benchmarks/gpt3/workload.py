@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from benchmarks.gpt3.config import Facts, GptConfig, RowFacts
 from benchmarks.gpt3.data import example, open_evaluation, open_train
 from benchmarks.gpt3.evaluate import log_perplexity
 from benchmarks.gpt3.network import EMBEDDING, Gpt
-from benchmarks.gpt3.operations import KERNEL_NAMES, choose
+from benchmarks.gpt3.operations import choose_operations
 from benchmarks.gpt3.published import load_published
 from benchmarks.gpt3.written import WrittenGpt
 from common.config.schema import Declaration, LoggedPrecision, Role, RunConfig
@@ -34,7 +34,7 @@ from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
 from common.nn.trained_decoder.casts import choose_eval_products
-from common.ops.implementation import asked_for
+from common.ops.operation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import gradient_dtype
@@ -99,7 +99,9 @@ class GptPretraining(Workload):
 
     def _written_blocks(self) -> WrittenGpt:
         model, device, parallel = self.own.model, self.layout.device, self.model.parallel
-        operations, chosen = choose(model, self.architecture, device, self.dtype, parallel.size)
+        operations, chosen = choose_operations(
+            model.implementations, self.architecture, device, self.dtype, parallel.size
+        )
         with asked_for("model.token_products", model.token_products):
             products = build_products(parallel, device, model.token_products)
         self.choices |= {**chosen, "token_products": products.name}
@@ -111,7 +113,7 @@ class GptPretraining(Workload):
             model.linear if trains or model.eval_linear == "same" else "torch",
             most_rows * self.own.facts.row_length,
             products,
-            model.accumulation,
+            model.implementations["accumulation"],
             model.kept_transposes and trains,
             model.put_off_head,
             choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline),
@@ -317,10 +319,6 @@ class GptPretraining(Workload):
         )  # fmt: skip
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return memory.expected(self.architecture, parameters, place, step).in_words()
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Those of the written blocks' operations."""
-        return KERNEL_NAMES
 
     def sample_flops(self) -> float:
         """FLOPs of one row, forward and backward, the causal half of the attention only."""

@@ -20,7 +20,7 @@ from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 
 class WrittenGpt:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
+from common.nn.frozen_decoder.operations import FROZEN_DECODER_OPERATIONS as OPERATIONS
 from common.nn.lora import LoraSettings
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO, all_implementations
 from common.optim.hparams import AdamWHparams
 
 
@@ -76,9 +77,9 @@ class ModelConfig:
         transposed_layers: so many layers keep their FP8 weights transposed, too; ``auto`` as many as memory allows.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
-        attention, rms_norm, rope, swiglu, lora_input: implementations, or ``auto``.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     base: str
@@ -90,14 +91,11 @@ class ModelConfig:
     recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     offloaded_qkv: Annotated[int, NotNegative] | Literal["auto"] = 0
     transposed_layers: Annotated[int, NotNegative] | Literal["auto"] = "auto"
-    attention: str = AUTO
-    rms_norm: str = AUTO
-    rope: str = AUTO
-    swiglu: str = AUTO
-    lora_input: str = AUTO
     token_products: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
         if self.linear != "torch" and self.blocks != "frozen":
             raise ConfigError(
                 f"linear={self.linear}: only frozen blocks multiply in FP8; give model.blocks=frozen as well"

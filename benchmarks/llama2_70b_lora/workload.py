@@ -39,7 +39,7 @@ from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import check_fp8
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
-from common.ops.implementation import AUTO, asked_for
+from common.ops.operation import AUTO, asked_for
 from common.optim.learning_rate import cosine
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -76,7 +76,9 @@ class LlamaLora(Workload):
         mark_frozen(self.model, [name for name, tensor in self.model.named_parameters() if not tensor.requires_grad])
         self._blocks: Decoder | FrozenDecoder = self.model
         if model.blocks == "frozen":
-            operations, self.choices = choose(model, self.architecture, self._split, layout.device, self.dtype)
+            operations, self.choices = choose(
+                model.implementations, self.architecture, self._split, layout.device, self.dtype
+            )
             scratch = Scratch(layout.device)
             if model.linear in IN_FP8:  # all that will be asked for: graphs keep its address
                 scratch.wide((max(most_tokens), 2 * facts.feed_forward // parallel.size), self.dtype)

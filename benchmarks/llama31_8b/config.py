@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
-from common.ops.implementation import AUTO
+from common.nn.decoder_operations import DECODER_OPERATIONS
+from common.ops.cross_entropy import CROSS_ENTROPY
+from common.ops.operation import AUTO, Operation, all_implementations
 from common.ops.rope import RopeScaling
+from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
+
+OPERATIONS: dict[str, Operation] = {
+    **DECODER_OPERATIONS,
+    "cross_entropy": CROSS_ENTROPY,
+    "accumulation": WEIGHT_GRADIENT,
+}
+"""Operations that ``model.implementations`` can choose an implementation of.
+
+``accumulation`` adds a weight's gradient of FP8 operands to the sum of earlier micro-batches.
+"""
 
 ON_THE_RESIDUAL_STREAM = ("output.weight", "down.weight")
 """Ends of the names of the weights whose results are added to the residual stream."""
@@ -89,11 +102,9 @@ class ModelConfig:
             turned in every micro-batch.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
-        attention, rms_norm, rope, swiglu, cross_entropy: implementations, or ``auto``.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``; with ``blocks=written`` only.
-        accumulation: how weights' gradients in FP8 are added to those of micro-batches before
-            (:mod:`common.ops.weight_gradient`), or ``auto``.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     layers: Annotated[int, NotNegative]
@@ -104,19 +115,16 @@ class ModelConfig:
     eval_linear: Literal["same", "torch"] = "same"
     recomputed_gate_up: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     transposed_layers: Annotated[int, NotNegative] = 0
-    attention: str = AUTO
-    rms_norm: str = AUTO
-    rope: str = AUTO
-    swiglu: str = AUTO
-    cross_entropy: str = AUTO
     token_products: str = AUTO
-    accumulation: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.linear == "torch" and (self.transposed_layers or self.accumulation != AUTO):
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+        accumulation = self.implementations["accumulation"]
+        if self.linear == "torch" and (self.transposed_layers or accumulation != AUTO):
             raise ConfigError(
-                f"transposed_layers={self.transposed_layers}, accumulation={self.accumulation}: these are of FP8 "
-                "products; give model.linear=fp8 as well"
+                f"transposed_layers={self.transposed_layers}, implementations.accumulation={accumulation}: these are "
+                "of FP8 products; give model.linear=fp8 as well"
             )
         if self.blocks == "written":
             return

@@ -35,8 +35,8 @@ from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.trained_decoder.operations import choose
-from common.ops import cross_entropy
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.cross_entropy import CROSS_ENTROPY
+from common.ops.operation import AUTO, OperationRequest, asked_for, select
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import LossScale, gradient_dtype
@@ -86,7 +86,7 @@ class LlamaPretraining(Workload):
 
     def _written_blocks(self, split: ContextSplit) -> TrainedDecoder:
         model, device = self.own.model, self.layout.device
-        operations, chosen = choose(model, self.architecture, split, device, self.dtype)
+        operations, chosen = choose(model.implementations, self.architecture, split, device, self.dtype)
         self.choices |= chosen
         if self.memory is not None:
             recomputed = self.memory.recomputed_gate_up
@@ -100,8 +100,8 @@ class LlamaPretraining(Workload):
         self.choices["token_products"] = products.name
         eval_products = choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline)
         return TrainedDecoder(
-            self.model, operations, linear, most_tokens, recomputed, products, model.accumulation,
-            model.transposed_layers if trains else 0, eval_products,
+            self.model, operations, linear, most_tokens, recomputed, products,
+            model.implementations["accumulation"], model.transposed_layers if trains else 0, eval_products,
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
@@ -142,9 +142,8 @@ class LlamaPretraining(Workload):
 
     def _head(self) -> Head:
         model = self.own.model
-        with asked_for("model.cross_entropy", model.cross_entropy):
-            request = OperationRequest(self.layout.device, self.dtype, {"columns": self.own.facts.vocabulary})
-            chosen = select(cross_entropy.IMPLEMENTATIONS, model.cross_entropy, request)
+        request = OperationRequest(self.layout.device, self.dtype, {"columns": self.own.facts.vocabulary})
+        chosen = select(model.implementations, "cross_entropy", CROSS_ENTROPY, request)
         self.choices["cross_entropy"] = chosen.name
         return Head(chosen.function, model.head_chunk)
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from benchmarks.maskrcnn.ops.mask_targets import MASK_TARGETS
+from benchmarks.maskrcnn.ops.paste import PASTE
+from benchmarks.maskrcnn.ops.resize import RESIZE
+from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
+from benchmarks.maskrcnn.ops.sampling import SAMPLING
+from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
+from benchmarks.maskrcnn.polygon_table import PolygonRoom
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -18,8 +25,24 @@ from common.config.ranges import (
 )
 from common.detection.reader_config import ReaderConfig
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.conv_bias_relu import CONV_BIAS_RELU
+from common.ops.operation import Operation, all_implementations
+from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import SgdHparams
+
+OPERATIONS: dict[str, Operation] = {
+    "convolution": CONV_BIAS_RELU,
+    "anchor_matching": ANCHOR_MATCHING,
+    "suppression": SUPPRESSION,
+    "sampling": SAMPLING,
+    "roi_align": ROI_ALIGN,
+    "mask_targets": MASK_TARGETS,
+    "selected_logits": SELECTED_LOGITS,
+    "resize": RESIZE,
+    "paste": PASTE,
+}
+"""Operations that ``model.implementations`` can choose an implementation of."""
 
 
 @dataclass(frozen=True)
@@ -157,35 +180,16 @@ class ModelConfig:
             ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
         overlap: run independent parts of the iteration on streams beside each other.
-        convolution, anchor_matching, suppression, sampling, roi_align, mask_targets, selected_logits, resize, paste:
-            implementations.
+        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
     """
 
     backbone: str
     loss_scale: Annotated[float, Positive]
     overlap: bool = True
-    convolution: str = AUTO
-    anchor_matching: str = AUTO
-    suppression: str = AUTO
-    sampling: str = AUTO
-    roi_align: str = AUTO
-    mask_targets: str = AUTO
-    selected_logits: str = AUTO
-    resize: str = AUTO
-    paste: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class PolygonRoom:
-    """How large a table of polygons the device has room for: it is laid out before the data are in reach.
-
-    Attributes:
-        objects, polygons, points: of all training pictures, at most.
-    """
-
-    objects: Annotated[int, AtLeast(1)]
-    polygons: Annotated[int, AtLeast(1)]
-    points: Annotated[int, AtLeast(1)]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ class MaskReaderConfig(ReaderConfig):
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
-    polygon_room: PolygonRoom = PolygonRoom(1, 1, 1)
+    polygon_room: PolygonRoom = field(default_factory=lambda: PolygonRoom(1, 1, 1))
     keep_eval: bool = True
 
 

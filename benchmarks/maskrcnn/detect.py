@@ -24,13 +24,13 @@ from benchmarks.maskrcnn.anchors import STRIDES
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS, RoiAlign
+from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS, RoiAlign
 from benchmarks.maskrcnn.proposals import PIXEL, Proposals
 from benchmarks.maskrcnn.targets import box_coding
 from common.detection.coding import clip
 from common.detection.detections import Found, FoundMasks, as_origin_and_size, corners_in_picture
-from common.ops import suppression
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest, select
+from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
 
 REGION_STRIDES = STRIDES[:LEVELS]
@@ -61,29 +61,30 @@ class Detector:
         model: the network.
         facts: thresholds and numbers of candidates.
         roi_align: cuts regions out of the pyramid.
-        implementation: of the suppression, by name.
+        implementations: ``model.implementations``.
         device: of the network.
 
     Attributes:
+        choice: name of the implementation of the suppression.
         class_ids: (K,) int64 on the device: what each class is called in detections; counted from 1 at first.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
     def __init__(
-        self, model: MaskRCNN, facts: Facts, roi_align: RoiAlign, implementation: str, device: torch.device
+        self,
+        model: MaskRCNN,
+        facts: Facts,
+        roi_align: RoiAlign,
+        implementations: Mapping[str, str],
+        device: torch.device,
     ) -> None:
         self._model, self._facts, self._roi_align = model, facts, roi_align
         self._coding = box_coding(facts)
         request = OperationRequest(device, torch.float32, {"candidates": facts.eval_proposals})
-        self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
+        self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
-
-    @property
-    def choice(self) -> str:
-        """The implementation of the suppression."""
-        return self._suppress.name
 
     def name_classes(self, class_ids: Sequence[int]) -> None:
         """Call the classes so in detections, in place: a captured graph sees it."""
@@ -140,7 +141,7 @@ class Detector:
         corners_BKS4 = corners_BSK4.transpose(1, 2).contiguous()
 
         # Classes do not see each other: each of a picture is suppressed as if it were a picture.
-        kept, there = self._suppress.function(
+        kept, there = self._suppress(
             corners_BKS4.flatten(0, 1),
             score_BKS.flatten(0, 1),
             None,

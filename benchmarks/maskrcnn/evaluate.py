@@ -24,8 +24,9 @@ from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.detect import Detector
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.ops import paste, roi_align
+from benchmarks.maskrcnn.ops.paste import PASTE
 from benchmarks.maskrcnn.ops.paste.masks import find_runs
+from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
@@ -35,7 +36,7 @@ from common.detection.detections import PADDING, Found
 from common.detection.evaluation import BatchShape, DetectionEvaluation
 from common.detection.mask_scorer import MaskScorer
 from common.distributed.layout import Layout
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 
 
 class Scoring(NamedTuple):
@@ -67,16 +68,14 @@ def evaluation(
         The evaluation, and operation to the implementation that was chosen.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
     facts, device, settings = own.facts, layout.device, DataSettings(own.facts, own.reader)
-    with asked_for("model.roi_align", own.model.roi_align):
-        align = select(roi_align.IMPLEMENTATIONS, own.model.roi_align, OperationRequest(device, _dtype(model)))
-    with asked_for("model.paste", own.model.paste):
-        pasting = select(paste.IMPLEMENTATIONS, own.model.paste, OperationRequest(device, torch.float32))
-    with asked_for("model.suppression", own.model.suppression):
-        detector = Detector(model, facts, align.function, own.model.suppression, device)
-    proposer = Proposer(facts, Selection.evaluation(facts), own.model.suppression, device)
+    implementations = own.model.implementations
+    align = select(implementations, "roi_align", ROI_ALIGN, OperationRequest(device, _dtype(model)))
+    pasting = select(implementations, "paste", PASTE, OperationRequest(device, torch.float32))
+    detector = Detector(model, facts, align.function, implementations, device)
+    proposer = Proposer(facts, Selection.evaluation(facts), implementations, device)
 
     def batches(shape: tuple[int, int]) -> BatchShape:
         of_levels = [level_A4.to(device) for level_A4 in anchors(facts, shape)]

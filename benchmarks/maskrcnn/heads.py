@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.maskrcnn.config import Architecture
-from benchmarks.maskrcnn.ops import selected_logits
+from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
 from common.nn.convolution_flops import LayerFlops, Size, convolution_flops
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.mlp import padded_columns
-from common.ops import linear_relu
-from common.ops.implementation import OperationRequest, select
+from common.ops.linear_relu import LINEAR_RELU
+from common.ops.operation import OperationRequest
 
 BOX = 4
 """Numbers of a box."""
@@ -101,12 +101,12 @@ class RegionLinear(nn.Conv2d):
 
     def __init__(self, channels: int, resolution: int, outputs: int) -> None:
         super().__init__(channels, outputs, resolution)
-        self._linear_relu = linear_relu.IMPLEMENTATIONS["torch"]
+        self._linear_relu = LINEAR_RELU.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"inputs": self.weight[0].numel()})
-        self._linear_relu = select(linear_relu.IMPLEMENTATIONS, requested, request)
+        self._linear_relu = LINEAR_RELU.select(requested, request)
         return self._linear_relu.name
 
     def forward(self, x_RCSS: Tensor) -> Tensor:
@@ -191,14 +191,14 @@ class MaskHead(nn.Module):
         )
         self.conv5_mask = Enlarging(channels)
         self.mask_fcn_logits = FusedConv2d(channels, architecture.classes + 1, 1)
-        self._selected_logits = selected_logits.IMPLEMENTATIONS["torch"]
+        self._selected_logits = SELECTED_LOGITS.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """Choose how the last layer runs, see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(
             self.mask_fcn_logits.weight.device, dtype, {"channels": self.mask_fcn_logits.in_channels}
         )
-        self._selected_logits = select(selected_logits.IMPLEMENTATIONS, requested, request)
+        self._selected_logits = SELECTED_LOGITS.select(requested, request)
         return self._selected_logits.name
 
     @torch.no_grad()

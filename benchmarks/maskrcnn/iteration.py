@@ -20,14 +20,14 @@ from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.loss import box_losses, first_slots, mask_loss, rpn_losses
 from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
-from benchmarks.maskrcnn.ops import mask_targets, roi_align
-from benchmarks.maskrcnn.ops.roi_align import Regions
-from benchmarks.maskrcnn.ops.roi_align.plain import LEVELS
+from benchmarks.maskrcnn.ops.mask_targets import MASK_TARGETS
+from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN, Regions
+from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.proposals import Proposer, Selection, with_truth
 from benchmarks.maskrcnn.targets import RoiSample, RoiTargets, RpnTargets
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, choose
 from common.step.branches import Branch, cut, detached, early
 
 
@@ -70,32 +70,28 @@ class TrainingPass:
         choices: operation to the implementation that was chosen.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
     def __init__(self, model: MaskRCNN, own: MaskRCNNConfig, table: PolygonTable, dtype: torch.dtype) -> None:
-        facts, names, device = own.facts, own.model, table.xy.device
+        facts, implementations, device = own.facts, own.model.implementations, table.xy.device
         self._model, self._facts, self._table = model, facts, table
         self._anchors = {
             shape: [level_A4.to(device) for level_A4 in anchors(facts, shape)] for shape in own.reader.shapes
         }
-        self._overlap = names.overlap
-        self._rpn_branch, self._box_branch = (Branch(device, names.overlap) for _ in range(2))
+        self._overlap = own.model.overlap
+        self._rpn_branch, self._box_branch = (Branch(device, self._overlap) for _ in range(2))
 
-        self._propose = Proposer(facts, Selection.training(facts, own.hparams), names.suppression, device)
-        self._rpn_targets = RpnTargets(facts, names.anchor_matching, names.sampling, device)
-        self._roi_targets = RoiTargets(facts, names.anchor_matching, names.sampling, device)
+        self._propose = Proposer(facts, Selection.training(facts, own.hparams), implementations, device)
+        self._rpn_targets = RpnTargets(facts, implementations, device)
+        self._roi_targets = RoiTargets(facts, implementations, device)
         request = OperationRequest(device, dtype, {"size": facts.mask_size})
-        with asked_for("model.roi_align", names.roi_align):
-            aligning = select(roi_align.IMPLEMENTATIONS, names.roi_align, request)
-        with asked_for("model.mask_targets", names.mask_targets):
-            drawing = select(mask_targets.IMPLEMENTATIONS, names.mask_targets, request)
-        self._align, self._draw = aligning.function, drawing.function
+        chosen = choose(implementations, {"roi_align": ROI_ALIGN, "mask_targets": MASK_TARGETS}, request)
+        self._align, self._draw = chosen["roi_align"].function, chosen["mask_targets"].function
         self.choices = {
             **self._rpn_targets.choices,
             "suppression": self._propose.choice,
-            "roi_align": aligning.name,
-            "mask_targets": drawing.name,
+            **{name: choice.name for name, choice in chosen.items()},
         }
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> DetectionLosses:

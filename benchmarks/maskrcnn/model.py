@@ -8,6 +8,7 @@ features, K classes without background.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 from benchmarks.maskrcnn.config import Architecture
 from benchmarks.maskrcnn.heads import BoxHead, MaskHead, RegionLinear, RpnHead
 from benchmarks.maskrcnn.heads import RpnOutput as RpnOutput
-from common.nn.choice import choose
+from common.nn.choice import choose, choose_layers
 from common.nn.convolution_flops import LayerFlops, Size
 from common.nn.feature_pyramid import FeaturePyramid
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO, REFERENCE
 
 NORM_EPSILON = 0.0
 """Added to the variance of the frozen batch norms: nothing, since those of the published weights are 1."""
@@ -102,18 +103,24 @@ class MaskRCNN(nn.Module):
         cast_weights(self, dtype)
         return self
 
-    def choose_implementation(self, requested: str = AUTO) -> str:
-        """Choose how convolutions run; call it on the final device after :meth:`cast`. Returns the names chosen.
+    def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
+        """Choose how ``convolution`` and ``selected_logits`` run; call it on the final device after :meth:`cast`.
 
-        The box head's hidden layers, which have other versions, are the plain ones where ``torch`` is requested and
-        otherwise the best that there are.
+        The hidden layers of the box head are no convolutions. They run as their reference if that of the convolutions
+        is requested, and otherwise as ``auto``.
+
+        Args:
+            requested: ``model.implementations``.
+
+        Returns:
+            Name of the operation to the implementations chosen.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.nn.choice.choose_layers`.
         """
         dtype = self.mask_head.mask_fcn_logits.weight.dtype
-        choose(self, RegionLinear, "torch" if requested == "torch" else AUTO, dtype)
-        return choose(self, FusedConv2d, requested, dtype)
+        choose(self, RegionLinear, REFERENCE if requested.get("convolution") == REFERENCE else AUTO, dtype)
+        return choose_layers(self, {"convolution": FusedConv2d, "selected_logits": MaskHead}, requested, dtype)
 
     def pyramid(self, image_NCHW: Tensor) -> list[Tensor]:
         """Levels P2 to P6, (N, C, H / stride, W / stride), in the dtype of the weights.

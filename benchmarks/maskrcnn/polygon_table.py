@@ -8,18 +8,33 @@ copied into it.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.maskrcnn.config import PolygonRoom
+from common.config.ranges import AtLeast
 from common.detection.polygons import Polygons
 from common.errors import DataError
 
 MADE_UP_BOX = (80.0, 40.0, 240.0, 200.0)
 """Corners of the disc, px, that every object of a table without data is."""
+
+
+@dataclass(frozen=True)
+class PolygonRoom:
+    """How large a table of polygons the device has room for: it is laid out before the data are in reach.
+
+    Attributes:
+        objects, polygons, points: of all training pictures, at most.
+    """
+
+    objects: Annotated[int, AtLeast(1)]
+    polygons: Annotated[int, AtLeast(1)]
+    points: Annotated[int, AtLeast(1)]
 
 
 class PolygonTable:

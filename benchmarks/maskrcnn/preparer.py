@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops import resize
+from benchmarks.maskrcnn.ops.resize import RESIZE
 from benchmarks.maskrcnn.pictures import Shape
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 
 
 class Preparer:
@@ -21,22 +21,22 @@ class Preparer:
 
     Args:
         facts: mean of the pictures, and their slots.
-        implementation: of the operation ``resize``.
+        implementations: ``model.implementations``.
         device: of the batches.
         dtype: of the pictures.
 
     Attributes:
-        choice: the implementation that was chosen.
+        choice: name of the implementation of ``resize``.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, implementation: str, device: torch.device, dtype: torch.dtype) -> None:
-        with asked_for("model.resize", implementation):
-            chosen = select(resize.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype))
-        self.choice = chosen.name
-        self._resize, self._facts, self._device, self._dtype = chosen.function, facts, device, dtype
+    def __init__(
+        self, facts: Facts, implementations: Mapping[str, str], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.choice, self._resize = select(implementations, "resize", RESIZE, OperationRequest(device, dtype))
+        self._facts, self._device, self._dtype = facts, device, dtype
 
     def warm_up(self, pictures: int, shapes: Iterable[Shape]) -> None:
         """Prepare training batches of made-up ``pictures``, one of each shape: compiles what they need."""

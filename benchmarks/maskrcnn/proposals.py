@@ -12,7 +12,7 @@ Shapes: B pictures, L levels, A anchors of a level, C candidates of a level, S s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts, Hparams
 from common.detection.coding import BoxCoding, clip
-from common.ops import suppression
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
+from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
 
 PIXEL = 1.0
@@ -75,22 +75,21 @@ class Proposer:
     Args:
         facts: the threshold of the suppression.
         selection: how many.
-        implementation: of :mod:`common.ops.suppression`, by name.
+        implementations: ``model.implementations``.
         device: of the network's results.
 
     Attributes:
-        choice: the implementation.
+        choice: name of the implementation of the suppression.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, selection: Selection, implementation: str, device: torch.device) -> None:
+    def __init__(
+        self, facts: Facts, selection: Selection, implementations: Mapping[str, str], device: torch.device
+    ) -> None:
         request = OperationRequest(device, torch.float32, {"candidates": selection.candidates})
-        with asked_for("model.suppression", implementation):
-            found = select(suppression.IMPLEMENTATIONS, implementation, request)
-        self.choice = found.name
-        self._suppress = found.function
+        self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
         self._threshold, self._selection = facts.rpn_nms_threshold, selection
 
     @torch.no_grad()

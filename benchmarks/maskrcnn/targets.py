@@ -6,19 +6,20 @@ the losses see.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops import sampling
-from benchmarks.maskrcnn.ops.sampling.plain import IGNORED, NEGATIVE, POSITIVE, Sample
+from benchmarks.maskrcnn.ops.sampling import SAMPLING
+from benchmarks.maskrcnn.ops.sampling.reference import IGNORED, NEGATIVE, POSITIVE, Sample
 from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
 from common.detection.coding import BoxCoding
-from common.ops import anchor_matching
-from common.ops.anchor_matching.plain import BELOW, MatchingRule
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.anchor_matching.reference import BELOW, MatchingRule
+from common.ops.operation import OperationRequest, choose
 
 RPN_STREAM, ROI_STREAM = 1, 2
 """Numbers of the samplings' random keys."""
@@ -72,25 +73,23 @@ class _Matched:
         stream: int,
         count: int,
         share: float,
-        matching: str,
-        sampler: str,
+        implementations: Mapping[str, str],
         device: torch.device,
     ) -> None:
-        request = OperationRequest(device, torch.float32)
-        with asked_for("model.anchor_matching", matching):
-            self.match = select(anchor_matching.IMPLEMENTATIONS, matching, request)
-        with asked_for("model.sampling", sampler):
-            self.sampler = select(sampling.IMPLEMENTATIONS, sampler, request)
+        operations = {"anchor_matching": ANCHOR_MATCHING, "sampling": SAMPLING}
+        chosen = choose(implementations, operations, OperationRequest(device, torch.float32))
+        self.choices = {name: choice.name for name, choice in chosen.items()}
+        self._match, self._sample = chosen["anchor_matching"].function, chosen["sampling"].function
         self._rule, self._stream, self._count, self._most_positive = rule, stream, count, int(count * share)
 
     def __call__(
         self, candidates_A4: Tensor, known_BA: Tensor, boxes_BM4: Tensor, count_B: Tensor, seed: Tensor
     ) -> tuple[Tensor, Sample]:
         """Each candidate's match, and the sample; those that are not ``known_BA`` are never in it."""
-        match_BA = self.match.function(candidates_A4, boxes_BM4, count_B, self._rule)
+        match_BA = self._match(candidates_A4, boxes_BM4, count_B, self._rule)
         label_BA = torch.where(match_BA >= 0, POSITIVE, torch.where(match_BA == BELOW, NEGATIVE, IGNORED))
         label_BA = torch.where(known_BA, label_BA, IGNORED).to(torch.int8)
-        return match_BA, self.sampler.function(label_BA, seed, self._stream, self._count, self._most_positive)
+        return match_BA, self._sample(label_BA, seed, self._stream, self._count, self._most_positive)
 
 
 class RpnTargets:
@@ -101,20 +100,20 @@ class RpnTargets:
 
     Args:
         facts: thresholds, and size of the sample.
-        matching, sampler: implementations of :mod:`common.ops.anchor_matching` and of the sampling.
+        implementations: ``model.implementations``.
         device: of the boxes.
 
     Attributes:
-        choices: the implementations by their operations.
+        choices: name of an operation to the implementation chosen.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, matching: str, sampler: str, device: torch.device) -> None:
+    def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
         rule = MatchingRule(facts.rpn_low, facts.rpn_high, rescue="every_best", pixel=PIXEL)
-        self._matched = _Matched(rule, RPN_STREAM, facts.rpn_samples, facts.rpn_positive, matching, sampler, device)
-        self.choices = {"anchor_matching": self._matched.match.name, "sampling": self._matched.sampler.name}
+        self._matched = _Matched(rule, RPN_STREAM, facts.rpn_samples, facts.rpn_positive, implementations, device)
+        self.choices = self._matched.choices
 
     @torch.no_grad()
     def __call__(
@@ -144,15 +143,15 @@ class RoiTargets:
 
     Args:
         facts: threshold, size of the sample, and weights of the offsets.
-        matching, sampler, device: as :class:`RpnTargets` takes them.
+        implementations, device: as :class:`RpnTargets` takes them.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, matching: str, sampler: str, device: torch.device) -> None:
+    def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
         rule = MatchingRule(facts.roi_low, facts.roi_low, pixel=PIXEL)
-        self._matched = _Matched(rule, ROI_STREAM, facts.roi_sampled, facts.roi_positive, matching, sampler, device)
+        self._matched = _Matched(rule, ROI_STREAM, facts.roi_sampled, facts.roi_positive, implementations, device)
         self._coding = box_coding(facts)
 
     @torch.no_grad()

@@ -16,7 +16,12 @@ from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
+from benchmarks.maskrcnn.ops.mask_targets import MASK_TARGETS
+from benchmarks.maskrcnn.ops.paste import PASTE
+from benchmarks.maskrcnn.ops.resize import RESIZE
+from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
+from benchmarks.maskrcnn.ops.sampling import SAMPLING
+from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
@@ -29,7 +34,6 @@ from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.nn.frozen import frozen_digest
-from common.ops.implementation import asked_for
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
 
@@ -52,13 +56,10 @@ class MaskRCNNSegmentation(Workload):
         if cfg.assets_dir is not None:
             load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
         self.model = self.model.cast(self.dtype).to(layout.device)
-        with asked_for("model.convolution", own.model.convolution):
-            self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
-        with asked_for("model.selected_logits", own.model.selected_logits):
-            self.choices["selected_logits"] = self.model.mask_head.choose(own.model.selected_logits, self.dtype)
+        self.choices |= self.model.choose_implementations(own.model.implementations)
         self._table = PolygonTable(own.reader.polygon_room, layout.device)
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
-        self._preparer = Preparer(facts, own.model.resize, layout.device, self.dtype)
+        self._preparer = Preparer(facts, own.model.implementations, layout.device, self.dtype)
         self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
         self._base_digest = frozen_digest(self.model)
 
@@ -172,8 +173,8 @@ class MaskRCNNSegmentation(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        operations = (roi_align, mask_targets, selected_logits, sampling, resize, paste)
-        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
+        operations = (ROI_ALIGN, MASK_TARGETS, SELECTED_LOGITS, SAMPLING, RESIZE, PASTE)
+        return [pair for operation in operations for pair in operation.kernel_names]
 
 
 def _shape(key: Hashable) -> Shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.resnet.model import Architecture
@@ -19,8 +19,13 @@ from common.config.ranges import (
     ShareBelowOne,
 )
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.batch_norm import BATCH_NORM
+from common.ops.convolution import CONVOLUTION
+from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import LarsHparams
+
+OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM, "convolution_moments": CONVOLUTION}
+"""Operations that ``model.implementations`` can choose an implementation of."""
 
 Area = Range("two shares above 0, ascending", lambda area: 0 < area[0] <= area[1] <= 1)
 Aspect = Range("two positive ratios, ascending", lambda aspect: 0 < aspect[0] <= aspect[1])
@@ -88,11 +93,18 @@ class Hparams(LarsHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network's size and how its operations run. The benchmark's model has width 64."""
+    """The network's size and how its operations run. The benchmark's model has width 64.
+
+    Attributes:
+        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
+    """
 
     width: Annotated[int, AtLeast(1, "at least 1 channel")]
     input_channels: Literal[3, 4]
-    batch_norm: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

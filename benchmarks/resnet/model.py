@@ -9,6 +9,7 @@ Shapes: N images, C channels, H height, W width, K classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.nn.batch_norm import BatchNorm2d
-from common.nn.choice import choose
+from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import IMAGE_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
@@ -94,19 +95,20 @@ class ResNet50(ResNetTrunk):
         cast_weights(self, dtype)
         return self
 
-    def choose_implementation(self, requested: str = "auto") -> str:
-        """Choose how batch norm runs; call it on the final device after :meth:`cast`. Returns the name chosen.
+    def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
+        """Choose how batch norms and the convolutions in front of them run; on the final device, after :meth:`cast`.
 
-        ``cudnn`` is Triton's batch norm with convolutions that leave it the moments of their results; any other name
-        keeps PyTorch's convolutions.
+        Args:
+            requested: ``model.implementations``.
+
+        Returns:
+            Name of the operation to the implementations chosen.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.nn.choice.choose_layers`.
         """
-        dtype = self.conv1.weight.dtype
-        norms = choose(self, BatchNorm2d, "triton" if requested == "cudnn" else requested, dtype)
-        convolutions = choose(self, Conv2d, "cudnn" if requested == "cudnn" else "torch", dtype)
-        return norms if convolutions == "torch" else f"{norms}, moments by {convolutions}"
+        kinds = {"batch_norm": BatchNorm2d, "convolution_moments": Conv2d}
+        return choose_layers(self, kinds, requested, self.conv1.weight.dtype)
 
     def forward(self, image_NCHW: Tensor) -> Tensor:
         """Classify images.

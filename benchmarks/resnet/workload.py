@@ -48,7 +48,7 @@ class ResNet(Workload):
         architecture = own.facts.architecture(own.model.width, own.model.input_channels)
         network = ResNet50(architecture, self.layout.shared_generator("weights"), own.hparams.truncated_normal)
         network = network.cast(self.dtype).to(self.layout.device)
-        self.choices["batch_norm"] = network.choose_implementation(own.model.batch_norm)
+        self.choices |= network.choose_implementations(own.model.implementations)
         return network
 
     def parameter_groups(self) -> list[ParameterGroup]:

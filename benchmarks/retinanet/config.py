@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.retinanet.model import Architecture
+from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -17,8 +18,19 @@ from common.config.ranges import (
 )
 from common.detection.reader_config import ReaderConfig
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.conv_bias_relu import CONV_BIAS_RELU
+from common.ops.operation import Operation, all_implementations
+from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import AdamHparams
+
+OPERATIONS: dict[str, Operation] = {
+    "convolution": CONV_BIAS_RELU,
+    "focal_loss": FOCAL_LOSS,
+    "anchor_matching": ANCHOR_MATCHING,
+    "suppression": SUPPRESSION,
+}
+"""Operations that ``model.implementations`` can choose an implementation of."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +91,15 @@ class ModelConfig:
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
-        convolution, focal_loss, anchor_matching, suppression: implementations.
+        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
     """
 
     backbone: str
     loss_scale: Annotated[float, Positive]
-    convolution: str = AUTO
-    focal_loss: str = AUTO
-    anchor_matching: str = AUTO
-    suppression: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from benchmarks.retinanet.model import HeadOutput, RetinaNet
 from benchmarks.retinanet.targets import CODING
 from common.detection.coding import clip
 from common.detection.detections import Found, in_picture
-from common.ops import suppression
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest, select
+from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
 
 
@@ -30,21 +30,19 @@ class Detector:
         model: the network.
         facts: thresholds and numbers of candidates.
         anchors_A4: of all levels, corners in px of the resized picture.
-        implementation: of the suppression, by name.
+        implementations: ``model.implementations``.
+
+    Attributes:
+        choice: name of the implementation of the suppression.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, model: RetinaNet, facts: Facts, anchors_A4: Tensor, implementation: str) -> None:
+    def __init__(self, model: RetinaNet, facts: Facts, anchors_A4: Tensor, implementations: Mapping[str, str]) -> None:
         self._model, self._facts, self._anchors_A4 = model, facts, anchors_A4
         request = OperationRequest(anchors_A4.device, torch.float32, {"candidates": facts.candidates})
-        self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
-
-    @property
-    def choice(self) -> str:
-        """The implementation of the suppression."""
-        return self._suppress.name
+        self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Found:
         """The detections of ``image`` (N, C, H, W), in pictures whose ``size`` (N, 2) was so before resizing."""
@@ -64,9 +62,7 @@ class Detector:
             found.append(self._candidates(logits_NAK, offsets_NA4, anchors_A4))
         boxes_NS4, score_NS, class_NS = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         boxes_NS4 = clip(boxes_NS4, height, width)
-        kept_ND, there_ND = self._suppress.function(
-            boxes_NS4, score_NS, class_NS, facts.nms_threshold, facts.detections
-        )
+        kept_ND, there_ND = self._suppress(boxes_NS4, score_NS, class_NS, facts.nms_threshold, facts.detections)
         corners_ND4 = boxes_NS4.gather(1, kept_ND.unsqueeze(2).expand(-1, -1, 4))
         return Found(
             in_picture(corners_ND4, height, width, size_N2),

@@ -8,7 +8,7 @@ Shapes: N pictures, A anchors of a level or of all, K classes, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.retinanet.model import HeadOutput
-from benchmarks.retinanet.ops import focal_loss
-from common.ops.implementation import OperationRequest, select
+from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
+from common.ops.operation import OperationRequest, select
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,14 @@ class DetectionLoss:
     Args:
         classes: K.
         alpha, gamma: of the focal loss.
-        implementation: of the focal loss, by name.
+        implementations: ``model.implementations``.
         device, dtype: of the network's outputs.
 
+    Attributes:
+        choice: name of the implementation of the focal loss.
+
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
     def __init__(
@@ -47,18 +50,13 @@ class DetectionLoss:
         classes: int,
         alpha: float,
         gamma: float,
-        implementation: str,
+        implementations: Mapping[str, str],
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._alpha, self._gamma = alpha, gamma
         request = OperationRequest(device, dtype, {"classes": classes})
-        self._focal_loss = select(focal_loss.IMPLEMENTATIONS, implementation, request)
-
-    @property
-    def choice(self) -> str:
-        """The implementation of the focal loss."""
-        return self._focal_loss.name
+        self.choice, self._focal_loss = select(implementations, "focal_loss", FOCAL_LOSS, request)
 
     def __call__(
         self,
@@ -79,7 +77,7 @@ class DetectionLoss:
                 logits are too small for fp16 without it.
         """
         classes = [
-            self._focal_loss.function(
+            self._focal_loss(
                 level.logits_NCHW, logit_bias_C, class_NA[:, part], weight_N, self._alpha, self._gamma, loss_scale
             )
             for level, part in zip(levels, _parts(levels), strict=True)

@@ -9,6 +9,7 @@ Shapes: N images, C channels, H height, W width, A anchors of a level, K classes
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.retinanet.anchors import ANCHORS_PER_CELL
 from common.config.ranges import AtLeast, NotNegative, ShareAboveZero
-from common.nn.choice import choose
+from common.nn.choice import choose_layers
 from common.nn.convolution_flops import LayerFlops, convolution_flops
 from common.nn.feature_pyramid import FeaturePyramid
 from common.nn.fused_convolution import FusedConv2d
@@ -217,13 +218,19 @@ class RetinaNet(nn.Module):
         cast_weights(self, dtype)
         return self
 
-    def choose_implementation(self, requested: str = "auto") -> str:
-        """Choose how convolutions run; call it on the final device after :meth:`cast`. Returns the names chosen.
+    def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
+        """Choose how ``convolution`` runs; call it on the final device after :meth:`cast`.
+
+        Args:
+            requested: ``model.implementations``.
+
+        Returns:
+            Name of the operation to the implementations chosen.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.nn.choice.choose_layers`.
         """
-        return choose(self, FusedConv2d, requested, self.logit_bias.dtype)
+        return choose_layers(self, {"convolution": FusedConv2d}, requested, self.logit_bias.dtype)
 
     def forward(self, image_NCHW: Tensor) -> list[HeadOutput]:
         """Detect.

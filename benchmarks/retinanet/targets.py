@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from benchmarks.retinanet.config import Facts
 from common.detection.coding import BoxCoding
-from common.ops.anchor_matching import IMPLEMENTATIONS
-from common.ops.anchor_matching.plain import BELOW, BETWEEN, MatchingRule
-from common.ops.implementation import OperationRequest, select
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.anchor_matching.reference import BELOW, BETWEEN, MatchingRule
+from common.ops.operation import OperationRequest, select
 
 CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16)
 
@@ -23,22 +25,20 @@ class AnchorTargets:
     Args:
         facts: thresholds.
         anchors_A4: corners x1, y1, x2, y2 in px of the resized picture.
-        implementation: of the matching, by name.
+        implementations: ``model.implementations``.
+
+    Attributes:
+        choice: name of the implementation of the matching.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, anchors_A4: Tensor, implementation: str) -> None:
+    def __init__(self, facts: Facts, anchors_A4: Tensor, implementations: Mapping[str, str]) -> None:
         self._anchors_A4 = anchors_A4
         self._rule = MatchingRule(facts.match_low, facts.match_high, rescue="every_best")
         request = OperationRequest(anchors_A4.device, torch.float32, {"anchors": len(anchors_A4)})
-        self._match = select(IMPLEMENTATIONS, implementation, request)
-
-    @property
-    def choice(self) -> str:
-        """The implementation of the matching."""
-        return self._match.name
+        self.choice, self._match = select(implementations, "anchor_matching", ANCHOR_MATCHING, request)
 
     @torch.no_grad()
     def __call__(self, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ class AnchorTargets:
             (B, A, 4), fp32: the box from the anchor, 0 where it has none; ``weight`` (B,), fp32: of a picture's losses
             in the mean over the batch, which divides them by the anchors that have a box.
         """
-        row_BA = self._match.function(self._anchors_A4, boxes_BM4, count_B, self._rule)
+        row_BA = self._match(self._anchors_A4, boxes_BM4, count_B, self._rule)
         has_box_BA = row_BA >= 0
         known_BA = row_BA.clamp(min=0)
         class_BA = torch.where(has_box_BA, label_BM.gather(1, known_BA), row_BA)

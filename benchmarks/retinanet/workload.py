@@ -17,7 +17,7 @@ from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import RetinaNet
-from benchmarks.retinanet.ops import focal_loss
+from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
 from benchmarks.retinanet.prepared import FORMAT, is_the_references
 from benchmarks.retinanet.raw import BACKBONES
 from benchmarks.retinanet.targets import AnchorTargets
@@ -29,7 +29,6 @@ from common.detection.evaluation import DetectionEvaluation, of_pictures
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.nn.frozen import frozen_digest
-from common.ops.implementation import asked_for
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -53,15 +52,13 @@ class RetinaNetDetection(Workload):
         if cfg.assets_dir is not None:
             load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
         self.model = self.model.cast(self.dtype).to(layout.device)
-        with asked_for("model.convolution", own.model.convolution):
-            self.choices["convolution"] = self.model.choose_implementation(own.model.convolution)
+        implementations = own.model.implementations
+        self.choices |= self.model.choose_implementations(implementations)
         self._anchors_A4 = anchors(facts.image_size).to(layout.device)
-        with asked_for("model.anchor_matching", own.model.anchor_matching):
-            self._targets = AnchorTargets(facts, self._anchors_A4, own.model.anchor_matching)
-        with asked_for("model.focal_loss", own.model.focal_loss):
-            self._loss = DetectionLoss(
-                facts.classes, facts.focal_alpha, facts.focal_gamma, own.model.focal_loss, layout.device, self.dtype
-            )
+        self._targets = AnchorTargets(facts, self._anchors_A4, implementations)
+        self._loss = DetectionLoss(
+            facts.classes, facts.focal_alpha, facts.focal_gamma, implementations, layout.device, self.dtype
+        )
         self.choices |= {"anchor_matching": self._targets.choice, "focal_loss": self._loss.choice}
         self._base_digest = frozen_digest(self.model)
 
@@ -168,8 +165,7 @@ class RetinaNetDetection(Workload):
         def open_source(root: Path) -> EvalSource:
             return open_eval(root, settings, layout, batch)
 
-        with asked_for("model.suppression", own.model.suppression):
-            detect = Detector(self.model, own.facts, self._anchors_A4, own.model.suppression)
+        detect = Detector(self.model, own.facts, self._anchors_A4, own.model.implementations)
         self.choices["suppression"] = detect.choice
         on_device = self.cfg.evaluation.scoring == "inline"
         scorer = CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu"))
@@ -188,8 +184,8 @@ class RetinaNetDetection(Workload):
         return self.model.sample_flops(self.own.facts.image_size)
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return focal_loss.KERNEL_NAMES
+        """Of the operation that only this workload has."""
+        return FOCAL_LOSS.kernel_names
 
 
 def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[str]:

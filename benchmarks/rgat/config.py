@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.rgat.model import Architecture, Implementations
+from benchmarks.rgat.model import OPERATIONS, Architecture
 from benchmarks.rgat.ops.sample.sampler import SITES
 from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.operation import all_implementations
 from common.optim.hparams import AdamHparams
 
 
@@ -59,16 +59,21 @@ class Hparams(AdamHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
+class ModelConfig:
     """The choices of a recipe that change no result but by rounding.
 
     Attributes:
         loss_scale: first loss scale; only fp16 has one.
         example_papers: seeds of the graph that is made up for warm-up and ``bench``; the other nodes in proportion.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     loss_scale: Annotated[float, Positive]
     example_papers: Annotated[int, AtLeast(1)]
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +89,6 @@ class ReaderConfig:
         eval_batch: seeds of an evaluation batch of one rank.
         capacity_batches: batches that are sampled to find out how large one becomes.
         capacity_sigma: room of a captured batch: mean plus so many standard deviations of these.
-        sample: implementation.
     """
 
     features: Literal["auto", "local", "peers", "host", "exchange"]
@@ -93,7 +97,6 @@ class ReaderConfig:
     eval_batch: Annotated[int, AtLeast(1)]
     capacity_batches: Annotated[int, AtLeast(2)]
     capacity_sigma: Annotated[float, NotNegative]
-    sample: str = AUTO
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Shapes: see :mod:`benchmarks.rgat.block`; K inputs and D = A x d outputs of a co
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -20,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops import edge_attention, projection
-from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
-from benchmarks.rgat.ops.projection.plain import Projection
+from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
+from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
+from benchmarks.rgat.ops.projection import PROJECTION
+from benchmarks.rgat.ops.projection.reference import Projection
+from benchmarks.rgat.ops.sample import SAMPLE
 from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, FiniteNotNegative, ProbabilityBelowOne
-from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import Operation, OperationRequest, select
 from common.ops.triton_support import widen
 
 DROPOUT_SITE = 1 << 16
@@ -60,12 +62,12 @@ class Architecture:
         return self.heads * self.head_size
 
 
-@dataclass(frozen=True)
-class Implementations:
-    """Choices of a recipe."""
-
-    projection: str = AUTO
-    edge_attention: str = AUTO
+OPERATIONS: dict[str, Operation] = {
+    "projection": PROJECTION,
+    "edge_attention": EDGE_ATTENTION,
+    "sample": SAMPLE,
+}
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 class Operations(NamedTuple):
@@ -231,7 +233,7 @@ class RGAT(nn.Module):
         architecture: what the rules fix.
         schema: of the graph.
         hops: convolutions.
-        implementations: of a recipe.
+        implementations: ``model.implementations``.
         device, dtype: of weights and activations.
         deterministic: see :class:`Convolution`.
         generator: of the initial weights, on the CPU.
@@ -242,7 +244,7 @@ class RGAT(nn.Module):
         architecture: Architecture,
         schema: Schema,
         hops: int,
-        implementations: Implementations,
+        implementations: Mapping[str, str],
         device: torch.device,
         dtype: torch.dtype,
         deterministic: bool,
@@ -251,10 +253,8 @@ class RGAT(nn.Module):
         super().__init__()
         self.choices: dict[str, str] = {}
         request = OperationRequest(device, dtype, {"heads": architecture.heads, "head_size": architecture.head_size})
-        with asked_for("model.projection", implementations.projection):
-            products = select(projection.IMPLEMENTATIONS, implementations.projection, request)
-        with asked_for("model.edge_attention", implementations.edge_attention):
-            edges = select(edge_attention.IMPLEMENTATIONS, implementations.edge_attention, request)
+        products = select(implementations, "projection", PROJECTION, request)
+        edges = select(implementations, "edge_attention", EDGE_ATTENTION, request)
         self.choices |= {"projection": products.name, "edge_attention": edges.name}
         operations = Operations(products.function, edges.function)
         width = architecture.width

@@ -16,8 +16,9 @@ from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import BlockSource, Sources
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
-from benchmarks.rgat.model import RGAT
-from benchmarks.rgat.ops import edge_attention, gather_rows, projection, sample
+from benchmarks.rgat.model import OPERATIONS, RGAT
+from benchmarks.rgat.ops.gather_rows import GATHER_ROWS
+from benchmarks.rgat.ops.sample import SAMPLE
 from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
 from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
@@ -30,7 +31,7 @@ from common.data.order import MicroBatches
 from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import DataError
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 from common.ops.triton_support import widen
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ParameterGroup
@@ -49,13 +50,12 @@ class RgatClassification(Workload):
         super().__init__(cfg, layout)
         own, facts = self.own, self.own.facts
         self._schema = facts.schema
-        generator = layout.shared_generator("weights")
+        generator, names = layout.shared_generator("weights"), own.model.implementations
         self.model = RGAT(
-            facts, self._schema, len(facts.fanouts), own.model, layout.device, self.dtype, cfg.deterministic, generator
+            facts, self._schema, len(facts.fanouts), names, layout.device, self.dtype, cfg.deterministic, generator
         )
         request = OperationRequest(layout.device, self.dtype)
-        with asked_for("reader.sample", own.reader.sample):
-            self._sample = select(sample.IMPLEMENTATIONS, own.reader.sample, request)
+        self._sample = select(names, "sample", SAMPLE, request)
         self.choices |= {**self.model.choices, "sample": self._sample.name}
         self._opened: tuple[Path, Sources] | None = None
         self._captured: list[Batch] = []
@@ -214,9 +214,7 @@ class RgatClassification(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [
-            pair for operation in (projection, edge_attention, sample, gather_rows) for pair in operation.KERNEL_NAMES
-        ]
+        return [pair for operation in (*OPERATIONS.values(), GATHER_ROWS) for pair in operation.kernel_names]
 
     def close(self) -> None:
         """Release the stores."""

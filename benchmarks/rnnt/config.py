@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.rnnt.data_settings import AudioFacts, ReaderConfig
+from benchmarks.rnnt.ops.features import FEATURES
+from benchmarks.rnnt.ops.joint import JOINT
+from benchmarks.rnnt.ops.lstm import LSTM
+from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS
 from common.config.ranges import (
     AtLeast,
     Decay,
@@ -19,10 +23,18 @@ from common.config.ranges import (
     ShareAboveZero,
 )
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import LambHparams
 
 Norm = Range("positive; inf for none", lambda value: 0 < value <= math.inf)
+
+OPERATIONS: dict[str, Operation] = {
+    "lstm": LSTM,
+    "joint": JOINT,
+    "transducer_loss": TRANSDUCER_LOSS,
+    "audio": FEATURES,
+}
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ class ModelConfig:
         loss_scale: initial loss scale with fp16.
         batch_split: joint network and loss run over so many parts of a micro-batch, one after another, which takes less
             memory.
-        lstm, joint, transducer_loss, audio: implementations; ``audio`` makes the features.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
         decode_unroll: steps of the decoder in one captured graph.
         decode_look_ahead: frames that the decoder looks at in one step.
         examples: lengths of made-up utterances, such as ``bench`` measures the step with: ``real`` ones, or all
@@ -128,13 +140,13 @@ class ModelConfig:
     features: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
     batch_split: Annotated[int, AtLeast(1)] = 1
-    lstm: str = AUTO
-    joint: str = AUTO
-    transducer_loss: str = AUTO
-    audio: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
     decode_unroll: Annotated[int, AtLeast(1)] = 4
     decode_look_ahead: Annotated[int, AtLeast(1)] = 4
     examples: Literal["real", "average"] = "real"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def measure(workload: SpeechRecognition, times: int = TIMES) -> Measured:
     samples_N = np.minimum(drawn_N, most).astype(np.int64)
     seconds = float(samples_N.sum()) / facts.sample_rate
     source = Noise(samples_N, own, device)
-    preparer = Preparer(facts, own.model.features, own.model.audio, device, workload.dtype)
+    preparer = Preparer(facts, own.model.features, own.model.implementations["audio"], device, workload.dtype)
     evaluation = Transcription(
         workload.model, own, lambda root: source, count, workload.layout, preparer, workload.cfg.cuda_graphs
     )

@@ -6,14 +6,17 @@ network, V classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.rnnt.ops import joint, transducer_loss
+from benchmarks.rnnt.ops.joint import JOINT
+from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS, joint_loss
 from benchmarks.rnnt.packed_rows import PackedRows
-from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import OperationRequest, choose
 
 
 class Joint(nn.Module):
@@ -36,8 +39,7 @@ class Joint(nn.Module):
         dtype: torch.dtype,
         site: int,
         batch_split: int = 1,
-        joint_implementation: str = AUTO,
-        loss_implementation: str = AUTO,
+        implementations: Mapping[str, str] | None = None,
     ) -> None:
         """Draw weights and biases from U(-1/sqrt(inputs), 1/sqrt(inputs)).
 
@@ -48,7 +50,7 @@ class Joint(nn.Module):
             device, dtype: where and in what it is going to be used; parameters are made on the CPU in fp32.
             site: number of the dropout's call site in the network.
             batch_split: rows are taken through the last layer in so many parts, which takes less memory.
-            joint_implementation, loss_implementation: names out of the operations' ``IMPLEMENTATIONS``.
+            implementations: ``model.implementations``.
 
         Raises:
             UnsupportedImplementation: an implementation that is asked for cannot be used.
@@ -59,12 +61,9 @@ class Joint(nn.Module):
         self.joint_net = _linear(width, classes, generator)
         self._dropout, self._site, self._parts = dropout, site, batch_split
         request = OperationRequest(device, dtype, {"width": width, "classes": classes})
-        with asked_for("model.joint", joint_implementation):
-            chosen_joint = select(joint.IMPLEMENTATIONS, joint_implementation, request)
-        with asked_for("model.transducer_loss", loss_implementation):
-            chosen_loss = select(transducer_loss.IMPLEMENTATIONS, loss_implementation, request)
-        self.choices = {"joint": chosen_joint.name, "transducer_loss": chosen_loss.name}
-        self._joint, self._loss = chosen_joint.function, chosen_loss.function
+        chosen = choose(implementations or {}, {"joint": JOINT, "transducer_loss": TRANSDUCER_LOSS}, request)
+        self.choices = {name: choice.name for name, choice in chosen.items()}
+        self._joint, self._loss = chosen["joint"].function, chosen["transducer_loss"].function
 
     def encoded(self, encoded: Tensor) -> Tensor:
         """The encoder's results (..., E) as f, (..., J)."""
@@ -96,7 +95,7 @@ class Joint(nn.Module):
         """
         dropout = DropoutMask(self._dropout if self.training else 0.0, seed.reshape(()), self._site)
         weight_VJ, bias_V = self.joint_net.weight, self.joint_net.bias
-        return transducer_loss.joint_loss(
+        return joint_loss(
             self._joint, self._loss, f_SBJ, g_NBJ, weight_VJ, bias_V, tokens_BU, rows, dropout, self._parts
         )
 

@@ -17,7 +17,7 @@ from benchmarks.rnnt.ops import joined_dropout, lstm
 from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.ops.lstm import LstmWeights
 from common.ops import dropout
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 _KINDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
@@ -86,12 +86,12 @@ class LstmStack(nn.Module):
             OperationRequest(device, dtype, {"inputs": of_layer, "width": width})
             for of_layer in (inputs, width)[: min(layers, 2)]
         ]
-        chosen = [select(lstm.IMPLEMENTATIONS, implementation, request) for request in requests]
+        chosen = [lstm.LSTM.select(implementation, request) for request in requests]
         self.choice = ", ".join(dict.fromkeys(each.name for each in chosen))
         self._functions = [chosen[min(layer, 1)].function for layer in range(layers)]
-        self._drop = select(dropout.IMPLEMENTATIONS, AUTO, OperationRequest(device, dtype)).function
+        self._drop = dropout.DROPOUT.select(AUTO, OperationRequest(device, dtype)).function
         joining = OperationRequest(device, dtype, {"width": width})
-        self._join = select(joined_dropout.IMPLEMENTATIONS, AUTO, joining).function
+        self._join = joined_dropout.JOINED_DROPOUT.select(AUTO, joining).function
 
     @torch.no_grad()
     def draw(self, initial: Initial, generator: torch.Generator) -> None:

@@ -26,7 +26,7 @@ from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
 from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.packed_rows import packed_rows
-from common.ops.implementation import asked_for
+from common.ops.operation import OPTION, asked_for
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
 """The network's parts, as the rules' logs call them."""
@@ -71,11 +71,12 @@ class Rnnt(nn.Module):
     ) -> None:
         super().__init__()
         shape = self.architecture = architecture
+        lstm = config.implementations["lstm"]
         initial = Initial(shape.forget_bias, shape.hidden_bias_scale, init_scale)
 
         def stack(inputs: int, width: int, layers: int, dropout: float, real: int | None = None) -> LstmStack:
-            with asked_for("model.lstm", config.lstm):
-                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, config.lstm, real)
+            with asked_for(f"{OPTION}.lstm", lstm):
+                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, lstm, real)
 
         width, predicted = shape.encoder_width, shape.prediction_width
         self.pred_embed = nn.Embedding(shape.blank, predicted, device="meta").to_empty(device="cpu")
@@ -97,8 +98,7 @@ class Rnnt(nn.Module):
             dtype=dtype,
             site=self._prediction_site + shape.prediction_layers,
             batch_split=config.batch_split,
-            joint_implementation=config.joint,
-            loss_implementation=config.transducer_loss,
+            implementations=config.implementations,
         )
         self.to(device, dtype)
         lstm = "+".join(dict.fromkeys(part.choice for part in (self.pre_rnn, self.post_rnn, self.dec_rnn)))

@@ -15,7 +15,7 @@ from benchmarks.rnnt.data_settings import AudioFacts, Key
 from benchmarks.rnnt.ops import features
 from benchmarks.rnnt.ops.features.batch import NAMES, AudioBatch
 from common.data.batches import Batch, HostBatch
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OPTION, OperationRequest, asked_for
 
 
 class Preparer:
@@ -32,7 +32,7 @@ class Preparer:
         choice: the implementation that was chosen.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: see :func:`common.ops.operation.Operation.select`.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Preparer:
     ) -> None:
         sizes = {name: getattr(facts, name) for name in ("window", "fft", "mel_filters", "silence_window")}
         sizes["percent_of_speed"] = math.floor(100 * facts.speed_min)
-        with asked_for("model.audio", implementation):
-            chosen = select(features.IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, sizes))
+        with asked_for(f"{OPTION}.audio", implementation):
+            chosen = features.FEATURES.select(implementation, OperationRequest(device, dtype, sizes))
         self.choice = chosen.name
         self._features, self._facts, self._columns = chosen.function, facts, columns
         self._device, self._dtype = device, dtype

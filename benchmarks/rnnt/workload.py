@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import RnntConfig
+from benchmarks.rnnt.config import OPERATIONS, RnntConfig
 from benchmarks.rnnt.data import open_eval, open_train
 from benchmarks.rnnt.data_settings import DataSettings, Key
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
-from benchmarks.rnnt.ops import features, joined_dropout, joint, lstm, transducer_loss
+from benchmarks.rnnt.ops.joined_dropout import JOINED_DROPOUT
 from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.prepared import FORMAT
 from benchmarks.rnnt.preparer import Preparer
@@ -41,7 +41,8 @@ class SpeechRecognition(Workload):
         own = self.own
         generator = layout.shared_generator("weights")
         self.model = Rnnt(own.facts, own.model, own.hparams.init_scale, generator, layout.device, self.dtype)
-        self._preparer = Preparer(own.facts, own.model.features, own.model.audio, layout.device, self.dtype)
+        audio = own.model.implementations["audio"]
+        self._preparer = Preparer(own.facts, own.model.features, audio, layout.device, self.dtype)
         self.choices |= {**self.model.choices, "audio": self._preparer.choice}
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -147,5 +148,4 @@ class SpeechRecognition(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        operations = (lstm, joined_dropout, joint, transducer_loss, features)
-        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
+        return [pair for operation in (*OPERATIONS.values(), JOINED_DROPOUT) for pair in operation.kernel_names]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from benchmarks.ssd300.ops.class_entropy import CLASS_ENTROPY
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -18,8 +19,23 @@ from common.config.ranges import (
 )
 from common.detection.reader_config import ReaderConfig
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.batch_norm import BATCH_NORM
+from common.ops.conv_bias_relu import CONV_BIAS_RELU
+from common.ops.convolution import CONVOLUTION
+from common.ops.operation import Operation, all_implementations
+from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import SgdHparams
+
+OPERATIONS: dict[str, Operation] = {
+    "batch_norm": BATCH_NORM,
+    "convolution_moments": CONVOLUTION,  # of the convolutions in front of a batch norm
+    "convolution": CONV_BIAS_RELU,  # of those with a bias
+    "class_entropy": CLASS_ENTROPY,
+    "anchor_matching": ANCHOR_MATCHING,
+    "suppression": SUPPRESSION,
+}
+"""Operations that ``model.implementations`` can choose an implementation of."""
 
 BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
 """Names of the file that the backbone starts from: torchvision's, and that of synthetic data."""
@@ -154,18 +170,16 @@ class ModelConfig:
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: the first scale of the loss in fp16.
-        batch_norm, convolution, class_entropy, anchor_matching, suppression: implementations; the convolutions are
-            those with bias.
+        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
     """
 
     input_channels: Literal[3, 4]
     backbone: str
     loss_scale: Annotated[float, Positive]
-    batch_norm: str = AUTO
-    convolution: str = AUTO
-    class_entropy: str = AUTO
-    anchor_matching: str = AUTO
-    suppression: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
 from benchmarks.ssd300.model import SSD300, Predictions
 from common.detection.detections import Found, in_picture
-from common.ops import suppression
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest, select
+from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
 
 
@@ -30,29 +30,25 @@ class Detector:
     Args:
         model: the network.
         facts: default boxes, thresholds and numbers of candidates.
-        implementation: of the suppression, by name.
+        implementations: ``model.implementations``.
         device: of the network.
 
     Attributes:
+        choice: name of the implementation of the suppression.
         class_ids: (K,) int64 on the device: what each class is called in detections; counted from 1 at first.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, model: SSD300, facts: Facts, implementation: str, device: torch.device) -> None:
+    def __init__(self, model: SSD300, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
         self._model, self._facts, self._coding = model, facts, coding(facts)
         request = OperationRequest(device, torch.float32, {"candidates": facts.candidates})
-        self._suppress = select(suppression.IMPLEMENTATIONS, implementation, request)
+        self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
         self._boxes_A4 = reference_boxes(facts)[reference_rows(facts)].to(device)
         # Suppressed is what overlaps by the threshold or more; the operation suppresses what overlaps by more.
         self._most_overlap = float(np.nextafter(np.float32(facts.nms_threshold), np.float32(0)))
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
-
-    @property
-    def choice(self) -> str:
-        """The implementation of the suppression."""
-        return self._suppress.name
 
     def name_classes(self, class_ids: Sequence[int]) -> None:
         """Call the classes so in detections, in place: a captured graph sees it."""
@@ -76,7 +72,7 @@ class Detector:
         )
 
         # Classes do not see each other: each of a picture is suppressed as if it were a picture.
-        kept, there = self._suppress.function(
+        kept, there = self._suppress(
             corners_NKT4.flatten(0, 1),
             score_NKT.flatten(0, 1),
             torch.zeros_like(row_NKT).flatten(0, 1),

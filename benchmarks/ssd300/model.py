@@ -12,6 +12,7 @@ Shapes: N pictures, C channels, H height, W width, A default boxes, K classes wi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,13 +22,12 @@ from torch import Tensor, nn
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.ops.head_results import HeadChannels, Joined
 from common.nn.batch_norm import BatchNorm2d
-from common.nn.choice import choose
+from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d
 from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
-from common.ops.implementation import asked_for
 
 LAST_STAGE = 3
 """Of the backbone, whose output is the first level."""
@@ -157,27 +157,20 @@ class SSD300(nn.Module):
         cast_weights(self, dtype)
         return self
 
-    def choose_implementation(self, norms: str, convolutions: str) -> dict[str, str]:
-        """Choose how batch norms and the convolutions with bias run; on the final device, after :meth:`cast`.
+    def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
+        """Choose how batch norms and convolutions run; call it on the final device after :meth:`cast`.
 
         Args:
-            norms: as for ResNet-50: ``cudnn`` is Triton's batch norm with convolutions that leave it their moments.
-            convolutions: of :mod:`common.ops.conv_bias_relu`.
+            requested: ``model.implementations``.
 
         Returns:
-            The operations and what was chosen for them.
+            Name of the operation to the implementations chosen.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.nn.choice.choose_layers`.
         """
-        dtype = self.backbone.conv1.weight.dtype
-        with asked_for("model.batch_norm", norms):
-            chosen = choose(self, BatchNorm2d, "triton" if norms == "cudnn" else norms, dtype)
-            moments = choose(self, Conv2d, "cudnn" if norms == "cudnn" else "torch", dtype)
-        with asked_for("model.convolution", convolutions):
-            biased = choose(self, FusedConv2d, convolutions, dtype)
-        norms = chosen if moments == "torch" else f"{chosen}, moments by {moments}"
-        return {"batch_norm": norms, "convolution": biased}
+        kinds = {"batch_norm": BatchNorm2d, "convolution_moments": Conv2d, "convolution": FusedConv2d}
+        return choose_layers(self, kinds, requested, self.backbone.conv1.weight.dtype)
 
     def levels(self, image_NCHW: Tensor) -> list[Tensor]:
         """The maps, (N, C, H, W) each, that boxes are found on."""

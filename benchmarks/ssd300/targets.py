@@ -5,14 +5,16 @@ Shapes: B pictures, A default boxes in the heads' order, M boxes at most.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
-from common.ops import anchor_matching
-from common.ops.anchor_matching.plain import MatchingRule
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.anchor_matching.reference import MatchingRule
+from common.ops.operation import OperationRequest, select
 
 BACKGROUND = 0
 """The class of a default box that has no box; objects' classes count from 1."""
@@ -27,22 +29,19 @@ class Targets:
 
     Args:
         facts: default boxes and threshold.
-        implementation: of :mod:`common.ops.anchor_matching`.
+        implementations: ``model.implementations``.
         device: of the boxes.
 
     Attributes:
-        choice: the implementation.
+        choice: name of the implementation of the matching.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming the key of the configuration.
     """
 
-    def __init__(self, facts: Facts, implementation: str, device: torch.device) -> None:
+    def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
         request = OperationRequest(device, torch.float32, {"anchors": len(reference_rows(facts))})
-        with asked_for("model.anchor_matching", implementation):
-            found = select(anchor_matching.IMPLEMENTATIONS, implementation, request)
-        self.choice = found.name
-        self._match = found.function
+        self.choice, self._match = select(implementations, "anchor_matching", ANCHOR_MATCHING, request)
         overlap = facts.match_overlap
         self._rule = MatchingRule(overlap, overlap, exclusive=True, rescue="own_best")
         self._coding = coding(facts)

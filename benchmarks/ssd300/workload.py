@@ -16,7 +16,7 @@ from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
-from benchmarks.ssd300.ops import class_entropy
+from benchmarks.ssd300.ops.class_entropy import CLASS_ENTROPY
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
@@ -30,7 +30,7 @@ from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.nn.batch_norm import set_group
 from common.nn.running_statistics import averaged_statistics
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
@@ -53,13 +53,12 @@ class Ssd300Detection(Workload):
         if cfg.assets_dir is not None:
             load_backbone(cfg.assets_dir / model.backbone, self.model.backbone)
         self.model = self.model.cast(self.dtype).to(layout.device)
-        self.choices |= self.model.choose_implementation(model.batch_norm, model.convolution)
+        self.choices |= self.model.choose_implementations(model.implementations)
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
-        self._targets = Targets(facts, model.anchor_matching, layout.device)
-        with asked_for("model.class_entropy", model.class_entropy):
-            request = OperationRequest(layout.device, self.dtype, {"classes": self.model.classes})
-            self._class_entropy = select(class_entropy.IMPLEMENTATIONS, model.class_entropy, request)
-        self.choices |= {"anchor_matching": self._targets.choice, "class_entropy": self._class_entropy.name}
+        self._targets = Targets(facts, model.implementations, layout.device)
+        request = OperationRequest(layout.device, self.dtype, {"classes": self.model.classes})
+        name, self._class_entropy = select(model.implementations, "class_entropy", CLASS_ENTROPY, request)
+        self.choices |= {"anchor_matching": self._targets.choice, "class_entropy": name}
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """All parameters alike: batch norms and biases decay too.
@@ -119,7 +118,7 @@ class Ssd300Detection(Workload):
         """
         tensors, negatives = micro_batch.tensors, self.own.facts.negatives
         results = self.model.results(tensors["image"])
-        entropy_NA, offsets_NA4 = self._class_entropy.function(self.model.channels, results, tensors["class"])
+        entropy_NA, offsets_NA4 = self._class_entropy(self.model.channels, results, tensors["class"])
         losses = multibox_loss(entropy_NA, offsets_NA4, tensors["class"], tensors["offsets"], negatives)
         metrics = {"loss": losses.total, "classification_loss": losses.classes, "box_loss": losses.boxes}
         return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
@@ -173,8 +172,7 @@ class Ssd300Detection(Workload):
         """COCO's mean average precision on the ranks of ``layout``."""
         own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
         on_device = self.cfg.evaluation.scoring == "inline"
-        with asked_for("model.suppression", own.model.suppression):
-            detect = Detector(self.model, own.facts, own.model.suppression, layout.device)
+        detect = Detector(self.model, own.facts, own.model.implementations, layout.device)
         self.choices["suppression"] = detect.choice
 
         def open_source(root: Path) -> EvalSource:
@@ -197,4 +195,4 @@ class Ssd300Detection(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operation that only this workload has."""
-        return class_entropy.KERNEL_NAMES
+        return CLASS_ENTROPY.kernel_names

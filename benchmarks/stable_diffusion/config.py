@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from benchmarks.stable_diffusion.architecture import Architecture
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.operations import Implementations
+from benchmarks.stable_diffusion.operations import OPERATIONS
 from common.config.ranges import AtLeast, FiniteNotNegative, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.operation import all_implementations
 from common.optim.hparams import AdamWHparams
 
 
@@ -83,7 +83,7 @@ class AssetsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
+class ModelConfig:
     """How the network starts, and how operations run.
 
     Attributes:
@@ -93,15 +93,17 @@ class ModelConfig(Implementations):
         zero_std: standard deviation of normal values in place of the zeros that the last layer of every residual branch
             starts from: a bench asks for it, since a network with branches of zeros is faster than one that has
             trained. 0 in training.
-        noising, velocity_loss: implementations, beside those of the network.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
     """
 
     loss_scale: Annotated[float, Positive]
     loss_scale_interval: Annotated[int, AtLeast(1)]
     loss_scale_hysteresis: Annotated[int, AtLeast(1)]
     zero_std: Annotated[float, FiniteNotNegative] = 0.0
-    noising: str = AUTO
-    velocity_loss: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)

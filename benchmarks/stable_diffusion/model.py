@@ -9,13 +9,15 @@ cross-attentions together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Architecture
 from benchmarks.stable_diffusion.blocks import Block, CaptionProjections, Output, TimeEmbedding, TimeProjections
 from benchmarks.stable_diffusion.initial_weights import draw_weights
-from benchmarks.stable_diffusion.operations import Implementations, choose_layers, choose_operations
+from benchmarks.stable_diffusion.operations import choose_layers, choose_operations
 
 
 class UNet(nn.Module):
@@ -23,7 +25,7 @@ class UNet(nn.Module):
 
     Args:
         architecture: its shape.
-        implementations: how the operations run; None for ``auto`` everywhere.
+        implementations: ``model.implementations``; None for ``auto`` everywhere.
         generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
             model that is loaded or only counted.
         device, dtype: of all parameters; activations have the same dtype.
@@ -33,20 +35,20 @@ class UNet(nn.Module):
         chosen: operation to the names of the implementations that it runs with.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
 
     def __init__(
         self,
         architecture: Architecture,
-        implementations: Implementations | None = None,
+        implementations: Mapping[str, str] | None = None,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         zero_std: float = 0.0,
     ) -> None:
         super().__init__()
-        device, requested = torch.device(device), implementations or Implementations()
+        device, requested = torch.device(device), implementations or {}
         self.architecture = architecture
         self._dtype = dtype
         operations = choose_operations(requested, architecture, device, dtype)

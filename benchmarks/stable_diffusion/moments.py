@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.stable_diffusion.frozen.published import load_vae
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from benchmarks.stable_diffusion.operations import choose_layers
 from common.formats import jpeg
 
 
@@ -78,7 +78,7 @@ class MomentsEncoder:
         load_vae(checkpoint, digest, vae)
         del vae.decoder  # half of it, which nothing here needs
         self._vae = vae.to(device).to(memory_format=torch.channels_last)
-        choose_layers(self._vae, Implementations(), torch.float32)
+        choose_layers(self._vae, {}, torch.float32)
         self._device = device
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,39 +10,44 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Architecture, Transformer
-from common.nn.choice import Choosing, choose
+from benchmarks.stable_diffusion.ops.noising import NOISING
+from benchmarks.stable_diffusion.ops.velocity_loss import VELOCITY_LOSS
+from common.nn import choice
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
 from common.nn.upsample_convolution import UpsampleConvolution
-from common.ops import bias_gradient, dense_attention, geglu
-from common.ops.bias_gradient import RowSums
-from common.ops.dense_attention.plain import Attention
-from common.ops.implementation import AUTO, Implementation, OperationRequest, asked_for, select
+from common.ops.add_layer_norm import ADD_LAYER_NORM
+from common.ops.bias_gradient import BIAS_GRADIENT, RowSums
+from common.ops.dense_attention import DENSE_ATTENTION, Attention
+from common.ops.geglu import GEGLU
+from common.ops.group_norm import GROUP_NORM
+from common.ops.operation import Operation, OperationRequest, select
+from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 
-LAYERS: dict[str, type[Choosing]] = {
+OPERATIONS: dict[str, Operation] = {
+    "group_norm": GROUP_NORM,
+    "layer_norm": ADD_LAYER_NORM,
+    "geglu": GEGLU,
+    "bias_gradient": BIAS_GRADIENT,
+    "attention": DENSE_ATTENTION,
+    "cross_attention": DENSE_ATTENTION,
+    "upsampling": UPSAMPLE_CONVOLUTION,
+    "noising": NOISING,
+    "velocity_loss": VELOCITY_LOSS,
+}
+"""Operations that ``model.implementations`` can choose an implementation of.
+
+``attention`` is that of the positions of a picture to each other, ``cross_attention`` that to the tokens of the
+caption, ``bias_gradient`` sums the gradients at the ends of blocks over positions, and ``upsampling`` includes the
+convolution that follows. ``group_norm`` and ``upsampling`` are those of the autoencoder, too.
+"""
+
+LAYERS: dict[str, type[choice.Choosing]] = {
     "group_norm": GroupNorm,
     "layer_norm": LayerNorm,
     "upsampling": UpsampleConvolution,
 }
 """Operation to the layers that run it."""
-
-
-@dataclass(frozen=True)
-class Implementations:
-    """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
-
-    ``attention`` is that of the places to each other, ``cross_attention`` that to the tokens of the caption,
-    ``bias_gradient`` sums the gradients at the ends of blocks over places, and ``upsampling`` comes with its
-    convolution. The autoencoder takes ``group_norm`` and ``upsampling`` from here, too.
-    """
-
-    group_norm: str = AUTO
-    layer_norm: str = AUTO
-    geglu: str = AUTO
-    bias_gradient: str = AUTO
-    attention: str = AUTO
-    cross_attention: str = AUTO
-    upsampling: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -62,59 +67,57 @@ class Operations:
 
 
 def choose_operations(
-    requested: Implementations, architecture: Architecture, device: torch.device, dtype: torch.dtype
+    requested: Mapping[str, str], architecture: Architecture, device: torch.device, dtype: torch.dtype
 ) -> Operations:
-    """The functions of the transformers; see :func:`choose_layers` for layers of :mod:`common.nn`.
+    """Choose the operations of the transformers; see :func:`choose_layers` for layers of :mod:`common.nn`.
+
+    Args:
+        requested: ``model.implementations``.
+        architecture: shape of the network.
+        device, dtype: of activations.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
     layers = [layer for layer in architecture.layers() if isinstance(layer, Transformer)]
     places = sorted({(architecture.latent_size // layer.factor) ** 2 for layer in layers})
     choices: dict[str, str] = {}
 
-    def chosen(name: str, module: Any, each: list[dict[str, int]]) -> list[Any]:
-        wanted = getattr(requested, name)
-        with asked_for(f"model.{name}", wanted):
-            found: list[Implementation] = [
-                select(module.IMPLEMENTATIONS, wanted, OperationRequest(device, dtype, sizes)) for sizes in each
-            ]
-        choices[name] = "+".join(sorted({implementation.name for implementation in found}))
-        return [implementation.function for implementation in found]
+    def chosen(name: str, several_sizes: list[dict[str, int]]) -> list[Any]:
+        requests = [OperationRequest(device, dtype, sizes) for sizes in several_sizes]
+        found = [select(requested, name, OPERATIONS[name], request) for request in requests]
+        choices[name] = "+".join(sorted({each.name for each in found}))
+        return [each.function for each in found]
 
     def attentions(name: str, keys: int | None) -> dict[int, Attention]:
         sizes = [
             {"head_size": architecture.head_channels, "queries": count, "keys": count if keys is None else keys}
             for count in places
         ]
-        return dict(zip(places, chosen(name, dense_attention, sizes), strict=True))
+        return dict(zip(places, chosen(name, sizes), strict=True))
 
     return Operations(
-        geglu=chosen("geglu", geglu, [{}])[0],
-        row_sums=chosen("bias_gradient", bias_gradient, [{}])[0],
+        geglu=chosen("geglu", [{}])[0],
+        row_sums=chosen("bias_gradient", [{}])[0],
         attention=attentions("attention", None),
         cross_attention=attentions("cross_attention", architecture.context_length),
         choices=choices,
     )
 
 
-def choose_layers(network: nn.Module, requested: Implementations, dtype: torch.dtype) -> dict[str, str]:
+def choose_layers(network: nn.Module, requested: Mapping[str, str], dtype: torch.dtype) -> dict[str, str]:
     """Choose how the layers of :data:`LAYERS` in a network run, once it is on its device.
 
     Args:
         network: the U-Net, or a frozen network.
-        requested: of each operation.
+        requested: ``model.implementations``.
         dtype: of the activations.
 
     Returns:
         Operation to the names chosen, joined by ``+`` where layers differ; nothing for layers that it doesn't have.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
-    choices = {}
-    for name, kind in LAYERS.items():
-        wanted = getattr(requested, name)
-        with asked_for(f"model.{name}", wanted):
-            choices[name] = choose(network, kind, wanted, dtype)
+    choices = choice.choose_layers(network, LAYERS, requested, dtype)
     return {name: chosen for name, chosen in choices.items() if chosen}

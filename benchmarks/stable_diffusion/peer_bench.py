@@ -2,7 +2,8 @@
 
 Its U-Net in the rules' sizes, channels_last, all in bf16 without masters and with fused AdamW, eagerly and compiled as
 a whole, on latents and captions of noise that are already on the device. Ours beside it is the step of the recipe,
-captured, once with its operations and once with plain ones whose blocks TorchInductor compiles one by one.
+captured, once with its fastest implementations and once with references, whose blocks TorchInductor compiles one by
+one.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench.stopwatch import median_ms, require_gpu
+from common.ops.operation import OPTION
 from common.step.graphs import StepRunner
 
 ROWS = ("ours", "compiled", "diffusers", "diffusers-compiled")
-PLAIN = ("group_norm", "layer_norm", "geglu", "bias_gradient")
-"""Operations that TorchInductor gets to fuse in the row ``compiled``."""
+COMPILED = ("group_norm", "layer_norm", "geglu", "bias_gradient")
+"""Operations whose references TorchInductor fuses in the row ``compiled``."""
 ZERO_STD = 0.02
 """Of the tensors that start from zero, of which a device multiplies faster than of trained ones."""
 
@@ -103,7 +105,7 @@ def ours(given: list[str], device: torch.device, compiled: bool) -> Callable[[],
     """What builds the captured step of the recipe; with ``compiled`` its blocks are TorchInductor's."""
 
     def start() -> Callable[[], object]:
-        choices = [f"model.{name}=torch" for name in PLAIN] if compiled else []
+        choices = [f"{OPTION}.{name}=reference" for name in COMPILED] if compiled else []
         run, _ = loading.load(compose([*given, *choices]), lambda _: StableDiffusion)
         workload = StableDiffusion(run, Layout(device=device))
         if compiled:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.stable_diffusion.diffusion import SamplingTimes, eps_of, x0_of
 from common.contract.evaluation import Weights
 from common.evaluation.forward import ForwardPass
-from common.ops.random_bits.plain import normal_pairs
+from common.ops.random_bits.reference import normal_pairs
 
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From noised latents (2B, C, h, w), times (2B,) int64 and keys and values (2B, T, M) to velocities."""

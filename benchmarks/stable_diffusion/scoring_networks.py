@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +18,7 @@ from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.frozen.vision import VisionTower
-from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from benchmarks.stable_diffusion.operations import choose_layers
 from common.errors import ConfigError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -52,7 +52,7 @@ def random_networks(
     inception: InceptionSizes,
     device: torch.device,
     dtype: torch.dtype,
-    requested: Implementations | None = None,
+    requested: Mapping[str, str] | None = None,
 ) -> ScoringNetworks:
     """Networks whose weights are drawn, as a bench has them; to be given those of files.
 
@@ -64,10 +64,10 @@ def random_networks(
         vae, text, vision, inception: sizes of the networks; both text towers have the same.
         device: of all.
         dtype: of the U-Net.
-        requested: how the autoencoder's operations run; None for ``auto``.
+        requested: ``model.implementations``, for the autoencoder; None for ``auto`` everywhere.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
     judging = torch.promote_types(dtype, torch.float32)
 
@@ -86,7 +86,7 @@ def random_networks(
             placed(lambda: TextTower(text), judging),
             placed(lambda: VisionTower(vision), judging),
         )
-    choose_layers(networks.vae, requested or Implementations(), dtype)
+    choose_layers(networks.vae, requested or {}, dtype)
     return networks
 
 
@@ -112,7 +112,8 @@ def published_networks(
             f"{own.assets.checkpoint}, {own.assets.clip} and {own.assets.inception} in it"
         )
     tokenize = Tokenizer(assets_dir / own.assets.vocabulary, own.text.vocabulary, own.text.context)
-    networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, own.model)
+    requested = own.model.implementations
+    networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
     checkpoint, clip = assets_dir / own.assets.checkpoint, assets_dir / own.assets.clip
     load_text(checkpoint, own.assets.checkpoint_digest, networks.conditioning)
     load_vae(checkpoint, None, networks.vae)  # gigabytes, whose digest was right a moment ago

@@ -16,14 +16,15 @@ from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, build_evalu
 from benchmarks.stable_diffusion.flops import training_flops
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.ops import noising, velocity_loss
+from benchmarks.stable_diffusion.ops.noising import NOISING, tables
+from benchmarks.stable_diffusion.ops.velocity_loss import VELOCITY_LOSS
 from benchmarks.stable_diffusion.prepared import FORMAT
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -45,16 +46,14 @@ class StableDiffusion(Workload):
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
         drawn = layout.shared_generator("weights", device)
-        self.model = UNet(facts, own.model, drawn, device, self.dtype, own.model.zero_std)
+        requested, request = own.model.implementations, OperationRequest(device, self.dtype)
+        self.model = UNet(facts, requested, drawn, device, self.dtype, own.model.zero_std)
         self.choices |= self.model.chosen
-        request = OperationRequest(device, self.dtype)
-        with asked_for("model.noising", own.model.noising):
-            self._noised = select(noising.IMPLEMENTATIONS, own.model.noising, request)
-        with asked_for("model.velocity_loss", own.model.velocity_loss):
-            self._velocity_loss = select(velocity_loss.IMPLEMENTATIONS, own.model.velocity_loss, request)
+        self._noised = select(requested, "noising", NOISING, request)
+        self._velocity_loss = select(requested, "velocity_loss", VELOCITY_LOSS, request)
         self.choices |= {"noising": self._noised.name, "velocity_loss": self._velocity_loss.name}
         signal_T = abar(facts.times, facts.first_beta, facts.last_beta)
-        self._tables = noising.tables(signal_T, own.vae.scale, self.dtype, device)
+        self._tables = tables(signal_T, own.vae.scale, self.dtype, device)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
         self._captions = self._token_encoder() if self._encodes else None
 
@@ -197,4 +196,4 @@ class StableDiffusion(Workload):
 
     def kernel_names(self) -> Sequence[tuple[str, str]]:
         """Of the operations that only this workload has."""
-        return [*noising.KERNEL_NAMES, *velocity_loss.KERNEL_NAMES]
+        return [*NOISING.kernel_names, *VELOCITY_LOSS.kernel_names]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from benchmarks.unet3d.model import HALVINGS, Architecture, Implementations
+from benchmarks.unet3d.model import HALVINGS, Architecture, NetworkSettings
+from benchmarks.unet3d.model import OPERATIONS as NETWORK_OPERATIONS
+from benchmarks.unet3d.ops.augment import AUGMENT
+from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
+from benchmarks.unet3d.ops.window_sums import ADD_WINDOW
 from benchmarks.unet3d.reader_settings import ReaderSettings
 from common.config.ranges import (
     AtLeast,
@@ -17,7 +21,7 @@ from common.config.ranges import (
     Range,
     ShareBelowOne,
 )
-from common.ops.implementation import AUTO
+from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import SgdHparams
 
 Variant = Literal["nvidia", "reference"]
@@ -30,6 +34,15 @@ Crop = Range(
     f"multiples of {STEP}, and not all of them {STEP}: a single voxel in the end has no instance norm",
     lambda shape: all(size >= STEP and size % STEP == 0 for size in shape) and max(shape) > STEP,
 )
+
+
+OPERATIONS: dict[str, Operation] = {
+    **NETWORK_OPERATIONS,
+    "dice_cross_entropy": DICE_CROSS_ENTROPY,
+    "augment": AUGMENT,
+    "window_sums": ADD_WINDOW,
+}
+"""Operations whose implementation ``model.implementations`` can choose. ``window_sums`` counts classes, too."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +91,17 @@ class Hparams(SgdHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Implementations):
-    """How the operations run.
+class ModelConfig(NetworkSettings):
+    """How the network runs.
 
     Attributes:
         loss_scale: initial loss scale with fp16.
-        dice_cross_entropy: implementation of the loss.
     """
 
     loss_scale: Annotated[float, Positive]
-    dice_cross_entropy: str = AUTO
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
 @dataclass(frozen=True)
@@ -97,12 +111,10 @@ class SlidingWindowConfig:
     Attributes:
         batch: windows of one forward pass.
         share: neighbouring data-parallel ranks that share the windows of each volume; null for what balances them best.
-        implementation: of adding up the windows and counting the classes.
     """
 
     batch: Annotated[int, AtLeast(1)]
     share: Annotated[int, AtLeast(1, "at least 1, or null")] | None
-    implementation: str = AUTO
 
 
 @dataclass(frozen=True)

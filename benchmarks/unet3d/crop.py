@@ -1,4 +1,4 @@
-"""A training crop, what is drawn for it, and where it is cut: anywhere in the volume, or around an object of it.
+"""A training crop, and where it is cut: anywhere in the volume, or around an object of it.
 
 The place follows the rule of MLCommons' reference implementation, with its peculiarities: its integers are drawn from
 0 ... n - 1 where n is also a possible place. A random crop never ends at a volume's last voxel (unless it has to), and
@@ -17,7 +17,6 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.unet3d.components import Box, Boxes
-from benchmarks.unet3d.config import Facts, Variant
 
 Size3 = tuple[int, int, int]
 
@@ -43,25 +42,6 @@ class Draws:
     scale: float
     deviation: float
     noise_seed: int
-
-
-def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
-    """Draw what happens to a crop.
-
-    Args:
-        generator: of all draws.
-        facts: the probabilities.
-        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
-            noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
-    """
-    d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
-    scale = 1.0
-    if generator.random() < facts.brightness_probability:
-        scale = generator.uniform(*BRIGHTNESS_RANGE) + (variant == "reference")
-    deviation = 0.0
-    if generator.random() < facts.noise_probability:
-        deviation = NOISE_DEVIATION if variant == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
-    return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
 
 
 @dataclass(frozen=True)

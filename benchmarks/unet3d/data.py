@@ -7,19 +7,20 @@ the device (:mod:`benchmarks.unet3d.ops.augment`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
 from benchmarks.unet3d.config import Facts, Variant
-from benchmarks.unet3d.crop import NOISE_DEVIATION, Crop, Draws, Slab, crop_origin, draw
-from benchmarks.unet3d.ops import augment
-from benchmarks.unet3d.ops.augment.plain import parameters
+from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Crop, Draws, Slab, crop_origin
+from benchmarks.unet3d.ops.augment import AUGMENT
+from benchmarks.unet3d.ops.augment.reference import parameters
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
 from benchmarks.unet3d.reader_settings import CachePlace, ReaderSettings
 from benchmarks.unet3d.volumes import Volumes, open_volumes
@@ -28,17 +29,43 @@ from common.data.order import MicroBatches
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError
-from common.ops.implementation import Implementation, OperationRequest, select
+from common.ops.operation import Choice, OperationRequest, select
+
+
+def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
+    """Draw what happens to a crop.
+
+    Args:
+        generator: of all draws.
+        facts: the probabilities.
+        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
+            noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
+    """
+    d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
+    scale = 1.0
+    if generator.random() < facts.brightness_probability:
+        scale = generator.uniform(*BRIGHTNESS_RANGE) + (variant == "reference")
+    deviation = 0.0
+    if generator.random() < facts.noise_probability:
+        deviation = NOISE_DEVIATION if variant == "nvidia" else generator.uniform(0.0, NOISE_DEVIATION)
+    return Draws((d, h, w), scale, deviation, int(generator.integers(2**63)))
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the crops, how they are made, whose augmentation they get, and the dtype of the images."""
+    """How crops are made.
+
+    Attributes:
+        variant: whose augmentation they get.
+        dtype: of the images.
+        implementations: ``model.implementations``, of which ``augment`` is used.
+    """
 
     facts: Facts
     reader: ReaderSettings
     variant: Variant
     dtype: torch.dtype
+    implementations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -59,13 +86,14 @@ class DataSettings:
         planes = size[0] // split.ranks
         return Slab(size, split.index * planes, planes)
 
-    def augmentation(self, device: torch.device) -> Implementation:
-        """What makes the crops.
+    def augmentation(self, device: torch.device) -> Choice:
+        """The implementation that makes the crops.
 
         Raises:
-            UnsupportedImplementation: ``reader.augment`` is unknown or cannot run here.
+            UnsupportedImplementation: it cannot run on ``device``.
         """
-        return select(augment.IMPLEMENTATIONS, self.reader.augment, OperationRequest(device, self.dtype))
+        request = OperationRequest(device, self.dtype)
+        return select(self.implementations, "augment", AUGMENT, request)
 
 
 class VolumeSource:

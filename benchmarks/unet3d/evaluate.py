@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.unet3d.evaluation_shares import choose_share, shares_to_try
 from benchmarks.unet3d.evaluation_sums import VolumeSums
 from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volumes, shares_of_rank
-from benchmarks.unet3d.ops.window_sums.plain import INTERSECTION, LABELLED, PREDICTED
+from benchmarks.unet3d.ops.window_sums.reference import INTERSECTION, LABELLED, PREDICTED
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
@@ -26,7 +26,7 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 CLASSES = ("background", "kidney", "tumour")
 

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.unet3d.config import Facts
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
-from benchmarks.unet3d.ops.window_sums import KERNEL_NAMES
+from benchmarks.unet3d.ops.window_sums import ADD_WINDOW
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
 from common.contract.evaluation import Weights
@@ -61,7 +61,7 @@ def breakdown(evaluation: MeanDice, weights: Weights) -> str:
         evaluation.predict(weights)
     sums: dict[str, float] = {}
     for event in profiler.key_averages():
-        kind = next((kind for kind, pattern in KERNEL_NAMES if re.search(pattern, event.key)), REST)
+        kind = next((kind for kind, pattern in ADD_WINDOW.kernel_names if re.search(pattern, event.key)), REST)
         sums[kind] = sums.get(kind, 0.0) + event.self_device_time_total / 1e3
     return ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in sorted(sums.items(), key=lambda item: -item[1]))
 

@@ -19,7 +19,7 @@ from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
 from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OPTION, OperationRequest, asked_for
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class VolumeSums:
         self._device, self._classes = layout.device, classes
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         request = OperationRequest(layout.device, dtype)
-        with asked_for("sliding_window.implementation", implementation):
-            self.choice = select(ADD_WINDOW, implementation, request).name
-        self._add_window = ADD_WINDOW[self.choice].function
-        self._count_classes = COUNT_CLASSES[self.choice].function
+        with asked_for(f"{OPTION}.window_sums", implementation):
+            self.choice = ADD_WINDOW.select(implementation, request).name
+        self._add_window = ADD_WINDOW.function(self.choice)
+        self._count_classes = COUNT_CLASSES.function(self.choice)
 
         depth, height, width = window.shape
         cp, index = layout.size("cp"), layout.index("cp")
@@ -166,7 +166,7 @@ class VolumeSums:
             self._count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.ops.window_sums.plain`."""
+        """Counts (case, class, column) over all ranks, with the columns of :mod:`benchmarks.unet3d.ops.window_sums`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()

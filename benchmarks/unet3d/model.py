@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from benchmarks.unet3d.ops import instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops.instance_norm import INSTANCE_NORM
+from benchmarks.unet3d.ops.output_convolution import OUTPUT_CONVOLUTION
+from benchmarks.unet3d.ops.upsample import UPSAMPLE
 from common.config.ranges import Positive, Range
 from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
@@ -31,7 +33,8 @@ from common.distributed.spatial.gather import gather_slabs, own_slab
 from common.distributed.spatial.halo import HaloExchange
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError
-from common.ops.implementation import AUTO, Implementation, OperationRequest, asked_for, select
+from common.ops.local_convolution import LOCAL_CONVOLUTION
+from common.ops.operation import AUTO, OPTION, Operation, OperationRequest, asked_for, select
 
 HALVINGS = 5
 """Strided convolutions of the network: sizes are multiples of 2**HALVINGS."""
@@ -111,23 +114,26 @@ class Architecture:
         return 3 * sum(self.forward_flops(size).values()) - image
 
 
-@dataclass(frozen=True)
-class Implementations:
-    """Which implementation of each operation is asked for: a name out of its ``IMPLEMENTATIONS``, or ``auto``.
+OPERATIONS: dict[str, Operation] = {
+    "instance_norm": INSTANCE_NORM,
+    "upsample": UPSAMPLE,
+    "convolution": LOCAL_CONVOLUTION,
+    "output_convolution": OUTPUT_CONVOLUTION,
+}
+"""Operations of the network. Implementations are chosen layer by layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """How the network runs.
 
     Attributes:
-        instance_norm: of norm and ReLU; chosen layer by layer, like the convolution.
-        upsample: of the transposed convolution whose result joins a skip connection; chosen layer by layer too.
-        convolution: of 3x3x3.
-        output_convolution: of 1x1x1, to the classes.
+        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
         halo: how the ranks of a split volume exchange planes.
         overlap: exchange them while the convolution runs.
     """
 
-    instance_norm: str = AUTO
-    upsample: str = AUTO
-    convolution: str = AUTO
-    output_convolution: str = AUTO
+    implementations: dict[str, str] = field(default_factory=dict)
     halo: str = AUTO
     overlap: bool = True
 
@@ -136,20 +142,20 @@ class _Build:
     """What every part of the network is built from, and the names of what was chosen.
 
     Args:
-        architecture, requested, device, dtype, split: of the network.
+        architecture, settings, device, dtype, split: of the network.
     """
 
     def __init__(
         self,
         architecture: Architecture,
-        requested: Implementations,
+        settings: NetworkSettings,
         device: torch.device,
         dtype: torch.dtype,
         split: VolumeSplit | None,
     ) -> None:
         self.architecture, self.device, self.dtype, self.split = architecture, device, dtype, split
         self.memory_format = torch.channels_last_3d
-        self._requested = requested
+        self._implementations = settings.implementations
         self._exchange: HaloExchange | None = None
         self._names: dict[str, set[str]] = {
             "instance_norm": set(),
@@ -159,8 +165,8 @@ class _Build:
             "halo": {NO_HALO},
         }
         if split is not None:
-            with asked_for("model.halo", requested.halo):
-                self._exchange = build_exchange(split, device, requested.halo, requested.overlap)
+            with asked_for("model.halo", settings.halo):
+                self._exchange = build_exchange(split, device, settings.halo, settings.overlap)
             self._names["halo"] = {self._exchange.transport.name}
 
     @property
@@ -169,32 +175,28 @@ class _Build:
         return {operation: "+".join(sorted(names)) for operation, names in self._names.items()}
 
     def convolution(self, in_channels: int, out_channels: int, stride: int, split: bool) -> SpatialConv3d:
-        with asked_for("model.convolution", self._requested.convolution):
+        requested = self._implementations.get("convolution", AUTO)
+        with asked_for(f"{OPTION}.convolution", requested):
             layer = SpatialConv3d(
                 in_channels, out_channels, stride, exchange=self._exchange if split else None,
-                implementation=self._requested.convolution, device=self.device, dtype=self.dtype,
+                implementation=requested, device=self.device, dtype=self.dtype,
             )  # fmt: skip
         self._names["convolution"].add(layer.implementation)
         return layer
 
     def norm_relu(self, channels: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        return self._select("instance_norm", instance_norm.IMPLEMENTATIONS, self._requested.instance_norm, channels)
+        return self._select("instance_norm", channels)
 
     def upsample(self, channels: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        return self._select("upsample", upsample.IMPLEMENTATIONS, self._requested.upsample, channels)
+        return self._select("upsample", channels)
 
     def output_convolution(self, channels: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        implementations, requested = output_convolution.IMPLEMENTATIONS, self._requested.output_convolution
-        return self._select("output_convolution", implementations, requested, channels)
+        return self._select("output_convolution", channels)
 
-    def _select(
-        self, operation: str, implementations: Mapping[str, Implementation], requested: str, channels: int
-    ) -> Callable[..., Any]:
-        with asked_for(f"model.{operation}", requested):
-            chosen = select(
-                implementations, requested, OperationRequest(self.device, self.dtype, {"channels": channels})
-            )
-        self._names[operation].add(chosen.name)
+    def _select(self, name: str, channels: int) -> Callable[..., Any]:
+        request = OperationRequest(self.device, self.dtype, {"channels": channels})
+        chosen = select(self._implementations, name, OPERATIONS[name], request)
+        self._names[name].add(chosen.name)
         return chosen.function
 
 
@@ -269,20 +271,20 @@ class UNet3D(nn.Module):
 
     Args:
         architecture: its shape.
-        implementations: how the operations run.
+        settings: how the network runs.
         generator: source of the initial weights, on the CPU; None leaves them uninitialised, for a model that is
             loaded or only measured.
         device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
         split: how volumes are split over ranks; None where each rank has whole ones. Collective to build with one.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: see :func:`common.ops.operation.select`.
     """
 
     def __init__(
         self,
         architecture: Architecture,
-        implementations: Implementations | None = None,
+        settings: NetworkSettings | None = None,
         generator: torch.Generator | None = None,
         *,
         device: torch.device | str = "cpu",
@@ -290,11 +292,11 @@ class UNet3D(nn.Module):
         split: VolumeSplit | None = None,
     ) -> None:
         super().__init__()
-        device, requested = torch.device(device), implementations or Implementations()
+        device = torch.device(device)
         split = None if split is None or split.ranks == 1 else split
         self.architecture = architecture
         self._split = split
-        build = _Build(architecture, requested, device, dtype, split)
+        build = _Build(architecture, settings or NetworkSettings(), device, dtype, split)
         filters = architecture.filters
         self.input_block = ConvPair(build, INPUT_CHANNELS, filters[0], 1, split=True)
         for level, (name, narrow, wide) in enumerate(architecture.down, 1):

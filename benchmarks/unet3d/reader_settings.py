@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast, FiniteNotNegative
-from common.ops.implementation import AUTO
 
 CachePlace = Literal["auto", "device", "host"]
 
@@ -24,7 +23,6 @@ class ReaderSettings:
         cache_gb: how much of a GPU's memory ``auto`` may take, in 10^9 bytes; 0 for half of what is free.
         cache_dtype: of the images there: ``fp32``, or that of the ``training``, which halves them.
         threads: that read volumes, and that cut crops in host memory.
-        augment: implementation of the augmentation.
     """
 
     shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]
@@ -32,4 +30,3 @@ class ReaderSettings:
     cache_gb: Annotated[float, FiniteNotNegative]
     cache_dtype: Literal["fp32", "training"]
     threads: Annotated[int, AtLeast(1)]
-    augment: str = AUTO

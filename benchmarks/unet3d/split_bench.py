@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.model import Implementations, UNet3D
+from benchmarks.unet3d.model import NetworkSettings, UNet3D
 from benchmarks.unet3d.ops import dice_cross_entropy
 from common.data.batches import Batch
 from common.distributed.layout import Layout
@@ -27,7 +27,7 @@ from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
 from common.ops.bench.stopwatch import require_gpu
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -37,13 +37,13 @@ from common.step.train_step import Losses, TrainStep, accumulate
 WARM_UP, TIMED = 20, 100
 
 
-def build(layout: Layout, implementations: Implementations, samples: int, edge: int) -> tuple[StepRunner, Batch]:
+def build(layout: Layout, settings: NetworkSettings, samples: int, edge: int) -> tuple[StepRunner, Batch]:
     """A captured step in bf16, and this rank's slab of a random micro-batch."""
     split, device, facts = VolumeSplit.from_layout(layout), layout.device, fixed_facts(Facts, "unet3d")
     generator = torch.Generator().manual_seed(1)
-    model = UNet3D(facts, implementations, generator, device=device, dtype=torch.bfloat16, split=split)
+    model = UNet3D(facts, settings, generator, device=device, dtype=torch.bfloat16, split=split)
     request = OperationRequest(device, torch.bfloat16, {"classes": facts.classes})
-    loss_of = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, request).function
+    loss_of = dice_cross_entropy.DICE_CROSS_ENTROPY.select(AUTO, request).function
 
     def loss(micro_batch: Batch) -> Losses:
         value = loss_of(model(micro_batch.tensors["image"]), micro_batch.tensors["label"], facts.dice_smooth, split)
@@ -78,14 +78,14 @@ def milliseconds(runner: StepRunner, batch: Batch) -> float:
     return statistics.median(before.elapsed_time(after) for before, after in itertools.pairwise(events[WARM_UP:]))
 
 
-def ways(ranks: int) -> Iterator[Implementations]:
+def ways(ranks: int) -> Iterator[NetworkSettings]:
     """What to compare."""
     if ranks == 1:
-        yield Implementations()
+        yield NetworkSettings()
         return
     for transport in TRANSPORTS:
         for overlap in (True, False):
-            yield Implementations(halo=transport, overlap=overlap)
+            yield NetworkSettings(halo=transport, overlap=overlap)
 
 
 def run_rank(rank: int, ranks: int, folder: str, samples: int, edge: int) -> None:

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks.unet3d.config import UNet3DConfig
+from benchmarks.unet3d.config import OPERATIONS, UNet3DConfig
 from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
-from benchmarks.unet3d.ops import augment, dice_cross_entropy, instance_norm, output_convolution, upsample
+from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import FORMAT
 from common.config.schema import Declaration, RunConfig
@@ -24,7 +24,7 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.operation import OperationRequest, select
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -56,8 +56,7 @@ class UNet3DSegmentation(Workload):
             split=self._split,
         )
         request = OperationRequest(layout.device, self.dtype, {"classes": facts.classes})
-        with asked_for("model.dice_cross_entropy", model.dice_cross_entropy):
-            self._loss = select(dice_cross_entropy.IMPLEMENTATIONS, model.dice_cross_entropy, request)
+        self._loss = select(model.implementations, "dice_cross_entropy", DICE_CROSS_ENTROPY, request)
         self.choices |= {**self.model.chosen(), "dice_cross_entropy": self._loss.name}
         self._source: VolumeSource | None = None
 
@@ -133,7 +132,8 @@ class UNet3DSegmentation(Workload):
         yield Batch({"image": image_NCDHW, "label": label_NDHW.to(device)}, self.nominal_samples)
 
     def _data_settings(self) -> DataSettings:
-        return DataSettings(self.own.facts, self.own.reader, self.own.hparams.augmentation, self.dtype)
+        own = self.own
+        return DataSettings(own.facts, own.reader, own.hparams.augmentation, self.dtype, own.model.implementations)
 
     def warm_up_reader(self) -> None:
         """Make crops of a made-up volume."""
@@ -160,7 +160,8 @@ class UNet3DSegmentation(Workload):
         """Mean Dice on the ranks of ``layout``."""
         facts, windows = self.own.facts, self.own.sliding_window
         window = SlidingWindow(facts.input_shape, facts.overlap, facts.padding_value)
-        settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth, windows.implementation)
+        sums = self.own.model.implementations["window_sums"]
+        settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth, sums)
         evaluation = MeanDice(self.model, settings, layout, self.dtype, capture=self.cfg.cuda_graphs)
         self.choices |= evaluation.choices
         return evaluation
@@ -171,8 +172,7 @@ class UNet3DSegmentation(Workload):
 
     def kernel_names(self) -> list[tuple[str, str]]:
         """Of the network's operations, its loss and the crops."""
-        operations = (augment, dice_cross_entropy, instance_norm, output_convolution, upsample)
-        return [pair for operation in operations for pair in operation.KERNEL_NAMES]
+        return [pair for operation in OPERATIONS.values() for pair in operation.kernel_names]
 
 
 def _steps_of_epoch(cfg: RunConfig) -> int:

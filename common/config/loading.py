@@ -209,7 +209,8 @@ def build(cls: type[Any], values: Any, path: str) -> Any:
     prefix = f"{path}." if path else ""
     for key in values:
         if key not in hints:
-            near = did_you_mean(f"{prefix}{key}", [f"{prefix}{name}" for name in hints])
+            inner = [f"{name}.{part}" for name, given in values.items() if isinstance(given, Mapping) for part in given]
+            near = did_you_mean(f"{prefix}{key}", [f"{prefix}{name}" for name in (*hints, *inner)])
             raise ConfigError(f"{prefix}{key}: unknown key; {path or 'the section'} has {', '.join(hints)}{near}")
     arguments = {}
     for item in dataclasses.fields(cls):

@@ -18,6 +18,11 @@ from common.errors import ConfigError
 
 # A relative or absolute path of these characters alone is the same text with and without quotes.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
+RENAMED = {
+    "embeddings.implementation": "model.implementations.embedding_bags",
+    "sliding_window.implementation": "model.implementations.window_sums",
+}
+"""Former configuration keys whose new name does not end in the same word."""
 _TYPED = re.compile(r"(?P<key>[+~]{0,2}[A-Za-z_][\w./@:-]*)=(?P<value>.+)", re.DOTALL)
 
 
@@ -65,10 +70,12 @@ def did_you_mean(key: str, known: Iterable[str]) -> str:
 
     Both may be dotted: a key that is right but for its section is found, too.
     """
+    if key in RENAMED:
+        return f"; it is {RENAMED[key]} now"
     candidates = sorted(known)
     last = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, candidates, 1, 0.7)
-    near = near or [name for name in candidates if name.rpartition(".")[2] == last][:1]
+    near = difflib.get_close_matches(key, [name for name in candidates if name.rpartition(".")[2] == last], 1, 0.0)
+    near = near or difflib.get_close_matches(key, candidates, 1, 0.7)
     if not near:
         names = {name.rpartition(".")[2]: name for name in reversed(candidates)}
         near = [names[name] for name in difflib.get_close_matches(last, names, 1, 0.75)]

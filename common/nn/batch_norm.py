@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.ops import batch_norm as ops
-from common.ops.batch_norm.plain import Norm
-from common.ops.implementation import OperationRequest, select
+from common.ops.batch_norm.reference import Norm
+from common.ops.operation import OperationRequest
 
 
 class BatchNorm2d(nn.Module):
@@ -48,18 +48,18 @@ class BatchNorm2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
-        self._batch_norm = ops.IMPLEMENTATIONS["torch"]
-        self._add_relu = ops.ADD_RELU_IMPLEMENTATIONS["torch"]
-        self._relu_max_pool = ops.RELU_MAX_POOL_IMPLEMENTATIONS["torch"]
-        self._evaluate = ops.EVALUATE_IMPLEMENTATIONS["torch"]
+        self._batch_norm = ops.BATCH_NORM.choice("reference")
+        self._add_relu = ops.BATCH_NORM_ADD_RELU.choice("reference")
+        self._relu_max_pool = ops.BATCH_NORM_RELU_MAX_POOL.choice("reference")
+        self._evaluate = ops.BATCH_NORM_EVALUATE.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.weight.numel()})
-        self._batch_norm = select(ops.IMPLEMENTATIONS, requested, request)
-        self._add_relu = select(ops.ADD_RELU_IMPLEMENTATIONS, requested, request)
-        self._relu_max_pool = select(ops.RELU_MAX_POOL_IMPLEMENTATIONS, requested, request)
-        self._evaluate = select(ops.EVALUATE_IMPLEMENTATIONS, requested, request)
+        self._batch_norm = ops.BATCH_NORM.select(requested, request)
+        self._add_relu = ops.BATCH_NORM_ADD_RELU.select(requested, request)
+        self._relu_max_pool = ops.BATCH_NORM_RELU_MAX_POOL.select(requested, request)
+        self._evaluate = ops.BATCH_NORM_EVALUATE.select(requested, request)
         return self._batch_norm.name
 
     @property

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.ops import convolution as ops
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 
 class Conv2d(nn.Conv2d):
@@ -23,12 +23,12 @@ class Conv2d(nn.Conv2d):
         super().__init__(
             in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False
         )
-        self._convolution = ops.IMPLEMENTATIONS["torch"]
+        self._convolution = ops.CONVOLUTION.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
-        self._convolution = select(ops.IMPLEMENTATIONS, requested, request)
+        self._convolution = ops.CONVOLUTION.select(requested, request)
         return self._convolution.name
 
     def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.ops import causal_attention, rms_norm, rope, swiglu
-from common.ops.causal_attention.plain import DROPPED, CausalAttention, Saved
-from common.ops.implementation import Implementation, OperationRequest, asked_for, select
+from common.ops.causal_attention import CAUSAL_ATTENTION
+from common.ops.causal_attention.reference import DROPPED, CausalAttention, Saved
+from common.ops.operation import Operation, OperationRequest, choose
+from common.ops.rms_norm import RMS_NORM
+from common.ops.rope import ROPE
+from common.ops.swiglu import SWIGLU
 
-DECODER_OPERATIONS: dict[str, Mapping[str, Implementation]] = {
-    "attention": causal_attention.IMPLEMENTATIONS,
-    "rms_norm": rms_norm.IMPLEMENTATIONS,
-    "rope": rope.IMPLEMENTATIONS,
-    "swiglu": swiglu.IMPLEMENTATIONS,
+DECODER_OPERATIONS: dict[str, Operation] = {
+    "attention": CAUSAL_ATTENTION,
+    "rms_norm": RMS_NORM,
+    "rope": ROPE,
+    "swiglu": SWIGLU,
 }
-"""What every decoder chooses."""
+"""Operations of every decoder, by their names in ``model.implementations``."""
 
 
 class Attending(NamedTuple):
@@ -41,7 +44,7 @@ class Attending(NamedTuple):
 
 @dataclass(frozen=True)
 class DecoderOperations:
-    """The chosen implementations of what every decoder chooses; signatures in :mod:`common.ops`."""
+    """The chosen implementations of :data:`DECODER_OPERATIONS`; signatures in :mod:`common.ops`."""
 
     rms_norm: Any
     rope: Any
@@ -49,49 +52,35 @@ class DecoderOperations:
     attention: Attending
 
 
-class Requested(Protocol):
-    """Names of implementations, or ``auto``."""
-
-    @property
-    def attention(self) -> str: ...
-    @property
-    def rms_norm(self) -> str: ...
-    @property
-    def rope(self) -> str: ...
-    @property
-    def swiglu(self) -> str: ...
-
-
 def choose_operations(
-    operations: Mapping[str, Mapping[str, Implementation]],
-    requested: Requested,
+    operations: Mapping[str, Operation],
+    requested: Mapping[str, str],
     architecture: DecoderArchitecture,
     split: ContextSplit,
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The functions of each operation by its name, those of ``attention`` as :class:`Attending`, and the names chosen.
+    """Choose an implementation of each operation.
 
     Args:
-        operations: name to implementations; ``attention`` is among them.
-        requested: has by each operation's name that of an implementation, or ``auto``.
+        operations: operations by their names in ``model.implementations``; ``attention`` is among them.
+        requested: ``model.implementations``.
         architecture: sizes.
         split: of the rows over the ranks of cp.
         device, dtype: of activations.
 
+    Returns:
+        The functions of each operation by its name, those of ``attention`` as :class:`Attending`, and the names of the
+        implementations.
+
     Raises:
-        UnsupportedImplementation: naming ``model.<operation>``.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
     sizes = {"features": architecture.hidden, "head_size": architecture.head_size}
-    request = OperationRequest(device, dtype, sizes)
-    chosen = {}
-    for name, implementations in operations.items():
-        wanted = getattr(requested, name)
-        with asked_for(f"model.{name}", wanted):
-            chosen[name] = select(implementations, wanted, request)
-    functions = {name: implementation.function for name, implementation in chosen.items()}
+    chosen = choose(requested, operations, OperationRequest(device, dtype, sizes))
+    functions = {name: choice.function for name, choice in chosen.items()}
     functions["attention"] = attending(functions["attention"], architecture.head_size**-0.5, split)
-    return functions, {name: implementation.name for name, implementation in chosen.items()}
+    return functions, {name: choice.name for name, choice in chosen.items()}
 
 
 def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> Attending:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.ops import conv_bias_relu as ops
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 
 class FusedConv2d(nn.Conv2d):
@@ -33,7 +33,7 @@ class FusedConv2d(nn.Conv2d):
         super().__init__(
             in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias
         )
-        self._conv_bias_relu = ops.IMPLEMENTATIONS["torch"]
+        self._conv_bias_relu = ops.CONV_BIAS_RELU.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
@@ -44,9 +44,7 @@ class FusedConv2d(nn.Conv2d):
             "stride": self.stride[0],
             "groups": self.groups,
         }
-        self._conv_bias_relu = select(
-            ops.IMPLEMENTATIONS, requested, OperationRequest(self.weight.device, dtype, sizes)
-        )
+        self._conv_bias_relu = ops.CONV_BIAS_RELU.select(requested, OperationRequest(self.weight.device, dtype, sizes))
         return self._conv_bias_relu.name
 
     def run(

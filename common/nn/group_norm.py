@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from common.ops import group_norm as ops
-from common.ops.group_norm.plain import GroupNormResult
-from common.ops.implementation import OperationRequest, select
+from common.ops.group_norm.reference import GroupNormResult
+from common.ops.operation import OperationRequest
 
 
 class GroupNorm(nn.Module):
@@ -41,17 +41,15 @@ class GroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
         self._sizes = {"channels": channels, "groups": groups, "inputs": inputs, "added": int(added)}
-        self._group_norm = ops.IMPLEMENTATIONS["torch"]
+        self._group_norm = ops.GROUP_NORM.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
-        self._group_norm = select(
-            ops.IMPLEMENTATIONS, requested, OperationRequest(self.weight.device, dtype, self._sizes)
-        )
+        self._group_norm = ops.GROUP_NORM.select(requested, OperationRequest(self.weight.device, dtype, self._sizes))
         return self._group_norm.name
 
     def forward(self, *inputs: Tensor, added: Tensor | None = None, keep: bool = False) -> GroupNormResult:
-        """See :func:`common.ops.group_norm.plain.group_norm_torch`.
+        """See :func:`common.ops.group_norm.reference.group_norm_reference`.
 
         Args:
             inputs: one tensor or a pair, (N, C_i, H, W).

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from common.ops import add_layer_norm as ops
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 
 class LayerNorm(nn.Module):
@@ -22,12 +22,12 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features))
-        self._add_layer_norm = ops.IMPLEMENTATIONS["torch"]
+        self._add_layer_norm = ops.ADD_LAYER_NORM.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"features": self.weight.numel()})
-        self._add_layer_norm = select(ops.IMPLEMENTATIONS, requested, request)
+        self._add_layer_norm = ops.ADD_LAYER_NORM.select(requested, request)
         return self._add_layer_norm.name
 
     def forward(
@@ -35,7 +35,7 @@ class LayerNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The sum of ``x``, the residual and what is ``added`` to every row, (C,), and the sum normalised, (R, C) each.
 
-        See :func:`common.ops.add_layer_norm.plain.add_layer_norm_torch`.
+        See :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`.
         """
         result: tuple[Tensor, Tensor] = self._add_layer_norm.function(
             x_RC, residual_RC, self.weight, self.bias, self.eps, added_C=added

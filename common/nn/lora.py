@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from common.distributed.tensor_parallel.layers import Adapter, Dropout
-from common.ops.dropout.plain import keep_mask, scale_of_kept, threshold
+from common.ops.dropout.reference import keep_mask, scale_of_kept, threshold
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.ops import linear_relu
 from common.ops import logit as logit_ops
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 COLUMN_MULTIPLE = 8
 """What tensor cores want the inputs of a half-precision product to be a multiple of."""
@@ -46,8 +46,8 @@ class MLP(nn.ModuleList):
             layers = [nn.Linear(*sizes) for sizes in pairwise([inputs, *widths])]
         super().__init__(layer.to_empty(device="cpu") for layer in layers)
         self._ends_in_logit = logit
-        self._linear_relu = linear_relu.IMPLEMENTATIONS["torch"]
-        self._logit = logit_ops.IMPLEMENTATIONS["torch"]
+        self._linear_relu = linear_relu.LINEAR_RELU.choice("reference")
+        self._logit = logit_ops.LOGIT.choice("reference")
 
     def linears(self) -> list[nn.Linear]:
         """The layers in order."""
@@ -70,13 +70,13 @@ class MLP(nn.ModuleList):
             The name chosen for the layers with ReLU; that for the logit is found in the same way.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.ops.operation.select`.
         """
         last = self.linears()[-1]
         request = OperationRequest(last.weight.device, dtype, {"inputs": last.in_features})
-        self._linear_relu = select(linear_relu.IMPLEMENTATIONS, requested, request)
+        self._linear_relu = linear_relu.LINEAR_RELU.select(requested, request)
         if self._ends_in_logit:
-            self._logit = select(logit_ops.IMPLEMENTATIONS, requested, request)
+            self._logit = logit_ops.LOGIT.select(requested, request)
         return self._linear_relu.name
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.ops import upsample_convolution as ops
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 
 class UpsampleConvolution(nn.Conv2d):
@@ -21,12 +21,12 @@ class UpsampleConvolution(nn.Conv2d):
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels, 3, padding=1)
-        self._upsample_convolution = ops.IMPLEMENTATIONS["plain"]
+        self._upsample_convolution = ops.UPSAMPLE_CONVOLUTION.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
         """See :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(self.weight.device, dtype, {"channels": self.in_channels})
-        self._upsample_convolution = select(ops.IMPLEMENTATIONS, requested, request)
+        self._upsample_convolution = ops.UPSAMPLE_CONVOLUTION.select(requested, request)
         return self._upsample_convolution.name
 
     def forward(self, x_NCHW: Tensor, biased: bool = True) -> Tensor:

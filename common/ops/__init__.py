@@ -1,10 +1,11 @@
-"""Operations, each in plain PyTorch and in faster ways.
+"""Operations: a PyTorch reference and faster implementations.
 
-A folder each: ``__init__`` with the visible choice among implementations, ``plain`` PyTorch, ``triton`` launches and
-autograd function, ``kernels``, and ``bench_cases`` that measure them. Imports run in this order only.
+Every operation is a package. Its ``__init__`` declares it (:class:`common.ops.operation.Operation`), ``reference`` is
+plain PyTorch, ``triton`` has launches and the autograd function, ``kernels`` the Triton kernels, and ``bench_cases``
+the sizes to measure. A module imports only those that come later in this list.
 
 Legend of a transformer's: T tokens of the flat buffer, S sequences, M masked tokens (capacities all), H heads, D head
 dimension, E hidden, F feed-forward, V rows of the word table. Arithmetic is fp32 inside, fp64 for fp64 inputs; results
-have the dtype of the first input. Shapes are static and nothing waits for the device, so every version can be captured
-in a CUDA graph.
+have the dtype of the first input. Shapes are static and nothing waits for the device, so that every implementation can
+be captured in a CUDA graph.
 """

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from common.ops.implementation import OperationRequest
 from common.ops.libraries import TRITON
+from common.ops.operation import Implementation, OperationRequest
+
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+FLOATS = tuple(NAMES)
+HALVES = FLOATS[:2]
 
 
 def no_triton(device: torch.device) -> str | None:
@@ -21,8 +26,41 @@ def no_triton(device: torch.device) -> str | None:
 
 def triton_unsupported(request: OperationRequest) -> str | None:
     """Why no Triton kernel of ours, whose arithmetic is fp32, can serve ``request``; None if one may."""
-    if request.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"activations are fp16, bf16 or fp32, not {request.dtype}"
+    return _refusal(request, {}, {}, FLOATS)
+
+
+def triton_kernels(
+    source: str,
+    *,
+    most: Mapping[str, int] | None = None,
+    multiple_of: Mapping[str, int] | None = None,
+    dtypes: Sequence[torch.dtype] = FLOATS,
+) -> Implementation:
+    """Declare an implementation with Triton kernels.
+
+    Args:
+        source: see :class:`common.ops.operation.Implementation`.
+        most: name of a size to the largest that the kernels can serve.
+        multiple_of: name of a size to the number that must divide it.
+        dtypes: of the activations. Empty where the kernels do not depend on it.
+    """
+    return Implementation(
+        source, functools.partial(_refusal, most=most or {}, multiple_of=multiple_of or {}, dtypes=dtypes)
+    )
+
+
+def _refusal(
+    request: OperationRequest, most: Mapping[str, int], multiple_of: Mapping[str, int], dtypes: Sequence[torch.dtype]
+) -> str | None:
+    for name, limit in most.items():
+        if request.sizes[name] > limit:
+            return f"at most {limit} {name}, not {request.sizes[name]}"
+    for name, divisor in multiple_of.items():
+        if request.sizes[name] % divisor:
+            return f"{name} must be a multiple of {divisor}, not {request.sizes[name]}"
+    if dtypes and request.dtype not in dtypes:
+        *others, last = (NAMES[dtype] for dtype in dtypes)
+        return f"activations are {', '.join(others)} or {last}, not {request.dtype}"
     return no_triton(request.device)
 
 

@@ -12,14 +12,13 @@ Learning and Stochastic Optimization" (2011), figure 1 with diagonal matrices; e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation, Operation
 from common.optim.adaptive import SMALLEST_EPSILON
 from common.optim.fragment_runs import note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
@@ -49,15 +48,15 @@ class Adagrad(Rule, Formula):
         """See :class:`common.optim.rules.Rule`."""
         return self
 
-    def implementations(self) -> Mapping[str, Implementation]:
+    def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""
-        return IMPLEMENTATIONS
+        return ADAGRAD
 
 
-class TorchAdagrad(Update):
+class ReferenceAdagrad(Update):
     """Adagrad in plain PyTorch: one chain of operations per group."""
 
-    implementation = "torch"
+    implementation = "reference"
     kinds = ("sum",)
 
     def __init__(self, formula: Adagrad, binding: Binding) -> None:
@@ -86,14 +85,9 @@ class TorchAdagrad(Update):
             run.write(write, weights)
 
 
-def _triton_adagrad(formula: Adagrad, binding: Binding) -> Update:
-    from common.optim.adagrad_triton import TritonAdagrad  # triton is imported only where it is used
-
-    return TritonAdagrad(formula.epsilon, binding)
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "triton": Implementation("triton", _triton_adagrad, triton_unsupported),
-    "torch": Implementation("torch", TorchAdagrad, always),
-}
+ADAGRAD = Operation(
+    "adagrad",
+    ReferenceAdagrad,
+    {"triton": Implementation("common.optim.adagrad_triton:TritonAdagrad", triton_unsupported)},
+)
 """How Adagrad runs: multi-tensor kernels, or plain PyTorch."""

@@ -10,6 +10,8 @@ correctly, so that the first update of an element has the size of the learning r
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
@@ -67,6 +69,13 @@ def adagrad_kernel(
             tl.store(parameters_ptr + model_offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
 
 
+class HasEpsilon(Protocol):
+    """The hyperparameter of :class:`common.optim.adagrad.Adagrad`."""
+
+    @property
+    def epsilon(self) -> float: ...
+
+
 class _Work:
     """One shard with its state, its tables by block, and its partial sums."""
 
@@ -83,7 +92,7 @@ class _Work:
 
 
 class TritonAdagrad(Update):
-    """Adagrad in Triton: the same results as ``TorchAdagrad`` up to rounding.
+    """Adagrad in Triton: the same results as ``ReferenceAdagrad`` up to rounding.
 
     Raises:
         ValueError: a fragment does not start or stop on the alignment.
@@ -92,9 +101,9 @@ class TritonAdagrad(Update):
     implementation = "triton"
     kinds = ("sum",)
 
-    def __init__(self, epsilon: float, binding: Binding) -> None:
+    def __init__(self, formula: HasEpsilon, binding: Binding) -> None:
         super().__init__(binding)
-        self._epsilon = epsilon
+        self._epsilon = formula.epsilon
         work = [_Work(*shard) for shard in zip(self._shards, self.states["sum"], strict=True)]
         self._work = [w for w in work if w.blocks]  # where all of this rank's part is padding, nothing is launched
         settings, device = binding.settings, self._squares.device

@@ -17,14 +17,13 @@ without r, and with the decay in the gradient (g + lambda * w) instead of in u.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation, Operation
 from common.optim.formula_values import MomentsValues
 from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
@@ -121,15 +120,15 @@ class Moments(MomentsValues, Formula):
 
     takes_remainders: ClassVar[bool] = True
 
-    def implementations(self) -> Mapping[str, Implementation]:
+    def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""
-        return IMPLEMENTATIONS
+        return ADAPTIVE
 
 
-class TorchAdaptive(Update):
+class ReferenceAdaptive(Update):
     """LAMB, AdamW and Adam in plain PyTorch: flat operations by run, norms and ratios by tensor."""
 
-    implementation = "torch"
+    implementation = "reference"
     kinds = ("exp_avg", "exp_avg_sq")
 
     def __init__(self, formula: Moments, binding: Binding) -> None:
@@ -208,14 +207,9 @@ def _check(beta1: float, beta2: float, epsilon: float) -> None:
         raise ValueError(f"epsilon={epsilon}: it must be at least {SMALLEST_EPSILON:.2g}")
 
 
-def _triton_adaptive(formula: Moments, binding: Binding) -> Update:
-    from common.optim.adaptive_triton import TritonAdaptive  # triton is imported only where it is used
-
-    return TritonAdaptive(formula, binding)
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "triton": Implementation("triton", _triton_adaptive, triton_unsupported),
-    "torch": Implementation("torch", TorchAdaptive, always),
-}
+ADAPTIVE = Operation(
+    "adaptive",
+    ReferenceAdaptive,
+    {"triton": Implementation("common.optim.adaptive_triton:TritonAdaptive", triton_unsupported)},
+)
 """How LAMB, AdamW and Adam run: multi-tensor kernels, or plain PyTorch."""

@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rule", choices=RULES, default="lamb")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of weights and gradients")
-    parser.add_argument("--implementation", default="auto", help="auto, triton or torch")
+    parser.add_argument("--implementation", default="auto", help="auto, triton or reference")
     parser.add_argument("--layers", type=int, metavar="N", help=f"{BERT_LARGE.layers}; on a CPU {SMALL.layers}")
     parser.add_argument("--hidden", type=int, metavar="N", help=f"{BERT_LARGE.hidden}; on a CPU {SMALL.hidden}")
     parser.add_argument("--sweep", action="store_true")

@@ -70,7 +70,7 @@ class _Work:
 
 
 class TritonAdaptive(Update):
-    """LAMB, AdamW and Adam in Triton: the same results as ``TorchAdaptive`` up to rounding.
+    """LAMB, AdamW and Adam in Triton: the same results as ``ReferenceAdaptive`` up to rounding.
 
     Raises:
         ValueError: a fragment does not start or stop on the alignment.

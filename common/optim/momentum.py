@@ -17,14 +17,13 @@ Optimizing Recurrent Networks" (2013), where w is the point that the gradient wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation, Operation
 from common.optim.formula_values import MomentumValues
 from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
@@ -81,15 +80,15 @@ class SGD(Rule):
 class Momentum(MomentumValues, Formula):
     """LARS and SGD; see the formulas at the top."""
 
-    def implementations(self) -> Mapping[str, Implementation]:
+    def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""
-        return IMPLEMENTATIONS
+        return MOMENTUM
 
 
-class TorchMomentum(Update):
+class ReferenceMomentum(Update):
     """LARS and SGD in plain PyTorch: one chain of operations per tensor with a trust ratio, per group without."""
 
-    implementation = "torch"
+    implementation = "reference"
     kinds = ("momentum",)
 
     def __init__(self, formula: Momentum, binding: Binding) -> None:
@@ -145,14 +144,9 @@ def _sum_of_squares(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32)).square().sum()
 
 
-def _triton_momentum(formula: Momentum, binding: Binding) -> Update:
-    from common.optim.momentum_triton import TritonMomentum  # triton is imported only where it is used
-
-    return TritonMomentum(formula, binding)
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "triton": Implementation("triton", _triton_momentum, triton_unsupported),
-    "torch": Implementation("torch", TorchMomentum, always),
-}
+MOMENTUM = Operation(
+    "momentum",
+    ReferenceMomentum,
+    {"triton": Implementation("common.optim.momentum_triton:TritonMomentum", triton_unsupported)},
+)
 """How LARS and SGD run: multi-tensor kernels, or plain PyTorch."""

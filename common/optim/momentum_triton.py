@@ -156,7 +156,7 @@ def _update_kernel(
 
 
 class TritonMomentum(Update):
-    """LARS and SGD in Triton: the same results as ``TorchMomentum`` up to rounding."""
+    """LARS and SGD in Triton: the same results as ``ReferenceMomentum`` up to rounding."""
 
     implementation = "triton"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
-from common.ops.implementation import asked_for
+from common.ops.operation import asked_for
 from common.optim import state
 from common.optim.clip import ClipNorm as ClipNorm
 from common.optim.clip import MicroBatchClipper
@@ -50,7 +50,7 @@ class Optimizer:
         bucket_bytes: size from which on a bucket of gradients is reduced.
         overlap: reduce buckets during the last backward pass rather than after it, and gather updated weights during
             the next forward pass rather than after the update.
-        implementation: of the rule: ``auto`` or a name of its IMPLEMENTATIONS.
+        implementation: of the rule: ``auto`` or the name of an implementation.
         shard: who updates what. ``none``: every rank all parameters. ``all``: the ranks of ``dp`` and ``cp`` share
             them. ``node``: of these, those of one node do, and each node holds all.
         reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).

@@ -12,14 +12,14 @@ A new rule is a Rule, a Formula and an Update for each implementation: its arith
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from common.ops.implementation import Implementation, OperationRequest, select
+from common.ops.operation import Operation, OperationRequest
 from common.ops.triton_support import no_triton
 from common.optim.shard import Shard
 
@@ -124,8 +124,8 @@ class Formula(ABC):
     takes_remainders: ClassVar[bool] = False
 
     @abstractmethod
-    def implementations(self) -> Mapping[str, Implementation]:
-        """What computes it, in order of preference: functions of (formula, Binding) that return an Update."""
+    def operation(self) -> Operation:
+        """The operation that computes it: its implementations map (formula, Binding) to an Update."""
 
 
 class Rule(ABC):
@@ -174,7 +174,7 @@ class Rule(ABC):
                 f"{type(self).__name__}: masters are kept as remainders by Adam and AdamW only; use "
                 "optimizer.masters=fp32"
             )
-        chosen = select(formula.implementations(), implementation, request).function
+        chosen = formula.operation().select(implementation, request).function
         update: Update = chosen(formula, Binding(shards, settings, tensors, sum_over_shards))
         return update
 

@@ -66,13 +66,20 @@ class ClickModel:
 
 
 def sharded_embeddings(
-    tables: Tables, settings: EmbeddingSettings, rule: Rule, layout: Layout, ranks_per_node: int, dtype: torch.dtype
+    tables: Tables,
+    settings: EmbeddingSettings,
+    implementation: str,
+    rule: Rule,
+    layout: Layout,
+    ranks_per_node: int,
+    dtype: torch.dtype,
 ) -> tuple[ShardedEmbeddings, str]:
     """Embeddings by the plan that a recipe asks for. Collective.
 
     Args:
         tables: the tables.
-        settings: of the recipe.
+        settings: section ``embeddings`` of the recipe.
+        implementation: of :mod:`common.ops.embedding_bags`.
         rule: how rows will be updated: whether they have a state.
         layout: the ranks.
         ranks_per_node: of them.
@@ -91,7 +98,7 @@ def sharded_embeddings(
         layout,
         dtype=dtype,
         rows_dtype=rows_dtype,
-        implementation=settings.implementation,
+        implementation=implementation,
         ranks_per_node=ranks_per_node,
         overlap=settings.overlap,
     )

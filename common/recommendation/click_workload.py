@@ -54,7 +54,13 @@ class ClickPrediction(Workload):
         self.model = self.network(layout.shared_generator("weights"))
         self._scale = self.scaled(own.model.loss_scale, growth=1.0, backoff=1.0)
         self._embeddings, self._plan = sharded_embeddings(
-            own.facts.tables, own.embeddings, self.row_rule(cfg), layout, cfg.scale.gpus_per_node, self.dtype
+            own.facts.tables,
+            own.embeddings,
+            own.model.implementations["embedding_bags"],
+            self.row_rule(cfg),
+            layout,
+            cfg.scale.gpus_per_node,
+            self.dtype,
         )
         self._clicks = ClickModel(self.model, self._embeddings)
         self.choices |= {**self.model.choices, **self._embeddings.choices}

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from common.config.ranges import AtLeast
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
 from common.recommendation.criteo.row_files import ReaderSettings
 from common.recommendation.criteo.sample_rows import CATEGORICAL
 from common.recommendation.made_up_ids import Distribution
@@ -24,14 +23,12 @@ class EmbeddingSettings(PlannerSettings):
         plan: ``auto``, ``balanced``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
             (:func:`common.recommendation.planner.make_plan`).
         rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
-        implementation: of the bags of embeddings.
         overlap: look up, sort and exchange gradients beside the dense network.
         example_ids: of the samples that are made up for warm-up and ``bench``: ``uniform`` or skewed, ``zipf``.
     """
 
     plan: str = "auto"
     rows: Literal["fp32", "fp16"] = "fp32"
-    implementation: str = AUTO
     overlap: bool = True
     example_ids: Distribution = "uniform"
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.ops.embedding_bags import IMPLEMENTATIONS, Bag, Bags, EmbeddingBags
-from common.ops.implementation import OperationRequest, asked_for, select
+from common.ops.embedding_bags import EMBEDDING_BAGS, Bag, Bags, EmbeddingBags
+from common.ops.operation import OPTION, OperationRequest, asked_for
 from common.recommendation import exchange_over_nodes
 from common.recommendation.exchange import Exchange, Meeting
 from common.recommendation.exchange_over_nodes import ExchangeOverNodes
@@ -106,8 +106,8 @@ class ShardedEmbeddings:
         self.layout, self.dtype, self._device = layout, dtype, layout.device
         tables = plan.tables
         request = OperationRequest(layout.device, rows_dtype, {"width": tables.width})
-        with asked_for("embeddings.implementation", implementation):
-            chosen = select(IMPLEMENTATIONS, implementation, request)
+        with asked_for(f"{OPTION}.embedding_bags", implementation):
+            chosen = EMBEDDING_BAGS.select(implementation, request)
         self.ops: EmbeddingBags = chosen.function
         self.exchange: Meeting = Exchange(plan, layout.rank, layout.group("dp"), self.ops, layout.device)
         steps = ""

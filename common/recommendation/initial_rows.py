@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from common.ops.random_bits.plain import words
+from common.ops.random_bits.reference import words
 
 CHUNK = 1 << 22
 """Elements that are made at a time: a few dozen bytes of memory for each."""

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.ops.random_bits.plain import words
+from common.ops.random_bits.reference import words
 from common.recommendation.tables import Table, Tables
 
 Distribution = Literal["uniform", "zipf"]

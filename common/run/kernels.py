@@ -12,35 +12,33 @@ import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from common.ops import (
-    add_layer_norm,
-    anchor_matching,
-    attention,
-    batch_norm,
-    bias_gelu,
-    bias_gradient,
-    causal_attention,
-    conv_bias_relu,
-    cross_entropy,
-    dense_attention,
-    dropout,
-    dropout_add_norm,
-    fp8_cast,
-    geglu,
-    group_norm,
-    layer_norm_1p,
-    linear_relu,
-    local_convolution,
-    logit,
-    lora_input,
-    qkv_gradient,
-    rms_norm,
-    rope,
-    suppression,
-    swiglu,
-    transpose_fp8,
-    upsample_convolution,
-)
+from common.ops.add_layer_norm import ADD_LAYER_NORM
+from common.ops.anchor_matching import ANCHOR_MATCHING
+from common.ops.attention import ATTENTION
+from common.ops.batch_norm import BATCH_NORM
+from common.ops.bias_gelu import BIAS_GELU
+from common.ops.bias_gradient import BIAS_GRADIENT
+from common.ops.causal_attention import CAUSAL_ATTENTION
+from common.ops.conv_bias_relu import CONV_BIAS_RELU
+from common.ops.cross_entropy import CROSS_ENTROPY
+from common.ops.dense_attention import DENSE_ATTENTION
+from common.ops.dropout import DROPOUT
+from common.ops.dropout_add_norm import DROPOUT_ADD_NORM
+from common.ops.fp8_cast import FP8_CAST
+from common.ops.geglu import GEGLU
+from common.ops.group_norm import GROUP_NORM
+from common.ops.layer_norm_1p import LAYER_NORM_1P
+from common.ops.linear_relu import LINEAR_RELU
+from common.ops.local_convolution import LOCAL_CONVOLUTION
+from common.ops.logit import LOGIT
+from common.ops.lora_input import LORA_INPUT
+from common.ops.qkv_gradient import QKV_GRADIENT
+from common.ops.rms_norm import RMS_NORM
+from common.ops.rope import ROPE
+from common.ops.suppression import SUPPRESSION
+from common.ops.swiglu import SWIGLU
+from common.ops.transpose_fp8 import TRANSPOSE_FP8
+from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 from common.run.exposed import Span, busy_us, exposed_us
 
 Result = TypeVar("Result")
@@ -49,33 +47,33 @@ LONGEST = 16
 """Kernels that a breakdown names."""
 
 OPERATIONS = (
-    add_layer_norm,
-    anchor_matching,
-    attention,
-    batch_norm,
-    bias_gelu,
-    bias_gradient,
-    causal_attention,
-    conv_bias_relu,
-    cross_entropy,
-    dense_attention,
-    dropout,
-    dropout_add_norm,
-    fp8_cast,
-    geglu,
-    group_norm,
-    layer_norm_1p,
-    linear_relu,
-    local_convolution,
-    logit,
-    lora_input,
-    qkv_gradient,
-    rms_norm,
-    rope,
-    suppression,
-    swiglu,
-    transpose_fp8,
-    upsample_convolution,
+    ADD_LAYER_NORM,
+    ANCHOR_MATCHING,
+    ATTENTION,
+    BATCH_NORM,
+    BIAS_GELU,
+    BIAS_GRADIENT,
+    CAUSAL_ATTENTION,
+    CONV_BIAS_RELU,
+    CROSS_ENTROPY,
+    DENSE_ATTENTION,
+    DROPOUT,
+    DROPOUT_ADD_NORM,
+    FP8_CAST,
+    GEGLU,
+    GROUP_NORM,
+    LAYER_NORM_1P,
+    LINEAR_RELU,
+    LOCAL_CONVOLUTION,
+    LOGIT,
+    LORA_INPUT,
+    QKV_GRADIENT,
+    RMS_NORM,
+    ROPE,
+    SUPPRESSION,
+    SWIGLU,
+    TRANSPOSE_FP8,
+    UPSAMPLE_CONVOLUTION,
 )
 """Operations of the shared layer with kernels of their own."""
 
@@ -211,6 +209,6 @@ def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
         kernel: its name.
         own: kinds and patterns of the workload, which come before those of the shared operations and of libraries.
     """
-    shared = [pair for operation in OPERATIONS for pair in operation.KERNEL_NAMES]
+    shared = [pair for operation in OPERATIONS for pair in operation.kernel_names]
     patterns = [*own, *shared, *CATEGORIES]
     return next((kind for kind, pattern in patterns if re.search(pattern, kernel, re.IGNORECASE)), "other")

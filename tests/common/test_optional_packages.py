@@ -14,8 +14,14 @@ import torch
 from common import optional_packages
 from common.errors import ConfigError, UnsupportedImplementation
 from common.observe.metrics import TENSORBOARD, _summary_writer
-from common.ops import attention, batch_norm, causal_attention, convolution, dense_attention, group_norm, linear
-from common.ops.implementation import OperationRequest, select
+from common.ops.attention import ATTENTION
+from common.ops.batch_norm import BATCH_NORM
+from common.ops.causal_attention import CAUSAL_ATTENTION
+from common.ops.convolution import CONVOLUTION
+from common.ops.dense_attention import DENSE_ATTENTION
+from common.ops.group_norm import GROUP_NORM
+from common.ops.linear import LINEAR
+from common.ops.operation import OperationRequest
 from common.optional_packages import OptionalPackage, broken_packages
 from tests.conftest import ROOT
 
@@ -32,18 +38,18 @@ SIZES = {
     "head_size": 64, "head_dim": 64, "queries": 64, "keys": 64, "columns": 64, "channels": 320, "groups": 32,
 }  # fmt: skip
 BROKEN = [
-    (causal_attention, "flash_attention_4", "flash-attn-4", "flash_attn/cute/interface", torch.bfloat16),
-    (causal_attention, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
-    (dense_attention, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
-    (dense_attention, "flash_attention_3", "flash_attn_3", "flash_attn_3/_C", torch.bfloat16),
-    (attention, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
-    (linear, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
-    (convolution, "cudnn", "nvidia-cudnn-frontend", "cudnn", torch.float16),
-    (group_norm, "apex", "apex with --group_norm", "apex/contrib/group_norm", torch.float16),
-    (batch_norm, "triton", "triton", "triton", torch.float16),
+    (CAUSAL_ATTENTION, "flash_attention_4", "flash-attn-4", "flash_attn/cute/interface", torch.bfloat16),
+    (CAUSAL_ATTENTION, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
+    (DENSE_ATTENTION, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
+    (DENSE_ATTENTION, "flash_attention_3", "flash_attn_3", "flash_attn_3/_C", torch.bfloat16),
+    (ATTENTION, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
+    (LINEAR, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
+    (CONVOLUTION, "cudnn", "nvidia-cudnn-frontend", "cudnn", torch.float16),
+    (GROUP_NORM, "apex", "apex with --group_norm", "apex/contrib/group_norm", torch.float16),
+    (BATCH_NORM, "triton", "triton", "triton", torch.float16),
 ]
 """Operation, implementation, package, the module that breaks, and a dtype that the implementation takes."""
-BROKEN_IDS = [f"{operation.__name__.rpartition('.')[2]}-{name}" for operation, name, *_ in BROKEN]
+BROKEN_IDS = [f"{operation.name}-{name}" for operation, name, *_ in BROKEN]
 
 
 @pytest.fixture
@@ -94,18 +100,17 @@ def test_a_broken_package_is_the_reason_for_the_next_choice(
     install(package, module, BREAKAGES[breakage])
     request = OperationRequest(torch.device("cuda"), dtype, SIZES)
     with pytest.raises(UnsupportedImplementation, match=f"{package} is installed, but importing") as refused:
-        select(operation.IMPLEMENTATIONS, name, request)
+        operation.select(name, request)
     assert BREAKAGES[breakage].partition("'")[2].rstrip("')") in str(refused.value)
     assert broken_packages() == [str(refused.value).partition(": ")[2]]
-    if any(each.name != name for each in operation.IMPLEMENTATIONS.values()):
-        assert select(operation.IMPLEMENTATIONS, "auto", request).name != name
+    assert operation.select("auto", request).name != name
     assert imports(tmp_path) == [module], "a process tries the import once"
 
 
 def test_a_package_that_is_not_there_is_not_called_broken(install) -> None:
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, SIZES)
     with pytest.raises(UnsupportedImplementation, match="flash-attn-4 is not installed"):
-        select(causal_attention.IMPLEMENTATIONS, "flash_attention_4", request)
+        CAUSAL_ATTENTION.select("flash_attention_4", request)
     assert broken_packages() == []
 
 
@@ -130,7 +135,7 @@ def test_a_request_that_a_library_cannot_serve_imports_nothing(
     install(package, module, BREAKAGES["a library does not load"])
     for device, asked in (("cpu", dtype), ("cuda", torch.int8)):
         with pytest.raises(UnsupportedImplementation):
-            select(operation.IMPLEMENTATIONS, name, OperationRequest(torch.device(device), asked, SIZES))
+            operation.select(name, OperationRequest(torch.device(device), asked, SIZES))
     assert imports(tmp_path) == []
 
 

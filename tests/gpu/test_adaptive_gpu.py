@@ -88,11 +88,11 @@ def test_bert_large_has_398_tensors_with_336226108_elements():
     assert sum(torch.Size(shape).numel() for shape in shapes.values()) == 336_226_108
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", list(RULES))
 def test_an_update_is_that_of_float64(name, dtype, implementation):
-    exact, more, less = (after_five_steps(name, dtype, "torch", True, nudge) for nudge in (0.0, ULP, -ULP))
+    exact, more, less = (after_five_steps(name, dtype, "reference", True, nudge) for nudge in (0.0, ULP, -ULP))
     tolerance = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5}
     for ours, expected, *nudged in zip(after_five_steps(name, dtype, implementation), exact, more, less, strict=True):
         # Adam's g + decay * w may cancel exactly: then the rounding of either, over epsilon, is all of u.
@@ -115,7 +115,7 @@ def test_triton_is_deterministic(name):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_measure_reports_norm_and_infinity(implementation):
     shard, scalars = medium_shard(torch.bfloat16), Scalars()
     update = bind(LAMB(), shard, implementation)
@@ -130,7 +130,7 @@ def test_measure_reports_norm_and_infinity(implementation):
     assert scalars.stats[0].item() > 0.0
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 @pytest.mark.parametrize("name", list(RULES))
 def test_without_write_no_bit_changes(name, implementation):
     shard, scalars = medium_shard(torch.float16), Scalars()
@@ -144,7 +144,7 @@ def test_without_write_no_bit_changes(name, implementation):
     assert all(torch.equal(a, b) for a, b in zip(before, state_of(shard, update), strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_captured_updates_equal_eager_ones(implementation):
     shards, scalars = [medium_shard(torch.bfloat16) for _ in range(2)], [Scalars() for _ in range(2)]
     updates = [bind(RULES["lamb"], shard, implementation) for shard in shards]
@@ -170,7 +170,7 @@ def test_captured_updates_equal_eager_ones(implementation):
     assert all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True))
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 @pytest.mark.parametrize("name", list(RULES))
 def test_an_update_does_not_wait_for_the_device(name, implementation):
     shard, scalars = medium_shard(torch.bfloat16), Scalars()

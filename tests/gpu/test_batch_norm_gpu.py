@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from common.ops import batch_norm as ops
-from common.ops.batch_norm.plain import Norm, batch_norm_torch
+from common.ops.batch_norm.reference import Norm, batch_norm_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -32,12 +32,12 @@ def run(kind: str, x: Tensor, residual: Tensor, name: str) -> list[Tensor]:
     first, second = norm_of(x.shape[1], wide, 0), norm_of(x.shape[1], wide, 1)
     outputs: tuple[Tensor, ...]
     if kind == "pool":
-        outputs = (ops.RELU_MAX_POOL_IMPLEMENTATIONS[name].function(x, first),)
+        outputs = (ops.BATCH_NORM_RELU_MAX_POOL.function(name)(x, first),)
     elif kind in ("add", "dual"):
         projection = second if kind == "dual" else None
-        outputs = ops.ADD_RELU_IMPLEMENTATIONS[name].function(x, first, residual, projection)
+        outputs = ops.BATCH_NORM_ADD_RELU.function(name)(x, first, residual, projection)
     else:
-        outputs = (ops.IMPLEMENTATIONS[name].function(x, first, relu=kind == "relu"),)
+        outputs = (ops.BATCH_NORM.function(name)(x, first, relu=kind == "relu"),)
     generator = torch.Generator().manual_seed(2)
     gradients = [torch.randn(y.shape, generator=generator).bfloat16().cuda().to(x.dtype) for y in outputs]
     torch.autograd.backward(outputs, [g.contiguous(memory_format=torch.channels_last) for g in gradients])
@@ -62,9 +62,9 @@ def test_triton_equals_float64(kind: str, shape: tuple[int, ...], dtype: torch.d
     poison = torch.full((64, 1 << 20), float("nan"), device="cuda")
     del poison
     found = run(kind, *(t.contiguous(memory_format=torch.channels_last) for t in (x, residual)), "triton")
-    expected = run(kind, x.double(), residual.double(), "torch")
-    for index, (value, reference) in enumerate(zip(found, expected, strict=True)):
-        error = (value - reference).norm() / reference.norm().clamp(min=1e-6)
+    expected = run(kind, x.double(), residual.double(), "reference")
+    for index, (value, exact) in enumerate(zip(found, expected, strict=True)):
+        error = (value - exact).norm() / exact.norm().clamp(min=1e-6)
         assert error < TOLERANCE[dtype], f"tensor {index}: relative error {error:.2e}"
 
 
@@ -75,7 +75,7 @@ def test_captured_equals_eager_and_replays_agree() -> None:
     inputs = (x, residual, norm.weight, norm.bias)
 
     def step() -> list[Tensor]:
-        first, second = ops.ADD_RELU_IMPLEMENTATIONS["triton"].function(x, norm, residual)
+        first, second = ops.BATCH_NORM_ADD_RELU.function("triton")(x, norm, residual)
         return [first, *torch.autograd.grad((first * 2 + second.square()).sum(), inputs)]
 
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -95,6 +95,6 @@ def test_captured_equals_eager_and_replays_agree() -> None:
 def test_mean_far_from_zero_keeps_its_variance() -> None:
     x = (torch.randn(32, 64, 14, 14, device="cuda") + 3000).contiguous(memory_format=torch.channels_last)
     norm = norm_of(64, torch.float32, 0)
-    y = ops.IMPLEMENTATIONS["triton"].function(x, norm)
-    expected = batch_norm_torch(x.double(), norm_of(64, torch.float64, 0))
+    y = ops.BATCH_NORM.function("triton")(x, norm)
+    expected = batch_norm_reference(x.double(), norm_of(64, torch.float64, 0))
     assert (y.double() - expected).norm() / expected.norm() < 2e-3

@@ -48,9 +48,9 @@ WORKLOADS: dict[str, tuple[type[Any], dict[str, object]]] = {
 """Name to class, and facts of a small network."""
 
 KINDS = {
-    "fp32": (("precision=fp32", "deterministic=true", "model.attention=torch"), 1e-5),
-    "bf16": (("precision=bf16", "model.attention=torch"), 2e-3),
-    "fp8": (("precision=bf16", "model.linear=fp8", "model.attention=torch"), 2e-3),
+    "fp32": (("precision=fp32", "deterministic=true", "model.implementations.attention=reference"), 1e-5),
+    "bf16": (("precision=bf16", "model.implementations.attention=reference"), 2e-3),
+    "fp8": (("precision=bf16", "model.linear=fp8", "model.implementations.attention=reference"), 2e-3),
 }
 """Overrides, and how far losses may be apart, relative: in 16 bits attention adds atomically."""
 

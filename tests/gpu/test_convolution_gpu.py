@@ -9,15 +9,15 @@ from torch import Tensor
 
 from common.ops import batch_norm as batch_norm_ops
 from common.ops import convolution as ops
-from common.ops.batch_norm.plain import Norm
-from common.ops.implementation import OperationRequest
+from common.ops.batch_norm.reference import Norm
+from common.ops.operation import OperationRequest
 
 pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-UNSUPPORTED = ops.IMPLEMENTATIONS["cudnn"].unsupported(
-    OperationRequest(torch.device("cuda"), torch.float16, {"channels": 64})
+UNSUPPORTED = ops.CONVOLUTION.unsupported(
+    "cudnn", OperationRequest(torch.device("cuda"), torch.float16, {"channels": 64})
 )
 if UNSUPPORTED:
     pytest.skip(UNSUPPORTED, allow_module_level=True)
@@ -57,9 +57,9 @@ def run(x: Tensor, weight: Tensor, stride: int, padding: int, names: tuple[str, 
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     ones = torch.ones(weight.shape[0], dtype=wide, device="cuda")
     norm = Norm((ones * 1.5).requires_grad_(), (ones / 4).requires_grad_(), ones * 0, ones.clone())
-    y, moments = ops.IMPLEMENTATIONS[names[0]].function(x, weight, stride, padding)
-    assert (moments is None) == (names[0] == "torch")
-    z = batch_norm_ops.IMPLEMENTATIONS[names[1]].function(y, norm, relu=True, moments=moments)
+    y, moments = ops.CONVOLUTION.function(names[0])(x, weight, stride, padding)
+    assert (moments is None) == (names[0] == "reference")
+    z = batch_norm_ops.BATCH_NORM.function(names[1])(y, norm, relu=True, moments=moments)
     dz = torch.randn(z.shape, generator=torch.Generator().manual_seed(1)).half().cuda().to(z.dtype)
     z.backward(dz.contiguous(memory_format=torch.channels_last))
     found = [z.detach(), norm.running_mean, norm.running_var]
@@ -85,10 +85,10 @@ def test_moments_equal_float64(shape: tuple[int, ...], fused: None) -> None:
 def test_convolution_and_batch_norm_equal_float64(shape: tuple[int, ...], fused: None) -> None:
     x, weight, stride, padding = inputs(shape)
     found = run(x, weight, stride, padding, ("cudnn", "triton"))
-    expected = run(x.double(), weight.double(), stride, padding, ("torch", "torch"))
-    plain = run(x, weight, stride, padding, ("torch", "triton"))
-    for index, (value, other, reference) in enumerate(zip(found, plain, expected, strict=True)):
-        error, usual = ((v - reference).norm() / reference.norm() for v in (value, other))
+    expected = run(x.double(), weight.double(), stride, padding, ("reference", "reference"))
+    unfused = run(x, weight, stride, padding, ("reference", "triton"))
+    for index, (value, other, exact) in enumerate(zip(found, unfused, expected, strict=True)):
+        error, usual = ((v - exact).norm() / exact.norm() for v in (value, other))
         assert error < max(2e-3, 1.2 * usual), f"tensor {index}: relative error {error:.2e}, unfused {usual:.2e}"
 
 

@@ -1,5 +1,5 @@
 """Triton operations of a decoder and the libraries' attention on a GPU, at the widths of Llama-2-70B: 16 bit against
-float64, FP8 against the plain version, and one graph whose scales follow its uses."""
+float64, FP8 against the reference, and one graph whose scales follow its uses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from common.ops import causal_attention, lora_input, rms_norm, rope, swiglu, transpose_fp8
 from common.ops.bench import decoder as size
-from common.ops.causal_attention.plain import CausalAttention
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch, widen_fp8
-from common.ops.implementation import Implementation, OperationRequest
-from common.ops.lora_input.plain import Region
+from common.ops.causal_attention.reference import CausalAttention
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling, cast_reference, widen_fp8
+from common.ops.lora_input.reference import Region
+from common.ops.operation import Operation, OperationRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +27,7 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 SCALES = pytest.mark.parametrize("known", [False, True], ids=["first use", "later use"])
 TOKENS = 1003
 FP8_TOKENS = 2048
-"""A quarter of a row, since the plain versions take several times as much memory in fp32."""
+"""A quarter of a row, since the references take several times as much memory in fp32."""
 MASK_SEED = 1 << 35
 
 
@@ -45,8 +45,8 @@ def poison() -> None:
     del held
 
 
-def pair(implementations: dict[str, Implementation]) -> tuple:
-    return implementations["triton"].function, implementations["torch"].function
+def pair(operation: Operation) -> tuple:
+    return operation.function("triton"), operation.reference
 
 
 def assert_close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
@@ -63,7 +63,7 @@ def codes(x8: Fp8Tensor) -> Tensor:
 
 
 def assert_same_fp8(call: Callable[[int, Scaling], Fp8Tensor | None], scale: float) -> None:
-    """Ours (0) and plain (1) give the same bytes but for neighbours of a middle, and leave the same scale.
+    """Ours (0) and the reference (1) give the same bytes but for neighbours of a middle, and leave the same scale.
 
     Where terms cancel to almost nothing, the rounding of the terms decides: less than a millionth of the largest.
     """
@@ -85,25 +85,25 @@ def assert_same_fp8(call: Callable[[int, Scaling], Fp8Tensor | None], scale: flo
 @DTYPES
 @pytest.mark.parametrize("features", [size.HIDDEN, 16384, 5000])
 def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
-    ours, plain = pair(rms_norm.IMPLEMENTATIONS)
+    ours, reference = pair(rms_norm.RMS_NORM)
     residual, delta = random(TOKENS, features, dtype=dtype) * 3, random(TOKENS, features, dtype=dtype, seed=1)
     weight, dy = random(features, dtype=dtype, seed=2), random(TOKENS, features, dtype=dtype, seed=3)
     poison()
     found = ours.forward(residual, delta, weight, size.EPSILON)
-    expected = plain.forward(found.residual.double(), None, weight.double(), size.EPSILON)
+    expected = reference.forward(found.residual.double(), None, weight.double(), size.EPSILON)
     assert torch.equal(found.residual, (residual.float() + delta.float()).to(dtype))
     assert_close(found.y, expected.y, TOLERANCE[dtype])
     assert torch.equal(ours.recompute(found.residual, found.inverse_rms, weight), found.y)
     dx, _ = ours.backward(dy, found.residual, found.inverse_rms, weight, delta)
-    reference, _ = plain.backward(dy.double(), expected.residual, expected.inverse_rms, weight.double(), delta.double())
-    assert_close(dx, reference, TOLERANCE[dtype])
+    wide, _ = reference.backward(dy.double(), expected.residual, expected.inverse_rms, weight.double(), delta.double())
+    assert_close(dx, wide, TOLERANCE[dtype])
     of_weight = ours.weight_gradient(dy, found.residual, found.inverse_rms)
-    assert_close(of_weight, plain.weight_gradient(dy.double(), expected.residual, expected.inverse_rms), 1e-4)
+    assert_close(of_weight, reference.weight_gradient(dy.double(), expected.residual, expected.inverse_rms), 1e-4)
 
 
 @SCALES
 def test_norm_writes_fp8(known: bool) -> None:
-    functions = pair(rms_norm.IMPLEMENTATIONS)
+    functions = pair(rms_norm.RMS_NORM)
     residual, delta = random(FP8_TOKENS, size.HIDDEN), random(FP8_TOKENS, size.HIDDEN, seed=1)
     weight, dy = random(size.HIDDEN, seed=2), random(FP8_TOKENS, size.HIDDEN, seed=3) * 1e-7
     assert_same_fp8(
@@ -120,12 +120,12 @@ def test_norm_writes_fp8(known: bool) -> None:
 @DTYPES
 @pytest.mark.parametrize(("heads", "kv_heads"), [(size.HEADS, size.KV_HEADS), (8, 1)])
 def test_rope_equals_float64(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
-    ours, plain = pair(rope.IMPLEMENTATIONS)
+    ours, reference = pair(rope.ROPE)
     cos, sin = rope.tables(torch.arange(TOKENS, device="cuda") + 7000, size.HEAD_SIZE, size.ROPE_BASE)
     qkv = random(TOKENS, (heads + 2 * kv_heads) * size.HEAD_SIZE, dtype=dtype)
     poison()
     found = ours.forward(qkv, cos, sin, heads, kv_heads)
-    expected = plain.forward(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
+    expected = reference.forward(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
     for one, other in zip(found, expected, strict=True):
         assert_close(one, other, TOLERANCE[dtype])
     back, _ = ours.backward(*found, cos, sin)
@@ -134,7 +134,7 @@ def test_rope_equals_float64(heads: int, kv_heads: int, dtype: torch.dtype) -> N
 
 @SCALES
 def test_gradient_of_rope_in_fp8(known: bool) -> None:
-    functions = pair(rope.IMPLEMENTATIONS)
+    functions = pair(rope.ROPE)
     cos, sin = rope.tables(torch.arange(FP8_TOKENS, device="cuda"), size.HEAD_SIZE, size.ROPE_BASE)
     gradients = [
         random(FP8_TOKENS, heads, size.HEAD_SIZE, seed=heads) * 1e-6
@@ -149,29 +149,29 @@ def test_gradient_of_rope_in_fp8(known: bool) -> None:
 @DTYPES
 @pytest.mark.parametrize("features", [size.FEED_FORWARD, 1030])
 def test_swiglu_equals_float64(features: int, dtype: torch.dtype) -> None:
-    ours, plain = pair(swiglu.IMPLEMENTATIONS)
+    ours, reference = pair(swiglu.SWIGLU)
     gate_up, dy = random(TOKENS, 2 * features, dtype=dtype) * 3, random(TOKENS, features, dtype=dtype, seed=1)
     poison()
-    assert_close(ours.forward(gate_up).y, plain.forward(gate_up.double()).y, TOLERANCE[dtype])
+    assert_close(ours.forward(gate_up).y, reference.forward(gate_up.double()).y, TOLERANCE[dtype])
     found, _ = ours.backward(dy, gate_up)
-    assert_close(found, plain.backward(dy.double(), gate_up.double())[0], TOLERANCE[dtype])
+    assert_close(found, reference.backward(dy.double(), gate_up.double())[0], TOLERANCE[dtype])
 
 
 @SCALES
 def test_swiglu_writes_fp8_and_saves_it(known: bool) -> None:
-    functions = pair(swiglu.IMPLEMENTATIONS)
+    functions = pair(swiglu.SWIGLU)
     gate_up = random(FP8_TOKENS, 2 * size.FEED_FORWARD)
     scale = 20.0 if known else 0.0
     assert_same_fp8(lambda which, state: functions[which].forward(gate_up, fp8=state, save_fp8=scaling()).y8, scale)
     assert_same_fp8(lambda which, state: functions[which].forward(gate_up, fp8=scaling(), save_fp8=state).saved, scale)
-    saved, dy = cast_torch(gate_up, scaling(), E4M3, False), random(FP8_TOKENS, size.FEED_FORWARD, seed=1) * 1e-6
+    saved, dy = cast_reference(gate_up, scaling(), E4M3, False), random(FP8_TOKENS, size.FEED_FORWARD, seed=1) * 1e-6
     assert_same_fp8(lambda which, state: functions[which].backward(dy, saved, fp8=state)[1], 1e9 if known else 0.0)
 
 
 @DTYPES
 @pytest.mark.parametrize("p", [0.0, 0.1])
-def test_the_input_of_an_adapter_equals_plain(p: float, dtype: torch.dtype) -> None:
-    ours, plain = pair(lora_input.IMPLEMENTATIONS)
+def test_the_input_of_an_adapter_equals_the_reference(p: float, dtype: torch.dtype) -> None:
+    ours, reference = pair(lora_input.LORA_INPUT)
     mask = DropoutMask(p, torch.tensor(MASK_SEED, device="cuda"), 3)
     x, weight = random(TOKENS, size.HIDDEN, dtype=dtype), random(size.HIDDEN, dtype=dtype, seed=1)
     inverse_rms = random(TOKENS, dtype=torch.float32, seed=2).abs()
@@ -180,11 +180,11 @@ def test_the_input_of_an_adapter_equals_plain(p: float, dtype: torch.dtype) -> N
     rows = torch.randperm(8 * TOKENS, device="cuda")[:TOKENS]
     for region in (Region(), Region(rows, 2 * size.HIDDEN, size.HIDDEN)):
         poison()
-        assert torch.equal(ours.dropped(x, mask, region), plain.dropped(x, mask, region))
+        assert torch.equal(ours.dropped(x, mask, region), reference.dropped(x, mask, region))
         found = ours.dropped_norm(x, inverse_rms, weight, mask, region)
-        assert_close(found, plain.dropped_norm(x, inverse_rms, weight, mask, region).double(), TOLERANCE[dtype])
+        assert_close(found, reference.dropped_norm(x, inverse_rms, weight, mask, region).double(), TOLERANCE[dtype])
         dx = ours.add_input_gradient(x.clone(), du, a, mask, region)
-        expected = plain.add_input_gradient(x.double(), du.double(), a.double(), mask, region)
+        expected = reference.add_input_gradient(x.double(), du.double(), a.double(), mask, region)
         assert_close(dx, expected, TOLERANCE[dtype])
 
 
@@ -193,19 +193,19 @@ def test_the_input_of_an_adapter_equals_plain(p: float, dtype: torch.dtype) -> N
 def test_transpose_moves_every_byte(shape: tuple[int, int], to: torch.dtype) -> None:
     byte = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
     scratch = torch.empty(byte.numel(), dtype=to, device="cuda")
-    found = transpose_fp8.IMPLEMENTATIONS["triton"].function(byte.view(to), scratch)
+    found = transpose_fp8.TRANSPOSE_FP8.function("triton")(byte.view(to), scratch)
     assert torch.equal(found.view(torch.uint8), byte.t())
 
 
-LIBRARIES = pytest.mark.parametrize("name", [name for name in causal_attention.IMPLEMENTATIONS if name != "torch"])
+LIBRARIES = pytest.mark.parametrize("name", list(causal_attention.CAUSAL_ATTENTION.fast))
 
 
 def library(name: str, dtype: torch.dtype) -> CausalAttention:
-    implementation = causal_attention.IMPLEMENTATIONS[name]
-    reason = implementation.unsupported(OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE}))
+    request = OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE})
+    reason = causal_attention.CAUSAL_ATTENTION.unsupported(name, request)
     if reason is not None:
         pytest.skip(reason)
-    function: CausalAttention = implementation.function
+    function: CausalAttention = causal_attention.CAUSAL_ATTENTION.function(name)
     return function
 
 
@@ -217,15 +217,15 @@ def attention_inputs(queries: int, keys: int, kv_heads: int, dtype: torch.dtype)
 
 
 def assert_attends(found: tuple[Tensor, ...], given: list[Tensor], scale: float, dtype: torch.dtype) -> None:
-    """Context, log-sum-exp and gradients are those of the plain version in float64."""
-    plain = causal_attention.IMPLEMENTATIONS["torch"].function
+    """Context, log-sum-exp and gradients are those of the reference in float64."""
+    reference = causal_attention.CAUSAL_ATTENTION.reference
     *wide, do = (x.double() for x in given)
-    context, saved = plain.forward(*wide, scale)
-    expected = (context, saved.lse, *plain.backward(do, saved))
+    context, saved = reference.forward(*wide, scale)
+    expected = (context, saved.lse, *reference.backward(do, saved))
     tolerances = (TOLERANCE[dtype], 1e-3, *[2 * TOLERANCE[dtype]] * 3)
-    for value, reference, tolerance in zip(found, expected, tolerances, strict=True):
-        assert value.shape == reference.shape
-        assert_close(value, reference, tolerance)
+    for value, wanted, tolerance in zip(found, expected, tolerances, strict=True):
+        assert value.shape == wanted.shape
+        assert_close(value, wanted, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -270,8 +270,8 @@ def test_attention_of_a_library_in_a_graph_follows_its_inputs(name: str, queries
 
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
     """Norm, attention and SwiGLU, forward and backward: what is captured gives in every replay what eager code does."""
-    norm, act = rms_norm.IMPLEMENTATIONS["triton"].function, swiglu.IMPLEMENTATIONS["triton"].function
-    attention = causal_attention.IMPLEMENTATIONS["cudnn"].function
+    norm, act = rms_norm.RMS_NORM.function("triton"), swiglu.SWIGLU.function("triton")
+    attention = causal_attention.CAUSAL_ATTENTION.function("cudnn")
     x, weight = random(512, 1024), random(1024, seed=1)
     qkv = random(1, 512, 8, 128, seed=2)
 

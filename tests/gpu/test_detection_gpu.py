@@ -10,9 +10,9 @@ from common.detection import bench
 from common.detection.coco_scoring import Detections, GroundTruth, score
 from common.detection.coding import BoxCoding, clip
 from common.ops import anchor_matching, suppression
-from common.ops.anchor_matching.plain import MatchingRule, match_torch
+from common.ops.anchor_matching.reference import MatchingRule, match_reference
 from common.ops.bench import detection as size
-from common.ops.suppression.plain import suppress_torch
+from common.ops.suppression.reference import suppress_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -36,16 +36,16 @@ RULES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("name", sorted(anchor_matching.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", anchor_matching.ANCHOR_MATCHING.names)
 @RULES
 def test_matches_are_the_cpus(name: str, rule: MatchingRule) -> None:
     arguments = boxes(0, 20_000), boxes(1, 4, 60), torch.tensor([60, 0, 7, 31])
-    matched = anchor_matching.IMPLEMENTATIONS[name].function(*(tensor.cuda() for tensor in arguments), rule)
-    assert torch.equal(matched.cpu(), match_torch(*arguments, rule))
+    matched = anchor_matching.ANCHOR_MATCHING.function(name)(*(tensor.cuda() for tensor in arguments), rule)
+    assert torch.equal(matched.cpu(), match_reference(*arguments, rule))
 
 
 @RULES
-def test_matches_of_retinanets_anchors_are_the_plain_versions(rule: MatchingRule) -> None:
+def test_matches_of_retinanets_anchors_are_the_references(rule: MatchingRule) -> None:
     """Fractions of pixels, whose overlaps differ in the last bit wherever a product is fused with a sum."""
     anchors, real = size.anchors(), size.boxes(4, 400, side=300.0)
     assert len(anchors) == 120_087
@@ -54,19 +54,19 @@ def test_matches_of_retinanets_anchors_are_the_plain_versions(rule: MatchingRule
     )
     count = torch.tensor([400, 1, 0, 37], device="cuda")
     real[count[:, None] <= torch.arange(400, device="cuda")] = float("nan")
-    found = anchor_matching.IMPLEMENTATIONS["triton"].function(anchors, real, count, rule)
-    assert torch.equal(found, match_torch(anchors, real, count, rule))
+    found = anchor_matching.ANCHOR_MATCHING.function("triton")(anchors, real, count, rule)
+    assert torch.equal(found, match_reference(anchors, real, count, rule))
     assert (found[2] == -1).all()
     assert (found[[0, 3]] >= 0).any(1).all()
 
 
-@pytest.mark.parametrize("name", sorted(suppression.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", suppression.SUPPRESSION.names)
 @pytest.mark.parametrize("pictures", [1, 8])
 def test_suppression_is_torchvisions_on_the_cpu(pictures: int, name: str) -> None:
     found = boxes(2, pictures, 3000)
     points = torch.stack([torch.randperm(3000, generator=torch.Generator().manual_seed(n)) for n in range(pictures)])
     classes = torch.randint(5, points.shape, generator=torch.Generator().manual_seed(9))
-    suppress = suppression.IMPLEMENTATIONS[name].function
+    suppress = suppression.SUPPRESSION.function(name)
     kept, there = suppress(found.cuda(), points.cuda() / 3000, classes.cuda(), 0.5, 300)
     assert there.all()
     for row in range(pictures):
@@ -77,26 +77,26 @@ def test_suppression_is_torchvisions_on_the_cpu(pictures: int, name: str) -> Non
 @pytest.mark.parametrize(
     ("candidates", "keep", "classes"), [(5000, 300, 264), (5000, 5000, 20), (777, 777, 1), (3, 9, 1)]
 )
-def test_suppression_is_the_plain_versions(candidates: int, keep: int, classes: int) -> None:
+def test_suppression_is_the_references(candidates: int, keep: int, classes: int) -> None:
     """Fractions of pixels, equal scores, and candidates that are not there."""
     found = size.boxes(3, candidates, side=400.0)
     score = torch.rand((3, candidates), device="cuda").mul(1000).round() / 1000
     score[1, candidates // 2 :] = -torch.inf
     score[2] = -torch.inf
     ids = torch.randint(classes, (3, candidates), device="cuda")
-    kept, there = suppression.IMPLEMENTATIONS["triton"].function(found, score, ids, 0.5, keep)
-    expected_kept, expected_there = suppress_torch(found, score, ids, 0.5, keep)
+    kept, there = suppression.SUPPRESSION.function("triton")(found, score, ids, 0.5, keep)
+    expected_kept, expected_there = suppress_reference(found, score, ids, 0.5, keep)
     assert torch.equal(there, expected_there)
     assert torch.equal(kept, expected_kept)
 
 
-@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["reference", "triton"])
 def test_everything_between_pictures_and_detections_is_captured(name: str) -> None:
     anchors, count = boxes(3, 5000).cuda(), torch.tensor([9, 0], device="cuda")
     truth, offsets = boxes(4, 2, 20).cuda(), (boxes(5, 2, 5000) / 800 - 0.5).cuda()
     points, classes = (offsets[..., 0] + 1).contiguous(), (offsets[..., 1] * 10).long()
     rule = MatchingRule(0.4, 0.5, rescue="every_best")
-    match, suppress = (operation.IMPLEMENTATIONS[name].function for operation in (anchor_matching, suppression))
+    match, suppress = anchor_matching.ANCHOR_MATCHING.function(name), suppression.SUPPRESSION.function(name)
 
     def work() -> list[torch.Tensor]:
         matched = match(anchors, truth, count, rule)

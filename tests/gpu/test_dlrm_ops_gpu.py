@@ -14,7 +14,7 @@ from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm_dcnv2 import model as dlrm_dcnv2
 from benchmarks.dlrm_dcnv2.ops import cross_network
 from common.ops import linear_relu, logit
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.gpu
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
+
+AUTOMATIC = dict.fromkeys(("linear_relu", "dot_interaction", "cross_network"), "auto")
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
@@ -65,14 +67,14 @@ def captured(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 # Linear layers with ReLU
 
 
-@pytest.mark.parametrize("name", sorted(linear_relu.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(linear_relu.LINEAR_RELU))
 @pytest.mark.parametrize("sizes", [(SAMPLES, 16, 512), (SAMPLES, 480, 1024), (SAMPLES, 512, 256), (777, 40, 24)])
 @DTYPES
 def test_linear_layers_equal_float64(dtype: torch.dtype, sizes: tuple[int, int, int], name: str) -> None:
     given = linear_relu_oracle.inputs(*sizes, dtype, device="cuda")
     leaves = [value.requires_grad_() for value in given[:3]]
     poison()
-    y = linear_relu.IMPLEMENTATIONS[name].function(*leaves)
+    y = linear_relu.LINEAR_RELU.function(name)(*leaves)
     found = [y.detach(), *torch.autograd.grad(y, leaves, given.dy)]
     assert_close(found, linear_relu_oracle.expected(given, y.detach() > 0), dtype)
 
@@ -82,7 +84,7 @@ def test_a_gradient_in_wider_rows_is_read_in_place() -> None:
     leaves = [value.requires_grad_() for value in given[:3]]
     wide = torch.full((SAMPLES, 3456), torch.nan, dtype=torch.bfloat16, device="cuda")
     wide[:, :WIDTH] = given.dy
-    y = linear_relu.IMPLEMENTATIONS["fused"].function(*leaves)
+    y = linear_relu.LINEAR_RELU.function("fused")(*leaves)
     for one, other in zip(
         torch.autograd.grad(y, leaves, given.dy, retain_graph=True),
         torch.autograd.grad(y, leaves, wide[:, :WIDTH]),
@@ -91,7 +93,7 @@ def test_a_gradient_in_wider_rows_is_read_in_place() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", sorted(logit.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(logit.LOGIT))
 @pytest.mark.parametrize(("samples", "inputs"), [(SAMPLES, 256), (1001, 200)])
 @DTYPES
 def test_logits_equal_float64(dtype: torch.dtype, samples: int, inputs: int, name: str) -> None:
@@ -102,7 +104,7 @@ def test_logits_equal_float64(dtype: torch.dtype, samples: int, inputs: int, nam
     ]
     dlogit = torch.randn(samples, device="cuda", generator=random)
     poison()
-    found = logit.IMPLEMENTATIONS[name].function(*leaves)
+    found = logit.LOGIT.function(name)(*leaves)
     x, weight, bias = (leaf.detach().double() for leaf in leaves)
     assert_close([found.detach()], [x @ weight[0] + bias], torch.float32)
     formulas = [torch.outer(dlogit.double(), weight[0]), (dlogit.double() @ x)[None], dlogit.double().sum()[None]]
@@ -114,11 +116,11 @@ def test_logits_equal_float64(dtype: torch.dtype, samples: int, inputs: int, nam
 
 def run_cross(name: str, given: cross_network_oracle.Inputs) -> list[Tensor]:
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    y = cross_network.IMPLEMENTATIONS[name].function(given.x0, given.v, given.w, given.b)
+    y = cross_network.CROSS_NETWORK.function(name)(given.x0, given.v, given.w, given.b)
     return [y.detach(), *torch.autograd.grad(y, leaves, given.dy)]
 
 
-@pytest.mark.parametrize("name", sorted(cross_network.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(cross_network.CROSS_NETWORK))
 @pytest.mark.parametrize("sizes", [(SAMPLES, 3456, 512, 3), (1000, 3456, 512, 2), (300, 200, 40, 3)], ids=str)
 @DTYPES
 def test_cross_network_equals_float64(dtype: torch.dtype, sizes: tuple[int, int, int, int], name: str) -> None:
@@ -141,7 +143,7 @@ def test_more_elements_of_x0_than_int32_counts() -> None:
     given = cross_network_oracle.inputs(kept, 3456, 512, 1, torch.bfloat16, device="cuda")
     x0 = torch.zeros(samples, 3456, dtype=torch.bfloat16, device="cuda")
     x0[-kept:] = given.x0
-    function = cross_network.IMPLEMENTATIONS["triton"].function
+    function = cross_network.CROSS_NETWORK.function("triton")
     with torch.no_grad():
         y = function(x0, given.v, given.w, given.b)
     assert_close([y[-kept:]], cross_network_oracle.expected(given)[:1], torch.bfloat16)
@@ -151,7 +153,7 @@ def test_more_elements_of_x0_than_int32_counts() -> None:
 # The dot interaction
 
 
-@pytest.mark.parametrize("name", sorted(dot_interaction.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(dot_interaction.DOT_INTERACTION))
 @pytest.mark.parametrize("sizes", [(SAMPLES, 27, 128, 480), (1001, 27, 128, 479), (77, 9, 40, 80)], ids=str)
 @DTYPES
 def test_dot_interaction_equals_loops_in_float64(
@@ -159,7 +161,7 @@ def test_dot_interaction_equals_loops_in_float64(
 ) -> None:
     x, dy = dot_interaction_oracle.inputs(*sizes, dtype, device="cuda")
     poison()
-    y = dot_interaction.IMPLEMENTATIONS[name].function(x.requires_grad_(), sizes[3])
+    y = dot_interaction.DOT_INTERACTION.function(name)(x.requires_grad_(), sizes[3])
     found = [y.detach(), *torch.autograd.grad(y, x, dy)]
     assert_close(found, list(dot_interaction_oracle.expected(x, dy)), dtype)
 
@@ -170,7 +172,7 @@ def test_more_elements_of_vectors_than_int32_counts() -> None:
     x = torch.zeros(samples, 27, 128, dtype=torch.bfloat16, device="cuda")
     dy = torch.zeros(samples, 480, dtype=torch.bfloat16, device="cuda")
     x[-kept:], dy[-kept:] = some, some_dy
-    y = dot_interaction.IMPLEMENTATIONS["triton"].function(x.requires_grad_(), 480)
+    y = dot_interaction.DOT_INTERACTION.function("triton")(x.requires_grad_(), 480)
     (dx,) = torch.autograd.grad(y, x, dy)
     expected = dot_interaction_oracle.expected(some, some_dy)
     assert_close([y[-kept:].detach(), dx[-kept:]], list(expected), torch.bfloat16)
@@ -186,9 +188,9 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
-        return dlrm.DenseNetwork(sizes, TABLES, dlrm.Implementations(), CUDA, dtype, generator)
+        return dlrm.DenseNetwork(sizes, TABLES, AUTOMATIC, CUDA, dtype, generator)
     crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
-    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, dlrm_dcnv2.Implementations(), CUDA, dtype, generator)
+    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, dlrm_dcnv2.AUTOMATIC, CUDA, dtype, generator)
 
 
 def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:
@@ -209,8 +211,8 @@ def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:
 def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, bound: float, name: str) -> None:
     """A result that rounding moves over zero has another gradient: a share of them all as large as the rounding."""
     model, exact = dense_network(name, dtype), dense_network(name, torch.float64)
-    assert "torch" not in model.choices.values()
-    assert set(exact.choices.values()) == {"torch"}
+    assert "reference" not in model.choices.values()
+    assert set(exact.choices.values()) == {"reference"}
     exact.load_state_dict(model.state_dict())
     found, expected = train(model, dtype), train(exact, torch.float64)
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-3)
@@ -238,8 +240,8 @@ def test_a_captured_micro_batch_is_the_eager_one(name: str) -> None:
 
 def test_auto_takes_the_kernels() -> None:
     request = OperationRequest(CUDA, torch.bfloat16)
-    assert select(linear_relu.IMPLEMENTATIONS, AUTO, request).name == "fused"
+    assert linear_relu.LINEAR_RELU.select(AUTO, request).name == "fused"
     sized = OperationRequest(CUDA, torch.bfloat16, {"inputs": 256})
-    assert select(logit.IMPLEMENTATIONS, AUTO, sized).name == "fused"
-    assert select(cross_network.IMPLEMENTATIONS, AUTO, request).name == "fused"
-    assert select(dot_interaction.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert logit.LOGIT.select(AUTO, sized).name == "fused"
+    assert cross_network.CROSS_NETWORK.select(AUTO, request).name == "fused"
+    assert dot_interaction.DOT_INTERACTION.select(AUTO, request).name == "triton"

@@ -6,14 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.embedding_bags import IMPLEMENTATIONS, AdagradRows, Bag, Bags, EmbeddingBags, Rule, SgdRows, bench_cases
-from common.ops.embedding_bags.plain import dense_gradient_torch, pool_torch, sort_torch, update_torch
+from common.ops.embedding_bags import EMBEDDING_BAGS, AdagradRows, Bag, Bags, EmbeddingBags, Rule, SgdRows, bench_cases
+from common.ops.embedding_bags.reference import (
+    dense_gradient_reference,
+    pool_reference,
+    sort_reference,
+    update_reference,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TABLES = ((5000, 3), (1, 1), (40, 2), (30_000, 40), (7, 9), (900, 1))
 COLUMNS = sum(hotness for _, hotness in TABLES)
-NAMES = pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
+NAMES = pytest.mark.parametrize("name", sorted(EMBEDDING_BAGS))
 
 
 def store(device: str, shard: int = 0, shards: int = 1) -> Bags:
@@ -60,7 +65,7 @@ def wide_pair(samples: int, bags: Bags, width: int, dtype: torch.dtype) -> tuple
 def test_everything_is_the_cpus_in_fp64(
     name: str, width: int, row_dtype: torch.dtype, dtype: torch.dtype, shard: int, shards: int
 ) -> None:
-    function: EmbeddingBags = IMPLEMENTATIONS[name].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function(name)
     samples, ids = 333, batch(333)
     bags, there = store("cpu", shard, shards), store("cuda", shard, shards)
     rows = torch.randn(bags.rows, width, generator=torch.Generator().manual_seed(2))
@@ -68,19 +73,19 @@ def test_everything_is_the_cpus_in_fp64(
     expected, found = rows.double(), rows.cuda()
 
     out, out_there = (torch.zeros_like(part) for part in wide_pair(samples, bags, width, dtype))
-    pool_torch(expected, ids, bags, out)
+    pool_reference(expected, ids, bags, out)
     function.pool(found, ids.cuda(), there, out_there)
     step = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
     torch.testing.assert_close(out_there.double().cpu(), out, rtol=step[dtype], atol=step[dtype])
 
-    keys, keys_there = sort_torch(ids, bags), function.sort(ids.cuda(), there)
+    keys, keys_there = sort_reference(ids, bags), function.sort(ids.cuda(), there)
     assert torch.equal(keys_there.row_M.cpu(), keys.row_M)
     assert torch.equal(keys_there.source_M.cpu(), keys.source_M)
     assert keys_there.ours.item() == keys.ours.item()
 
     gradient, gradient_there = wide_pair(samples, bags, width, dtype)
     dense, dense_there = torch.empty_like(expected), torch.empty(found.shape, device="cuda")
-    dense_gradient_torch(keys, gradient, dense)
+    dense_gradient_reference(keys, gradient, dense)
     function.dense_gradient(keys_there, gradient_there, dense_there)
     torch.testing.assert_close(dense_there.double().cpu(), dense, rtol=1e-5, atol=2e-4)
     function.dense_gradient(keys_there, gradient_there, narrow_there := dense_there.to(dtype).fill_(torch.nan))
@@ -88,7 +93,7 @@ def test_everything_is_the_cpus_in_fp64(
 
     state, state_there = torch.zeros_like(expected), torch.zeros(found.shape, device="cuda")
     for rule, own, own_there in ((AdagradRows(1e-8), state, state_there), (SgdRows(), None, None)):
-        update_torch(keys, gradient, expected, own, rule, *scalars("cpu", dtype=torch.float64))
+        update_reference(keys, gradient, expected, own, rule, *scalars("cpu", dtype=torch.float64))
         function.update(keys_there, gradient_there, found, own_there, rule, *scalars("cuda"))
     torch.testing.assert_close(state_there.double().cpu(), state, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.double().cpu(), expected, rtol=step[row_dtype] * 4, atol=4 * step[row_dtype])
@@ -97,7 +102,7 @@ def test_everything_is_the_cpus_in_fp64(
 @NAMES
 @pytest.mark.parametrize("rule", [AdagradRows(1e-8), SgdRows()], ids=["Adagrad", "SGD"])
 def test_nothing_is_written_where_it_is_forbidden(name: str, rule: Rule) -> None:
-    function: EmbeddingBags = IMPLEMENTATIONS[name].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function(name)
     bags = store("cuda")
     rows = torch.randn(bags.rows, 128, device="cuda")
     state = rows.abs() if isinstance(rule, AdagradRows) else None
@@ -110,7 +115,7 @@ def test_nothing_is_written_where_it_is_forbidden(name: str, rule: Rule) -> None
 
 def test_a_row_of_half_a_million_keys() -> None:
     """1 and 2 in turn, whose sum fp32 holds exactly."""
-    function: EmbeddingBags = IMPLEMENTATIONS["triton"].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function("triton")
     bags = Bags([Bag(0, 50, 0, 3)], "cuda")
     ids = torch.ones(10_000, 50, dtype=torch.int32, device="cuda")
     gradient = (1 + torch.arange(10_000, device="cuda") % 2).half()[:, None, None].expand(-1, 1, 128).contiguous()
@@ -121,7 +126,7 @@ def test_a_row_of_half_a_million_keys() -> None:
 
 
 def test_rows_beyond_two_to_the_31_values() -> None:
-    function: EmbeddingBags = IMPLEMENTATIONS["triton"].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function("triton")
     count = 20_000_000
     bags = Bags([Bag(0, 2, 0, count)], "cuda")
     rows = torch.zeros(count, 128, dtype=torch.float16, device="cuda")
@@ -144,7 +149,7 @@ def test_the_benchmarks_batch_has_the_same_bits_twice_and_is_the_plain_versions(
 ) -> None:
     """Gradients are integers, whose sums are exact in any order."""
     monkeypatch.setattr(bench_cases, "TABLES", tuple((min(r, 1_000_000), h) for r, h in bench_cases.TABLES))
-    plain, fast = (IMPLEMENTATIONS[name].function for name in ("torch", "triton"))
+    plain, fast = (EMBEDDING_BAGS.function(name) for name in ("reference", "triton"))
     torch.manual_seed(0)
     bags, ids = bench_cases.bags_of(bench_cases.TABLES), bench_cases.keys(bench_cases.SAMPLES, skewed)
     gradient = torch.randint(-8, 9, (len(ids), 1 + len(bags), bench_cases.WIDTH), device="cuda").half()[:, 1:]
@@ -168,7 +173,7 @@ def test_sums_that_are_exact_are_the_same_in_every_tile(tile: tuple[int, ...], m
     """With loads as they come, and under way ahead of their tile."""
     from common.ops.embedding_bags import triton
 
-    function: EmbeddingBags = IMPLEMENTATIONS["triton"].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function("triton")
     monkeypatch.setitem(triton.TILES, "update", triton.UpdateTile(*tile))
     bags, ids = store("cuda"), batch(3000).cuda()
     gradient = torch.randint(-8, 9, (3000, 1 + len(bags), 128), device="cuda").half()[:, 1:]
@@ -177,7 +182,7 @@ def test_sums_that_are_exact_are_the_same_in_every_tile(tile: tuple[int, ...], m
     for _ in range(2):
         keys = function.sort(ids, bags)
         function.update(keys, gradient, rows, state, AdagradRows(1e-8), *scalars("cuda"))
-        update_torch(keys, gradient, expected, expected_state, AdagradRows(1e-8), *scalars("cuda"))
+        update_reference(keys, gradient, expected, expected_state, AdagradRows(1e-8), *scalars("cuda"))
         assert torch.equal(state, expected_state)
         torch.testing.assert_close(rows, expected, rtol=1e-5, atol=1e-6)
         ids = ids.flip(0)
@@ -186,7 +191,7 @@ def test_sums_that_are_exact_are_the_same_in_every_tile(tile: tuple[int, ...], m
 @NAMES
 def test_a_captured_step_takes_new_keys(name: str) -> None:
     """fp16 rows with rounding by chance, whose seed is on the device too."""
-    function: EmbeddingBags = IMPLEMENTATIONS[name].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function(name)
     bags, ids, seed = store("cuda"), batch(512).cuda(), torch.tensor(7, device="cuda")
     first = torch.randn(bags.rows, 128, device="cuda").half()
     rows, state, out = first.clone(), torch.zeros(first.shape, device="cuda"), torch.empty(512, len(bags), 128).cuda()
@@ -224,14 +229,14 @@ def test_a_captured_step_takes_new_keys(name: str) -> None:
 
 def test_half_rows_are_rounded_by_chance_as_on_the_cpu() -> None:
     """Every row has one key, so that sums are exact."""
-    function: EmbeddingBags = IMPLEMENTATIONS["triton"].function
+    function: EmbeddingBags = EMBEDDING_BAGS.function("triton")
     bags, there = (Bags([Bag(0, 1, 0, 4000)], device) for device in ("cpu", "cuda"))
     ids = torch.randperm(4000, generator=torch.Generator().manual_seed(0)).to(torch.int32)[:, None]
     rows = (torch.randn(4000, 128, generator=torch.Generator().manual_seed(1)) * 1e-4).half()
     gradient = torch.randint(-8, 9, (4000, 1, 128), generator=torch.Generator().manual_seed(2)).half()
     found = rows.cuda()
     rate, factor, write, seed = torch.tensor(2.0**-22), torch.tensor(1.0), torch.tensor(True), torch.tensor(-5)
-    update_torch(sort_torch(ids, bags), gradient, rows, None, SgdRows(), rate, factor, write, seed)
+    update_reference(sort_reference(ids, bags), gradient, rows, None, SgdRows(), rate, factor, write, seed)
     keys = function.sort(ids.cuda(), there)
     settings = (rate.cuda(), factor.cuda(), write.cuda(), seed.cuda())
     function.update(keys, gradient.cuda(), found, None, SgdRows(), *settings)

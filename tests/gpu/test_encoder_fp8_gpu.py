@@ -1,4 +1,4 @@
-"""Triton operations of an encoder that write FP8, on a GPU: against the plain versions in float64, and in a graph."""
+"""Triton operations of an encoder that write FP8, on a GPU: against the references in float64, and in a graph."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from common.ops import attention, bias_gelu, dropout_add_norm
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Handover, Scaling, computed_torch
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Handover, Scaling, computed_reference
 from tests.common.ops.fp8_oracle import assert_same_fp8, codes
 
 pytestmark = pytest.mark.gpu
@@ -97,17 +97,17 @@ class GeluCase:
 @pytest.mark.parametrize("shape", [(3008, 4096), (48, 1040), (16, 16)])
 def test_gelu_and_its_gradient_in_fp8_equal_float64(shape: tuple[int, int], scale: float, dtype: torch.dtype) -> None:
     case = GeluCase(*shape, dtype)
-    ours, plain = ((scaling(scale), scaling(100 * scale)) for _ in range(2))
+    ours, wide = ((scaling(scale), scaling(100 * scale)) for _ in range(2))
     poison()
-    y8, dx8, d_bias = case.results(bias_gelu.IMPLEMENTATIONS["triton"].function, dtype, ours)
-    expected = case.results(bias_gelu.IMPLEMENTATIONS["torch"].function, torch.float64, plain)
-    assert_same_fp8(y8, ours[0], expected[0], plain[0], dtype)
-    assert_same_fp8(dx8, ours[1], expected[1], plain[1], dtype)
+    y8, dx8, d_bias = case.results(bias_gelu.BIAS_GELU.function("triton"), dtype, ours)
+    expected = case.results(bias_gelu.BIAS_GELU.reference, torch.float64, wide)
+    assert_same_fp8(y8, ours[0], expected[0], wide[0], dtype)
+    assert_same_fp8(dx8, ours[1], expected[1], wide[1], dtype)
     assert_close(d_bias, expected[2], dtype)
 
 
 def test_gelu_in_a_graph_follows_its_inputs_and_scales() -> None:
-    case, function = GeluCase(2048, 4096), bias_gelu.IMPLEMENTATIONS["triton"].function
+    case, function = GeluCase(2048, 4096), bias_gelu.BIAS_GELU.function("triton")
 
     def step(states: list[Scaling]) -> list[Tensor]:
         y8, dx8, d_bias = case.results(function, torch.bfloat16, (states[0], states[1]))
@@ -144,20 +144,20 @@ class NormCase:
 @pytest.mark.parametrize("shape", [(3008, 1024), (48, 528), (16, 16)])
 def test_norm_and_its_gradient_in_fp8_equal_float64(shape: tuple[int, int], scale: float, dtype: torch.dtype) -> None:
     case = NormCase(*shape, dtype)
-    ours, plain, again = ((scaling(scale), scaling(100 * scale)) for _ in range(3))
+    ours, wide, again = ((scaling(scale), scaling(100 * scale)) for _ in range(3))
     poison()
-    y8, dx8, others = case.results(dropout_add_norm.IMPLEMENTATIONS["triton"].function, dtype, ours)
-    _, expected_dx8, expected = case.results(dropout_add_norm.IMPLEMENTATIONS["torch"].function, torch.float64, plain)
-    assert_same_fp8(dx8, ours[1], expected_dx8, plain[1], dtype)
+    y8, dx8, others = case.results(dropout_add_norm.DROPOUT_ADD_NORM.function("triton"), dtype, ours)
+    _, expected_dx8, expected = case.results(dropout_add_norm.DROPOUT_ADD_NORM.reference, torch.float64, wide)
+    assert_same_fp8(dx8, ours[1], expected_dx8, wide[1], dtype)
     for found, reference in zip(others, expected, strict=True):
         assert_close(found, reference, dtype)
-    of_result = computed_torch(others[0].detach().float(), again[0], E4M3, dtype)
+    of_result = computed_reference(others[0].detach().float(), again[0], E4M3, dtype)
     assert torch.equal(y8.data.view(torch.uint8), of_result.data.view(torch.uint8))
     assert torch.equal(ours[0].scale, again[0].scale)
 
 
 def test_norm_in_a_graph_follows_its_inputs_and_scales() -> None:
-    case, function = NormCase(2048, 1024), dropout_add_norm.IMPLEMENTATIONS["triton"].function
+    case, function = NormCase(2048, 1024), dropout_add_norm.DROPOUT_ADD_NORM.function("triton")
 
     def step(states: list[Scaling]) -> list[Tensor]:
         y8, dx8, others = case.results(function, torch.bfloat16, (states[0], states[1]))
@@ -190,7 +190,7 @@ class AttentionCase:
         """The gradient of qkv in FP8 if there is a scale, what autograd has of it, and that of the bias."""
         qkv, bias = (given.detach().to(to).requires_grad_() for given in (self.qkv, self.bias))
         handover, mask = Handover(state), DropoutMask(0.1, self.seed, 2)
-        function = attention.IMPLEMENTATIONS[name].function
+        function = attention.ATTENTION.function(name)
         context = function(qkv, self.starts, self.each, 512, mask, bias, handover=handover)
         d_qkv, d_bias = torch.autograd.grad(context, (qkv, bias), self.d_context.to(to))
         return handover.take(), d_qkv, d_bias
@@ -199,12 +199,12 @@ class AttentionCase:
 @SCALES
 def test_the_gradient_of_attention_in_fp8_equals_float64(scale: float) -> None:
     """In fp32: of 16-bit factors' products, small differences would be compared."""
-    case, ours, plain = AttentionCase(torch.float32), scaling(1e6 * scale), scaling(1e6 * scale)
+    case, ours, wide = AttentionCase(torch.float32), scaling(1e6 * scale), scaling(1e6 * scale)
     poison()
     found, _, d_bias = case.results("triton", torch.float32, ours)
-    expected, _, expected_d_bias = case.results("torch", torch.float64, plain)
+    expected, _, expected_d_bias = case.results("reference", torch.float64, wide)
     # sums over 512 keys in fp32 are off by some 1e-6 of the largest, a quarter of which parts two codes
-    assert_same_fp8(found, ours, expected, plain, torch.float32, noise=1e-5)
+    assert_same_fp8(found, ours, expected, wide, torch.float32, noise=1e-5)
     assert (d_bias.double() - expected_d_bias).norm() < 1e-5 * expected_d_bias.norm()
 
 
@@ -213,7 +213,7 @@ def test_the_gradient_of_attention_in_fp8_is_that_in_16_bits_but_for_rounding(dt
     case, state, again = AttentionCase(dtype), scaling(1e6), scaling(1e6)
     found, _, d_bias = case.results("triton", dtype, state)
     _, d_qkv, expected_d_bias = case.results("triton", dtype, None)
-    expected = computed_torch(d_qkv.float().flatten(1), again, E5M2, dtype)
+    expected = computed_reference(d_qkv.float().flatten(1), again, E5M2, dtype)
     assert found is not None
     # Between products 16 bits hold probabilities and their gradients, tile by tile: what nearly cancels differs.
     sizes = d_qkv.flatten(1).float().abs()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.ops.fp8_cast import triton as fp8_cast_triton
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, cast_torch
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling, cast_reference
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
 from tests.common.ops import fp8_oracle as oracle
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
 
-CASTS = pytest.mark.parametrize("cast", [fp8_cast_triton.cast, cast_torch], ids=["triton", "torch"])
+CASTS = pytest.mark.parametrize("cast", [fp8_cast_triton.cast, cast_reference], ids=["triton", "reference"])
 FORMATS = pytest.mark.parametrize("to", [E4M3, E5M2], ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
@@ -78,7 +78,7 @@ def test_the_first_use_takes_its_scale_from_sampled_rows(cast, rows, to) -> None
 def test_the_smallest_numbers(value) -> None:
     x, ours, plain = torch.full((64, 64), value, dtype=torch.bfloat16, device="cuda"), scaling(), scaling()
     found = fp8_cast_triton.cast(x, ours, E4M3, True)
-    expected = cast_torch(x, plain, E4M3, True)
+    expected = cast_reference(x, plain, E4M3, True)
     assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
     assert torch.equal(ours.scale, plain.scale)
 
@@ -89,7 +89,7 @@ def test_many_uses_in_a_row_each_take_the_scale_of_the_one_before() -> None:
     scales = [float(oracle.scale_of(x.float().abs().max().item(), E4M3)) for x in inputs]
     state = scaling(scales[3])
     casts = [fp8_cast_triton.cast(inputs[use % 4], state, E4M3, False) for use in range(100)]
-    expected = [cast_torch(inputs[i], scaling(scales[i - 1]), E4M3, False) for i in range(4)]
+    expected = [cast_reference(inputs[i], scaling(scales[i - 1]), E4M3, False) for i in range(4)]
     for use, found in enumerate(casts):
         assert torch.equal(found.scale_inverse, expected[use % 4].scale_inverse)
         assert torch.equal(found.data.view(torch.uint8), expected[use % 4].data.view(torch.uint8))

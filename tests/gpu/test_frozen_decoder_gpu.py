@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
@@ -40,6 +38,7 @@ BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.35), "te": (0.02, 0.35)}
 SLACK, ROUNDED = 0.2, 0.05
 """Of operands in FP8 from their roundings, in root mean squares, and of a gradient, relative, where these are taken."""
 
+FAST = {"rms_norm": "triton", "rope": "triton", "swiglu": "triton", "lora_input": "triton"}
 TE_MISSING = TRANSFORMER_ENGINE.unavailable() if torch.cuda.is_available() else "needs a CUDA device"
 LINEAR = pytest.mark.parametrize(
     "linear",
@@ -49,15 +48,6 @@ LINEAR = pytest.mark.parametrize(
         pytest.param("te", marks=pytest.mark.skipif(TE_MISSING is not None, reason=str(TE_MISSING))),
     ],
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Fast:
-    attention: str = "cudnn"
-    rms_norm: str = "triton"
-    rope: str = "triton"
-    swiglu: str = "triton"
-    lora_input: str = "triton"
 
 
 def filled(decoder: Decoder) -> Decoder:
@@ -75,7 +65,7 @@ def frozen_decoder(
     decoder = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
     drawn = decoder.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16)
     load_frozen(decoder, drawn, GPU, torch.bfloat16, linear)
-    operations, _ = choose(Fast(attention), ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16)
+    operations, _ = choose({**FAST, "attention": attention}, ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16)
     products = CollectiveProducts(decoder.parallel)
     return FrozenDecoder(filled(decoder), operations, products, Scratch(GPU), recomputed_qkv, offload)
 
@@ -182,7 +172,7 @@ class Iteration:
 
     def __init__(self, offloaded_qkv: int) -> None:
         offload = QkvOffload(offloaded_qkv, GPU) if offloaded_qkv else None
-        self.network = frozen_decoder("torch", attention="torch", offload=offload)
+        self.network = frozen_decoder("torch", attention="reference", offload=offload)
         self.rows, self.seed = rows(), torch.tensor(7, device=GPU)
         self.kept_bytes = 0
 
@@ -251,6 +241,6 @@ def test_memory_is_not_taken_under_a_capture() -> None:
     iteration = Iteration(1)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        loss(frozen_decoder("torch", attention="torch"), iteration.network.decoder, iteration.rows, iteration.seed)
+        loss(frozen_decoder("torch", attention="reference"), iteration.network.decoder, iteration.rows, iteration.seed)
         with pytest.raises(RuntimeError, match="run an iteration first"), capturing(graph, stream):
             iteration()

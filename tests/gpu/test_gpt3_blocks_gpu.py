@@ -3,22 +3,19 @@ on text."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.network import EMBEDDING, Gpt
-from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.operations import choose_operations
 from benchmarks.gpt3.workload import GptPretraining
 from benchmarks.gpt3.written import WrittenGpt
 from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO
 from common.optim.flat import FlatBuffer
 from common.step.capture import capturing
 from tests.generators import generator_of
@@ -53,8 +50,7 @@ def model(dtype: torch.dtype, shape: Architecture = SHAPE) -> Gpt:
 
 
 def written(made: Gpt, linear: str, **changes: str) -> WrittenGpt:
-    requested = SimpleNamespace(**{**dict.fromkeys(OPERATIONS, AUTO), **changes})
-    operations, names = choose(requested, made.architecture, GPU, torch.bfloat16)
+    operations, names = choose_operations(changes, made.architecture, GPU, torch.bfloat16)
     print(names)
     return WrittenGpt(made, operations, linear, ROWS * made.architecture.positions)
 
@@ -111,7 +107,7 @@ def test_gradients_in_fp32_do_not_drift(linear: str) -> None:
     wanted, errors = gradients(exact), {}
     for gradient_dtype in (torch.float32, torch.bfloat16):
         ours = model(torch.bfloat16)
-        halves = written(ours, linear, attention="torch")
+        halves = written(ours, linear, attention="reference")
         buffer = FlatBuffer([dict(ours.named_parameters())], gradient_dtype=gradient_dtype)
         for _ in range(30):  # delayed scales settle, one product after another
             buffer.zero_gradients()
@@ -131,7 +127,7 @@ def test_gradients_in_fp32_do_not_drift(linear: str) -> None:
     assert errors[torch.float32][1] < BOUNDS[linear][1]
 
 
-@pytest.mark.parametrize("attention", ["torch", "cudnn", "flash", "flash_attention_4", "cudnn_frontend"])
+@pytest.mark.parametrize("attention", ["reference", "cudnn", "flash", "flash_attention_4", "cudnn_frontend"])
 @LINEAR
 def test_every_attention_reads_heads_side_by_side(linear: str, attention: str) -> None:
     """Query, key and value are views of one product, and in 16 bits their gradients are of one tensor."""
@@ -170,7 +166,7 @@ def test_captured_passes_are_those_of_eager_ones(linear: str) -> None:
     results = {}
     for captured in (False, True):
         ours = model(torch.bfloat16)
-        halves, given = written(ours, linear, attention="torch"), [rows(1), rows(2)]
+        halves, given = written(ours, linear, attention="reference"), [rows(1), rows(2)]
 
         def step(halves: WrittenGpt = halves, given: list[tuple[Tensor, Tensor]] = given) -> None:
             with halves.same_weights():

@@ -3,7 +3,6 @@ against float64 on one GPU."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.operations import choose_operations
 from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
@@ -21,7 +20,6 @@ from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, 
 from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO
 from common.step.capture import capturing
 from tests.generators import generator_of
 
@@ -85,8 +83,7 @@ def of_blocks(layout: Layout, linear: str, products: TokenProducts, captured: bo
     """Loss and gradients, once scales are known."""
     device, parallel = layout.device, TensorParallel.from_layout(layout)
     model = network(parallel, device, torch.bfloat16)
-    requested = SimpleNamespace(**dict.fromkeys(OPERATIONS, AUTO))
-    operations, _ = choose(requested, SHAPE, device, torch.bfloat16, parallel.size)
+    operations, _ = choose_operations({}, SHAPE, device, torch.bfloat16, parallel.size)
     halves = WrittenGpt(model, operations, linear, ROWS * SHAPE.positions, products)
     tokens, stream, graph = rows(device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

@@ -1,5 +1,5 @@
 """Triton operations between GPT-3's products and the libraries' attention on a GPU, at the widths of GPT-3 and of a
-rank of four: 16 bit against float64, FP8 against the plain version, and one graph whose scales follow its uses."""
+rank of four: 16 bit against float64, FP8 against the reference, and one graph whose scales follow its uses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from common.ops import bias_gelu, causal_attention, layer_norm_1p, qkv_gradient
 from common.ops.bench import gpt3 as size
-from common.ops.fp8_cast.plain import E4M3, Fp8Tensor, Scaling, cast_torch, widen_fp8
-from common.ops.implementation import Implementation, OperationRequest
+from common.ops.fp8_cast.reference import E4M3, Fp8Tensor, Scaling, cast_reference, widen_fp8
+from common.ops.operation import Operation, OperationRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -42,8 +42,8 @@ def poison() -> None:
     del held
 
 
-def pair(implementations: dict[str, Implementation]) -> tuple:
-    return implementations["triton"].function, implementations["torch"].function
+def pair(operation: Operation) -> tuple:
+    return operation.function("triton"), operation.reference
 
 
 def assert_close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
@@ -60,7 +60,7 @@ def codes(x8: Fp8Tensor) -> Tensor:
 
 
 def assert_same_fp8(call: Callable[[int, Scaling], Fp8Tensor | Tensor | None], scale: float) -> None:
-    """Ours (0) and plain (1) give the same bytes but for neighbours of a middle, and leave the same scale.
+    """Ours (0) and the reference (1) give the same bytes but for neighbours of a middle, and leave the same scale.
 
     Where terms cancel to almost nothing, the rounding of the terms decides: less than a millionth of the largest.
     """
@@ -97,11 +97,11 @@ def norm_inputs(tokens: int, features: int, dtype: torch.dtype) -> tuple[Tensor,
 @DTYPES
 @pytest.mark.parametrize("features", [size.HIDDEN, 16384, 8192, 5000, 768])
 def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
-    ours, plain = pair(layer_norm_1p.IMPLEMENTATIONS)
+    ours, reference = pair(layer_norm_1p.LAYER_NORM_1P)
     residual, delta, added, weight, bias = norm_inputs(TOKENS, features, dtype)
     poison()
     found = ours.forward(residual, delta, added, weight, bias, size.EPSILON)
-    expected = plain.forward(found.residual.double(), None, None, weight.double(), bias.double(), size.EPSILON)
+    expected = reference.forward(found.residual.double(), None, None, weight.double(), bias.double(), size.EPSILON)
     assert_close(found.residual, residual.double() + delta.double() + added.double(), TOLERANCE[dtype])
     assert_close(found.moments, expected.moments, 1e-5)
     assert_close(found.y, expected.y, TOLERANCE[dtype])
@@ -114,12 +114,12 @@ def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
     poison()
     dx, _ = ours.backward(dy, found.residual, found.moments, weight, delta)
     given = (dy.double(), expected.residual, expected.moments)
-    reference, _ = plain.backward(*given, weight.double(), delta.double())
-    assert_close(dx, reference, TOLERANCE[dtype])
+    wide_dx, _ = reference.backward(*given, weight.double(), delta.double())
+    assert_close(dx, wide_dx, TOLERANCE[dtype])
     for with_dx in (dx, None):
         poison()
         sums = ours.parameter_gradients(dy, found.residual, found.moments, with_dx)
-        wide = plain.parameter_gradients(*given, None if with_dx is None else with_dx.double())
+        wide = reference.parameter_gradients(*given, None if with_dx is None else with_dx.double())
         assert_close(sums.weight, wide.weight, 1e-4)
         assert_close(sums.bias, wide.bias, 1e-4)
         if with_dx is None:
@@ -131,7 +131,7 @@ def test_norm_equals_float64(features: int, dtype: torch.dtype) -> None:
 @SCALES
 @pytest.mark.parametrize("half", [False, True])
 def test_norm_writes_fp8(half: bool, known: bool) -> None:
-    functions = pair(layer_norm_1p.IMPLEMENTATIONS)
+    functions = pair(layer_norm_1p.LAYER_NORM_1P)
     given = norm_inputs(FP8_TOKENS, size.HIDDEN, torch.bfloat16)
     assert_same_fp8(
         lambda which, state: functions[which].forward(*given, size.EPSILON, half=half, fp8=state).y8,
@@ -150,14 +150,14 @@ def test_norm_writes_fp8(half: bool, known: bool) -> None:
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("features", [FEED_FORWARD, size.FEED_FORWARD, 1030])
 def test_gelu_equals_float64(features: int, biased: bool, dtype: torch.dtype) -> None:
-    ours, plain = pair(bias_gelu.WITHOUT_AUTOGRAD)
+    ours, reference = pair(bias_gelu.BIAS_GELU_PASSES)
     x, dy = random(TOKENS, features, dtype=dtype) * 2, random(TOKENS, features, dtype=dtype, seed=1)
     bias = random(features, dtype=dtype, seed=2) if biased else None
     wide_bias = None if bias is None else bias.double()
     poison()
-    assert_close(ours.forward(x, bias).y, plain.forward(x.double(), wide_bias).y, TOLERANCE[dtype])
+    assert_close(ours.forward(x, bias).y, reference.forward(x.double(), wide_bias).y, TOLERANCE[dtype])
     poison()
-    found, expected = ours.backward(dy, x, bias), plain.backward(dy.double(), x.double(), wide_bias)
+    found, expected = ours.backward(dy, x, bias), reference.backward(dy.double(), x.double(), wide_bias)
     assert_close(found.dx, expected.dx, TOLERANCE[dtype])
     assert_close(found.bias, expected.bias, 1e-4)
 
@@ -165,7 +165,7 @@ def test_gelu_equals_float64(features: int, biased: bool, dtype: torch.dtype) ->
 @SCALES
 @pytest.mark.parametrize("features", [FEED_FORWARD, size.FEED_FORWARD])
 def test_gelu_writes_fp8_and_saves_it(features: int, known: bool) -> None:
-    functions = pair(bias_gelu.WITHOUT_AUTOGRAD)
+    functions = pair(bias_gelu.BIAS_GELU_PASSES)
     x, bias = random(FP8_TOKENS, features), random(features, seed=2)
     scale = 20.0 if known else 0.0
     assert_same_fp8(lambda which, state: functions[which].forward(x, bias, fp8=state).y8, scale)
@@ -173,7 +173,7 @@ def test_gelu_writes_fp8_and_saves_it(features: int, known: bool) -> None:
     assert_same_fp8(lambda which, state: functions[which].forward(x, bias, fp8=scaling(), save_fp8=state).saved, scale)
     assert_same_fp8(lambda which, state: functions[which].forward(x, bias, save_fp8=state).saved, scale)
     dy = random(FP8_TOKENS, features, seed=1) * 1e-6
-    for saved in (x, cast_torch(x, scaling(), E4M3, False)):
+    for saved in (x, cast_reference(x, scaling(), E4M3, False)):
         sums: list[Tensor] = []
 
         def back(which: int, state: Scaling, saved: Tensor | Fp8Tensor = saved, sums: list[Tensor] = sums) -> Fp8Tensor:
@@ -198,7 +198,7 @@ def test_gradient_of_qkv_equals_float64(packed: bool, dtype: torch.dtype) -> Non
     given = heads_of(packed, dtype)
     expected = torch.stack(given, 2).flatten(1)
     poison()
-    found = qkv_gradient.IMPLEMENTATIONS["triton"].function(*given)
+    found = qkv_gradient.QKV_GRADIENT.function("triton")(*given)
     assert torch.equal(found.d_qkv, expected)
     assert (found.d_qkv.data_ptr() == given[0].data_ptr()) == packed
     assert_close(found.bias, expected.double().sum(0), 1e-4)
@@ -209,7 +209,7 @@ def test_gradient_of_qkv_equals_float64(packed: bool, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("transpose", [True, False])
 def test_gradient_of_qkv_in_fp8(transpose: bool, packed: bool, heads: int, known: bool) -> None:
-    functions = pair(qkv_gradient.IMPLEMENTATIONS)
+    functions = pair(qkv_gradient.QKV_GRADIENT)
     given = heads_of(packed, torch.bfloat16, heads, 1e-6)
     assert_same_fp8(
         lambda which, state: functions[which](*given, half=False, fp8=state, transpose=transpose).d_qkv8,
@@ -217,17 +217,17 @@ def test_gradient_of_qkv_in_fp8(transpose: bool, packed: bool, heads: int, known
     )
 
 
-LIBRARIES = pytest.mark.parametrize("name", [name for name in causal_attention.IMPLEMENTATIONS if name != "torch"])
+LIBRARIES = pytest.mark.parametrize("name", list(causal_attention.CAUSAL_ATTENTION.fast))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @LIBRARIES
 def test_attention_reads_interleaved_heads_and_writes_their_gradients_in_place(name: str, dtype: torch.dtype) -> None:
-    implementation = causal_attention.IMPLEMENTATIONS[name]
-    reason = implementation.unsupported(OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE}))
+    request = OperationRequest(torch.device("cuda"), dtype, {"head_size": size.HEAD_SIZE})
+    reason = causal_attention.CAUSAL_ATTENTION.unsupported(name, request)
     if reason is not None:
         pytest.skip(reason)
-    attention, plain = implementation.function, causal_attention.IMPLEMENTATIONS["torch"].function
+    attention, reference = causal_attention.CAUSAL_ATTENTION.function(name), causal_attention.CAUSAL_ATTENTION.reference
     qkv = random(size.ROWS, 512, 8, 3, size.HEAD_SIZE, dtype=dtype)
     do = random(size.ROWS, 512, 8, size.HEAD_SIZE, dtype=dtype, seed=1)
     poison()
@@ -237,9 +237,9 @@ def test_attention_reads_interleaved_heads_and_writes_their_gradients_in_place(n
     if name not in ("te", "flash"):  # these copy what they read, three times the result's size
         assert torch.cuda.max_memory_allocated() - before < 3 * o.numel() * o.element_size()
     assert o.is_contiguous()
-    expected, reference = plain.forward(*qkv.double().unbind(3), 0.1)
+    expected, wide = reference.forward(*qkv.double().unbind(3), 0.1)
     assert_close(o, expected, TOLERANCE[dtype])
-    gradients = plain.backward(do.double(), reference)
+    gradients = reference.backward(do.double(), wide)
     d_qkv = torch.full_like(qkv, float("nan"))
     attention.backward_into(do, saved, d_qkv.unbind(3))
     for found in (d_qkv.unbind(3), attention.backward(do, saved)):
@@ -250,9 +250,9 @@ def test_attention_reads_interleaved_heads_and_writes_their_gradients_in_place(n
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
     """Norm, GELU and the gradient of query, key and value: what is captured gives in every replay what eager code does,
     bit for bit, so that the sums over tokens have an order of their own."""
-    norm = layer_norm_1p.IMPLEMENTATIONS["triton"].function
-    gelu = bias_gelu.WITHOUT_AUTOGRAD["triton"].function
-    join = qkv_gradient.IMPLEMENTATIONS["triton"].function
+    norm = layer_norm_1p.LAYER_NORM_1P.function("triton")
+    gelu = bias_gelu.BIAS_GELU_PASSES.function("triton")
+    join = qkv_gradient.QKV_GRADIENT.function("triton")
     x, bias = random(512, 3072), random(3072, seed=1)
 
     def step(states: list[Scaling]) -> list[Tensor]:

@@ -58,13 +58,15 @@ noise, which its first loss scale takes out of fp16's range.
 
 ONE_GRAPH_PER_COUNT = ("reader.graph_per_count=true", "micro_batch=4", "hparams.global_batch_size=4")
 
+RGAT_REFERENCES = tuple(f"model.implementations.{name}=reference" for name in ("projection", "edge_attention"))
+
 IMPLEMENTATIONS = [
     *(pytest.param(workload, MOVING.get(workload, ()), id=workload) for workload in sorted(WORKLOADS)),
-    pytest.param("resnet", ("model.batch_norm=torch",), id="resnet-torch"),
+    pytest.param("resnet", ("model.implementations.batch_norm=reference",), id="resnet-reference"),
     # One head of 32 features: those of the recipe are narrower than the Triton attention takes.
     pytest.param("bert", (*MOVING["bert"], "benchmark.facts.heads=1"), id="bert-triton-attention"),
     pytest.param("bert", (*MOVING["bert"], *ONE_GRAPH_PER_COUNT), id="bert-graph-per-count"),
-    pytest.param("rgat", (*MOVING["rgat"], "model.projection=torch", "model.edge_attention=torch"), id="rgat-torch"),
+    pytest.param("rgat", (*MOVING["rgat"], *RGAT_REFERENCES), id="rgat-reference"),
 ]
 PRECISIONS = ["fp32", "bf16", "fp16"]
 GEOMETRY = ("boxes", "size", "transform", "object")

@@ -13,7 +13,7 @@ from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.nn.decoder import Decoder
 from common.ops import weight_gradient
-from common.ops.implementation import OperationRequest
+from common.ops.operation import OperationRequest
 from common.step.graphs import StepRunner
 from tests.gpu import learning_text
 
@@ -106,7 +106,7 @@ def trained(steps: int, capture: bool, *overrides: str) -> tuple[LlamaPretrainin
 @LINEAR
 @pytest.mark.parametrize("masters", ["fp32", "remainder"])
 def test_captured_iterations_are_those_of_an_eager_run(linear: str, masters: str) -> None:
-    given = (f"model.linear={linear}", f"optimizer.masters={masters}", "model.attention=torch")
+    given = (f"model.linear={linear}", f"optimizer.masters={masters}", "model.implementations.attention=reference")
     _, captured = trained(6, True, *given)
     _, eager = trained(6, False, *given)
     assert captured == pytest.approx(eager, rel=2e-3)
@@ -153,15 +153,16 @@ def test_captured_iterations_add_up_in_fp32(linear: str, blocks: str) -> None:
 
 
 @WITH_FP8
-@pytest.mark.parametrize("accumulation", [name for name in weight_gradient.IMPLEMENTATIONS if name != "torch"])
+@pytest.mark.parametrize("accumulation", list(weight_gradient.WEIGHT_GRADIENT.fast))
 def test_gradients_that_products_add_up_are_those_that_are_added_behind(accumulation: str) -> None:
     """Two micro-batches a step; and transposes that a step keeps are those of its weights."""
-    reason = weight_gradient.IMPLEMENTATIONS[accumulation].unsupported(OperationRequest(GPU, torch.bfloat16))
+    reason = weight_gradient.WEIGHT_GRADIENT.unsupported(accumulation, OperationRequest(GPU, torch.bfloat16))
     if reason is not None:
         pytest.skip(reason)
-    given = ("model.linear=fp8", "model.attention=torch")
-    one, losses = trained(6, False, *given, "model.accumulation=torch")
-    other, others = trained(6, True, *given, f"model.accumulation={accumulation}", "model.transposed_layers=2")
+    given = ("model.linear=fp8", "model.implementations.attention=reference")
+    option = "model.implementations.accumulation"
+    one, losses = trained(6, False, *given, f"{option}=reference")
+    other, others = trained(6, True, *given, f"{option}={accumulation}", "model.transposed_layers=2")
     assert others == pytest.approx(losses, rel=2e-3)
     for (name, weight), twin in zip(one.model.named_parameters(), other.model.parameters(), strict=True):
         error = (weight.float() - twin.float()).norm() / weight.float().norm()
@@ -175,7 +176,7 @@ def test_masters_that_are_kept_as_remainders_change_no_more_than_the_last_bit_of
     makes steps of one size out of the smallest gradients, so that the runs part."""
 
     def weights_and_losses(masters: str) -> tuple[dict[str, Tensor], list[float]]:
-        made, losses = trained(6, False, f"optimizer.masters={masters}", "model.attention=torch")
+        made, losses = trained(6, False, f"optimizer.masters={masters}", "model.implementations.attention=reference")
         return {name: weight.detach().float() for name, weight in made.model.named_parameters()}, losses
 
     original = workload

@@ -99,7 +99,7 @@ def test_evaluation_batches_are_those_of_the_other_reader(root, replicas, keep):
 @pytest.mark.parametrize("reader", ["dali", "torchvision"])
 def test_reading_and_preparing_never_wait_for_the_device(root, reader):
     given, device = settings(reader=reader), torch.device("cuda")
-    preparer = Preparer(given.facts, "auto", device, torch.bfloat16)
+    preparer = Preparer(given.facts, {}, device, torch.bfloat16)
     preparer.warm_up(MICRO_BATCH, given.reader.shapes)
     training = open_train(root, given, Layout(device="cuda"), MICRO_BATCH)
     evaluation = open_eval(root, given, Layout(device="cuda"), 4)

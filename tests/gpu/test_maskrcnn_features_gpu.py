@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.maskrcnn.loss import mask_loss
 from benchmarks.maskrcnn.ops import roi_align, selected_logits
 from benchmarks.maskrcnn.ops.roi_align import Regions
-from benchmarks.maskrcnn.ops.roi_align.plain import level_of
+from benchmarks.maskrcnn.ops.roi_align.reference import level_of
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +86,7 @@ def by_torchvision(levels: list[Tensor], own: Regions) -> Tensor:
 def test_features_and_gradients_of_both_heads_are_torchvisions(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     levels, sets = pyramid(2, dtype), both_heads(2)
-    found = roi_align.IMPLEMENTATIONS["triton"].function.several(levels, sets, STRIDES, 2)
+    found = roi_align.ROI_ALIGN.function("triton").several(levels, sets, STRIDES, 2)
     wide = [level.detach().double().requires_grad_() for level in levels]
     wanted = [by_torchvision(wide, own) for own in sets]
     gradients = [torch.randn_like(features) for features in found]
@@ -102,7 +102,7 @@ def test_a_whole_micro_batch_is_that_of_its_pictures() -> None:
     """12 pictures: offsets of the finest level and of its gradient are beyond what a picture has."""
     torch.manual_seed(2)
     levels, sets = pyramid(12, torch.bfloat16), both_heads(12)
-    function = roi_align.IMPLEMENTATIONS["triton"].function
+    function = roi_align.ROI_ALIGN.function("triton")
     found = function.several(levels, sets, STRIDES, 2)
     gradients = [torch.randn_like(features) for features in found]
     mine = torch.autograd.grad(found, levels, gradients)
@@ -122,7 +122,7 @@ def test_roi_align_is_captured_and_gives_the_same_bits_in_every_run() -> None:
     gradients = [gradient.bfloat16() for gradient in gradients]
 
     def step() -> list[Tensor]:
-        found = roi_align.IMPLEMENTATIONS["triton"].function.several(levels, sets, STRIDES, 2)
+        found = roi_align.ROI_ALIGN.function("triton").several(levels, sets, STRIDES, 2)
         return [*(features.detach() for features in found), *torch.autograd.grad(found, levels, gradients)]
 
     def redraw() -> None:
@@ -148,7 +148,7 @@ def test_logits_of_one_class_equal_float64(dtype: torch.dtype) -> None:
     shapes = (regions, SIDE * SIDE, CHANNELS), (KINDS, CHANNELS), (KINDS,)
     leaves = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for shape in shapes]
     classes, gradient = drawn_classes(regions), torch.randn(shapes[0][:2], device="cuda")
-    found = selected_logits.IMPLEMENTATIONS["triton"].function(*leaves, classes)
+    found = selected_logits.SELECTED_LOGITS.function("triton")(*leaves, classes)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     there = (classes >= 0).nonzero().squeeze(1)
     part = torch.einsum("rpc,rc->rp", wide[0][there], wide[1][classes[there]]) + wide[2][classes[there], None]
@@ -166,7 +166,7 @@ def test_logits_of_one_class_and_their_loss_are_captured() -> None:
     classes = drawn_classes(SLOTS)
 
     def step() -> list[Tensor]:
-        logits = selected_logits.IMPLEMENTATIONS["triton"].function(*leaves, classes)
+        logits = selected_logits.SELECTED_LOGITS.function("triton")(*leaves, classes)
         loss = mask_loss(logits.unflatten(1, (SIDE, SIDE)), target, classes)
         return [loss.detach(), *torch.autograd.grad(loss, leaves)]
 

@@ -1,4 +1,4 @@
-"""Mask targets and the virtual paste on a GPU: equal to pycocotools and to the plain versions, and captured without a
+"""Mask targets and the virtual paste on a GPU: equal to pycocotools and to the references, and captured without a
 wait for the device."""
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ import pytest
 import torch
 from pycocotools import mask as coco
 
-from benchmarks.maskrcnn.config import PolygonRoom
 from benchmarks.maskrcnn.ops import mask_targets, paste
-from benchmarks.maskrcnn.ops.mask_targets.plain import mask_targets_torch
+from benchmarks.maskrcnn.ops.mask_targets.reference import mask_targets_reference
 from benchmarks.maskrcnn.ops.paste.masks import Masks, find_runs
-from benchmarks.maskrcnn.ops.paste.plain import PLAIN
-from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonTable
+from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonRoom, PolygonTable
 from tests.benchmarks.maskrcnn.mask_oracle import (
     Targets,
     codes,
@@ -26,8 +24,8 @@ from tests.benchmarks.maskrcnn.mask_oracle import (
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-DRAW = mask_targets.IMPLEMENTATIONS["triton"].function
-PASTE = paste.IMPLEMENTATIONS["triton"].function
+DRAW = mask_targets.MASK_TARGETS.function("triton")
+PASTE = paste.PASTE.function("triton")
 
 
 def drawn(case: Targets, size: int) -> torch.Tensor:
@@ -54,7 +52,7 @@ def test_corners_on_the_grid_where_roundings_tie(step: float) -> None:
 
 
 def test_targets_from_a_table_as_large_as_cocos() -> None:
-    """Of the plain version, from the first to the last of its 20.9 million points."""
+    """Of the reference, from the first to the last of its 20.9 million points."""
     room = PolygonRoom(850_000, 970_000, 20_900_000)
     table = PolygonTable(room, torch.device("cuda"))
     objects = torch.randint(room.objects, (1536,), device="cuda")
@@ -63,7 +61,7 @@ def test_targets_from_a_table_as_large_as_cocos() -> None:
     transform = torch.tensor([1.0, 1.0, 0.0, 640.0], device="cuda").repeat(1536, 1)
     found = DRAW(table, objects, boxes, transform, 28)
     assert found[:2].flatten(1).any(1).all()
-    assert torch.equal(found, mask_targets_torch(table, objects, boxes, transform, 28))
+    assert torch.equal(found, mask_targets_reference(table, objects, boxes, transform, 28))
 
 
 def test_targets_are_captured_and_follow_the_table() -> None:
@@ -103,10 +101,10 @@ def test_codes_are_those_of_whole_pictures() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_runs_in_pictures_of_cocos_size_are_the_plain_versions(dtype: torch.dtype) -> None:
+def test_runs_in_pictures_of_cocos_size_are_the_references(dtype: torch.dtype) -> None:
     masks = random_masks(1, 1200, most=640)
     masks = masks._replace(probability_DSS=masks.probability_DSS.to(dtype), there_D=torch.arange(1200) % 7 != 3)
-    expected = find_runs(PLAIN, 0.5, *masks)
+    expected = find_runs(paste.PASTE.reference, 0.5, *masks)
     for one, other in zip(find_runs(PASTE, 0.5, *cuda(masks)), expected, strict=True):
         assert torch.equal(one.cpu(), other)
 

@@ -1,4 +1,4 @@
-"""Proposals, matching and samples of Mask R-CNN on a GPU, at 12 pictures of 800 x 1344: against the plain versions, bit
+"""Proposals, matching and samples of Mask R-CNN on a GPU, at 12 pictures of 800 x 1344: against the references, bit
 for bit, and captured together."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.maskrcnn.proposals import PIXEL, Proposer, Selection, with_truth
 from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
 from common.mlperf.fixed import fixed_facts
 from common.ops import anchor_matching, suppression
-from common.ops.anchor_matching.plain import MatchingRule
+from common.ops.anchor_matching.reference import MatchingRule
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,46 +61,44 @@ def said(levels: list[Tensor], seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize(("positive", "negative"), [(0.0, 0.9), (0.0001, 0.9), (0.5, 0.4), (0.0, 0.0001), (0.0, 0.0)])
-def test_samples_are_those_of_the_plain_version(positive: float, negative: float) -> None:
+def test_samples_are_those_of_the_reference(positive: float, negative: float) -> None:
     random = torch.Generator(device="cuda").manual_seed(1)
     drawn = torch.rand((PICTURES, 268_569), device="cuda", generator=random)
     label = torch.where(drawn < positive, 1, torch.where(drawn < positive + negative, 0, -1)).to(torch.int8)
     seed = torch.tensor([2**40 + 3], device="cuda")
-    found, expected = (
-        sampling.IMPLEMENTATIONS[name].function(label, seed, 1, 256, 128) for name in ("triton", "torch")
-    )
+    found, expected = (sampling.SAMPLING.function(name)(label, seed, 1, 256, 128) for name in ("triton", "reference"))
     for mine, other in zip(found, expected, strict=True):
         assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize(("candidates", "keep"), [(2000, 2000), (1000, 1000), (819, 819), (2000, 100)])
-def test_suppression_of_all_levels_is_that_of_the_plain_version(candidates: int, keep: int) -> None:
+def test_suppression_of_all_levels_is_that_of_the_reference(candidates: int, keep: int) -> None:
     of_levels = boxes(5 * PICTURES, candidates, 2)
     score = torch.linspace(9, -9, candidates, device="cuda").repeat(5 * PICTURES, 1)
     score[3, candidates // 2 :] = -torch.inf
     score[4] = -torch.inf
     found, expected = (
-        suppression.IMPLEMENTATIONS[name].function(
+        suppression.SUPPRESSION.function(name)(
             of_levels, score, None, FACTS.rpn_nms_threshold, keep, pixel=PIXEL, presorted=True
         )
-        for name in ("triton", "torch")
+        for name in ("triton", "reference")
     )
     for mine, other in zip(found, expected, strict=True):
         assert torch.equal(mine, other)
 
 
-def test_matches_of_a_pictures_own_proposals_are_those_of_the_plain_version() -> None:
+def test_matches_of_a_pictures_own_proposals_are_those_of_the_reference() -> None:
     objects, own = truth(3), boxes(PICTURES, 8_915, 4)
     rule = MatchingRule(FACTS.roi_low, FACTS.roi_low, pixel=PIXEL)
     found, expected = (
-        anchor_matching.IMPLEMENTATIONS[name].function(own, objects["boxes"], objects["count"], rule)
-        for name in ("triton", "torch")
+        anchor_matching.ANCHOR_MATCHING.function(name)(own, objects["boxes"], objects["count"], rule)
+        for name in ("triton", "reference")
     )
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("over", ["micro_batch", "picture"])
-def test_the_chain_is_captured_and_gives_what_the_plain_versions_give(over: Literal["micro_batch", "picture"]) -> None:
+def test_the_chain_is_captured_and_gives_what_the_references_give(over: Literal["micro_batch", "picture"]) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     levels = [level.to(device) for level in anchors(FACTS, (HEIGHT, WIDTH))]
     inputs, objects = said(levels, 5), truth(6)
@@ -108,9 +106,10 @@ def test_the_chain_is_captured_and_gives_what_the_plain_versions_give(over: Lite
     selection = Selection(FACTS.train_candidates, wanted, over)
 
     def chain(implementation: str) -> list[Tensor]:
-        propose = Proposer(FACTS, selection, implementation, device)
-        rpn_targets = RpnTargets(FACTS, implementation, implementation, device)
-        roi_targets = RoiTargets(FACTS, implementation, implementation, device)
+        implementations = dict.fromkeys(("suppression", "anchor_matching", "sampling"), implementation)
+        propose = Proposer(FACTS, selection, implementations, device)
+        rpn_targets = RpnTargets(FACTS, implementations, device)
+        roi_targets = RoiTargets(FACTS, implementations, device)
         found = propose(inputs, levels, objects["size"], objects["real"])
         rpn = rpn_targets(
             torch.cat(levels), objects["boxes"], objects["count"], objects["size"], objects["real"], objects["seed"]
@@ -138,7 +137,7 @@ def test_the_chain_is_captured_and_gives_what_the_plain_versions_give(over: Lite
         for name, tensor in truth(8).items():
             objects[name].copy_(tensor)
         graph.replay()
-        expected = chain("torch")
+        expected = chain("reference")
         torch.cuda.synchronize()
     for mine, other in zip(captured, expected, strict=True):
         assert torch.equal(mine, other)

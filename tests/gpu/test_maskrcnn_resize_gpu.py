@@ -1,4 +1,4 @@
-"""Pictures of COCO's size on a GPU: the kernel against the plain version, bit for bit, and inside a graph."""
+"""Pictures of COCO's size on a GPU: the kernel against the reference, bit for bit, and inside a graph."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def inputs(pictures: int, shape: tuple[int, int], seed: int = 0) -> tuple[Tensor
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(800, 1344), (1344, 800)], ids=str)
 @pytest.mark.parametrize("pictures", [12, 1])
-def test_the_kernel_gives_the_bits_of_the_plain_version(pictures, shape, dtype):
+def test_the_kernel_gives_the_bits_of_the_reference(pictures, shape, dtype):
     found, expected = (
-        resize.IMPLEMENTATIONS[name].function(*inputs(pictures, shape), MEAN, shape, dtype)
-        for name in ("triton", "torch")
+        resize.RESIZE.function(name)(*inputs(pictures, shape), MEAN, shape, dtype) for name in ("triton", "reference")
     )
     assert torch.equal(found, expected)
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -51,14 +50,14 @@ def test_batches_of_more_than_two_billion_values_are_whole():
     assert pictures * 3 * shape[0] * shape[1] > 2**31
     few = inputs(4, shape)
     many = tuple(tensor.repeat(pictures // 4, *[1] * (tensor.dim() - 1)) for tensor in few)
-    function = resize.IMPLEMENTATIONS["triton"].function
+    function = resize.RESIZE.function("triton")
     found, expected = (function(*given, MEAN, shape, torch.bfloat16) for given in (many, few))
     assert torch.equal(found[-4:], expected)
 
 
-@pytest.mark.parametrize("name", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["triton", "reference"])
 def test_it_waits_for_nothing_and_a_graph_can_hold_it(name):
-    shape, function = (800, 1344), resize.IMPLEMENTATIONS[name].function
+    shape, function = (800, 1344), resize.RESIZE.function(name)
     given = inputs(3, shape)
     with torch.cuda.stream(torch.cuda.Stream()):
         function(*given, MEAN, shape, torch.bfloat16)

@@ -100,7 +100,7 @@ def test_there_are_161_tensors_with_25557032_elements():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_triton_equals_plain(dtype):
     states = []
-    for implementation in ("triton", "torch"):
+    for implementation in ("triton", "reference"):
         parameters = build_parameters(dtype)
         optimizer = build(parameters, implementation)
         for seed in range(5):
@@ -123,7 +123,7 @@ def test_triton_is_deterministic():
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_skip_and_overflow_write_no_bit(implementation):
     parameters = build_parameters(torch.float16)
     optimizer = build(parameters, implementation)
@@ -137,7 +137,7 @@ def test_skip_and_overflow_write_no_bit(implementation):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_captured_updates_equal_eager_ones(implementation):
     eager_parameters, captured_parameters = build_parameters(torch.bfloat16), build_parameters(torch.bfloat16)
     eager, captured = build(eager_parameters, implementation), build(captured_parameters, implementation)
@@ -276,7 +276,7 @@ def test_captured_an_overflow_of_one_optimizer_keeps_the_other_from_writing():
     assert scale.value.item() == 2.0  # halved once by each of the two
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_an_update_does_not_wait_for_the_device(implementation):
     parameters = build_parameters(torch.bfloat16)
     optimizer = build(parameters, implementation)
@@ -301,7 +301,7 @@ def bytes_of_update(parameters: dict[str, nn.Parameter]) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_print_time_and_bandwidth_of_a_captured_update(implementation, dtype, capsys):
     parameters = build_parameters(dtype)
     optimizer, skip = build(parameters, implementation), torch.zeros((), device="cuda")
@@ -347,7 +347,7 @@ def test_a_buffer_is_scaled_like_a_product_in_float32(wide: torch.dtype, add: bo
 def test_adagrad_in_triton_equals_plain_and_replays(dtype):
     shapes = {"bottom.0.weight": (512, 13), "cross.0.w": (3456, 512), "top.0.weight": (1024, 3456), "top.4.bias": (1,)}
     states = []
-    for implementation in ("triton", "torch"):
+    for implementation in ("triton", "reference"):
         generator = torch.Generator("cuda").manual_seed(0)
         parameters = {
             n: nn.Parameter((0.05 * torch.randn(s, generator=generator, device="cuda")).to(dtype))
@@ -373,13 +373,13 @@ def test_adagrad_in_triton_equals_plain_and_replays(dtype):
         torch.testing.assert_close(ours, states[1][name], rtol=tolerance.get(ours.dtype, 2e-5), atol=1e-6)
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 @pytest.mark.parametrize("clip", ["after", "before"])
 @pytest.mark.parametrize("rule", list(RULES))
 def test_every_rule_reads_all_bits_of_float32_gradients(rule, clip, implementation):
     follows_float32_weights(rule, clip, implementation, "cuda")
 
 
-@pytest.mark.parametrize("implementation", ["triton", "torch"])
+@pytest.mark.parametrize("implementation", ["triton", "reference"])
 def test_updates_with_float32_gradients_and_remainders_are_those_of_torch(implementation):
     follows_torch(implementation, "cuda")

@@ -42,7 +42,8 @@ FACTS: dict[str, dict[str, Any]] = {
 
 def built(workload_name: str, *overrides: str) -> Pretraining:
     facts = [f"benchmark.facts.{name}={value}" for name, value in FACTS[workload_name].items()]
-    given = ["precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4", "model.attention=torch", *overrides]
+    given = ["precision=bf16", "model.linear=fp8", "hparams.global_batch_size=4"]
+    given += ["model.implementations.attention=reference", *overrides]
     run, _ = cli.load(compose([f"benchmark={workload_name}", "scale=test", "device=cuda", *facts, *given]))
     return TYPES[workload_name](run, Layout(run.layout, seed=3, device=GPU))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.retinanet.ops import focal_loss
 from common.ops import conv_bias_relu
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, Choice, OperationRequest
 from tests.benchmarks.retinanet.focal_loss_oracle import ALPHA, GAMMA, Level, by_torchvision, level
 from tests.common.ops.conv_bias_relu_oracle import Case, Inputs, expected, inputs
 
@@ -50,7 +50,7 @@ def loss_of(case: Level, scale: Tensor) -> list[Tensor]:
     """Loss, and gradients of the scaled loss."""
     logits, bias = case.logits.detach().requires_grad_(), case.bias.detach().requires_grad_()
     poison()
-    function = focal_loss.IMPLEMENTATIONS["triton"].function
+    function = focal_loss.FOCAL_LOSS.function("triton")
     loss = function(logits, bias, case.classes, case.weight, ALPHA, GAMMA, scale)
     return [loss.detach(), *torch.autograd.grad(loss * scale, [logits, bias])]
 
@@ -95,7 +95,7 @@ def test_loss_is_captured_and_gives_the_same_bits_in_every_run() -> None:
     case = level(3, 25, 25, 9, 264, torch.float16, device="cuda")
     logits, bias = case.logits.requires_grad_(), case.bias.requires_grad_()
     scale = torch.tensor(256.0, device="cuda")
-    function = focal_loss.IMPLEMENTATIONS["triton"].function
+    function = focal_loss.FOCAL_LOSS.function("triton")
 
     def step() -> list[Tensor]:
         loss = function(logits, bias, case.classes, case.weight, ALPHA, GAMMA, scale)
@@ -129,7 +129,7 @@ def test_loss_is_captured_and_gives_the_same_bits_in_every_run() -> None:
 # Convolutions
 
 
-def implementation(name: str, case: Case, dtype: torch.dtype) -> conv_bias_relu.Implementation:
+def implementation(name: str, case: Case, dtype: torch.dtype) -> Choice:
     """The one of this name, if it serves the convolution."""
     sizes = {
         "channels": case.channels_in,
@@ -138,7 +138,7 @@ def implementation(name: str, case: Case, dtype: torch.dtype) -> conv_bias_relu.
         "stride": case.stride,
         "groups": case.groups,
     }
-    return select(conv_bias_relu.IMPLEMENTATIONS, name, OperationRequest(torch.device("cuda"), dtype, sizes))
+    return conv_bias_relu.CONV_BIAS_RELU.select(name, OperationRequest(torch.device("cuda"), dtype, sizes))
 
 
 def run(name: str, case: Case, given: Inputs, relu: bool, added: bool, frozen_bias: bool) -> dict[str, Tensor]:
@@ -158,7 +158,7 @@ def run(name: str, case: Case, given: Inputs, relu: bool, added: bool, frozen_bi
     return {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
 
 
-@pytest.mark.parametrize("name", sorted(conv_bias_relu.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", conv_bias_relu.CONV_BIAS_RELU.names)
 @pytest.mark.parametrize(
     ("relu", "added", "frozen_bias"),
     [(True, False, True), (True, True, True), (True, False, False), (False, False, False), (False, True, False)],
@@ -178,13 +178,13 @@ def test_convolutions_equal_float64(
         assert_close(key, value, exact[key], TOLERANCE[dtype])
 
 
-def test_cudnn_is_chosen_for_half_and_pytorch_for_the_rest() -> None:
+def test_cudnn_is_chosen_for_half_and_the_reference_for_the_rest() -> None:
     assert implementation(AUTO, CONVOLUTIONS[0], torch.float16).name == "cudnn"
     assert implementation(AUTO, CONVOLUTIONS[3], torch.bfloat16).name == "cudnn"
-    assert implementation(AUTO, CONVOLUTIONS[0], torch.float32).name == "torch"
+    assert implementation(AUTO, CONVOLUTIONS[0], torch.float32).name == "reference"
 
 
-@pytest.mark.parametrize("name", sorted(conv_bias_relu.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", conv_bias_relu.CONV_BIAS_RELU.names)
 @pytest.mark.parametrize("case", [CONVOLUTIONS[0], CONVOLUTIONS[4]], ids=str)
 def test_convolutions_are_captured(case: Case, name: str) -> None:
     given = inputs(case, torch.float16, "cuda")

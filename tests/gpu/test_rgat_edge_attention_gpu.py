@@ -12,9 +12,9 @@ from torch import Tensor
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.bench_block import bench_block
-from benchmarks.rgat.ops.edge_attention import IMPLEMENTATIONS
-from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
-from common.ops.dropout.plain import DropoutMask
+from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
+from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
+from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.edge_attention_bounds import TOLERANCE, assert_within, backward_terms, forward_terms
 from tests.benchmarks.rgat.random_edges import filled, random_block, random_inputs
 
@@ -97,8 +97,8 @@ def on_gpu(block: Block) -> Block:
 
 
 def assert_exact(work: Convolution, tolerance: float) -> None:
-    """Results and gradients against the plain version's in float64, which get the same results of forward."""
-    plain, triton, exact = IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["triton"].function, work.doubled()
+    """Results and gradients against the reference's in float64, which get the same results of forward."""
+    plain, triton, exact = EDGE_ATTENTION.function("reference"), EDGE_ATTENTION.function("triton"), work.doubled()
     expected_PD, log_sum_TA = exact.forward(plain)
     found_PD, found_log_sum_TA = work.forward(triton)
     assert_within(found_PD, expected_PD, work.forward_terms(), tolerance)
@@ -138,16 +138,16 @@ def test_a_small_block_is_the_cpus() -> None:
     inputs = random_inputs(block, 2, 4, 8)
     options = {"slope": SLOPE, "activation_slope": 0.01, "dropout": DropoutMask(0.2, torch.tensor(5), 1)}
     arguments = inputs.z_MD, inputs.source_term_MA, inputs.target_term_TA, inputs.bias_RD
-    expected, _ = IMPLEMENTATIONS["torch"].function.forward(*arguments, block, 2, **options)
+    expected, _ = EDGE_ATTENTION.function("reference").forward(*arguments, block, 2, **options)
     options["dropout"] = DropoutMask(0.2, torch.tensor(5, device=CUDA), 1)
     half = [tensor.float().to(CUDA) for tensor in arguments]
-    found, _ = IMPLEMENTATIONS["triton"].function.forward(*half, on_gpu(block), 2, **options)
+    found, _ = EDGE_ATTENTION.function("triton").forward(*half, on_gpu(block), 2, **options)
     torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_same_bits_twice() -> None:
     work = Convolution(bench_block(128, CUDA, IGBH_EIGHTH // 16), 3, 4, 128, torch.bfloat16)
-    functions = IMPLEMENTATIONS["triton"].function
+    functions = EDGE_ATTENTION.function("triton")
     out_PD, log_sum_TA = work.forward(functions)
     gradients = work.backward(functions, out_PD, log_sum_TA)
     for _ in range(3):
@@ -156,9 +156,9 @@ def test_the_same_bits_twice() -> None:
         assert all(torch.equal(one, other) for one, other in zip(again, gradients, strict=True))
 
 
-@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["reference", "triton"])
 def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
-    functions = IMPLEMENTATIONS[name].function
+    functions = EDGE_ATTENTION.function(name)
     large = random_block(4, seeds=6, slack=100)
     small = random_block(5, seeds=6, fanouts=(2, 1, 1), shape=large.shape)
     block = on_gpu(small)

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
-from benchmarks.rgat.ops.projection.plain import Projection, project_stock
+from benchmarks.rgat.ops.projection.reference import Projection, project_stock
 from tests.benchmarks.rgat.random_rows import SCHEMA, Case, case, expected, filled, random_block
 
 pytestmark = pytest.mark.gpu
@@ -71,7 +71,7 @@ def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
     return {name: value[masks[name].cuda()] if name in masks else value for name, value in found.items()}
 
 
-@pytest.mark.parametrize("name", sorted(projection.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(projection.PROJECTION))
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -79,7 +79,7 @@ def test_products_and_gradients_equal_float64(
     types: tuple[torch.dtype, torch.dtype], size: tuple[int, int, int], level: int, name: str
 ) -> None:
     given = case(random_block(level, ROOM, device="cuda"), level, *size, *types)
-    found = only_filled(run(projection.IMPLEMENTATIONS[name].function, given), given)
+    found = only_filled(run(projection.PROJECTION.function(name), given), given)
     formula = expected(given)._asdict()
     for key, value in found.items():
         tolerance = TERM_TOLERANCE[types[0]] if key.startswith("term") else TOLERANCE[types[1]]
@@ -94,9 +94,9 @@ def test_the_stock_way_projects_the_same() -> None:
         assert_close("stock", stock[own], ours[own].cpu().double(), 1e-2)
 
 
-@pytest.mark.parametrize("name", sorted(projection.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(projection.PROJECTION))
 def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
-    function = projection.IMPLEMENTATIONS[name].function
+    function = projection.PROJECTION.function(name)
     given = case(random_block(0, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
     with torch.cuda.stream(torch.cuda.Stream()):
         run(function, given)

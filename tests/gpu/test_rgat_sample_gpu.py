@@ -14,7 +14,7 @@ from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.bench_block import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.bench_block import bench_graph, bench_room
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
@@ -32,13 +32,13 @@ def some_seeds(papers: int, count: int, number: int) -> Tensor:
     return torch.randperm(papers, generator=torch.Generator().manual_seed(number))[:count].int()
 
 
-@pytest.mark.parametrize("name", sorted(sample.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(sample.SAMPLE))
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("fanouts", [FANOUTS, (16, 5), (1,), (2, 1, 1, 1)], ids=str)
 def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: str) -> None:
     graph = small_graph()
     shape = largest_shape(graph, SEEDS, fanouts)
-    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", sharded(graph, shards)), fanouts, shape)
+    sampler = sample.SAMPLE.function(name)(on("cuda", sharded(graph, shards)), fanouts, shape)
     plain = plain_sampler(graph, fanouts, shape)
     for number, count in ((0, SEEDS), (1, 4), (2, SEEDS), (0, SEEDS), (3, 0)):
         seeds, seed = some_seeds(NODES[1], SEEDS, number), torch.tensor(number - (1 << 50))
@@ -70,9 +70,9 @@ def shape(share: Graph) -> BlockShape:
     return bench_room(share, 64, plain_sampler)
 
 
-@pytest.mark.parametrize("name", sorted(sample.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", sorted(sample.SAMPLE))
 def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -> None:
-    sampler = sample.IMPLEMENTATIONS[name].function(on("cuda", share), REAL_FANOUTS, shape)
+    sampler = sample.SAMPLE.function(name)(on("cuda", share), REAL_FANOUTS, shape)
     plain = plain_sampler(share, REAL_FANOUTS, shape)
     for number in (0, 1, 0):
         seeds = some_seeds(share.nodes[0], 64, number)

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.ops.gather_rows import IMPLEMENTATIONS
-from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, gather_rows_torch
+from benchmarks.rgat.ops.gather_rows import GATHER_ROWS
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, gather_rows_reference
 from benchmarks.rgat.stores.exchange import ExchangedFeatures
 from benchmarks.rgat.stores.features import build_features, from_tables, open_features
 from benchmarks.rgat.stores.graphs import open_graph
@@ -63,7 +63,7 @@ def nodes(seed: int) -> Tensor:
 
 def expected(rows: ShardedRows, node: Tensor, count: tuple[int, ...] = COUNT) -> Tensor:
     out = torch.full((OFFSETS[-1], rows.row_bytes), UNTOUCHED, dtype=torch.uint8)
-    gather_rows_torch(rows, node, torch.tensor(count, dtype=torch.int32), OFFSETS, out)
+    gather_rows_reference(rows, node, torch.tensor(count, dtype=torch.int32), OFFSETS, out)
     return out
 
 
@@ -76,7 +76,7 @@ def test_rows_are_those_of_the_cpu(row_bytes: int, shards: int, pinned: bool) ->
     wanted, count = expected(on_cpu, node), torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
     for programs in (None, 1, 8, 300):
         out = torch.full((OFFSETS[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=CUDA)
-        IMPLEMENTATIONS["triton"].function(rows, node.to(CUDA), count, OFFSETS, out, programs)
+        GATHER_ROWS.function("triton")(rows, node.to(CUDA), count, OFFSETS, out, programs)
         assert torch.equal(out.cpu(), wanted), programs
 
 
@@ -88,19 +88,19 @@ def test_rows_behind_two_gigabytes() -> None:
     shard[node.long()] = wanted
     out = torch.zeros((4, 1024), dtype=torch.uint8, device=CUDA)
     filled = torch.tensor([4], dtype=torch.int32, device=CUDA)
-    IMPLEMENTATIONS["triton"].function(ShardedRows((shard,), (count,), (0,), CUDA), node, filled, (0, 4), out)
+    GATHER_ROWS.function("triton")(ShardedRows((shard,), (count,), (0,), CUDA), node, filled, (0, 4), out)
     assert torch.equal(out, wanted)
     # As the second type of a shard, whose first rows are many.
     rows = ShardedRows((shard,), (4 << 20, 1 << 20), (0, 4 << 20), CUDA)
     filled = torch.tensor([0, 1], dtype=torch.int32, device=CUDA)
-    IMPLEMENTATIONS["triton"].function(rows, torch.ones_like(node), filled, (0, 2, 3), out)
+    GATHER_ROWS.function("triton")(rows, torch.ones_like(node), filled, (0, 2, 3), out)
     assert torch.equal(out[2], wanted[3])
 
 
-@pytest.mark.parametrize("name", list(IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", list(GATHER_ROWS))
 def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
     rows, on_cpu = sharded(1024, 3, False)
-    function, node = IMPLEMENTATIONS[name].function, nodes(1).to(CUDA)
+    function, node = GATHER_ROWS.function(name), nodes(1).to(CUDA)
     count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
     out = torch.full((OFFSETS[-1], 1024), UNTOUCHED, dtype=torch.uint8, device=CUDA)
     function(rows, node, count, OFFSETS, out)

@@ -1,4 +1,4 @@
-"""RNN-T's features on a GPU: kernels against the plain version on the CPU in float64, without a wait, in a graph."""
+"""RNN-T's features on a GPU: kernels against the reference on the CPU in float64, without a wait, in a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from benchmarks.rnnt.config import Facts
 from benchmarks.rnnt.lengths import resampled
 from benchmarks.rnnt.ops import features
-from benchmarks.rnnt.ops.features import plain
+from benchmarks.rnnt.ops.features import reference
 from benchmarks.rnnt.ops.features.batch import AudioBatch
 from benchmarks.rnnt.preparer import Preparer, made_up
 from common.data.batches import HostBatch
@@ -47,13 +47,13 @@ def on_gpu(audio: AudioBatch) -> AudioBatch:
 
 @pytest.mark.parametrize("augmented", [False, True])
 @pytest.mark.parametrize("batch", [1, 5, 32])
-@pytest.mark.parametrize("name", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["triton", "reference"])
 def test_features_are_those_of_float64(name, batch, augmented):
     audio = utterances(batch)
-    found, length_B = features.IMPLEMENTATIONS[name].function(
-        on_gpu(audio), FACTS, FRAMES, COLUMNS, augmented, torch.float32
+    found, length_B = features.FEATURES.function(name)(on_gpu(audio), FACTS, FRAMES, COLUMNS, augmented, torch.float32)
+    expected, expected_B = reference.features_reference(
+        audio, FACTS, FRAMES, COLUMNS, augmented, torch.float64, torch.float64
     )
-    expected, expected_B = plain.features_torch(audio, FACTS, FRAMES, COLUMNS, augmented, torch.float64, torch.float64)
     assert torch.equal(length_B.cpu(), expected_B)
     assert torch.equal((found == 0).cpu(), expected == 0)  # the same masks
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0, atol=5e-3)
@@ -62,13 +62,13 @@ def test_features_are_those_of_float64(name, batch, augmented):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_rounds_what_single_precision_gives(dtype):
-    audio, function = on_gpu(utterances(7)), features.IMPLEMENTATIONS["triton"].function
+    audio, function = on_gpu(utterances(7)), features.FEATURES.function("triton")
     whole, half = (function(audio, FACTS, FRAMES, COLUMNS, True, kind)[0] for kind in (torch.float32, dtype))
     assert torch.equal(half, whole.to(dtype))
 
 
 def test_what_becomes_of_an_utterance_depends_on_no_other():
-    audio, function = on_gpu(utterances(9)), features.IMPLEMENTATIONS["triton"].function
+    audio, function = on_gpu(utterances(9)), features.FEATURES.function("triton")
     whole, length_B = function(audio, FACTS, FRAMES, COLUMNS, False, torch.float32)
     slots = [7, 2, 0]
     columns = [getattr(audio, field.name)[slots] for field in dataclasses.fields(audio)[1:]]
@@ -78,9 +78,9 @@ def test_what_becomes_of_an_utterance_depends_on_no_other():
     assert not some[FRAMES:].any()
 
 
-@pytest.mark.parametrize("name", ["triton", "torch"])
+@pytest.mark.parametrize("name", ["triton", "reference"])
 def test_it_waits_for_nothing_and_a_graph_can_hold_it(name):
-    function, given = features.IMPLEMENTATIONS[name].function, on_gpu(utterances(6))
+    function, given = features.FEATURES.function(name), on_gpu(utterances(6))
     other = on_gpu(utterances(6, seed=1))
     given = dataclasses.replace(given, audio_A=torch.nn.functional.pad(given.audio_A, (0, 400_000))[:400_000])
     other = dataclasses.replace(other, audio_A=torch.nn.functional.pad(other.audio_A, (0, 400_000))[:400_000])

@@ -142,7 +142,8 @@ def gradients(workload: SpeechRecognition, tensors: dict[str, Tensor], scale: fl
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_of_the_rules_network_are_those_of_plain_operations_in_fp32(precision):
     common = ["reader.buckets=[[128,30]]", "micro_batch=8"]
-    plain = [f"model.{name}=torch" for name in ("lstm", "joint", "transducer_loss")]
+    plain = [f"model.implementations.{name}=reference" for name in ("joint", "transducer_loss")]
+    plain.append("model.implementations.lstm=library")
     exact = built("precision=fp32", *common, *plain, scale="1xH200")
     ours = built(f"precision={precision}", *common, scale="1xH200")
     ours.model.load_state_dict(exact.model.state_dict())

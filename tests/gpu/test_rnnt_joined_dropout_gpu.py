@@ -1,4 +1,4 @@
-"""Dropout with joined frames on a GPU, at the encoder's size, against the plain version."""
+"""Dropout with joined frames on a GPU, at the encoder's size, against the reference."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_both_directions_are_those_of_the_plain_version(shape, p, dtype):
     x_TBH = torch.randn(shape, generator=generator, device="cuda").to(dtype)
     seed = torch.tensor(9, device="cuda")
     results = []
-    for name in ("triton", "torch"):
+    for name in ("triton", "reference"):
         leaf = x_TBH.clone().requires_grad_()
-        y_SBK = joined_dropout.IMPLEMENTATIONS[name].function(leaf, p, seed, 4)
+        y_SBK = joined_dropout.JOINED_DROPOUT.function(name)(leaf, p, seed, 4)
         dy_SBK = torch.randn(y_SBK.shape, generator=generator.manual_seed(2), device="cuda").to(dtype)
         y_SBK.backward(dy_SBK)
         results.append((y_SBK.detach(), leaf.grad))

@@ -1,4 +1,4 @@
-"""The persistent LSTM on a GPU: against the plain version in float64 at real sizes, every division, captured,
+"""The persistent LSTM on a GPU: against the reference in float64 at real sizes, every division, captured,
 repeatable, and beside work on another stream.
 """
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.lstm import Initial, LstmStack
-from benchmarks.rnnt.ops.lstm import IMPLEMENTATIONS, LstmWeights, persistent
-from benchmarks.rnnt.ops.lstm.plain import lstm_plain
+from benchmarks.rnnt.ops.lstm import LSTM, LstmWeights, persistent
 from benchmarks.rnnt.ops.lstm.plan import Plan, Wait, plans
-from common.ops.implementation import OperationRequest
+from benchmarks.rnnt.ops.lstm.reference import lstm_reference
+from common.ops.operation import OperationRequest
 from tests.generators import generator_of
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +63,7 @@ class Case:
         leaves = [self.x, *self.weights]
         if wide:
             leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
-        function = lstm_plain if wide else IMPLEMENTATIONS[implementation].function
+        function = lstm_reference if wide else LSTM.function(implementation)
         y = function(leaves[0], LstmWeights(*leaves[1:]), self.lengths)
         return [y.detach(), *torch.autograd.grad(y, leaves, self.cotangent.to(y.dtype))]
 
@@ -138,11 +138,11 @@ def test_it_ends_beside_work_on_another_stream() -> None:
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", ["persistent", "torch"])
+@pytest.mark.parametrize("name", ["persistent", "library"])
 def test_layers_train_in_16_bit(name: str) -> None:
     initial = Initial(1.0, 0.0, 0.5)
     own = LstmStack(256, 1024, 2, 0.1, initial, generator_of("layers"), CUDA, torch.float16, name)
-    wide = LstmStack(256, 1024, 2, 0.1, initial, generator_of("layers"), CUDA, torch.float64, "plain")
+    wide = LstmStack(256, 1024, 2, 0.1, initial, generator_of("layers"), CUDA, torch.float64, "reference")
     x = torch.randn(21, 32, 256, device=CUDA, generator=generator_of("x", CUDA)).half()
     lengths = torch.arange(32, 0, -1, device=CUDA, dtype=torch.int32).clamp(max=21)
     seed = torch.tensor([5], device=CUDA)

@@ -17,7 +17,7 @@ from benchmarks.rnnt.ops import joint, transducer_loss
 from benchmarks.rnnt.ops.bench_rows import bench_rows
 from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows
-from common.ops.dropout.plain import DropoutMask, keep_rows, scale_of_kept
+from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +30,8 @@ LOSS_TOLERANCE = {torch.float16: 2e-4, torch.bfloat16: 2e-3}
 GRADIENT_TOLERANCE = {torch.float16: 8e-3, torch.bfloat16: 3e-2}
 """Of which 2e-3 are those of fp32 variables of 1,600 nats."""
 WIDTH, CLASSES = 512, 1024
-JOINT = {name: joint.IMPLEMENTATIONS[name].function for name in joint.IMPLEMENTATIONS}
-LOSS = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in transducer_loss.IMPLEMENTATIONS}
+JOINT = {name: joint.JOINT.function(name) for name in joint.JOINT}
+LOSS = {name: transducer_loss.TRANSDUCER_LOSS.function(name) for name in transducer_loss.TRANSDUCER_LOSS.names}
 OWN = ("fused", "sparse", "library")
 SCALE = 512.0
 """Of the loss, as in training with fp16."""
@@ -84,7 +84,7 @@ def some_rows(frames: list[int], tokens: list[int], spare: int, classes: int = C
 
 def step(given: Given, name: str, parts: int = 1) -> list[Tensor]:
     """Losses, and gradients of the scaled mean."""
-    chosen = JOINT["torch" if name == "torch" else "triton"], LOSS[name]
+    chosen = JOINT["reference" if name == "reference" else "triton"], LOSS[name]
     loss_B = joint_loss(*chosen, *given.leaves, given.tokens_BU, given.rows, given.dropout, parts)
     return [loss_B.detach(), *torch.autograd.grad(loss_B.mean() * SCALE, given.leaves)]
 
@@ -105,7 +105,7 @@ def one_by_one(given: Given) -> list[Tensor]:
             h = h * keep * scale_of_kept(dropout.p)
         own = packed_rows(rows.frames_B[utterance, None], rows.tokens_B[utterance, None], frames, tokens)
         logits = F.linear(h, weight_VH, bias_V)
-        loss_1 = packed_loss(LOSS["torch"], logits, given.tokens_BU[utterance, None, :tokens], own)
+        loss_1 = packed_loss(LOSS["reference"], logits, given.tokens_BU[utterance, None, :tokens], own)
         for total, gradient in zip(
             sums, torch.autograd.grad(loss_1.sum() * SCALE / rows.utterances, wide), strict=True
         ):
@@ -191,7 +191,7 @@ def test_logits_of_more_than_int32_counts_have_the_loss_of_the_last_utterance_al
         frames, tokens = int(made.rows.frames_B[utterance]), int(made.rows.tokens_B[utterance])
         own = packed_rows(made.rows.frames_B[utterance, None], made.rows.tokens_B[utterance, None], frames, tokens)
         leaf = logits[begin:end].detach().double().requires_grad_()
-        wanted = packed_loss(LOSS["torch"], leaf, made.tokens_BU[utterance, None, :tokens], own)
+        wanted = packed_loss(LOSS["reference"], leaf, made.tokens_BU[utterance, None, :tokens], own)
         (d_wanted,) = torch.autograd.grad(wanted.sum(), leaf)
         assert loss_B[utterance].item() == pytest.approx(wanted.item(), rel=1e-5)
         assert error(d_logits[begin:end], d_wanted) < 6e-3
@@ -232,7 +232,7 @@ def test_long_utterances_of_confident_rows_have_the_gradient_of_float64() -> Non
     rows, tokens_BU = some_rows([300, 120], [120, 90], 0, classes=64)
     leaf = (12 * torch.randn(rows.capacity, 64, device=CUDA)).requires_grad_()
     exact = leaf.detach().double().requires_grad_()
-    found, wanted = (packed_loss(LOSS[name], x, tokens_BU, rows) for name, x in (("fused", leaf), ("torch", exact)))
+    found, wanted = (packed_loss(LOSS[name], x, tokens_BU, rows) for name, x in (("fused", leaf), ("reference", exact)))
     assert torch.allclose(found.double(), wanted, rtol=1e-5)
     (d_found,), (d_wanted,) = torch.autograd.grad(found.sum(), leaf), torch.autograd.grad(wanted.sum(), exact)
     assert error(d_found, d_wanted) < 3e-2

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.choose import TRANSPORTS, build_exchange
@@ -54,7 +54,7 @@ class Trainee:
     def __init__(
         self,
         layout: Layout,
-        implementations: Implementations,
+        implementations: NetworkSettings,
         captured: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
@@ -76,7 +76,7 @@ class Trainee:
 
     def loss(self, batch: Batch) -> Losses:
         logits_NKDHW = self.model(batch.tensors["image"])
-        value = dice_cross_entropy_plain(logits_NKDHW, batch.tensors["label"], 1e-6, self.split)
+        value = dice_cross_entropy_reference(logits_NKDHW, batch.tensors["label"], 1e-6, self.split)
         return Losses(value, {"loss": value})
 
     def batch(self, step: int) -> Batch:
@@ -162,14 +162,14 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             results[f"{transport} unsupported"] = str(error)
             continue
         results[f"{transport} wrong halos"] = wrong_halos(split, device, transport)
-        results[f"{transport} logits"] = Trainee(layout, Implementations(halo=transport), dtype=torch.float32).logits()
+        results[f"{transport} logits"] = Trainee(layout, NetworkSettings(halo=transport), dtype=torch.float32).logits()
     for mode, (transport, overlap, captured) in MODES.items():
         if f"{transport} unsupported" not in results:
-            trainee = Trainee(layout, Implementations(halo=transport, overlap=overlap), captured)
+            trainee = Trainee(layout, NetworkSettings(halo=transport, overlap=overlap), captured)
             results[mode] = trainee.train()
     if rank == 0:
-        results["whole"] = Trainee(Layout(device=device), Implementations()).train()
-        results["whole logits"] = Trainee(Layout(device=device), Implementations(), dtype=torch.float32).logits()
+        results["whole"] = Trainee(Layout(device=device), NetworkSettings()).train()
+        results["whole logits"] = Trainee(Layout(device=device), NetworkSettings(), dtype=torch.float32).logits()
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -3,7 +3,6 @@ captured, with evaluations between."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ ARCHITECTURE = DecoderArchitecture(
 )  # fmt: skip
 LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.1)
 ROWS, LENGTH, CHUNK = 2, 384, 256
-FAST = SimpleNamespace(attention="cudnn", rms_norm="triton", rope="triton", swiglu="triton", lora_input="triton")
+FAST = {"attention": "cudnn", "rms_norm": "triton", "rope": "triton", "swiglu": "triton", "lora_input": "triton"}
 RECOMPUTED, OFFLOADED = 1, 1
 """Of three layers, one keeps query, key and value."""
 

@@ -3,7 +3,6 @@ captured, over micro-batches that add up; and what it adds up is what one GPU do
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ ARCHITECTURE = DecoderArchitecture(
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.03,
 )  # fmt: skip
 ROWS, LENGTH, CHUNK = 2, 384, 256
-FAST = SimpleNamespace(attention="cudnn", rms_norm="triton", rope="triton", swiglu="triton")
+FAST = {"attention": "cudnn", "rms_norm": "triton", "rope": "triton", "swiglu": "triton"}
 RECOMPUTED, TRANSPOSED = 1, 1
 """Of three layers, one multiplies gate and up again, and keeps its weights transposed."""
 

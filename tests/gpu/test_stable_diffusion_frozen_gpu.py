@@ -15,7 +15,8 @@ from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.frozen.vision import VisionTower
-from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from benchmarks.stable_diffusion.operations import LAYERS, choose_layers
+from common.ops.operation import REFERENCE
 from common.step.capture import capturing
 from tests.benchmarks.stable_diffusion.frozen_names import randomized
 
@@ -29,7 +30,7 @@ TEXT = TextSizes(vocabulary=600, context=77, width=128, layers=3, heads=2, mlp=2
 VISION = VisionSizes(resolution=56, patch=14, width=160, layers=3, heads=2, mlp=320, embedding=64)  # heads of 80, as H
 VAE = VaeSizes(channels=32, multipliers=(1, 2, 4, 4))
 
-PLAIN = Implementations(group_norm="torch", upsampling="plain")
+REFERENCES = dict.fromkeys(LAYERS, REFERENCE)
 FUSED = {"group_norm": "triton", "upsampling": "transposed"}
 
 PRECISIONS = {
@@ -107,7 +108,7 @@ def test_it_computes_what_the_cpu_does_in_float64(precision: str, case: str, las
         network.to(memory_format=torch.channels_last)
         x = x.contiguous(memory_format=torch.channels_last)
     if isinstance(network, AutoencoderKL):
-        assert choose_layers(network, Implementations(), dtype) == FUSED
+        assert choose_layers(network, {}, dtype) == FUSED
 
     with tf32_products() if precision == "tf32" else contextlib.nullcontext():
         found = forward(network, x.to(GPU))
@@ -118,11 +119,11 @@ def test_it_computes_what_the_cpu_does_in_float64(precision: str, case: str, las
 
 @pytest.mark.parametrize("case", ["moments", "pictures"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_autoencoders_plain_operations_run_on_a_gpu_too(precision: str, case: str) -> None:
+def test_the_autoencoders_references_run_on_a_gpu_too(precision: str, case: str) -> None:
     dtype, torch.backends.cudnn.allow_tf32, bound = PRECISIONS[precision]
     network, x, expected, forward = made(case)
     network.to(GPU, dtype).to(memory_format=torch.channels_last)
-    choose_layers(network, PLAIN, dtype)
+    choose_layers(network, REFERENCES, dtype)
     assert error(forward(network, x.to(GPU, dtype)), expected) < bound
 
 
@@ -130,7 +131,7 @@ def test_the_autoencoders_plain_operations_run_on_a_gpu_too(precision: str, case
 def test_a_graph_replays_it_for_other_inputs(case: str) -> None:
     network, x, _, forward = made(case)
     network.to(GPU, torch.float32).to(memory_format=torch.channels_last)
-    choose_layers(network, Implementations(), torch.float32)
+    choose_layers(network, {}, torch.float32)
     static = x.float().to(GPU) if x.is_floating_point() else x.to(GPU)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -159,7 +160,7 @@ def test_the_published_autoencoder_decodes_a_batch_of_512_px(precision: str) -> 
     latents = torch.randn(16, 4, 64, 64, device=GPU)
     expected = network.decode(latents[:2]).double().cpu()
     network.to(dtype).to(memory_format=torch.channels_last)
-    assert choose_layers(network, Implementations(), dtype) == FUSED
+    assert choose_layers(network, {}, dtype) == FUSED
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from common.ops import add_layer_norm, bias_gradient, geglu, group_norm
-from common.ops.add_layer_norm.plain import add_layer_norm_torch
+from common.ops.add_layer_norm.reference import add_layer_norm_reference
 from common.ops.bench.latent_unet import NORMS, TRANSFORMERS, Norm
-from common.ops.geglu.plain import geglu_torch
+from common.ops.geglu.reference import geglu_reference
 from common.ops.group_norm import triton as group_norm_triton
-from common.ops.group_norm.plain import group_norm_torch
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.group_norm.reference import group_norm_reference
+from common.ops.operation import AUTO, Operation, OperationRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -56,17 +56,17 @@ def results_and_gradients(
 
 def check(
     function: Callable[..., Sequence[Tensor]],
-    plain: Callable[..., Sequence[Tensor]],
+    reference: Callable[..., Sequence[Tensor]],
     leaves: Sequence[Tensor],
     d_results: Sequence[Tensor],
     dtype: torch.dtype,
 ) -> None:
-    """Results and all gradients against the plain version in float64, on the same rounded inputs."""
+    """Results and all gradients against the reference in float64, on the same rounded inputs."""
     found = results_and_gradients(function, leaves, d_results)
     wide = [value.double() for value in leaves]
-    expected = results_and_gradients(plain, wide, [value.double() for value in d_results])
-    for index, (value, reference) in enumerate(zip(found, expected, strict=True)):
-        error = (value.double() - reference).norm() / reference.norm()
+    expected = results_and_gradients(reference, wide, [value.double() for value in d_results])
+    for index, (value, wanted) in enumerate(zip(found, expected, strict=True)):
+        error = (value.double() - wanted).norm() / wanted.norm()
         assert error < TOLERANCE[dtype], f"tensor {index}: relative error {error:.2e}"
 
 
@@ -133,9 +133,9 @@ def norm_gradients(norm: Norm, samples: int, dtype: torch.dtype) -> list[Tensor]
 @pytest.mark.parametrize("norm", NORMS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_group_norm_equals_float64(dtype: torch.dtype, norm: Norm, samples: int) -> None:
-    function = group_norm.IMPLEMENTATIONS["triton"].function
+    function = group_norm.GROUP_NORM.function("triton")
     leaves, d_results = norm_tensors(norm, samples, dtype, dtype), norm_gradients(norm, samples, dtype)
-    check(norm_function(function, norm), norm_function(group_norm_torch, norm), leaves, d_results, dtype)
+    check(norm_function(function, norm), norm_function(group_norm_reference, norm), leaves, d_results, dtype)
 
 
 @pytest.mark.parametrize("way", ["slabs", "several launches"])
@@ -160,9 +160,9 @@ def test_group_norm_of_any_size_in_either_way_equals_float64(
     for name, tile in group_norm_triton.SLAB_TILES.items():
         most = 0 if way == "several launches" else 1 << 30
         monkeypatch.setitem(group_norm_triton.SLAB_TILES, name, tile._replace(most=most))
-    function = group_norm.IMPLEMENTATIONS["triton"].function
+    function = group_norm.GROUP_NORM.function("triton")
     leaves, d_results = norm_tensors(norm, samples, dtype, torch.float32), norm_gradients(norm, samples, dtype)
-    check(norm_function(function, norm), norm_function(group_norm_torch, norm), leaves, d_results, dtype)
+    check(norm_function(function, norm), norm_function(group_norm_reference, norm), leaves, d_results, dtype)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_group_norm_of_any_size_in_either_way_equals_float64(
 def test_group_norm_is_repeatable_and_captured(norm: Norm) -> None:
     leaves = [value.requires_grad_() for value in norm_tensors(norm, 4, torch.bfloat16, torch.bfloat16)]
     d_results = norm_gradients(norm, 4, torch.bfloat16)
-    function = norm_function(group_norm.IMPLEMENTATIONS["triton"].function, norm)
+    function = norm_function(group_norm.GROUP_NORM.function("triton"), norm)
 
     def run() -> list[Tensor]:
         results = function(*leaves)
@@ -189,7 +189,7 @@ def test_group_norm_counts_its_elements_in_64_bits(channels: int, size: int) -> 
     x = torch.empty((samples, channels, size, size), dtype=torch.float16, device="cuda")
     x = x.contiguous(memory_format=torch.channels_last).normal_(generator=torch.Generator("cuda").manual_seed(0))
     weight, bias = random(channels, dtype=torch.float16, seed=1), random(channels, dtype=torch.float16, seed=2)
-    function = group_norm.IMPLEMENTATIONS["triton"].function
+    function = group_norm.GROUP_NORM.function("triton")
     last = []
     for given in (x, x[-2:]):
         leaf = given.detach().requires_grad_()
@@ -207,8 +207,8 @@ def test_group_norm_counts_its_elements_in_64_bits(channels: int, size: int) -> 
 def test_group_norm_far_from_zero_keeps_its_variance(channels: int, size: int, mean: float) -> None:
     x = pictures(2, channels, size, size, dtype=torch.float32, seed=0) + mean
     weight, bias = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
-    found = group_norm.IMPLEMENTATIONS["triton"].function((x,), weight, bias, 16, 1e-5, silu=False)
-    expected = group_norm_torch((x.double(),), weight.double(), bias.double(), 16, 1e-5, silu=False)
+    found = group_norm.GROUP_NORM.function("triton")((x,), weight, bias, 16, 1e-5, silu=False)
+    expected = group_norm_reference((x.double(),), weight.double(), bias.double(), 16, 1e-5, silu=False)
     assert isinstance(expected, Tensor)
     assert float((found.double() - expected).abs().max()) < 1e-6 * mean
 
@@ -218,13 +218,12 @@ def test_group_norm_far_from_zero_keeps_its_variance(channels: int, size: int, m
 def test_apex_equals_float64(dtype: torch.dtype, norm: Norm) -> None:
     groups = 32 if norm.transformer else 16
     request = OperationRequest(torch.device("cuda"), dtype, {"channels": norm.parts[0], "groups": groups})
-    implementation = group_norm.IMPLEMENTATIONS["apex"]
-    reason = implementation.unsupported(request)
+    reason = group_norm.GROUP_NORM.unsupported("apex", request)
     if reason is not None:
         pytest.skip(reason)
     leaves, d_results = norm_tensors(norm, 2, dtype, dtype), norm_gradients(norm, 2, dtype)
-    function = norm_function(implementation.function, norm)
-    check(function, norm_function(group_norm_torch, norm), leaves, d_results, dtype)
+    function = norm_function(group_norm.GROUP_NORM.function("apex"), norm)
+    check(function, norm_function(group_norm_reference, norm), leaves, d_results, dtype)
 
 
 # GEGLU
@@ -240,10 +239,10 @@ def test_apex_equals_float64(dtype: torch.dtype, norm: Norm) -> None:
 def test_geglu_equals_float64(dtype: torch.dtype, rows: int, features: int, bias: bool) -> None:
     leaves = [random(rows, 2 * features, dtype=dtype) * 2]
     leaves += [random(2 * features, dtype=dtype, seed=1)] if bias else []
-    function = geglu.IMPLEMENTATIONS["triton"].function
+    function = geglu.GEGLU.function("triton")
     check(
         lambda x, b=None: [function(x, b)],
-        lambda x, b=None: [geglu_torch(x, b)],
+        lambda x, b=None: [geglu_reference(x, b)],
         leaves,
         [random(rows, features, dtype=dtype, seed=2)],
         dtype,
@@ -255,7 +254,7 @@ def test_geglu_is_repeatable_and_captured() -> None:
     leaves, dy = [x.requires_grad_(), bias.requires_grad_()], random(8192, 1280, dtype=torch.bfloat16, seed=2)
 
     def run() -> list[Tensor]:
-        y = geglu.IMPLEMENTATIONS["triton"].function(*leaves)
+        y = geglu.GEGLU.function("triton")(*leaves)
         return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
     check_repeatable_and_captured(run)
@@ -269,7 +268,7 @@ def test_geglu_counts_its_elements_in_64_bits() -> None:
     last = []
     for given, d_given in ((x, dy), (x[-64:], dy[-64:])):
         leaf = given.detach().requires_grad_()
-        y = geglu.IMPLEMENTATIONS["triton"].function(leaf, bias)
+        y = geglu.GEGLU.function("triton")(leaf, bias)
         (dx,) = torch.autograd.grad(y, leaf, d_given)
         last.append((y[-64:].detach().clone(), dx[-64:].clone()))
         del leaf, y, dx
@@ -301,8 +300,8 @@ def test_add_layer_norm_equals_float64(dtype: torch.dtype, rows: int, features: 
         return with_parts
 
     d_results = [random(rows, features, dtype=dtype, seed=5 + index) for index in range(2)]
-    function = add_layer_norm.IMPLEMENTATIONS["triton"].function
-    check(call(function), call(add_layer_norm_torch), leaves, d_results, dtype)
+    function = add_layer_norm.ADD_LAYER_NORM.function("triton")
+    check(call(function), call(add_layer_norm_reference), leaves, d_results, dtype)
 
 
 def test_add_layer_norm_is_repeatable_and_captured() -> None:
@@ -313,7 +312,7 @@ def test_add_layer_norm_is_repeatable_and_captured() -> None:
 
     def run() -> list[Tensor]:
         x, residual, weight, bias, added = leaves
-        results = add_layer_norm.IMPLEMENTATIONS["triton"].function(x, residual, weight, bias, 1e-5, added_C=added)
+        results = add_layer_norm.ADD_LAYER_NORM.function("triton")(x, residual, weight, bias, 1e-5, added_C=added)
         return [*(y.detach() for y in results), *torch.autograd.grad(results, leaves, d_results)]
 
     check_repeatable_and_captured(run)
@@ -326,7 +325,7 @@ def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
     last = []
     for given in (x, x[-64:]):
         leaf = given.detach().requires_grad_()
-        total, normed = add_layer_norm.IMPLEMENTATIONS["triton"].function(leaf, leaf, weight, bias, 1e-5)
+        total, normed = add_layer_norm.ADD_LAYER_NORM.function("triton")(leaf, leaf, weight, bias, 1e-5)
         (dx,) = torch.autograd.grad([total, normed], leaf, [given, given])
         last.append((total[-64:].detach().clone(), normed[-64:].detach().clone(), dx[-64:].clone()))
         del leaf, total, normed, dx
@@ -337,25 +336,25 @@ def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
 @pytest.mark.parametrize(("channels", "side"), TRANSFORMERS)
 def test_gradients_of_biases_are_the_sums_over_rows(channels: int, side: int, dtype: torch.dtype) -> None:
     d_RC = random(32 * side**2 + 3, channels, dtype=dtype)
-    found, expected = bias_gradient.IMPLEMENTATIONS["triton"].function(d_RC, dtype), d_RC.double().sum(0)
+    found, expected = bias_gradient.BIAS_GRADIENT.function("triton")(d_RC, dtype), d_RC.double().sum(0)
     assert (found.double() - expected).norm() < TOLERANCE[dtype] * expected.norm()
 
 
 def test_gradients_of_biases_are_repeatable_and_captured() -> None:
     d_RC = random(32 * 64**2, 320, dtype=torch.float16)
-    check_repeatable_and_captured(lambda: [bias_gradient.IMPLEMENTATIONS["triton"].function(d_RC, torch.float16)])
+    check_repeatable_and_captured(lambda: [bias_gradient.BIAS_GRADIENT.function("triton")(d_RC, torch.float16)])
 
 
 @pytest.mark.parametrize(
     ("operation", "sizes"),
     [
-        (bias_gradient, {}),
-        (group_norm, {"channels": 320, "groups": 16}),
-        (group_norm, {"channels": 960, "groups": 16, "inputs": 2}),
-        (geglu, {}),
-        (add_layer_norm, {"features": 1280}),
+        (bias_gradient.BIAS_GRADIENT, {}),
+        (group_norm.GROUP_NORM, {"channels": 320, "groups": 16}),
+        (group_norm.GROUP_NORM, {"channels": 960, "groups": 16, "inputs": 2}),
+        (geglu.GEGLU, {}),
+        (add_layer_norm.ADD_LAYER_NORM, {"features": 1280}),
     ],
 )
-def test_a_gpu_takes_the_kernels(operation: Any, sizes: dict[str, int]) -> None:
+def test_a_gpu_takes_the_kernels(operation: Operation, sizes: dict[str, int]) -> None:
     request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
-    assert select(operation.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert operation.select(AUTO, request).name == "triton"

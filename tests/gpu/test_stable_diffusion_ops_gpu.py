@@ -1,5 +1,5 @@
 """Attention, upsampling convolution, noising and loss of Stable Diffusion on a GPU: against float64, or for attention
-the plain version in fp32, in every implementation, captured, and without a wait for the device."""
+the reference in fp32, in every implementation, captured, and without a wait for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.nn.upsample_convolution import UpsampleConvolution
 from common.ops import dense_attention, upsample_convolution
 from common.ops.bench import diffusion as size
 from common.ops.dense_attention import Attention
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.common.ops import upsample_convolution_oracle
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ if not torch.cuda.is_available():
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
 HALF = [torch.float16, torch.bfloat16]
-LIBRARIES = [name for name in dense_attention.IMPLEMENTATIONS if name != "torch"]
+LIBRARIES = list(dense_attention.DENSE_ATTENTION.fast)
 LENGTHS = [(*level, keys) for level in size.TOKENS_AND_HEADS for keys in (0, size.CAPTION)]
 LATENT_SCALE = 0.18215
 
@@ -82,11 +82,10 @@ def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 
 def attention(name: str, dtype: torch.dtype, queries: int, keys: int) -> Attention:
     sizes = {"head_size": size.HEAD_SIZE, "queries": queries, "keys": keys}
-    implementation = dense_attention.IMPLEMENTATIONS[name]
-    reason = implementation.unsupported(OperationRequest(CUDA, dtype, sizes))
+    reason = dense_attention.DENSE_ATTENTION.unsupported(name, OperationRequest(CUDA, dtype, sizes))
     if reason is not None:
         pytest.skip(reason)
-    function: Attention = implementation.function
+    function: Attention = dense_attention.DENSE_ATTENTION.function(name)
     return function
 
 
@@ -121,7 +120,7 @@ def test_attention_equals_single_precision(dtype: torch.dtype, tokens: int, head
     found = attended(function, *tensors)
     assert found[0].is_contiguous()
     assert found[1].is_contiguous() or keys
-    formulas = attended(dense_attention.IMPLEMENTATIONS["torch"].function, qkv, context, do)
+    formulas = attended(dense_attention.DENSE_ATTENTION.reference, qkv, context, do)
     for value, formula in zip(found, formulas, strict=True):
         assert value.dtype == dtype
         assert error(value, formula) < TOLERANCE[dtype]
@@ -132,15 +131,14 @@ def test_attention_equals_single_precision(dtype: torch.dtype, tokens: int, head
 @pytest.mark.parametrize("keys", [0, 5])
 def test_attention_of_other_head_sizes(name: str, head_size: int, keys: int) -> None:
     sizes = {"head_size": head_size, "queries": 130, "keys": keys or 130}
-    implementation = dense_attention.IMPLEMENTATIONS[name]
-    reason = implementation.unsupported(OperationRequest(CUDA, torch.bfloat16, sizes))
+    reason = dense_attention.DENSE_ATTENTION.unsupported(name, OperationRequest(CUDA, torch.bfloat16, sizes))
     if reason is not None:
         pytest.skip(reason)
     qkv = random(3, 130, 3, 2, head_size, dtype=torch.bfloat16).requires_grad_()
     context = random(3, keys, 2, 2, head_size, dtype=torch.bfloat16, seed=1).requires_grad_() if keys else None
     do = random(3, 130, 2, head_size, dtype=torch.bfloat16, seed=2)
-    found = attended(implementation.function, qkv, context, do)
-    formulas = attended(dense_attention.IMPLEMENTATIONS["torch"].function, qkv, context, do)
+    found = attended(dense_attention.DENSE_ATTENTION.function(name), qkv, context, do)
+    formulas = attended(dense_attention.DENSE_ATTENTION.reference, qkv, context, do)
     for value, formula in zip(found, formulas, strict=True):
         assert error(value, formula) < 2 * TOLERANCE[torch.bfloat16]  # both are rounded
 
@@ -159,7 +157,7 @@ def test_keys_and_values_of_one_block_among_those_of_all(name: str) -> None:
         o = attend(q, *own.unbind(2))
         return [o.detach(), *torch.autograd.grad(o, (q, wide), do)]
 
-    formulas = run(dense_attention.IMPLEMENTATIONS["torch"].function)
+    formulas = run(dense_attention.DENSE_ATTENTION.reference)
     for value, formula in zip(run(function), formulas, strict=True):
         assert error(value, formula) < 2 * TOLERANCE[torch.bfloat16]
 
@@ -187,8 +185,8 @@ def test_a_library_is_chosen() -> None:
     for dtype in HALF:
         request = OperationRequest(CUDA, dtype, sizes)
         best_first = ("flash_attention_4", "cudnn_frontend", "cudnn")
-        usable = [name for name in best_first if dense_attention.IMPLEMENTATIONS[name].unsupported(request) is None]
-        assert select(dense_attention.IMPLEMENTATIONS, AUTO, request).name == usable[0]
+        usable = [name for name in best_first if dense_attention.DENSE_ATTENTION.unsupported(name, request) is None]
+        assert dense_attention.DENSE_ATTENTION.select(AUTO, request).name == usable[0]
 
 
 # Upsampling
@@ -197,11 +195,11 @@ def test_a_library_is_chosen() -> None:
 def upsampled(name: str, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[Tensor]:
     leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
     poison()
-    y = upsample_convolution.IMPLEMENTATIONS[name].function(*leaves)
+    y = upsample_convolution.UPSAMPLE_CONVOLUTION.function(name)(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
-@pytest.mark.parametrize("name", sorted(upsample_convolution.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", upsample_convolution.UPSAMPLE_CONVOLUTION.names)
 @pytest.mark.parametrize("sizes", [(2, 1280, 1280, 8, 8), (2, 640, 640, 32, 32), (3, 40, 72, 5, 9)], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_upsampling_equals_float64(dtype: torch.dtype, sizes: tuple[int, ...], name: str) -> None:
@@ -215,7 +213,7 @@ def test_upsampling_equals_float64(dtype: torch.dtype, sizes: tuple[int, ...], n
         assert error(value, formula) < tolerance
 
 
-@pytest.mark.parametrize("name", sorted(upsample_convolution.IMPLEMENTATIONS))
+@pytest.mark.parametrize("name", upsample_convolution.UPSAMPLE_CONVOLUTION.names)
 def test_upsampling_is_captured(name: str) -> None:
     torch.manual_seed(0)
     layer = UpsampleConvolution(320).to(CUDA, torch.bfloat16, memory_format=torch.channels_last)
@@ -231,7 +229,7 @@ def test_upsampling_is_captured(name: str) -> None:
         assert error(value, eager) < 1e-2  # weight gradients may be added with atomics
 
 
-def test_summed_weights_are_the_plain_versions_to_the_bit() -> None:
+def test_summed_weights_are_those_of_pytorch_to_the_bit() -> None:
     from common.ops.upsample_convolution import triton
     from common.ops.upsample_convolution.taps import summed_taps
 
@@ -239,11 +237,11 @@ def test_summed_weights_are_the_plain_versions_to_the_bit() -> None:
         weight = random(1280, 640, 3, 3, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
         dtaps = random(640, 1280, 4, 4, dtype=dtype, seed=1)
         poison()
-        found, plain = triton.summed_taps(weight), summed_taps(weight)
-        assert torch.equal(found, plain)
-        (gradient,), (reference,) = (torch.autograd.grad(taps, weight, dtaps) for taps in (found, plain))
+        found, expected = triton.summed_taps(weight), summed_taps(weight)
+        assert torch.equal(found, expected)
+        (gradient,), (wanted,) = (torch.autograd.grad(taps, weight, dtaps) for taps in (found, expected))
         assert gradient.stride() == weight.stride()
-        assert error(gradient, reference) < TOLERANCE[dtype]
+        assert error(gradient, wanted) < TOLERANCE[dtype]
 
 
 # Noise and loss
@@ -261,9 +259,9 @@ def moments(samples: int, dtype: torch.dtype) -> Tensor:
 def test_noising_equals_float64_and_the_cpu(dtype: torch.dtype, stored: torch.dtype) -> None:
     held, seed, ids = moments(32, stored), torch.tensor(-12345678901234), torch.arange(32) * 134_217_001
     exact_tables = noising.tables(abar(), LATENT_SCALE, torch.float64, torch.device("cpu"))
-    expected = noising.IMPLEMENTATIONS["torch"].function(held.cpu(), seed, ids, exact_tables)
+    expected = noising.NOISING.reference(held.cpu(), seed, ids, exact_tables)
     poison()
-    found = noising.IMPLEMENTATIONS["triton"].function(
+    found = noising.NOISING.function("triton")(
         held, seed.cuda(), ids.cuda(), noising.tables(abar(), LATENT_SCALE, dtype, CUDA)
     )
     assert torch.equal(found.t_N.cpu(), expected.t_N)
@@ -284,7 +282,7 @@ def test_loss_equals_float64(dtype: torch.dtype, samples: int) -> None:
     )
     prediction.requires_grad_()
     poison()
-    loss = velocity_loss.IMPLEMENTATIONS["triton"].function(prediction, target)
+    loss = velocity_loss.VELOCITY_LOSS.function("triton")(prediction, target)
     (gradient,) = torch.autograd.grad(loss * 65536.0, prediction)
     difference = prediction.detach().double() - target.double()
     assert loss.item() == pytest.approx(difference.square().mean().item(), rel=1e-6)
@@ -295,8 +293,8 @@ def test_loss_equals_float64(dtype: torch.dtype, samples: int) -> None:
 def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
     held, seed, ids = moments(2, torch.float32), torch.tensor(3, device=CUDA), torch.arange(2, device=CUDA)
     table = noising.tables(abar(), LATENT_SCALE, torch.float16, CUDA)
-    noised = noising.IMPLEMENTATIONS["triton"].function
-    loss_of = velocity_loss.IMPLEMENTATIONS["triton"].function
+    noised = noising.NOISING.function("triton")
+    loss_of = velocity_loss.VELOCITY_LOSS.function("triton")
 
     def run() -> list[Tensor]:
         x_t, target, t_N = noised(held, seed, ids, table)

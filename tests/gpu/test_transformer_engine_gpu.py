@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common.ops import attention
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import E4M3, E5M2
-from common.ops.implementation import OperationRequest
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import E4M3, E5M2
 from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT
 from common.ops.linear.te import TeProduct
+from common.ops.operation import OperationRequest
 from tests.common.ops import fp8_oracle as oracle
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def poison() -> None:
 
 def attend(name: str, qkv: Tensor, bias: Tensor, d_context: Tensor, p: float = 0.0) -> list[Tensor]:
     """Context, and the gradients of qkv and bias."""
-    function = attention.IMPLEMENTATIONS[name].function
+    function = attention.ATTENTION.function(name)
     leaves = [x.detach().clone().requires_grad_() for x in (qkv, bias)]
     mask = DropoutMask(p, torch.tensor(1, device="cuda"), 0)
     poison()
@@ -76,12 +76,12 @@ def inside() -> Tensor:
 @DTYPES
 def test_attention_equals_float64(dtype: torch.dtype) -> None:
     request = OperationRequest(torch.device("cuda"), dtype, {"head_dim": HEAD_DIM})
-    assert attention.IMPLEMENTATIONS["te"].unsupported(request) is None
+    assert attention.ATTENTION.unsupported("te", request) is None
     qkv, bias = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=dtype), random(3 * HEADS * HEAD_DIM, dtype=dtype, seed=1)
     qkv[~inside()] = float("nan")
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=dtype, seed=2)
     found = attend("te", qkv, bias, d_context)
-    expected = attend("torch", qkv.nan_to_num().double(), bias.double(), d_context.double())
+    expected = attend("reference", qkv.nan_to_num().double(), bias.double(), d_context.double())
     for value, reference in zip(found, expected, strict=True):
         assert_close(value, reference, 2 * TOLERANCE[dtype])
     assert not found[0][~inside()].any()
@@ -140,7 +140,7 @@ def captured(function: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph
 
 
 def test_attention_in_a_graph_follows_its_inputs_and_draws_anew() -> None:
-    function = attention.IMPLEMENTATIONS["te"].function
+    function = attention.ATTENTION.function("te")
     qkv = random(TOKENS, 3, HEADS, HEAD_DIM).requires_grad_()
     d_context, seed = random(TOKENS, HEADS, HEAD_DIM, seed=2), torch.tensor(1, device="cuda")
     starts, lengths = sequences()
@@ -157,9 +157,7 @@ def test_attention_in_a_graph_follows_its_inputs_and_draws_anew() -> None:
         lengths[1] = 100 * (1 + replay)
         graph.replay()
         wide = qkv.detach().double().requires_grad_()
-        expected = attention.IMPLEMENTATIONS["torch"].function(
-            wide, starts, lengths, LENGTH, DropoutMask(0.0, seed, 0), None
-        )
+        expected = attention.ATTENTION.reference(wide, starts, lengths, LENGTH, DropoutMask(0.0, seed, 0), None)
         (gradient,) = torch.autograd.grad(expected, wide, d_context.double())
         assert_close(found[0], expected.detach(), 2 * TOLERANCE[torch.bfloat16])
         assert_close(found[1], gradient, 2 * TOLERANCE[torch.bfloat16])
@@ -244,7 +242,7 @@ def test_nothing_waits_for_the_device() -> None:
 
     def both() -> None:
         problem.step()
-        context = attention.IMPLEMENTATIONS["te"].function(qkv, *bounds, LENGTH, mask, None)
+        context = attention.ATTENTION.function("te")(qkv, *bounds, LENGTH, mask, None)
         torch.autograd.grad(context, [qkv], context)
 
     both()

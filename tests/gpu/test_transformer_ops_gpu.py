@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from common.ops import attention, bias_gelu, cross_entropy, dropout, dropout_add_norm
-from common.ops.attention.plain import HEAD_DIMS
-from common.ops.cross_entropy.plain import NO_LABEL
-from common.ops.dropout.plain import DropoutMask, keep_mask
-from common.ops.implementation import Implementation
+from common.ops.attention.reference import HEAD_DIMS
+from common.ops.cross_entropy.reference import NO_LABEL
+from common.ops.dropout.reference import DropoutMask, keep_mask
+from common.ops.operation import Operation
 
 pytestmark = pytest.mark.gpu
 
@@ -55,27 +55,25 @@ def gradients_of(function: Callable[..., Tensor], inputs: Inputs, d_output: Tens
     return {"output": y.detach()} | {name: leaf.grad for name, leaf in leaves.items() if leaf is not None}
 
 
-def compare(
-    implementations: dict[str, Implementation], inputs: Inputs, d_output: Tensor, dtype: torch.dtype, *rest: object
-) -> None:
-    """Triton in ``dtype`` against the plain version in float64, on the same rounded inputs."""
+def compare(operation: Operation, inputs: Inputs, d_output: Tensor, dtype: torch.dtype, *rest: object) -> None:
+    """Triton in ``dtype`` against the reference in float64, on the same rounded inputs."""
     given = {name: None if x is None else x.to(dtype) for name, x in inputs.items()}
     wide = {name: None if x is None else x.double() for name, x in given.items()}
 
     def call(name: str) -> Callable[..., Tensor]:
-        return lambda *tensors: implementations[name].function(*tensors, *rest)
+        return lambda *tensors: operation.function(name)(*tensors, *rest)
 
     found = gradients_of(call("triton"), given, d_output.to(dtype))
-    expected = gradients_of(call("torch"), wide, d_output.to(dtype).double())
+    expected = gradients_of(call("reference"), wide, d_output.to(dtype).double())
     for name, reference in expected.items():
         error = (found[name].double() - reference).norm() / reference.norm()
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.2e}"
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5])
-def test_dropout_mask_is_the_plain_one(p: float) -> None:
+def test_dropout_mask_is_the_references(p: float) -> None:
     for site, seed in ((0, 5), (1, -1), (16, 1 << 40), (77, 3)):
-        y = dropout.IMPLEMENTATIONS["triton"].function(torch.ones(3_000_001, device="cuda"), p, seed_of(seed), site)
+        y = dropout.DROPOUT.function("triton")(torch.ones(3_000_001, device="cuda"), p, seed_of(seed), site)
         assert torch.equal(y != 0, keep_mask(seed_of(seed), site, y.numel(), p))
 
 
@@ -85,7 +83,7 @@ def test_dropout_mask_is_the_plain_one(p: float) -> None:
 def test_attention_equals_float64(dtype: torch.dtype, head_dim: int, p: float) -> None:
     qkv, d_context = random(TOKENS, 3, HEADS, head_dim), random(TOKENS, HEADS, head_dim, seed=1)
     rest = (*sequences(), LENGTH, DropoutMask(p, seed_of(1 << 35), 7))
-    compare(attention.IMPLEMENTATIONS, {"qkv": qkv}, d_context, dtype, *rest)
+    compare(attention.ATTENTION, {"qkv": qkv}, d_context, dtype, *rest)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -93,9 +91,9 @@ def test_attention_sums_the_gradient_of_a_bias(dtype: torch.dtype) -> None:
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=dtype, seed=1)
     qkv, bias = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=dtype), random(3 * HEADS * HEAD_DIM, dtype=dtype, seed=2)
     gradients = []
-    for name, to in (("triton", dtype), ("torch", torch.float64)):
+    for name, to in (("triton", dtype), ("reference", torch.float64)):
         given: Inputs = {"qkv": qkv.to(to), "bias": bias.to(to)}
-        call = functools.partial(attention_of, attention.IMPLEMENTATIONS[name])
+        call = functools.partial(attention_of, attention.ATTENTION.function(name))
         gradients.append(gradients_of(call, given, d_context.to(to))["bias"].double().view(3, -1))
     found, expected = gradients
     # a key's bias adds the same to all scores of a row: of its gradient rounding alone is left
@@ -104,8 +102,8 @@ def test_attention_sums_the_gradient_of_a_bias(dtype: torch.dtype) -> None:
     assert found[1].norm() < TOLERANCE[dtype] * scale
 
 
-def attention_of(implementation: Implementation, qkv: Tensor, bias: Tensor) -> Tensor:
-    context: Tensor = implementation.function(qkv, *sequences(), LENGTH, DropoutMask(0.1, seed_of(3), 1), bias)
+def attention_of(function: Callable[..., Tensor], qkv: Tensor, bias: Tensor) -> Tensor:
+    context: Tensor = function(qkv, *sequences(), LENGTH, DropoutMask(0.1, seed_of(3), 1), bias)
     return context
 
 
@@ -114,7 +112,7 @@ def test_attention_zeroes_the_rows_of_no_sequence() -> None:
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=torch.bfloat16, seed=1)
     used = sum(LENGTHS)
     qkv[used:], d_context[used:] = float("nan"), float("nan")
-    function = attention.IMPLEMENTATIONS["triton"].function
+    function = attention.ATTENTION.function("triton")
     found = gradients_of(
         lambda x: function(x, *sequences(), LENGTH, DropoutMask(0.1, seed_of(3), 1)), {"qkv": qkv}, d_context
     )
@@ -124,11 +122,11 @@ def test_attention_zeroes_the_rows_of_no_sequence() -> None:
 
 
 @pytest.mark.parametrize("max_length", [LENGTH, 513])
-def test_attention_mask_is_the_plain_one(max_length: int) -> None:
+def test_attention_mask_is_the_references(max_length: int) -> None:
     """Equal scores and one-hot values: the context is the mask."""
     qkv = torch.zeros(64, 3, HEADS, 64, device="cuda", dtype=torch.bfloat16)
     qkv[:, 2] = torch.eye(64, device="cuda")[:, None]
-    context = attention.IMPLEMENTATIONS["triton"].function(
+    context = attention.ATTENTION.function("triton")(
         qkv, *sequences((64,)), max_length, DropoutMask(0.1, seed_of(9), 4)
     )
     token, head = torch.arange(64, device="cuda")[:, None, None], torch.arange(HEADS, device="cuda")[None, :, None]
@@ -137,7 +135,7 @@ def test_attention_mask_is_the_plain_one(max_length: int) -> None:
 
 
 def test_attention_in_one_graph_serves_every_batch() -> None:
-    function = attention.IMPLEMENTATIONS["triton"].function
+    function = attention.ATTENTION.function("triton")
     qkv = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16).requires_grad_()
     bias = torch.zeros(3 * HEADS * HEAD_DIM, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     d_context = random(TOKENS, HEADS, HEAD_DIM, dtype=torch.bfloat16, seed=1)
@@ -184,7 +182,7 @@ def test_norm_equals_float64(dtype: torch.dtype, features: int, absent: tuple[st
     }
     inputs |= dict.fromkeys(absent)
     dy = random(3001, features, seed=5)
-    compare(dropout_add_norm.IMPLEMENTATIONS, inputs, dy, dtype, 1e-12, DropoutMask(p, seed_of(8), 2))
+    compare(dropout_add_norm.DROPOUT_ADD_NORM, inputs, dy, dtype, 1e-12, DropoutMask(p, seed_of(8), 2))
 
 
 def norm_inputs(tokens: int, features: int, dtype: torch.dtype) -> list[Tensor]:
@@ -201,8 +199,8 @@ def test_norm_adds_the_gradients_of_its_readers(dtype: torch.dtype, used: tuple[
     d_outputs = [random(3001, 1024, dtype=dtype, seed=5 + index) for index in used]
     poison()
     found, expected = (
-        implementation.function(*tensors, 1e-12, DropoutMask(0.1, seed_of(8), 2), twice=True)
-        for implementation, tensors in zip(dropout_add_norm.IMPLEMENTATIONS.values(), (inputs, wide), strict=True)
+        dropout_add_norm.DROPOUT_ADD_NORM.function(name)(*tensors, 1e-12, DropoutMask(0.1, seed_of(8), 2), twice=True)
+        for name, tensors in (("triton", inputs), ("reference", wide))
     )
     torch.autograd.backward([found[index] for index in used], d_outputs)
     torch.autograd.backward([expected[index] for index in used], [dy.double() for dy in d_outputs])
@@ -216,7 +214,7 @@ def test_norm_adds_the_gradients_of_its_readers(dtype: torch.dtype, used: tuple[
 def test_norm_for_two_readers_in_a_graph_follows_its_inputs() -> None:
     inputs = norm_inputs(3001, 1024, torch.bfloat16)
     seed, first, second = seed_of(1), random(3001, 1024).bfloat16(), random(3001, 1024, seed=1).bfloat16()
-    norm = dropout_add_norm.IMPLEMENTATIONS["triton"].function
+    norm = dropout_add_norm.DROPOUT_ADD_NORM.function("triton")
 
     def step() -> list[Tensor]:
         pair = norm(*inputs, 1e-12, DropoutMask(0.1, seed, 2), twice=True)
@@ -245,7 +243,7 @@ def test_norm_for_two_readers_in_a_graph_follows_its_inputs() -> None:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_gelu_equals_float64(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     inputs: Inputs = {"x": random(*shape) * 2, "bias": random(shape[1], seed=1)}
-    compare(bias_gelu.IMPLEMENTATIONS, inputs, random(*shape, seed=2), dtype)
+    compare(bias_gelu.BIAS_GELU, inputs, random(*shape, seed=2), dtype)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -258,11 +256,11 @@ def test_cross_entropy_equals_float64(dtype: torch.dtype, inplace: bool) -> None
     labels[::7] = NO_LABEL
     weights = random(rows, seed=1)
     wide = logits.double().requires_grad_()
-    losses, correct = cross_entropy.IMPLEMENTATIONS["torch"].function(wide, labels, vocabulary)
+    losses, correct = cross_entropy.CROSS_ENTROPY.reference(wide, labels, vocabulary)
     losses.backward(weights.double())
     logits[:, vocabulary:], logits[::7] = float("nan"), float("nan")
     leaf = logits.clone().requires_grad_()
-    found, found_correct = cross_entropy.IMPLEMENTATIONS["triton"].function(leaf, labels, vocabulary, inplace)
+    found, found_correct = cross_entropy.CROSS_ENTROPY.function("triton")(leaf, labels, vocabulary, inplace)
     (gradient,) = torch.autograd.grad(found, leaf, weights)
     assert torch.equal(found_correct, correct)
     assert gradient[::7].eq(0).all()
@@ -289,7 +287,7 @@ def test_logits_of_evaluation_are_not_rounded_to_half_precision(dtype: torch.dty
 def test_results_are_the_same_in_every_run() -> None:
     x, residual = random(5000, 256, dtype=torch.bfloat16), random(5000, 256, dtype=torch.bfloat16, seed=1)
     parameters = {name: random(256, dtype=torch.bfloat16, seed=2) for name in ("bias", "weight", "norm_bias")}
-    norm = dropout_add_norm.IMPLEMENTATIONS["triton"].function
+    norm = dropout_add_norm.DROPOUT_ADD_NORM.function("triton")
     qkv = random(TOKENS, 3, HEADS, HEAD_DIM, dtype=torch.bfloat16)
 
     def run() -> list[Tensor]:
@@ -302,7 +300,7 @@ def test_results_are_the_same_in_every_run() -> None:
             x,
         )
         second = gradients_of(
-            lambda qkv: attention.IMPLEMENTATIONS["triton"].function(
+            lambda qkv: attention.ATTENTION.function("triton")(
                 qkv, *sequences(), LENGTH, DropoutMask(0.1, seed_of(5), 2)
             ),
             {"qkv": qkv},

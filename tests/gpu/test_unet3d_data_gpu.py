@@ -1,4 +1,4 @@
-"""3D U-Net's reader on a GPU: the kernel against the plain version, caches, side streams, and graphs."""
+"""3D U-Net's reader on a GPU: the kernel against the reference, caches, side streams, and graphs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from benchmarks.unet3d.crop import Crop, Draws, Slab
 from benchmarks.unet3d.data import DataSettings, open_train, warm_up
-from benchmarks.unet3d.ops.augment import IMPLEMENTATIONS
-from benchmarks.unet3d.ops.augment.plain import parameters
+from benchmarks.unet3d.ops.augment import AUGMENT
+from benchmarks.unet3d.ops.augment.reference import parameters
 from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
-from common.ops.random_bits.plain import words
+from common.ops.random_bits.reference import words
 from tests.benchmarks.unet3d.small_volumes import settings, with_objects, write_volumes
 
 pytestmark = pytest.mark.gpu
@@ -52,8 +52,8 @@ def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_kernel_is_the_plain_version(slab: Slab, dtype: torch.dtype, cached: torch.dtype) -> None:
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
     images, labels = volumes(cached)
-    image, label = IMPLEMENTATIONS["triton"].function(images, labels, *given, slab, dtype)
-    expected, expected_label = IMPLEMENTATIONS["torch"].function(images, labels, *given, slab, dtype)
+    image, label = AUGMENT.function("triton")(images, labels, *given, slab, dtype)
+    expected, expected_label = AUGMENT.function("reference")(images, labels, *given, slab, dtype)
     assert image.stride() == expected.stride()
     assert torch.equal(label, expected_label)
     torch.testing.assert_close(image.float(), expected.float(), rtol=ROUNDING[dtype], atol=NOISE)
@@ -68,7 +68,7 @@ def test_a_captured_graph_takes_new_parameters() -> None:
     slab = Slab(SIZE, 0, 128)
     images, labels = volumes(torch.float32)
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
-    augment = IMPLEMENTATIONS["triton"].function
+    augment = AUGMENT.function("triton")
     augment(images, labels, *given, slab, torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -118,7 +118,7 @@ def crops_through_the_prefetcher(root: Path, given: DataSettings, device: str) -
 def test_crops_of_a_gpu_are_those_of_a_cpu(root: Path, cache: str) -> None:
     warm_up(chosen(cache, "triton"), Layout(device="cuda"), 3)
     found = crops_through_the_prefetcher(root, chosen(cache, "triton"), "cuda")
-    expected = crops_through_the_prefetcher(root, chosen(cache, "torch"), "cpu")
+    expected = crops_through_the_prefetcher(root, chosen(cache, "reference"), "cpu")
     assert len(found) == len(expected) == 24
     for some, others in zip(found, expected, strict=True):
         assert torch.equal(some["label"], others["label"])

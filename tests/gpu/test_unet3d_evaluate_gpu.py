@@ -1,4 +1,4 @@
-"""3D U-Net's evaluation on a GPU: its kernels against the plain versions, its graph, and that nothing waits inside."""
+"""3D U-Net's evaluation on a GPU: its kernels against the references, its graph, and that nothing waits inside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import Architecture, UNet3D
 from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
-from benchmarks.unet3d.ops.window_sums.plain import add_window_torch, count_classes_torch
+from benchmarks.unet3d.ops.window_sums.reference import add_window_reference, count_classes_reference
 from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
 from benchmarks.unet3d.volumes import Case
 from common.contract.evaluation import Weights
@@ -44,8 +44,8 @@ def test_windows_of_the_benchmark_are_added(dtype: torch.dtype, layout: str) -> 
     importance = BENCHMARK.importance("cuda")
     logits = random(2, 3, 128, 128, 128, seed=1).to(dtype).to(memory_format=FORMATS[layout])[1]
     place = (slice(64, 192), slice(128, 256), slice(2, 130))
-    add_window_torch(expected[place], logits, importance)
-    ADD_WINDOW["triton"].function(sums[place], logits, importance)
+    add_window_reference(expected[place], logits, importance)
+    ADD_WINDOW.function("triton")(sums[place], logits, importance)
     torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -57,8 +57,8 @@ def test_a_volume_of_the_largest_size_is_counted() -> None:
     label = torch.randint(3, view.shape[:3], device="cuda", dtype=torch.uint8)
     expected = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
     counts = expected.clone()
-    count_classes_torch(view, label, expected)
-    COUNT_CLASSES["triton"].function(view, label, counts)
+    count_classes_reference(view, label, expected)
+    COUNT_CLASSES.function("triton")(view, label, counts)
     assert torch.equal(counts, expected)
     assert counts[:, 1].sum() == label.numel()
 
@@ -70,12 +70,12 @@ def test_sums_beyond_the_range_of_32_bits_are_found() -> None:
     importance = BENCHMARK.importance("cuda")
     logits = random(3, 128, 128, 128)
     expected = torch.zeros(128, 128, 128, 3, device="cuda")
-    add_window_torch(expected, logits, importance)
-    ADD_WINDOW["triton"].function(sums[-128:, -128:, -128:], logits, importance)
+    add_window_reference(expected, logits, importance)
+    ADD_WINDOW.function("triton")(sums[-128:, -128:, -128:], logits, importance)
     torch.testing.assert_close(sums[-128:, -128:, -128:], expected, rtol=1e-6, atol=1e-6)
     counts = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
     label = torch.ones(128, 128, 128, dtype=torch.uint8, device="cuda")
-    COUNT_CLASSES["triton"].function(sums[-128:, -128:, -128:], label, counts)
+    COUNT_CLASSES.function("triton")(sums[-128:, -128:, -128:], label, counts)
     assert counts[:, 1].tolist() == [(expected.argmax(-1) == k).sum().item() for k in range(3)]
 
 
@@ -131,7 +131,7 @@ def test_counts_are_those_of_the_plain_average(batch: int, monkeypatch: pytest.M
             logits = average_logits(torch.from_numpy(image).cuda(), model, SMALL)
         kept = torch.from_numpy(label)[SMALL.geometry(case.shape).kept].cuda()
         expected = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
-        count_classes_torch(logits, kept, expected)
+        count_classes_reference(logits, kept, expected)
         difference = (torch.tensor(found[case.name]) - expected.cpu()).abs().max().item()
         assert difference <= 1e-3 * kept.numel(), case.name
 
@@ -181,7 +181,9 @@ def test_only_the_counts_are_waited_for() -> None:
 def test_the_plain_operations_count_the_same() -> None:
     model = network(torch.float32)
     with on_a_stream():
-        plain, fast = (evaluation_of(model, torch.float32, True, implementation=name) for name in ("torch", "triton"))
+        plain, fast = (
+            evaluation_of(model, torch.float32, True, implementation=name) for name in ("reference", "triton")
+        )
         found, expected = counts_of(fast, model), counts_of(plain, model)
     for name, counts in found.items():
         difference = (torch.tensor(counts) - torch.tensor(expected[name])).abs().max().item()

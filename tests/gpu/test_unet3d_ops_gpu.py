@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
-from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
+from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
 from common.ops import local_convolution
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -40,16 +40,16 @@ def poison() -> None:
 
 
 def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    result: Tensor = instance_norm.IMPLEMENTATIONS["triton"].function(x, weight, bias, EPSILON)[0]
+    result: Tensor = instance_norm.INSTANCE_NORM.function("triton")(x, weight, bias, EPSILON)[0]
     return result
 
 
 def plain_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return instance_norm_relu_plain(x, weight, bias, EPSILON)[0]
+    return instance_norm_relu_reference(x, weight, bias, EPSILON)[0]
 
 
 def loss(logits: Tensor, label: Tensor) -> Tensor:
-    result: Tensor = dice_cross_entropy.IMPLEMENTATIONS["triton"].function(logits, label, SMOOTH)
+    result: Tensor = dice_cross_entropy.DICE_CROSS_ENTROPY.function("triton")(logits, label, SMOOTH)
     return result
 
 
@@ -105,7 +105,7 @@ def test_gradients_of_two_readers_of_the_norm_equal_float64(
     d_skip = d_joined[:, channels:].mul_(dy != 0)
     leaves = [value.detach().requires_grad_() for value in inputs]
     poison()
-    results = instance_norm.IMPLEMENTATIONS["triton"].function(*leaves, EPSILON)
+    results = instance_norm.INSTANCE_NORM.function("triton")(*leaves, EPSILON)
     assert results[0].data_ptr() == results[1].data_ptr()
     found = torch.autograd.grad(results, leaves, (dy, d_skip))
     _, *expected = with_gradients(plain_norm, [value.double() for value in inputs], dy.double() + d_skip.double())
@@ -141,7 +141,7 @@ def test_the_way_up_equals_float64(dtype: torch.dtype, channels: int, filters: i
     skip = random(batch, filters, *fine, dtype=dtype, seed=3).contiguous(memory_format=CHANNELS_LAST)
     d_joined = random(batch, 2 * filters, *fine, dtype=dtype, seed=4).contiguous(memory_format=CHANNELS_LAST)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        found = with_gradients(upsample.IMPLEMENTATIONS["triton"].function, [x, weight, bias, skip], d_joined)
+        found = with_gradients(upsample.UPSAMPLE.function("triton"), [x, weight, bias, skip], d_joined)
     assert found[0].is_contiguous(memory_format=CHANNELS_LAST)
     assert found[4].data_ptr() == d_joined[:, filters:].data_ptr()
     assert torch.equal(found[0][:, filters:], skip)
@@ -159,7 +159,7 @@ def test_more_joined_elements_than_int32_counts() -> None:
     shape = (17, 32, 128, 128, 128)
     skip = torch.empty(shape, device="cuda", dtype=torch.bfloat16, memory_format=CHANNELS_LAST).normal_()
     d_joined = torch.cat((skip, skip), 1)
-    joined, dx, *_ = with_gradients(upsample.IMPLEMENTATIONS["triton"].function, [x, weight, bias, skip], d_joined)
+    joined, dx, *_ = with_gradients(upsample.UPSAMPLE.function("triton"), [x, weight, bias, skip], d_joined)
     assert joined.numel() > 1 << 31
     for sample in (slice(0, 1), slice(16, 17)):
         y, expected, *_ = exact_upsample(x[sample], weight, bias, skip[sample], d_joined[sample])
@@ -179,7 +179,7 @@ def test_the_last_convolution_equals_float64(
     weight = (random(classes, channels, 1, 1, 1, seed=1) / channels**0.5).to(dtype)
     bias = random(classes, dtype=dtype, seed=2)
     dlogits = random(batch, classes, *x.shape[2:], dtype=dtype, seed=3).contiguous(memory_format=memory_format)
-    found = with_gradients(output_convolution.IMPLEMENTATIONS["triton"].function, [x, weight, bias], dlogits)
+    found = with_gradients(output_convolution.OUTPUT_CONVOLUTION.function("triton"), [x, weight, bias], dlogits)
     assert found[0].is_contiguous()
     wide, dy = x.double(), dlogits.double()
     filters = weight.double().view(classes, channels)
@@ -194,8 +194,7 @@ def test_the_last_convolution_equals_float64(
 
 @pytest.mark.parametrize("channels", [32, 64])
 def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(channels: int) -> None:
-    chosen = select(
-        local_convolution.IMPLEMENTATIONS,
+    chosen = local_convolution.LOCAL_CONVOLUTION.select(
         AUTO,
         OperationRequest(torch.device("cuda"), torch.bfloat16, {"channels": channels}),
     )
@@ -208,7 +207,7 @@ def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(chan
     dx, dweight = chosen.function().backward(dy, x, weight, 1, (False, True))
     assert dx is None
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        plain = local_convolution.IMPLEMENTATIONS["torch"].function()
+        plain = local_convolution.LOCAL_CONVOLUTION.function("reference")()
         _, expected = plain.backward(dy.float(), x.float(), weight.float(), 1, (False, True))
     assert dweight.dtype == torch.bfloat16
     assert_close([dweight], [expected.double()], "weight", TOLERANCE[torch.bfloat16])
@@ -220,7 +219,7 @@ def test_the_folded_gradient_of_the_weight_follows_float32_at_its_real_size(chan
 def test_the_convolution_of_one_channel_equals_float64(
     dtype: torch.dtype, filters: int, size: int, stride: int, batch: int
 ) -> None:
-    convolution = local_convolution.IMPLEMENTATIONS["triton"].function()
+    convolution = local_convolution.LOCAL_CONVOLUTION.function("triton")()
     x = random(batch, 1, size, size - 1, size, dtype=dtype)
     weight = (random(filters, 1, 3, 3, 3, seed=1) / 5).to(dtype).contiguous(memory_format=CHANNELS_LAST)
     poison()
@@ -277,7 +276,7 @@ def test_loss_equals_float64(dtype: torch.dtype, shape: tuple[int, ...], memory_
     scale = torch.tensor(2.0**20, device="cuda")
     value, gradient = with_gradients(lambda leaf: loss(leaf, label), [logits], scale)
     expected, reference = with_gradients(
-        lambda leaf: dice_cross_entropy_plain(leaf, label, SMOOTH), [logits.double()], scale.double()
+        lambda leaf: dice_cross_entropy_reference(leaf, label, SMOOTH), [logits.double()], scale.double()
     )
     assert float(value) == pytest.approx(float(expected), rel=1e-5)
     assert gradient.is_contiguous(memory_format=memory_format)
@@ -288,17 +287,17 @@ def test_operations_are_captured_and_give_the_same_bits_in_every_run() -> None:
     inputs, dy = norm_inputs((2, 32, 48, 48, 48), torch.bfloat16, torch.float32)
     label = torch.zeros((2, 48, 48, 48), device="cuda", dtype=torch.uint8)
     leaves = [value.requires_grad_() for value in inputs]
-    convolution = local_convolution.IMPLEMENTATIONS["triton"].function()
+    convolution = local_convolution.LOCAL_CONVOLUTION.function("triton")()
     kernel = random(32, 1, 3, 3, 3, dtype=torch.bfloat16, seed=4)
     shapes = ((2, 64, 24, 24, 24), (64, 32, 2, 2, 2), (32,), (3, 64, 1, 1, 1), (3,))
     x, up_weight, up_bias, weight, bias = (random(*shape, dtype=torch.bfloat16) for shape in shapes)
     up, one = [value.requires_grad_() for value in (up_bias, weight, bias)], torch.ones((), device="cuda")
 
     def step() -> list[Tensor]:
-        y, skip = instance_norm.IMPLEMENTATIONS["triton"].function(*leaves, EPSILON)
+        y, skip = instance_norm.INSTANCE_NORM.function("triton")(*leaves, EPSILON)
         # x and its weight get no gradients: they would be cuDNN's, whose sums may differ from run to run
-        joined = upsample.IMPLEMENTATIONS["triton"].function(x, up_weight, up_bias, skip)
-        logits = output_convolution.IMPLEMENTATIONS["triton"].function(joined, weight, bias)
+        joined = upsample.UPSAMPLE.function("triton")(x, up_weight, up_bias, skip)
+        logits = output_convolution.OUTPUT_CONVOLUTION.function("triton")(joined, weight, bias)
         value, image = loss(logits, label), leaves[0].detach()[:, :1].contiguous()
         gradients = torch.autograd.grad((y, value), [*leaves, *up], (dy, one))
         _, dweight = convolution.backward(dy, image, kernel, 1, (False, True))

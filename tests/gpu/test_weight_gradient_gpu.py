@@ -12,9 +12,9 @@ from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops import transpose_fp8, weight_gradient
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, widen_fp8
-from common.ops.implementation import OperationRequest
-from common.ops.transpose_fp8.plain import transpose_torch
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
+from common.ops.operation import OperationRequest
+from common.ops.transpose_fp8.reference import transpose_reference
 from common.ops.weight_gradient.half import add_product_
 from common.step.capture import capturing
 
@@ -24,7 +24,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
 
 GPU = torch.device("cuda")
-NAMES = pytest.mark.parametrize("name", list(weight_gradient.IMPLEMENTATIONS))
+NAMES = pytest.mark.parametrize("name", weight_gradient.WEIGHT_GRADIENT.names)
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 SHAPES = [(1024, 512, 4096), (1040, 528, 1008), (48, 32, 64), (6144, 4096, 8192)]
 """The second and the third fit no tile."""
@@ -35,11 +35,10 @@ BOUND = 0.02
 
 
 def accumulate_of(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    implementation = weight_gradient.IMPLEMENTATIONS[name]
-    reason = implementation.unsupported(OperationRequest(GPU, dtype))
+    reason = weight_gradient.WEIGHT_GRADIENT.unsupported(name, OperationRequest(GPU, dtype))
     if reason is not None:
         pytest.skip(reason)
-    function: Callable[..., None] = implementation.function
+    function: Callable[..., None] = weight_gradient.WEIGHT_GRADIENT.function(name)
     return function
 
 
@@ -138,8 +137,8 @@ def test_transposes_scale_runs_of_rows(shape: tuple[int, int], runs: int, to: to
     matrix = drawn.masked_fill(drawn.isinf(), 1.0).to(to)  # e5m2's infinity becomes NaN, as in casts
     factors = torch.rand(runs, device=GPU)
     factors[0] = 1.0
-    found = transpose_fp8.IMPLEMENTATIONS["triton"].function(matrix, torch.empty_like(matrix), factors)
-    expected = transpose_torch(matrix, torch.empty_like(matrix), factors)
+    found = transpose_fp8.TRANSPOSE_FP8.function("triton")(matrix, torch.empty_like(matrix), factors)
+    expected = transpose_reference(matrix, torch.empty_like(matrix), factors)
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.0, atol=0.0, equal_nan=True)
     assert found.float().isnan().any()
     own = shape[0] // runs
@@ -213,7 +212,7 @@ def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bo
     torch.manual_seed(0)
     layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
-    assert product_8._accumulate is weight_gradient.IMPLEMENTATIONS[name].function
+    assert product_8._accumulate is weight_gradient.WEIGHT_GRADIENT.function(name)
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
     shared.begin(False)
     x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)

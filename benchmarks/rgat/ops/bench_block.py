@@ -12,7 +12,7 @@ from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, made_up_igbh
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.sampling import BuildSampler, SeedBatch, measured
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 FANOUTS = (15, 10, 5)
 
@@ -47,7 +47,7 @@ def bench_block(seeds: int, device: torch.device, papers: int = IGBH_EIGHTH) -> 
         RuntimeError: that room is too little.
     """
     graph = bench_graph(device, papers)
-    build = select(sample.IMPLEMENTATIONS, AUTO, OperationRequest(device, torch.int32)).function
+    build = sample.SAMPLE.select(AUTO, OperationRequest(device, torch.int32)).function
     batch = bench_seeds(graph, seeds, 0)
     block: Block = build(graph, FANOUTS, bench_room(graph, seeds, build))(batch.seeds, batch.count, batch.seed)
     if int(block.overflow):

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import gather_rows
-from benchmarks.rgat.ops.gather_rows.plain import LARGEST, ShardedRows
+from benchmarks.rgat.ops.gather_rows.reference import LARGEST, ShardedRows
 from benchmarks.rgat.stores.feature_store import as_bytes
 from benchmarks.rgat.stores.partition import Partition
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class ExchangedFeatures:
         self._partition, self._group, self._programs = partition, group, gather_programs
         self._device = own.device
         self._shard: ShardedRows | None = ShardedRows((own,), (LARGEST,), (0,), own.device)
-        self._gather = select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(own.device, torch.uint8)).function
+        self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(own.device, torch.uint8)).function
         self._asked = torch.empty(0, dtype=torch.int32, device=own.device)
         self._given = own.new_empty(0)
         self._arrived: ShardedRows | None = None

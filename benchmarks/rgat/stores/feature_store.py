@@ -10,9 +10,9 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import gather_rows
-from benchmarks.rgat.ops.gather_rows.plain import ShardedRows
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
 from benchmarks.rgat.stores.partition import Partition
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 
 class FeatureStore(Protocol):
@@ -78,7 +78,7 @@ class InPlaceFeatures:
             raise ValueError(f"rows of {self._rows.row_bytes} bytes, and {width} of {dtype}")
         self._programs = gather_programs
         self._release = release
-        self._gather = select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(device, torch.uint8)).function
+        self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(device, torch.uint8)).function
 
     def plan(self, block: Block) -> None:
         """Nothing: rows are read where they lie."""

@@ -20,7 +20,7 @@ from common.distributed import one_machine
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 PLACEMENTS = (LOCAL, PEERS)
 

@@ -11,7 +11,7 @@ from common.distributed import one_machine
 from common.distributed.layout import AXES, Layout
 from common.distributed.meminfo import meminfo
 from common.errors import ConfigError
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 LOCAL, PEERS, HOST, EXCHANGE = PLACEMENTS = ("local", "peers", "host", "exchange")
 """All rows on every device; shards on the GPUs of one node, read in place; shards in the memory of one host, read in

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.rnnt.ops.lstm import IMPLEMENTATIONS, LstmWeights, persistent
+from benchmarks.rnnt.ops.lstm import LSTM, LstmWeights, persistent
 from benchmarks.rnnt.ops.lstm.plan import Plan
 from common.ops.bench.stopwatch import require_gpu, time_graph
-from common.ops.implementation import OperationRequest
+from common.ops.operation import OperationRequest
 
 CUDA = torch.device("cuda")
 MEAN, DEVIATION = 0.67, 0.2
@@ -46,7 +46,7 @@ def microseconds(run: Callable[[], object], frames: int) -> float:
 
 def operation(name: str, x: Tensor, weights: LstmWeights, lengths: Tensor) -> tuple[float, float]:
     """Forward and backward of an implementation."""
-    function, frames = IMPLEMENTATIONS[name].function, len(x)
+    function, frames = LSTM.function(name), len(x)
     gradient = torch.randn(*x.shape[:2], weights.width, device=CUDA).to(x.dtype)
     inputs = [x, *weights]
 
@@ -104,8 +104,8 @@ def main() -> None:
         weights = LstmWeights(
             normal(4 * width, arguments.inputs), normal(4 * width, width), normal(4 * width), normal(4 * width)
         )
-        for name in ("torch", "persistent"):
-            reason = IMPLEMENTATIONS[name].unsupported(request)
+        for name in ("library", "persistent"):
+            reason = LSTM.unsupported(name, request)
             if reason is not None:
                 print(f"{batch:4d} rows  {name:12s} {reason}")
                 continue

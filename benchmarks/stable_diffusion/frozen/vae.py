@@ -226,7 +226,7 @@ class _ResidualBlock(nn.Module):
 
 
 class _Attention(nn.Module):
-    """One head over all positions, too wide for what :mod:`common.ops.dense_attention` has beside its plain version."""
+    """One head over all positions, too wide for the faster implementations of :mod:`common.ops.dense_attention`."""
 
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
         super().__init__()

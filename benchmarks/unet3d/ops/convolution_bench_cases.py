@@ -13,9 +13,9 @@ from benchmarks.unet3d.model import INPUT_CHANNELS
 from benchmarks.unet3d.ops.bench_layers import BATCHES, Layer, layers, volumes
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
-from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.local_convolution.folded import FOLDED_CHANNELS
-from common.ops.local_convolution.plain import LocalConvolution
+from common.ops.local_convolution.reference import LocalConvolution
 
 
 def case(function: Callable[[], LocalConvolution], batch: int, dtype: torch.dtype, *, layer: Layer) -> list[Pass]:
@@ -42,14 +42,15 @@ def entries() -> list[Entry]:
     found = []
     for layer in layers():
         if layer.kernel == 3:
-            names = ["torch"]
+            names = ["reference"]
             if layer.channels == INPUT_CHANNELS:
                 names.insert(0, "triton")
             elif layer.stride == 1 and layer.filters <= FOLDED_CHANNELS:
                 names.insert(0, "folded")
-            implementations = {name: IMPLEMENTATIONS[name] for name in names}
             build = functools.partial(case, layer=layer)
-            found += each(f"conv {layer.name}", implementations, names[0], {"channels": layer.channels}, build)
+            found += each(
+                f"conv {layer.name}", LOCAL_CONVOLUTION, names[0], {"channels": layer.channels}, build, only=names
+            )
     return found
 
 
@@ -62,7 +63,7 @@ def sweeps() -> dict[str, Sweep]:
         "forward": [(*shape, programs, 1) for shape, programs in itertools.product(voxels, (0, 4, 6, 8))],
         "weight": [(*shape, *rest) for shape, *rest in itertools.product(voxels, (4, 6, 8), (1, 2, 3))],
     }
-    function = IMPLEMENTATIONS["triton"].function
+    function = LOCAL_CONVOLUTION.function("triton")
     return {
         f"first conv {key} n {batch}": Sweep(
             triton.TILES, key, tiles, functools.partial(case, function, batch, layer=layers()[0]), key == "weight"

@@ -9,7 +9,7 @@ from common.distributed.spatial.mailboxes import SymmetricMemory, try_symmetric_
 from common.distributed.spatial.point_to_point import PointToPoint
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 TRANSPORTS = (SymmetricMemory.name, PointToPoint.name)
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from common.distributed.spatial.halo import HaloExchange, Halos
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.local_convolution import IMPLEMENTATIONS
-from common.ops.local_convolution.plain import LocalConvolution
+from common.ops.local_convolution import LOCAL_CONVOLUTION
+from common.ops.local_convolution.reference import LocalConvolution
+from common.ops.operation import AUTO, OperationRequest
 
 LOW, HIGH = 0, 2
 """Depth of the kernel that meets the plane below a slab, and the one above it."""
@@ -50,7 +50,7 @@ class SpatialConv3d(nn.Module):
         implementation: the name chosen.
 
     Raises:
-        UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+        UnsupportedImplementation: see :func:`common.ops.operation.select`.
         ValueError: another stride.
     """
 
@@ -73,7 +73,7 @@ class SpatialConv3d(nn.Module):
         empty = torch.empty(shape, device=device, dtype=dtype, memory_format=torch.channels_last_3d)
         self.weight = nn.Parameter(empty)
         self.stride = stride
-        chosen = select(IMPLEMENTATIONS, implementation, OperationRequest(device, dtype, {"channels": in_channels}))
+        chosen = LOCAL_CONVOLUTION.select(implementation, OperationRequest(device, dtype, {"channels": in_channels}))
         self.implementation = chosen.name
         self._local: LocalConvolution = chosen.function()
         self._exchange = exchange

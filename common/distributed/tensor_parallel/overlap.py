@@ -22,7 +22,7 @@ from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.distributed.tensor_parallel.products import SCALE_STRIDE, CollectiveProducts, RowProduct, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 LEAST_OPERATIONS = 2e11
 """Operations of a rank's product from which on it is cut: at some 600 TFLOP/s a third of a millisecond, several times

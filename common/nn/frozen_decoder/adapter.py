@@ -9,8 +9,8 @@ from torch import Tensor
 
 from common.nn.frozen_decoder.passing import Tokens
 from common.nn.lora import LoraSettings
-from common.ops.dropout.plain import DropoutMask
-from common.ops.lora_input.plain import Region
+from common.ops.dropout.reference import DropoutMask
+from common.ops.lora_input.reference import Region
 
 
 @dataclass(frozen=True)

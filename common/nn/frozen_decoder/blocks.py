@@ -35,7 +35,7 @@ from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
 from common.nn.frozen_decoder.products import FrozenProduct, Operand, data_and_scale
 from common.nn.scratch import Scratch
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, H
 from common.nn.frozen_decoder.te_products import TeFrozenProduct
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
-from common.ops.fp8_cast.plain import Scaling
+from common.ops.fp8_cast.reference import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 """The products of a block that may be in FP8; embedding and head stay as they are."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import DecoderArchitecture
-from common.nn.decoder_operations import DECODER_OPERATIONS, DecoderOperations, Requested, choose_operations
-from common.ops import lora_input
+from common.nn.decoder_operations import DECODER_OPERATIONS, DecoderOperations, choose_operations
+from common.ops.lora_input import LORA_INPUT
+from common.ops.operation import Operation
+
+FROZEN_DECODER_OPERATIONS: dict[str, Operation] = {**DECODER_OPERATIONS, "lora_input": LORA_INPUT}
+"""Operations of a frozen decoder, by their names in ``model.implementations``."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +25,8 @@ class Operations(DecoderOperations):
     lora_input: Any
 
 
-class RequestedWithAdapters(Requested, Protocol):
-    """Names of implementations, or ``auto``."""
-
-    @property
-    def lora_input(self) -> str: ...
-
-
 def choose(
-    requested: RequestedWithAdapters,
+    requested: Mapping[str, str],
     architecture: DecoderArchitecture,
     split: ContextSplit,
     device: torch.device,
@@ -37,15 +35,13 @@ def choose(
     """The operations for a decoder, and the names chosen.
 
     Args:
-        requested: what is asked for.
+        requested: ``model.implementations``.
         architecture: sizes.
         split: of the rows over the ranks of cp.
         device, dtype: of activations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.<operation>``.
+        UnsupportedImplementation: naming ``model.implementations.<operation>``.
     """
-    functions, names = choose_operations(
-        {**DECODER_OPERATIONS, "lora_input": lora_input.IMPLEMENTATIONS}, requested, architecture, split, device, dtype
-    )
+    functions, names = choose_operations(FROZEN_DECODER_OPERATIONS, requested, architecture, split, device, dtype)
     return Operations(**functions), names

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import Handover
+from common.ops.fp8_cast.reference import Handover
 
 
 class Pair(NamedTuple):

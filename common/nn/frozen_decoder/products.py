@@ -22,10 +22,10 @@ from common.errors import UnsupportedImplementation
 from common.nn.decoder import DecoderArchitecture
 from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.linear import IMPLEMENTATIONS, fp8
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
+from common.ops.linear import LINEAR, fp8
 from common.ops.linear.fp8 import multiply
+from common.ops.operation import AUTO, OperationRequest
 
 INPUT, GRADIENT = range(2)
 ROWS_AT_ONCE = 1024
@@ -137,9 +137,9 @@ class Fp8FrozenProduct(nn.Module):
         super().__init__()
         device = weight_OI.device
         request = OperationRequest(device, dtype)
-        self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
+        self._cast = fp8_cast.FP8_CAST.select(AUTO, request).function
         transposing = OperationRequest(device, E4M3)
-        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
+        self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, transposing).function
         data, scale_inverse = cast_weight(weight_OI)
         self.weight = nn.Parameter(data, requires_grad=False)
         self.scale_inverse = nn.Parameter(scale_inverse, requires_grad=False)
@@ -228,7 +228,7 @@ def check_fp8(
     shape = architecture
     split = (shape.qkv_features, shape.attention_features, shape.feed_forward)
     for size in (shape.hidden, *(features // ranks for features in split)):
-        reason = IMPLEMENTATIONS[linear].unsupported(OperationRequest(device, dtype, {"columns": size}))
+        reason = LINEAR.unsupported(linear, OperationRequest(device, dtype, {"columns": size}))
         if reason is not None:
             raise UnsupportedImplementation(f"model.linear={linear}: {reason}")
     for count in tokens:

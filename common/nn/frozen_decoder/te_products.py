@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.nn.frozen_decoder.products import GRADIENT, INPUT, Fp8FrozenProduct
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
 from common.ops.linear import te
 
 

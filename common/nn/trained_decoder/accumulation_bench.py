@@ -31,9 +31,9 @@ from common.nn.scratch import Scratch
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
 from common.ops.bench.stopwatch import require_gpu, time_graph
 from common.ops.bench.supervisor import RESULT, supervise, work
-from common.ops.fp8_cast.plain import E4M3, E5M2, Scaling
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.fp8_cast.reference import E4M3, E5M2, Scaling
 from common.ops.linear.fp8 import multiply
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.weight_gradient.half import add_product_
 
 MODULE = "common.nn.trained_decoder.accumulation_bench"
@@ -130,7 +130,7 @@ def weight_gradients(implementation: str, dtype: torch.dtype, parts: int, layer:
         UnsupportedImplementation: this GPU or this installation has no such one.
     """
     request = OperationRequest(device, dtype)
-    accumulate = select(weight_gradient.IMPLEMENTATIONS, implementation, request).function
+    accumulate = weight_gradient.WEIGHT_GRADIENT.select(implementation, request).function
     scratch, inverse, tokens = Scratch(device), scale_inverse(device), parts * layer.tokens
     sets = []
     for outputs, inputs in layer.weights.values():
@@ -213,7 +213,7 @@ def matrices(what: str, layer: Layer) -> list[tuple[int, int]]:
 
 def transposes(what: str, layer: Layer, device: torch.device) -> Case:
     """Of weights, inputs or gradients, by passes of their own."""
-    transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, OperationRequest(device, E4M3)).function
+    transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, OperationRequest(device, E4M3)).function
     scratch = Scratch(device)
     sets = [normal(device, E4M3, *shape) for shape in matrices(what, layer)]
 
@@ -226,7 +226,7 @@ def transposes(what: str, layer: Layer, device: torch.device) -> Case:
 
 def casts(what: str, layer: Layer, device: torch.device) -> Case:
     """Casts from bf16 that write both orders, beside those that write one."""
-    cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, OperationRequest(device, torch.bfloat16)).function
+    cast = fp8_cast.FP8_CAST.select(AUTO, OperationRequest(device, torch.bfloat16)).function
     to = E5M2 if what == "gradients" else E4M3
     scaling = Scaling(torch.full((), 8.0, device=device), torch.zeros(2, dtype=torch.int32, device=device))
     sets = [normal(device, torch.bfloat16, *shape) for shape in matrices(what, layer)]
@@ -243,9 +243,9 @@ def cases() -> dict[str, Build]:
     bf16, fp32 = torch.bfloat16, torch.float32
     found: dict[str, Build] = {}
     for dtype, into in ((bf16, "bf16"), (fp32, "fp32")):
-        for name in weight_gradient.IMPLEMENTATIONS:
+        for name in weight_gradient.WEIGHT_GRADIENT.names:
             found[f"wgrad fp8 into {into} {name}"] = _given(weight_gradients, name, dtype, 1)
-    for name in weight_gradient.IMPLEMENTATIONS:
+    for name in weight_gradient.WEIGHT_GRADIENT.names:
         found[f"wgrad fp8 into bf16 {name}, two micro-batches"] = _given(weight_gradients, name, bf16, 2)
     found["wgrad fp8 alone, promoted to fp32"] = promoted_weight_gradients
     for dtype, into in ((bf16, "bf16"), (fp32, "fp32")):

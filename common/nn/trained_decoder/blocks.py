@@ -3,7 +3,7 @@
 As in :mod:`common.nn.frozen_decoder.blocks` operations write FP8 themselves: a norm the input of the product behind it,
 SwiGLU that of the MLP's second product, SwiGLU and the rotation the gradient of the product before them, and the
 backward pass of a norm that of the product whose result it added to the residual stream; this last one goes back to the
-half before in a :class:`common.ops.fp8_cast.plain.Handover`. The attention's result alone is cast by itself.
+half before in a :class:`common.ops.fp8_cast.reference.Handover`. The attention's result alone is cast by itself.
 
 The weights are no inputs of the autograd functions: their gradients are added to the main ones, a weight's as soon as
 its operands are there.
@@ -31,7 +31,7 @@ from common.nn.frozen_decoder.passing import Pair
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.products import TrainedProduct
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from common.ops.fp8_cast.plain import Scaling
+from common.ops.fp8_cast.reference import Scaling
 
 EvalProducts = Literal["half", "frozen", "moving"]
 """What FP8 products do without gradients: ``half``: multiply in the dtype of the weight; ``frozen``: in FP8, with the

@@ -17,7 +17,7 @@ from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
 from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 
 
 class Layer(nn.Module):

@@ -51,9 +51,9 @@ from common.nn.trained_decoder.movement import (
     movement_of,
 )
 from common.ops import fp8_cast, transpose_fp8, weight_gradient
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
-from common.ops.implementation import AUTO, OperationRequest, asked_for, select
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling, scale_of
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, check_rows, check_weight, multiply
+from common.ops.operation import AUTO, OPTION, OperationRequest, asked_for
 from common.ops.weight_gradient.half import add_product_
 
 
@@ -254,11 +254,11 @@ class Fp8TrainedProduct(_Moving):
             casts.before_evaluations(self._begin_evaluation)
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
-        self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
+        self._cast = fp8_cast.FP8_CAST.select(AUTO, request).function
         transposing = OperationRequest(device, E4M3)
-        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
-        with asked_for("model.accumulation", accumulation):
-            self._accumulate = select(weight_gradient.IMPLEMENTATIONS, accumulation, request).function
+        self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, transposing).function
+        with asked_for(f"{OPTION}.accumulation", accumulation):
+            self._accumulate = weight_gradient.WEIGHT_GRADIENT.select(accumulation, request).function
         # memory of its own, so that graphs keep the address
         self._weight8 = torch.empty(weight_OI.shape, dtype=E4M3, device=device)
         self._weight8_IO = self._weight8.new_empty(weight_OI.shape[::-1]) if keep_turned else None

@@ -9,42 +9,21 @@ residual alike. The post-norm form of BERT, with its dropout, is :mod:`common.op
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from common.ops.add_layer_norm.plain import add_layer_norm_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
+from common.ops.add_layer_norm.reference import add_layer_norm_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
 MOST_FEATURES = 8192
 """A program of the Triton kernels holds a whole row, and backward adds up two or three of them."""
 
 
-def _add_layer_norm_triton(
-    x_RC: Tensor,
-    residual_RC: Tensor | None,
-    weight_C: Tensor,
-    bias_C: Tensor,
-    eps: float,
-    *,
-    added_C: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    from common.ops.add_layer_norm.triton import add_layer_norm  # triton is imported only where it is used
-
-    return add_layer_norm(x_RC, residual_RC, weight_C, bias_C, eps, added_C=added_C)
-
-
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["features"] > MOST_FEATURES:
-        return f"at most {MOST_FEATURES} features, not {request.sizes['features']}"
-    return triton_unsupported(request)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _add_layer_norm_triton, _unsupported),
-    "torch": Implementation("torch", add_layer_norm_torch, always),
-}
+ADD_LAYER_NORM = Operation(
+    "add_layer_norm",
+    add_layer_norm_reference,
+    {
+        "triton": triton_kernels("common.ops.add_layer_norm.triton:add_layer_norm", most={"features": MOST_FEATURES}),
+    },
+    kernel_names=(("layer norm", r"^add_layer_norm_"),),
+)
 """Signature: ``add_layer_norm(x_RC, residual_RC, weight_C, bias_C, eps, *, added_C=None)``. A request says
 ``features``."""
-
-KERNEL_NAMES = (("layer norm", r"^add_layer_norm_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -35,7 +35,7 @@ def entries() -> list[Entry]:
     for samples, (channels, side) in itertools.product(BATCHES, TRANSFORMERS):
         build = functools.partial(case, rows=samples * side**2, features=channels)
         sizes, name = {"features": channels}, f"add_layer_norm {channels}@{side} n {samples}"
-        found += each(name, add_layer_norm.IMPLEMENTATIONS, "triton", sizes, build, calls=0)
+        found += each(name, add_layer_norm.ADD_LAYER_NORM, "triton", sizes, build, calls=0)
     return found
 
 
@@ -43,7 +43,7 @@ def sweeps() -> dict[str, Sweep]:
     """Elements, warps and programs of both directions, for the widest and the narrowest rows."""
     from common.ops.add_layer_norm import triton
 
-    function = add_layer_norm.IMPLEMENTATIONS["triton"].function
+    function = add_layer_norm.ADD_LAYER_NORM.function("triton")
     choices = {
         "forward": list(itertools.product((1024, 2048, 4096, 8192), (2, 4, 8), (0, 8))),
         "backward": list(itertools.product((1024, 2048, 4096), (2, 4, 8), (4, 8, 12, 16))),

@@ -132,6 +132,6 @@ def add_layer_norm(
     *,
     added_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.add_layer_norm.plain.add_layer_norm_torch`."""
+    """See :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`."""
     result: tuple[Tensor, Tensor] = _AddLayerNorm.apply(x_RC, residual_RC, added_C, weight_C, bias_C, eps)
     return result

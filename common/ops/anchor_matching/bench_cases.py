@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.ops import anchor_matching
-from common.ops.anchor_matching.plain import MatchingRule
+from common.ops.anchor_matching.reference import MatchingRule
 from common.ops.bench import cases
 from common.ops.bench import detection as size
 from common.ops.bench.cases import Entry, Pass, each
@@ -36,7 +36,7 @@ def entries() -> list[Entry]:
         entry
         for name, most in (("matching", 2 * size.BOXES - 1), ("matching crowded", CROWDED))
         for entry in each(
-            name, anchor_matching.IMPLEMENTATIONS, "triton", {}, functools.partial(case, most=most), calls=0
+            name, anchor_matching.ANCHOR_MATCHING, "triton", {}, functools.partial(case, most=most), calls=0
         )
     ]
 
@@ -46,6 +46,6 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.anchor_matching import triton
 
     tiles = list(itertools.product((128, 256, 512, 1024), (1, 2, 4)))
-    function = anchor_matching.IMPLEMENTATIONS["triton"].function
+    function = anchor_matching.ANCHOR_MATCHING.function("triton")
     build = functools.partial(case, function, size.PICTURES, most=2 * size.BOXES - 1)
     return {f"matching {key}": Sweep(triton.TILES, key, tiles, build, False) for key in triton.TILES}

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from common.ops.anchor_matching import kernels
-from common.ops.anchor_matching.plain import MatchingRule
+from common.ops.anchor_matching.reference import MatchingRule
 
 
 class Tile(NamedTuple):
@@ -44,7 +44,7 @@ def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], d
 
 @torch.no_grad()
 def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
-    """See :func:`common.ops.anchor_matching.plain.match_torch`, whose matches these are bit by bit."""
+    """See :func:`common.ops.anchor_matching.reference.match_reference`, whose matches these are bit by bit."""
     anchors_A4, boxes_BM4 = anchors_A4.float().contiguous(), boxes_BM4.float().contiguous()
     anchors, (pictures, most) = anchors_A4.shape[-2], boxes_BM4.shape[:2]
     step = anchors if anchors_A4.dim() == 3 else 0

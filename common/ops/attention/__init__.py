@@ -11,22 +11,13 @@ Behind a product in FP8 the gradients of queries, keys and values are written in
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from common.ops.attention import te
-from common.ops.attention.plain import HEAD_DIMS, attention_torch
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.attention.reference import HEAD_DIMS, attention_reference
 from common.ops.libraries import TRANSFORMER_ENGINE
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
-
-
-def _attention_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.attention.triton import attention  # triton is imported only where it is used
-
-    return attention(*args, **kwargs)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -47,16 +38,17 @@ def _te_unsupported(request: OperationRequest) -> str | None:
     return TRANSFORMER_ENGINE.unavailable()
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _attention_triton, _unsupported),
-    "te": Implementation("te", te.attention, _te_unsupported),
-    "torch": Implementation("torch", attention_torch, always),
-}
+ATTENTION = Operation(
+    "attention",
+    attention_reference,
+    {
+        "triton": Implementation("common.ops.attention.triton:attention", _unsupported),
+        "te": Implementation(te.attention, _te_unsupported),
+    },
+    kernel_names=(("attention", r"^attention_|cu_seqlens"),),
+)
 """Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, dropout, bias_3HD=None, *,
 handover=None)``.
 
 A request says ``head_dim``.
 """
-
-KERNEL_NAMES = (("attention", r"^attention_|cu_seqlens"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

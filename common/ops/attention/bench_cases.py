@@ -17,8 +17,8 @@ from common.ops.bench import cases
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import Handover
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import Handover
 
 
 def work(packs: int, dtype: torch.dtype, d_qkv_bytes: int = 2) -> dict[str, tuple[float, float]]:
@@ -66,7 +66,7 @@ def fp8_case(function: Callable[..., Tensor], packs: int, dtype: torch.dtype) ->
 
 def without_bias_case(packs: int, dtype: torch.dtype) -> list[Pass]:
     """Ours without the gradient of the bias, as the libraries have it."""
-    function = attention.IMPLEMENTATIONS["triton"].function
+    function = attention.ATTENTION.function("triton")
     qkv, seed = queries_keys_values(packs, dtype), size.seed()
     starts, lengths = size.sequences(packs)
     return both_ways(
@@ -122,11 +122,11 @@ def flash_case(packs: int, dtype: torch.dtype) -> list[Pass]:
 
 def entries() -> list[Entry]:
     """Every implementation, of which a layer has one, and the candidates."""
-    ours = attention.IMPLEMENTATIONS["triton"].function
+    ours = attention.ATTENTION.function("triton")
     sizes = {"head_dim": size.HEAD_DIM}
     return [
-        *each("attention", attention.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS),
-        *each("attention to fp8", attention.IMPLEMENTATIONS, "triton", sizes, fp8_case, calls=0),
+        *each("attention", attention.ATTENTION, "triton", sizes, case, calls=size.LAYERS),
+        *each("attention to fp8", attention.ATTENTION, "triton", sizes, fp8_case, calls=0),
         Entry("attention triton, no bias gradient", 0, without_bias_case),
         Entry("attention triton, no dropout", 0, functools.partial(case, ours, p=0.0)),
         Entry("attention SDPA", 0, sdpa_case),
@@ -142,7 +142,7 @@ def sweeps() -> dict[str, Sweep]:
     blocks += [(128, 64, 4, 2), (128, 64, 8, 2), (64, 128, 4, 2), (64, 32, 4, 2), (64, 32, 4, 3), (64, 64, 8, 2)]
     key_blocks = [*blocks, (32, 64, 4, 2), (32, 64, 4, 3), (32, 64, 8, 2), (128, 64, 4, 3)]
     choices = {"forward": blocks, "query_gradient": blocks, "key_value_gradient": key_blocks}
-    build = functools.partial(case, attention.IMPLEMENTATIONS["triton"].function, size.PACKS)
+    build = functools.partial(case, attention.ATTENTION.function("triton"), size.PACKS)
     return {
         f"attention {key}": Sweep(triton.TILES, key, tiles, build, key != "forward") for key, tiles in choices.items()
     }

@@ -43,7 +43,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.attention.plain import GRADIENT_MARGIN
+from common.ops.attention.reference import GRADIENT_MARGIN
 from common.ops.dropout.kernels import keep_of_rows, mask_keys
 from common.ops.fp8_cast.device import INFINITY_BITS, magnitude_bits, no_peak, peak_of, round_to_fp8, scale_of
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import Handover
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import Handover
 
 
 class _Attention(torch.autograd.Function):
@@ -91,7 +91,7 @@ def attention(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention within each sequence; see the plain version in :mod:`common.ops.attention`.
+    """Attention within each sequence; see the reference in :mod:`common.ops.attention`.
 
     Args:
         qkv_T3HD: fp16 or bf16.

@@ -13,10 +13,10 @@ import triton
 from torch import Tensor
 
 from common.ops.attention import kernels
-from common.ops.attention.plain import HEAD_DIMS
-from common.ops.dropout.plain import DropoutMask
+from common.ops.attention.reference import HEAD_DIMS
+from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
-from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling
+from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling
 from common.ops.fp8_cast.triton import Result, result
 from common.ops.tiling.column_sums import column_sums
 
@@ -253,7 +253,7 @@ def attention(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention within each sequence; see the plain version in :mod:`common.ops.attention`.
+    """Attention within each sequence; see the reference in :mod:`common.ops.attention`.
 
     Args:
         qkv_T3HD: fp16, bf16 or fp32; D one of ``HEAD_DIMS``.

@@ -12,24 +12,21 @@ Four operations, each with a plain PyTorch version (the oracle) and a Triton one
 Statistics are per channel over N, H, W, and over the ranks of ``group`` where one is given (group batch norm): then
 the result, running statistics and gradients equal batch norm over the concatenated batch, each rank holding the part of
 the weight and bias gradients that sums to the whole (as for every other parameter).
-Shapes: N images, C channels, H height, W width. Activations are fp16, bf16, fp32 (or fp64 in the plain version);
+Shapes: N images, C channels, H height, W width. Activations are fp16, bf16, fp32 (or fp64 in the reference);
 weight, bias and statistics are fp32.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from common.ops.batch_norm.plain import (
-    batch_norm_add_relu_torch,
-    batch_norm_evaluate_torch,
-    batch_norm_relu_max_pool_torch,
-    batch_norm_torch,
+from common.ops.batch_norm.reference import (
+    batch_norm_add_relu_reference,
+    batch_norm_evaluate_reference,
+    batch_norm_reference,
+    batch_norm_relu_max_pool_reference,
 )
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import no_triton
 
 
@@ -43,50 +40,36 @@ def _triton_unsupported(request: OperationRequest) -> str | None:
     return no_triton(request.device)
 
 
-def _batch_norm_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.batch_norm import triton as batch_norm_triton
-
-    return batch_norm_triton.batch_norm(*args, **kwargs)
-
-
-def _batch_norm_add_relu_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    from common.ops.batch_norm import triton as batch_norm_triton
-
-    return batch_norm_triton.batch_norm_add_relu(*args, **kwargs)
-
-
-def _batch_norm_relu_max_pool_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.batch_norm import pool_triton as batch_norm_pool_triton
-
-    return batch_norm_pool_triton.batch_norm_relu_max_pool(*args, **kwargs)
-
-
-def _batch_norm_evaluate_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.batch_norm import triton as batch_norm_triton
-
-    return batch_norm_triton.batch_norm_evaluate(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _batch_norm_triton, _triton_unsupported),
-    "torch": Implementation("torch", batch_norm_torch, always),
-}
-ADD_RELU_IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _batch_norm_add_relu_triton, _triton_unsupported),
-    "torch": Implementation("torch", batch_norm_add_relu_torch, always),
-}
-RELU_MAX_POOL_IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _batch_norm_relu_max_pool_triton, _triton_unsupported),
-    "torch": Implementation("torch", batch_norm_relu_max_pool_torch, always),
-}
-EVALUATE_IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _batch_norm_evaluate_triton, _triton_unsupported),
-    "torch": Implementation("torch", batch_norm_evaluate_torch, always),
-}
-
-KERNEL_NAMES = (
-    ("batch or instance norm", r"^(moments|normalise|gradient_sums|input_gradient)_kernel"),
-    ("batch or instance norm", r"^(group_)?(statistics|coefficients)_kernel"),
-    ("pooling", r"^pool_"),
+BATCH_NORM = Operation(
+    "batch_norm",
+    batch_norm_reference,
+    {
+        "triton": Implementation("common.ops.batch_norm.triton:batch_norm", _triton_unsupported),
+    },
+    kernel_names=(
+        ("batch or instance norm", r"^(moments|normalise|gradient_sums|input_gradient)_kernel"),
+        ("batch or instance norm", r"^(group_)?(statistics|coefficients)_kernel"),
+        ("pooling", r"^pool_"),
+    ),
 )
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""
+BATCH_NORM_ADD_RELU = Operation(
+    "batch_norm_add_relu",
+    batch_norm_add_relu_reference,
+    {
+        "triton": Implementation("common.ops.batch_norm.triton:batch_norm_add_relu", _triton_unsupported),
+    },
+)
+BATCH_NORM_RELU_MAX_POOL = Operation(
+    "batch_norm_relu_max_pool",
+    batch_norm_relu_max_pool_reference,
+    {
+        "triton": Implementation("common.ops.batch_norm.pool_triton:batch_norm_relu_max_pool", _triton_unsupported),
+    },
+)
+BATCH_NORM_EVALUATE = Operation(
+    "batch_norm_evaluate",
+    batch_norm_evaluate_reference,
+    {
+        "triton": Implementation("common.ops.batch_norm.triton:batch_norm_evaluate", _triton_unsupported),
+    },
+)

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from common.ops.batch_norm import pool_kernels as kernels
-from common.ops.batch_norm.plain import Norm
+from common.ops.batch_norm.reference import Norm
 from common.ops.batch_norm.triton import coefficients, gradient_sums, statistics
 
 
@@ -83,6 +83,6 @@ class _BatchNormReLUMaxPool(torch.autograd.Function):
 
 
 def batch_norm_relu_max_pool(x_NCHW: Tensor, norm: Norm, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """See :func:`common.ops.batch_norm.plain.batch_norm_relu_max_pool_torch`."""
+    """See :func:`common.ops.batch_norm.reference.batch_norm_relu_max_pool_reference`."""
     result: Tensor = _BatchNormReLUMaxPool.apply(x_NCHW, norm.weight, norm.bias, norm, group)
     return result

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from common.ops.batch_norm import kernels
-from common.ops.batch_norm.plain import Norm, batch_norm_evaluate_torch
+from common.ops.batch_norm.reference import Norm, batch_norm_evaluate_reference
 from common.ops.norm.readers import second_reader
 from common.ops.tiling.tiles import Tile
 from common.ops.triton_support import multiprocessors
@@ -324,7 +324,7 @@ def batch_norm(
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
 ) -> Tensor:
-    """Batch norm, then ReLU if ``relu``; see :func:`common.ops.batch_norm.plain.batch_norm_torch`."""
+    """Batch norm, then ReLU if ``relu``; see :func:`common.ops.batch_norm.reference.batch_norm_reference`."""
     result: Tensor = _BatchNorm.apply(x_NCHW, norm.weight, norm.bias, norm, relu, group, moments)
     return result
 
@@ -339,7 +339,7 @@ def batch_norm_add_relu(
     moments: Tensor | None = None,
     residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The end of a residual block; see :func:`common.ops.batch_norm.plain.batch_norm_add_relu_torch`."""
+    """The end of a residual block; see :func:`common.ops.batch_norm.reference.batch_norm_add_relu_reference`."""
     weight, bias = (None, None) if residual_norm is None else (residual_norm.weight, residual_norm.bias)
     result: tuple[Tensor, Tensor] = _BatchNormAddReLU.apply(
         x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group, moments,
@@ -362,9 +362,9 @@ def batch_norm_evaluate(
     residual_NCHW: Tensor | None = None,
     residual_norm: Norm | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.batch_norm.plain.batch_norm_evaluate_torch`, which serves autograd."""
+    """See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`, which serves autograd."""
     if torch.is_grad_enabled():
-        return batch_norm_evaluate_torch(
+        return batch_norm_evaluate_reference(
             x_NCHW, norm, relu=relu, residual_NCHW=residual_NCHW, residual_norm=residual_norm
         )
     residual_NCHW = None if residual_NCHW is None else _channels_last(residual_NCHW)

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.errors import UnsupportedImplementation
 from common.ops.bench.stopwatch import time_graph
 from common.ops.bench.table import Measured
-from common.ops.implementation import Implementation, OperationRequest
+from common.ops.operation import Operation, OperationRequest
 
 T = TypeVar("T")
 
@@ -117,7 +117,8 @@ def together(cases: Sequence[list[Pass]]) -> list[Pass]:
 
 
 def requested(
-    implementation: Implementation,
+    operation: Operation,
+    implementation: str,
     sizes: Mapping[str, int],
     build: Callable[..., list[Pass]],
     batch: int,
@@ -126,7 +127,7 @@ def requested(
     """The passes of an implementation at a size.
 
     Args:
-        implementation: the one to measure.
+        operation, implementation: what to measure.
         sizes: of the request, by name.
         build: makes the passes of (function, batch, dtype).
         batch: samples.
@@ -135,28 +136,29 @@ def requested(
     Raises:
         UnsupportedImplementation: it cannot serve the request.
     """
-    reason = implementation.unsupported(OperationRequest(torch.device(DEVICE), dtype, sizes))
+    reason = operation.unsupported(implementation, OperationRequest(torch.device(DEVICE), dtype, sizes))
     if reason is not None:
         raise UnsupportedImplementation(reason)
-    return build(implementation.function, batch, dtype)
+    return build(operation.function(implementation), batch, dtype)
 
 
 def each(
     name: str,
-    implementations: Mapping[str, Implementation],
+    operation: Operation,
     chosen: str,
     sizes: Mapping[str, int],
     build: Callable[..., list[Pass]],
     calls: int = 1,
+    only: Sequence[str] = (),
 ) -> list[Entry]:
-    """An entry for every implementation; a step calls the chosen one."""
+    """An entry for every implementation, or for those in ``only``. A step calls the one that is ``chosen``."""
     return [
         Entry(
-            f"{name} {implementation.name}",
-            calls if implementation.name == chosen else 0,
-            functools.partial(requested, implementation, sizes, build),
+            f"{name} {implementation}",
+            calls if implementation == chosen else 0,
+            functools.partial(requested, operation, implementation, sizes, build),
         )
-        for implementation in implementations.values()
+        for implementation in only or operation.names
     ]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.ops.bench import cases
-from common.ops.fp8_cast.plain import Scaling
+from common.ops.fp8_cast.reference import Scaling
 
 PACKS = 48
 LENGTH = 512

@@ -15,8 +15,8 @@ from common.ops.bench import gpt3
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each, rotating
 from common.ops.bench.sweep import Sweep
-from common.ops.bias_gelu.plain import BiasGelu
-from common.ops.fp8_cast.plain import E4M3, Handover, cast_torch
+from common.ops.bias_gelu.reference import BiasGelu
+from common.ops.fp8_cast.reference import E4M3, Handover, cast_reference
 
 
 def case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> list[Pass]:
@@ -45,7 +45,7 @@ def written_case(function: BiasGelu, batch: int, dtype: torch.dtype, *, features
     in_fp8, bias = unit / dtype.itemsize, size.normal(dtype, features)
     scales = [size.fresh_scaling() for _ in range(5)]
     twos = rotating(lambda: [size.normal(dtype, *shape) for _ in range(2)], 2 * unit)
-    saved = cast_torch(next(twos)[0], size.fresh_scaling(), E4M3, False)
+    saved = cast_reference(next(twos)[0], size.fresh_scaling(), E4M3, False)
 
     def saved_backward() -> object:
         return function.backward(next(twos)[0], saved, bias, fp8=scales[4])
@@ -66,14 +66,14 @@ def entries() -> list[Entry]:
     """Every implementation; a layer has one."""
     sizes = {"features": size.FEED_FORWARD}
     return [
-        *each("bias_gelu", bias_gelu.IMPLEMENTATIONS, "triton", sizes, case, calls=size.LAYERS),
-        *each("bias_gelu to fp8", bias_gelu.IMPLEMENTATIONS, "triton", sizes, fp8_case, calls=0),
+        *each("bias_gelu", bias_gelu.BIAS_GELU, "triton", sizes, case, calls=size.LAYERS),
+        *each("bias_gelu to fp8", bias_gelu.BIAS_GELU, "triton", sizes, fp8_case, calls=0),
         *(
             entry
             for features in (gpt3.FEED_FORWARD // ranks for ranks in gpt3.RANKS)
             for entry in each(
                 f"bias_gelu written {features}",
-                bias_gelu.WITHOUT_AUTOGRAD,
+                bias_gelu.BIAS_GELU_PASSES,
                 "triton",
                 {},
                 functools.partial(written_case, features=features),
@@ -93,7 +93,7 @@ def sweeps() -> dict[str, Sweep]:
         "backward": [(*tile, warps, programs) for tile in tiles for warps in (4, 8) for programs in (2, 4, 8)],
     }
     shapes = ((4, 1024, 4), (4, 1024, 8), (2, 1024, 4), (8, 512, 4), (8, 512, 8), (16, 256, 8))
-    function = bias_gelu.IMPLEMENTATIONS["triton"].function
+    function = bias_gelu.BIAS_GELU.function("triton")
     build, build_fp8 = (functools.partial(which, function, size.PACKS) for which in (case, fp8_case))
     return (
         {
@@ -116,7 +116,7 @@ def sweeps() -> dict[str, Sweep]:
                 "save",
                 [(*shape, *rest) for shape, *rest in itertools.product(shapes, (1, 2, 4), (1, 2, 3))],
                 lambda dtype: written_case(
-                    bias_gelu.WITHOUT_AUTOGRAD["triton"].function, 1, dtype, features=gpt3.FEED_FORWARD // gpt3.RANKS[0]
+                    bias_gelu.BIAS_GELU_PASSES.function("triton"), 1, dtype, features=gpt3.FEED_FORWARD // gpt3.RANKS[0]
                 )[2:],
                 False,
             )

@@ -12,9 +12,9 @@ import triton
 from torch import Tensor
 
 from common.ops.bias_gelu import kernels
-from common.ops.bias_gelu.plain import Activated, Gradients
+from common.ops.bias_gelu.reference import Activated, Gradients
 from common.ops.fp8_cast import triton as fp8_triton
-from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
+from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
@@ -77,7 +77,7 @@ def forward(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """See :func:`common.ops.bias_gelu.plain.forward_torch`. One launch."""
+    """See :func:`common.ops.bias_gelu.reference.forward_reference`. One launch."""
     require_contiguous(x=x_TF, bias=bias_F)
     tokens, features = x_TF.shape
     y8 = None if fp8 is None else fp8_triton.result(fp8, E4M3, x_TF.shape)
@@ -108,7 +108,7 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Gradients:
-    """See :func:`common.ops.bias_gelu.plain.backward_torch`. Two launches, no atomics but for the scale."""
+    """See :func:`common.ops.bias_gelu.reference.backward_reference`. Two launches, no atomics but for the scale."""
     dx_TF, dx8, partial = _backward(dy_TF, saved, bias_F, fp8, frozen_scales)
     return Gradients(dx_TF, dx8, column_sums(partial, torch.float32))
 
@@ -171,6 +171,6 @@ class _BiasGelu(torch.autograd.Function):
 def bias_gelu(
     x_TF: Tensor, bias_F: Tensor, *, fp8: Scaling | None = None, handover: Handover | None = None
 ) -> Tensor | Fp8Tensor:
-    """See :func:`common.ops.bias_gelu.plain.bias_gelu_torch`."""
+    """See :func:`common.ops.bias_gelu.reference.bias_gelu_reference`."""
     result: Any = _BiasGelu.apply(x_TF, bias_F, fp8, handover)
     return result if fp8 is None else Fp8Tensor(*result)

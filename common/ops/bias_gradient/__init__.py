@@ -12,24 +12,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from common.ops.bias_gradient.plain import row_sums_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
+from common.ops.bias_gradient.reference import row_sums_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
 RowSums = Callable[[Tensor, torch.dtype], Tensor]
 
 
-def _row_sums_triton(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    from common.ops.bias_gradient.triton import row_sums  # triton is imported only where it is used
-
-    return row_sums(d_RC, dtype)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _row_sums_triton, triton_unsupported),
-    "torch": Implementation("torch", row_sums_torch, always),
-}
+BIAS_GRADIENT = Operation(
+    "bias_gradient",
+    row_sums_reference,
+    {
+        "triton": triton_kernels("common.ops.bias_gradient.triton:row_sums"),
+    },
+    kernel_names=(("bias gradient", r"^row_sums_"),),
+)
 """Functions: :data:`RowSums`."""
-
-KERNEL_NAMES = (("bias gradient", r"^row_sums_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

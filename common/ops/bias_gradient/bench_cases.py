@@ -28,7 +28,7 @@ def entries() -> list[Entry]:
     for samples, (channels, side) in itertools.product(BATCHES, TRANSFORMERS):
         build = functools.partial(case, rows=samples * side**2, columns=channels)
         name = f"bias_gradient {channels}@{side} n {samples}"
-        found += each(name, bias_gradient.IMPLEMENTATIONS, "triton", {}, build, calls=0)
+        found += each(name, bias_gradient.BIAS_GRADIENT, "triton", {}, build, calls=0)
     return found
 
 
@@ -37,5 +37,5 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.bias_gradient import triton
 
     choices = list(itertools.product((64, 128, 256), (2048, 4096, 8192), (4, 8), (2, 4, 8), (1, 3)))
-    build = functools.partial(case, bias_gradient.IMPLEMENTATIONS["triton"].function, 0, rows=32 * 64**2, columns=320)
+    build = functools.partial(case, bias_gradient.BIAS_GRADIENT.function("triton"), 0, rows=32 * 64**2, columns=320)
     return {"bias_gradient": Sweep(triton.TILES, "sums", choices, build, False)}

@@ -17,7 +17,7 @@ TILES: dict[str, Tile] = {"sums": Tile(64, 8192, 4, 2, 3)}
 
 
 def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    """See :func:`common.ops.bias_gradient.plain.row_sums_torch`."""
+    """See :func:`common.ops.bias_gradient.reference.row_sums_reference`."""
     d_RC = d_RC.contiguous()
     rows, columns = d_RC.shape
     grid, arguments = cut(TILES["sums"], 1, rows, columns, d_RC.device, reverse=False)

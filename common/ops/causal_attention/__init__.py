@@ -16,24 +16,26 @@ from __future__ import annotations
 
 from common.ops.causal_attention import cudnn, cudnn_frontend, flash, flash_attention_4, requirements, te
 from common.ops.causal_attention.parts import Saved, merge, through
-from common.ops.causal_attention.plain import CausalAttention, backward_into_torch, backward_torch, forward_torch
-from common.ops.implementation import Implementation, always
+from common.ops.causal_attention.reference import (
+    CausalAttention,
+    backward_into_reference,
+    backward_reference,
+    forward_reference,
+)
+from common.ops.operation import Implementation, Operation
 
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "Saved", "merge"]
+__all__ = ["CAUSAL_ATTENTION", "Saved", "merge"]
 
-IMPLEMENTATIONS = {
-    "flash_attention_4": Implementation(
-        "flash_attention_4", through(flash_attention_4.LIBRARY), requirements.flash_4_unsupported
-    ),
-    "cudnn": Implementation("cudnn", through(cudnn.LIBRARY), requirements.cudnn_unsupported),
-    "flash": Implementation("flash", through(flash.LIBRARY), requirements.flash_unsupported),
-    "cudnn_frontend": Implementation(
-        "cudnn_frontend", through(cudnn_frontend.LIBRARY), requirements.frontend_unsupported
-    ),
-    "te": Implementation("te", through(te.LIBRARY), requirements.te_unsupported),
-    "torch": Implementation("torch", CausalAttention(forward_torch, backward_torch, backward_into_torch), always),
-}
+CAUSAL_ATTENTION = Operation(
+    "causal_attention",
+    CausalAttention(forward_reference, backward_reference, backward_into_reference),
+    {
+        "flash_attention_4": Implementation(through(flash_attention_4.LIBRARY), requirements.flash_4_unsupported),
+        "cudnn": Implementation(through(cudnn.LIBRARY), requirements.cudnn_unsupported),
+        "flash": Implementation(through(flash.LIBRARY), requirements.flash_unsupported),
+        "cudnn_frontend": Implementation(through(cudnn_frontend.LIBRARY), requirements.frontend_unsupported),
+        "te": Implementation(through(te.LIBRARY), requirements.te_unsupported),
+    },
+    kernel_names=(("attention", r"cudnn.*(sdpa|fmha|flash)|(flash|pytorch_flash).*(fwd|bwd)|sdpa_sm"),),
+)
 """Functions: :class:`CausalAttention`. A request says ``head_size``."""
-
-KERNEL_NAMES = (("attention", r"cudnn.*(sdpa|fmha|flash)|(flash|pytorch_flash).*(fwd|bwd)|sdpa_sm"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -13,7 +13,7 @@ from common.ops.bench import gpt3
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import normal, size_of
-from common.ops.causal_attention.plain import CausalAttention
+from common.ops.causal_attention.reference import CausalAttention
 
 
 def case(function: CausalAttention, batch: int, dtype: torch.dtype, *, queries: int) -> list[Pass]:
@@ -64,12 +64,12 @@ def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"head_size": size.HEAD_SIZE}
     name = "causal_attention interleaved"
-    interleaved = each(name, causal_attention.IMPLEMENTATIONS, "cudnn", sizes, interleaved_case, calls=0)
+    interleaved = each(name, causal_attention.CAUSAL_ATTENTION, "cudnn", sizes, interleaved_case, calls=0)
     return interleaved + [
         entry
         for name, queries in (("causal_attention", size.TOKENS), ("causal_attention half", size.TOKENS // 2))
         for entry in each(
-            name, causal_attention.IMPLEMENTATIONS, "cudnn", sizes, functools.partial(case, queries=queries), calls=0
+            name, causal_attention.CAUSAL_ATTENTION, "cudnn", sizes, functools.partial(case, queries=queries), calls=0
         )
     ]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from common.ops.causal_attention.parts import Library
-from common.ops.causal_attention.plain import Saved
+from common.ops.causal_attention.reference import Saved
 from common.ops.libraries import cudnn_handle
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from common.ops.causal_attention.parts import Library
-from common.ops.causal_attention.plain import Saved
+from common.ops.causal_attention.reference import Saved
 
 
 def forward(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, None]:

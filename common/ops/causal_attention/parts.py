@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from common.ops.causal_attention.plain import CausalAttention, Saved, check, copy_into
+from common.ops.causal_attention.reference import CausalAttention, Saved, check, copy_into
 from common.ops.triton_support import widen
 
 __all__ = ["Library", "Saved", "merge", "through"]

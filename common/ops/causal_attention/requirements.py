@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from common.ops.implementation import OperationRequest
 from common.ops.libraries import CUDNN_FRONTEND, FLASH_ATTENTION_4, TRANSFORMER_ENGINE
+from common.ops.operation import OperationRequest
 
 
 def library_unsupported(request: OperationRequest, name: str, capability: tuple[int, int]) -> str | None:

@@ -8,13 +8,10 @@ Shapes: N pictures, C channels (out, for the bias), H height, W width.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor
 
-from common.ops.conv_bias_relu.plain import conv_bias_relu_torch
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.conv_bias_relu.reference import conv_bias_relu_reference
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import no_triton
 
 
@@ -32,39 +29,21 @@ def _epilogue_unsupported(request: OperationRequest) -> str | None:
     return no_triton(request.device)
 
 
-def _cudnn(*args: Any, **kwargs: Any) -> Tensor:
-    # triton is imported only where it is used
-    from common.ops.conv_bias_relu.cudnn import conv_bias_relu
-
-    return conv_bias_relu(*args, **kwargs)
-
-
-def _grouped(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.conv_bias_relu.grouped import conv_bias_relu
-
-    return conv_bias_relu(*args, **kwargs)
-
-
-def _epilogue(*args: Any, **kwargs: Any) -> Tensor:
-    from common.ops.conv_bias_relu.cudnn import conv_then_epilogue
-
-    return conv_then_epilogue(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "cudnn": Implementation("cudnn", _cudnn, _cudnn_unsupported),
-    "epilogue": Implementation("epilogue", _epilogue, _epilogue_unsupported),
-    "triton": Implementation("triton", _grouped, _cudnn_unsupported),
-    "torch": Implementation("torch", conv_bias_relu_torch, always),
-}
+CONV_BIAS_RELU = Operation(
+    "conv_bias_relu",
+    conv_bias_relu_reference,
+    {
+        "cudnn": Implementation("common.ops.conv_bias_relu.cudnn:conv_bias_relu", _cudnn_unsupported),
+        "epilogue": Implementation("common.ops.conv_bias_relu.cudnn:conv_then_epilogue", _epilogue_unsupported),
+        "triton": Implementation("common.ops.conv_bias_relu.grouped:conv_bias_relu", _cudnn_unsupported),
+    },
+    kernel_names=(
+        ("convolution's epilogue", r"^conv_epilogue_"),
+        ("gradient of ReLU", r"^relu_gradient_"),
+        ("convolution, either way", r"^grouped_"),
+    ),
+)
 """Signature: ``conv_bias_relu(x_NCHW, weight, bias_C, stride, padding, groups, relu, residual_NCHW=None)``.
 
 One choice serves all convolutions of a network. ``epilogue`` is ``cudnn`` with a pass of its own behind each.
 ``triton`` is ``cudnn`` but for 3x3 convolutions in groups of up to 32 channels, for which it has kernels of ours."""
-
-KERNEL_NAMES = (
-    ("convolution's epilogue", r"^conv_epilogue_"),
-    ("gradient of ReLU", r"^relu_gradient_"),
-    ("convolution, either way", r"^grouped_"),
-)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -110,7 +110,7 @@ def entries() -> list[Entry]:
         for layer in (*STEM, *LAYERS)
         for entry in each(
             f"conv_bias_relu {layer.name}",
-            conv_bias_relu.IMPLEMENTATIONS,
+            conv_bias_relu.CONV_BIAS_RELU,
             "cudnn",
             layer.sizes(),
             functools.partial(case, layer=layer),
@@ -126,8 +126,8 @@ def sweeps() -> dict[str, Sweep]:
     tiles = list(itertools.product((64, 128, 256), (2048, 4096, 8192), (4, 8), (4, 8), (1, 2, 3)))
     head = next(layer for layer in LAYERS if layer.name == "head 100")
     wide = next(layer for layer in LAYERS if layer.name == "grouped layer2")
-    around = functools.partial(case, conv_bias_relu.IMPLEMENTATIONS["epilogue"].function, size.PICTURES, layer=head)
-    inside = functools.partial(case, conv_bias_relu.IMPLEMENTATIONS["triton"].function, size.PICTURES, layer=wide)
+    around = functools.partial(case, conv_bias_relu.CONV_BIAS_RELU.function("epilogue"), size.PICTURES, layer=head)
+    inside = functools.partial(case, conv_bias_relu.CONV_BIAS_RELU.function("triton"), size.PICTURES, layer=wide)
     shapes = list(itertools.product((64, 128, 256), (32, 64), (4, 8)))
     found = {
         f"conv_bias_relu {key}": Sweep(triton.TILES, key, tiles, around, key == "gradient") for key in triton.TILES

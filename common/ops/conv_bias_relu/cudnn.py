@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.conv_bias_relu import triton
-from common.ops.conv_bias_relu.plain import Passes, Shape, apply, convolution_gradients
+from common.ops.conv_bias_relu.reference import Passes, Shape, apply, convolution_gradients
 
 _CHANNELS = 8
 """Channels in and out are multiples of it where the tensor cores compute the epilogue too."""
@@ -56,7 +56,7 @@ def conv_bias_relu(
     relu: bool,
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.conv_bias_relu.plain.conv_bias_relu_torch`."""
+    """See :func:`common.ops.conv_bias_relu.reference.conv_bias_relu_reference`."""
     return apply(FUSED, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)
 
 

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from common.ops.conv_bias_relu import cudnn, grouped_kernels
-from common.ops.conv_bias_relu.plain import Passes, Shape, apply, convolution_gradients, grouped_3x3
+from common.ops.conv_bias_relu.reference import Passes, Shape, apply, convolution_gradients, grouped_3x3
 from common.ops.conv_bias_relu.triton import channels_last, masked
 from common.ops.triton_support import multiprocessors
 
@@ -144,5 +144,5 @@ def conv_bias_relu(
     relu: bool,
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.conv_bias_relu.plain.conv_bias_relu_torch`."""
+    """See :func:`common.ops.conv_bias_relu.reference.conv_bias_relu_reference`."""
     return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)

@@ -1,19 +1,18 @@
 """Convolution that also leaves the moments of its result, which the batch norm behind it would read it for.
 
 ``convolution`` returns ``(y, moments)``: moments are the sums of y and of its square over N, H, W, fp32 (2, 1, C), for
-:func:`common.ops.batch_norm.plain.batch_norm_torch` and its kin, or None where they would cost more than they save. The
-plain version never has them; the cuDNN one takes them from the accumulators of the convolution.
+the operations of :mod:`common.ops.batch_norm`, or None where they would cost more than they save. The reference never
+has them; ``cudnn`` takes them from the accumulators of the convolution.
 Shapes: N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from common.ops.convolution.plain import convolution_torch
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.convolution.reference import convolution_reference
 from common.ops.libraries import CUDNN_FRONTEND
+from common.ops.operation import Implementation, Operation, OperationRequest
 
 
 def _cudnn_unsupported(request: OperationRequest) -> str | None:
@@ -30,13 +29,11 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
     return CUDNN_FRONTEND.unavailable()
 
 
-def _convolution_cudnn(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    from common.ops.convolution import cudnn as convolution_cudnn
-
-    return convolution_cudnn.convolution(x_NCHW, weight, stride, padding)
-
-
-IMPLEMENTATIONS = {
-    "cudnn": Implementation("cudnn", _convolution_cudnn, _cudnn_unsupported),
-    "torch": Implementation("torch", convolution_torch, always),
-}
+CONVOLUTION = Operation(
+    "convolution",
+    convolution_reference,
+    {
+        # cuDNN sums the moments with atomics: two runs differ in the last bits.
+        "cudnn": Implementation("common.ops.convolution.cudnn:convolution", _cudnn_unsupported, automatic=False),
+    },
+)

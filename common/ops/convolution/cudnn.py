@@ -187,7 +187,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolution(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """Convolution, with moments where they pay; see :func:`common.ops.convolution.plain.convolution_torch`."""
+    """Convolution, with moments where they pay; see :func:`common.ops.convolution.reference.convolution_reference`."""
     key = (x_NCHW.device, tuple(x_NCHW.shape), tuple(weight.shape), stride, padding)
     if key not in _PLANS and torch.backends.cudnn.benchmark and not torch.cuda.is_current_stream_capturing():
         _PLANS[key] = _choose(_usable(x_NCHW.detach()), _usable(weight.detach()), stride, padding)

@@ -9,45 +9,30 @@ rank's log-sum-exp, from which all together make that of all words, and with tha
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.cross_entropy.reference import (
+    OfAPart,
+    gradient_reference,
+    log_sum_exp_reference,
+    masked_cross_entropy_reference,
+)
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.cross_entropy.plain import OfAPart, gradient_torch, log_sum_exp_torch, masked_cross_entropy_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _masked_cross_entropy_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    # triton is imported only where it is used
-    from common.ops.cross_entropy.triton import masked_cross_entropy
-
-    return masked_cross_entropy(*args, **kwargs)
-
-
-def _log_sum_exp_triton(*args: Any) -> Tensor:
-    from common.ops.cross_entropy.triton import log_sum_exp  # triton is imported only where it is used
-
-    return log_sum_exp(*args)
-
-
-def _gradient_triton(*args: Any) -> Tensor:
-    from common.ops.cross_entropy.triton import gradient  # triton is imported only where it is used
-
-    return gradient(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _masked_cross_entropy_triton, triton_unsupported),
-    "torch": Implementation("torch", masked_cross_entropy_torch, always),
-}
+CROSS_ENTROPY = Operation(
+    "cross_entropy",
+    masked_cross_entropy_reference,
+    {
+        "triton": triton_kernels("common.ops.cross_entropy.triton:masked_cross_entropy"),
+    },
+    kernel_names=(("cross-entropy", r"^cross_entropy_"),),
+)
 """Signature: ``masked_cross_entropy(logits_MV, labels_M, vocabulary, inplace=False)``."""
 
-OF_A_PART = {
-    "triton": Implementation("triton", OfAPart(_log_sum_exp_triton, _gradient_triton), triton_unsupported),
-    "torch": Implementation("torch", OfAPart(log_sum_exp_torch, gradient_torch), always),
-}
+OF_A_PART = Operation(
+    "of_a_part",
+    OfAPart(log_sum_exp_reference, gradient_reference),
+    {
+        "triton": triton_kernels("common.ops.cross_entropy.triton"),
+    },
+)
 """Functions: :class:`OfAPart`."""
-
-KERNEL_NAMES = (("cross-entropy", r"^cross_entropy_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

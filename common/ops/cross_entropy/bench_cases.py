@@ -14,7 +14,7 @@ from common.ops.bench import cases
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
-from common.ops.cross_entropy.plain import NO_LABEL
+from common.ops.cross_entropy.reference import NO_LABEL
 
 
 def case(function: Callable[..., tuple[Tensor, Tensor]], packs: int, dtype: torch.dtype) -> list[Pass]:
@@ -34,7 +34,7 @@ def case(function: Callable[..., tuple[Tensor, Tensor]], packs: int, dtype: torc
 
 def entries() -> list[Entry]:
     """Every implementation; a step has one."""
-    return each("cross_entropy", cross_entropy.IMPLEMENTATIONS, "triton", {"columns": size.PADDED_VOCABULARY}, case)
+    return each("cross_entropy", cross_entropy.CROSS_ENTROPY, "triton", {"columns": size.PADDED_VOCABULARY}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -42,7 +42,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.cross_entropy import triton
 
     choices = {"forward": (4, 8, 16), "backward": (4, 8)}
-    build = functools.partial(case, cross_entropy.IMPLEMENTATIONS["triton"].function, size.PACKS)
+    build = functools.partial(case, cross_entropy.CROSS_ENTROPY.function("triton"), size.PACKS)
     return {
         f"cross_entropy {key}": Sweep(
             triton.TILES, key, list(itertools.product((2048, 4096, 8192), warps)), build, key == "backward"

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from common.ops.cross_entropy import kernels
-from common.ops.cross_entropy.plain import NO_LABEL
+from common.ops.cross_entropy.reference import NO_LABEL
 
 
 class Tile(NamedTuple):
@@ -79,7 +79,7 @@ class _CrossEntropy(torch.autograd.Function):
 def masked_cross_entropy(
     logits_MV: Tensor, labels_M: Tensor, vocabulary: int, inplace: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.cross_entropy.plain.masked_cross_entropy_torch`.
+    """See :func:`common.ops.cross_entropy.reference.masked_cross_entropy_reference`.
 
     With ``inplace`` backward overwrites the logits with their gradient, so it can run only once and nothing else may
     read them by then: neither the caller nor the operation that made them.
@@ -90,12 +90,15 @@ def masked_cross_entropy(
 
 @torch.no_grad()
 def log_sum_exp(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> Tensor:
-    """See :func:`common.ops.cross_entropy.plain.log_sum_exp_torch`; rows without a label are left as memory is."""
+    """See :func:`common.ops.cross_entropy.reference.log_sum_exp_reference`.
+
+    Rows without a label stay uninitialised.
+    """
     any_label_M = torch.where(labels_M == NO_LABEL, NO_LABEL, 0)  # the kernel reads the label's logit, too
     return forward(logits_MV, any_label_M, vocabulary)[2]
 
 
 @torch.no_grad()
 def gradient(d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int) -> Tensor:
-    """See :func:`common.ops.cross_entropy.plain.gradient_torch`."""
+    """See :func:`common.ops.cross_entropy.reference.gradient_reference`."""
     return backward(d_losses_M, logits_MV, labels_M, lse_M, vocabulary, True)

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import torch
 
-from common.ops.causal_attention import KERNEL_NAMES as CAUSAL_KERNEL_NAMES
-from common.ops.causal_attention import cudnn, cudnn_frontend, flash, flash_attention_4, requirements
+from common.ops.causal_attention import CAUSAL_ATTENTION, cudnn, cudnn_frontend, flash, flash_attention_4, requirements
 from common.ops.dense_attention import flash_attention_3
 from common.ops.dense_attention.library import LibraryAttention
-from common.ops.dense_attention.plain import Attention, PlainAttention
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.dense_attention.reference import Attention, PlainAttention
+from common.ops.operation import Implementation, Operation, OperationRequest
 
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "Attention"]
+__all__ = ["DENSE_ATTENTION", "Attention"]
 
 ANY_LENGTH = 90000
 """Version of cuDNN from which numbers of queries and keys need not be multiples of 64 (its SDPA's version checks)."""
@@ -46,21 +45,18 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
     return None
 
 
-IMPLEMENTATIONS = {
-    "flash_attention_4": Implementation(
-        "flash_attention_4", LibraryAttention(flash_attention_4.LIBRARY), requirements.flash_4_unsupported
-    ),
-    "cudnn_frontend": Implementation(
-        "cudnn_frontend", LibraryAttention(cudnn_frontend.LIBRARY), requirements.frontend_unsupported
-    ),
-    "cudnn": Implementation("cudnn", LibraryAttention(cudnn.LIBRARY), _cudnn_unsupported),
-    "flash_attention_3": Implementation(
-        "flash_attention_3", LibraryAttention(flash_attention_3.LIBRARY), flash_attention_3.unsupported
-    ),
-    "flash": Implementation("flash", LibraryAttention(flash.LIBRARY), requirements.flash_unsupported),
-    "torch": Implementation("torch", PlainAttention(), always),
-}
+DENSE_ATTENTION = Operation(
+    "dense_attention",
+    PlainAttention(),
+    {
+        "flash_attention_4": Implementation(
+            LibraryAttention(flash_attention_4.LIBRARY), requirements.flash_4_unsupported
+        ),
+        "cudnn_frontend": Implementation(LibraryAttention(cudnn_frontend.LIBRARY), requirements.frontend_unsupported),
+        "cudnn": Implementation(LibraryAttention(cudnn.LIBRARY), _cudnn_unsupported),
+        "flash_attention_3": Implementation(LibraryAttention(flash_attention_3.LIBRARY), flash_attention_3.unsupported),
+        "flash": Implementation(LibraryAttention(flash.LIBRARY), requirements.flash_unsupported),
+    },
+    kernel_names=CAUSAL_ATTENTION.kernel_names,
+)
 """Functions: :class:`Attention`. A request says ``head_size``, ``queries`` and ``keys``."""
-
-KERNEL_NAMES = CAUSAL_KERNEL_NAMES
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step: those of the same libraries."""

@@ -41,7 +41,7 @@ def entries() -> list[Entry]:
                 sizes = {"head_size": size.HEAD_SIZE, "queries": tokens, "keys": keys or tokens}
                 build = functools.partial(case, pictures=pictures, tokens=tokens, heads=heads, keys=keys)
                 name = f"dense_attention {pictures}x{heads}x{tokens}{f' to {keys}' if keys else ''}"
-                found += each(name, dense_attention.IMPLEMENTATIONS, "cudnn", sizes, build, calls=0)
+                found += each(name, dense_attention.DENSE_ATTENTION, "cudnn", sizes, build, calls=0)
     return found
 
 

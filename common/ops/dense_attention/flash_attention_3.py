@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from common.ops.causal_attention.parts import Library
-from common.ops.causal_attention.plain import Saved
+from common.ops.causal_attention.reference import Saved
 from common.ops.causal_attention.requirements import library_unsupported
-from common.ops.implementation import OperationRequest
 from common.ops.libraries import FLASH_ATTENTION_3
+from common.ops.operation import OperationRequest
 
 _SIZES = (64, 96, 128)
 """Head sizes that have kernels of their own; others are padded to the next."""

@@ -14,25 +14,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.ops.causal_attention.parts import Library, Saved
-from common.ops.dense_attention.plain import check, check_packed
+from common.ops.dense_attention.reference import check, check_packed
 
 _EVERY_KEY = False  # the functions' argument ``causal``
 
 
 class LibraryAttention:
-    """An :class:`common.ops.dense_attention.plain.Attention`."""
+    """An :class:`common.ops.dense_attention.reference.Attention`."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
 
     def __call__(self, q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
-        """See :class:`common.ops.dense_attention.plain.Attention`."""
+        """See :class:`common.ops.dense_attention.reference.Attention`."""
         check(q_BSHD, k_BTHD, v_BTHD)
         o_BSHD: Tensor = _Separate.apply(self._library, q_BSHD, k_BTHD, v_BTHD)
         return o_BSHD
 
     def packed(self, qkv_BS3HD: Tensor) -> Tensor:
-        """See :class:`common.ops.dense_attention.plain.Attention`.
+        """See :class:`common.ops.dense_attention.reference.Attention`.
 
         A library that writes where it is told to writes the gradients into one tensor. Of the others, PyTorch's own
         operators, each makes three, which one more pass joins.

@@ -8,26 +8,16 @@ rank, a replayed graph and every implementation compute the same one from the se
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.dropout.reference import dropout_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.dropout.plain import dropout_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _dropout_triton(*args: Any) -> Tensor:
-    from common.ops.dropout.triton import dropout  # triton is imported only where it is used
-
-    return dropout(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _dropout_triton, triton_unsupported),
-    "torch": Implementation("torch", dropout_torch, always),
-}
+DROPOUT = Operation(
+    "dropout",
+    dropout_reference,
+    {
+        "triton": triton_kernels("common.ops.dropout.triton:dropout"),
+    },
+    kernel_names=(("dropout and layer norm", r"^dropout_kernel"),),
+)
 """Signature: ``dropout(x, p, seed, site)``."""
-
-KERNEL_NAMES = (("dropout and layer norm", r"^dropout_kernel"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

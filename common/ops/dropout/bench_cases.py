@@ -24,7 +24,7 @@ def case(function: Callable[..., Tensor], packs: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation; a step has it fused with what follows."""
-    return each("dropout", dropout.IMPLEMENTATIONS, "triton", {}, case, calls=0)
+    return each("dropout", dropout.DROPOUT, "triton", {}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from common.ops.dropout import kernels
-from common.ops.dropout.plain import scale_of_kept, threshold
+from common.ops.dropout.reference import scale_of_kept, threshold
 
 BLOCK = 4096
 WARPS = 8
@@ -62,7 +62,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
-    """Dropout by flat index; see the plain version in :mod:`common.ops.dropout`."""
+    """Dropout by flat index; see the reference in :mod:`common.ops.dropout`."""
     given = rate(p)
     if given.THRESHOLD == 0 or x.numel() == 0:
         return x

@@ -14,8 +14,8 @@ from common.ops import dropout_add_norm
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 
 
 def case(function: Callable[..., Any], packs: int, dtype: torch.dtype) -> list[Pass]:
@@ -60,7 +60,7 @@ def _both_ways(
 def entries() -> list[Entry]:
     """Every implementation; a layer has two."""
     sizes = {"features": size.HIDDEN}
-    implementations = dropout_add_norm.IMPLEMENTATIONS
+    implementations = dropout_add_norm.DROPOUT_ADD_NORM
     return [
         *each("dropout_add_norm", implementations, "triton", sizes, case, calls=2 * size.LAYERS),
         *each("dropout_add_norm to fp8", implementations, "triton", sizes, fp8_case, calls=0),
@@ -82,7 +82,7 @@ def sweeps() -> dict[str, Sweep]:
             (*tile, programs) for tile in ((1, 2), (1, 4), (1, 8), (2, 4)) for programs in (4, 5, 8, 10)
         ],
     }
-    function = dropout_add_norm.IMPLEMENTATIONS["triton"].function
+    function = dropout_add_norm.DROPOUT_ADD_NORM.function("triton")
     build, build_fp8 = (functools.partial(which, function, size.PACKS) for which in (case, fp8_case))
     return {
         f"dropout_add_norm {key}": Sweep(

@@ -13,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
-from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
+from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
 from common.ops.fp8_cast.triton import arguments, outputs, result
 from common.ops.norm.row_programs import row_programs
 from common.ops.tiling.column_sums import column_sums
@@ -201,7 +201,7 @@ def dropout_add_norm(
     fp8: Scaling | None = None,
     handover: Handover | None = None,
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
-    """See :func:`common.ops.dropout_add_norm.plain.dropout_add_norm_torch`.
+    """See :func:`common.ops.dropout_add_norm.reference.dropout_add_norm_reference`.
 
     Two results share one memory. Backward adds their gradients as it reads them.
     """

@@ -8,57 +8,26 @@ and in the order of samples, and only then reads and writes the row and its opti
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, Rule, SgdRows, SortedKeys
-from common.ops.embedding_bags.plain import (
+from common.ops.embedding_bags.reference import (
     EmbeddingBags,
-    dense_gradient_torch,
-    pool_torch,
-    sort_torch,
-    update_torch,
+    dense_gradient_reference,
+    pool_reference,
+    sort_reference,
+    update_reference,
 )
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-__all__ = ["IMPLEMENTATIONS", "AdagradRows", "Bag", "Bags", "EmbeddingBags", "Rule", "SgdRows", "SortedKeys"]
-
-
-def _pool_triton(*args: Any) -> None:
-    from common.ops.embedding_bags import triton  # triton is imported only where it is used
-
-    triton.pool(*args)
+__all__ = ["EMBEDDING_BAGS", "AdagradRows", "Bag", "Bags", "EmbeddingBags", "Rule", "SgdRows", "SortedKeys"]
 
 
-def _sort_triton(ids_NL: Tensor, bags: Bags) -> SortedKeys:
-    from common.ops.embedding_bags import triton  # triton is imported only where it is used
-
-    return triton.sort(ids_NL, bags)
-
-
-def _update_triton(*args: Any, **kwargs: Any) -> None:
-    from common.ops.embedding_bags import triton  # triton is imported only where it is used
-
-    triton.update(*args, **kwargs)
-
-
-def _dense_gradient_triton(*args: Any) -> None:
-    from common.ops.embedding_bags import triton  # triton is imported only where it is used
-
-    triton.dense_gradient(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation(
-        "triton",
-        EmbeddingBags(_pool_triton, _sort_triton, _update_triton, _dense_gradient_triton),
-        triton_unsupported,
-    ),
-    "torch": Implementation("torch", EmbeddingBags(pool_torch, sort_torch, update_torch, dense_gradient_torch), always),
-}
+EMBEDDING_BAGS = Operation(
+    "embedding_bags",
+    EmbeddingBags(pool_reference, sort_reference, update_reference, dense_gradient_reference),
+    {
+        "triton": triton_kernels("common.ops.embedding_bags.triton"),
+    },
+    kernel_names=(("embeddings", r"^embedding_"),),
+)
 """Functions: :class:`EmbeddingBags`."""
-
-KERNEL_NAMES = (("embeddings", r"^embedding_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -19,8 +19,8 @@ from common.ops.bench import cases, command
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags
-from common.ops.embedding_bags.plain import EmbeddingBags
-from common.ops.random_bits.plain import words
+from common.ops.embedding_bags.reference import EmbeddingBags
+from common.ops.random_bits.reference import words
 
 SAMPLES = 6912
 
@@ -103,7 +103,7 @@ def entries() -> list[Entry]:
     found: list[Entry] = []
     for skewed, name in ((False, "uniform"), (True, "skewed")):
         build = functools.partial(_build, skewed)
-        found += each(f"embedding_bags {name}", embedding_bags.IMPLEMENTATIONS, "triton", {}, build, calls=0)
+        found += each(f"embedding_bags {name}", embedding_bags.EMBEDDING_BAGS, "triton", {}, build, calls=0)
     return found
 
 
@@ -112,7 +112,7 @@ def sweeps() -> dict[str, Sweep]:
     over several tiles partial sums, warps and programs."""
     from common.ops.embedding_bags import triton
 
-    function = embedding_bags.IMPLEMENTATIONS["triton"].function
+    function = embedding_bags.EMBEDDING_BAGS.function("triton")
     pool = [
         (2, 4, 1),
         (1, 8, 1),

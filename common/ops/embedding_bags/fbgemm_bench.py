@@ -79,7 +79,7 @@ class Fbgemm:
 
 def compare() -> float:
     """The largest difference between the rows of both after a step from the same rows."""
-    function = embedding_bags.IMPLEMENTATIONS["triton"].function
+    function = embedding_bags.EMBEDDING_BAGS.function("triton")
     generator = torch.Generator(CUDA).manual_seed(1)
     other, bags = Fbgemm(SMALL, torch.float32), bags_of(SMALL)
     rows = torch.randn((bags.rows, WIDTH), device=CUDA, generator=generator)
@@ -108,7 +108,7 @@ def _update(
 
 def time_ours(skewed: bool, dtype: torch.dtype) -> tuple[float, float, float]:
     """Milliseconds of pooling, sort and update."""
-    function, bags, ids_NL = embedding_bags.IMPLEMENTATIONS["triton"].function, bags_of(TABLES), keys(SAMPLES, skewed)
+    function, bags, ids_NL = embedding_bags.EMBEDDING_BAGS.function("triton"), bags_of(TABLES), keys(SAMPLES, skewed)
     rows, state = (torch.zeros((bags.rows, WIDTH), device=CUDA) for _ in range(2))
     out = torch.empty((SAMPLES, len(bags), WIDTH), dtype=dtype, device=CUDA)
     gradient = torch.randn(out.shape, device=CUDA).to(dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.ops.random_bits.plain import words
+from common.ops.random_bits.reference import words
 
 
 def round_by_chance(x_SW: Tensor, seed: Tensor, row_S: Tensor) -> Tensor:

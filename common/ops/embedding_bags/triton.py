@@ -79,7 +79,7 @@ TILES: dict[str, Any] = {
 
 @torch.no_grad()
 def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
-    """See :func:`common.ops.embedding_bags.plain.pool_torch`."""
+    """See :func:`common.ops.embedding_bags.reference.pool_reference`."""
     bags.check(ids_NL, out_NBW)
     width = out_NBW.shape[2]
     if rows_RW.shape != (bags.rows, width) or not rows_RW.is_contiguous() or out_NBW.stride(2) != 1:
@@ -101,7 +101,7 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
 
 @torch.no_grad()
 def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
-    """See :func:`common.ops.embedding_bags.plain.sort_torch`, whose keys these are.
+    """See :func:`common.ops.embedding_bags.reference.sort_reference`, whose keys these are.
 
     Rows are sorted as 32 bits with their places beside them, in half the passes of row and place as one number.
     """
@@ -134,7 +134,7 @@ def update(
     write: Tensor,
     rounding_seed: Tensor | None = None,
 ) -> None:
-    """See :func:`common.ops.embedding_bags.plain.update_torch`."""
+    """See :func:`common.ops.embedding_bags.reference.update_reference`."""
     check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
     if torch.float64 in (rows_RW.dtype, gradient_NBW.dtype):
         raise ValueError(f"the kernels sum in fp32: rows in {rows_RW.dtype}, gradients in {gradient_NBW.dtype}")
@@ -148,7 +148,7 @@ def update(
 
 @torch.no_grad()
 def dense_gradient(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
-    """See :func:`common.ops.embedding_bags.plain.dense_gradient_torch`."""
+    """See :func:`common.ops.embedding_bags.reference.dense_gradient_reference`."""
     check_sums(keys, gradient_NBW, out_RW)
     out_RW.zero_()
     _add_up(keys, gradient_NBW, out_RW, None, (None, None, None), None, 0.0, kernels.DENSE)

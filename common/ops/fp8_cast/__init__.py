@@ -21,24 +21,16 @@ FP8 Formats for Deep Learning, arXiv:2209.05433. Shapes: M rows, K columns.
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.fp8_cast.reference import cast_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from common.ops.fp8_cast.plain import Fp8Tensor, cast_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _cast_triton(*args: Any, **kwargs: Any) -> Fp8Tensor:
-    from common.ops.fp8_cast import triton as fp8_cast_triton  # triton is imported only where it is used
-
-    return fp8_cast_triton.cast(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _cast_triton, triton_unsupported),
-    "torch": Implementation("torch", cast_torch, always),
-}
+FP8_CAST = Operation(
+    "fp8_cast",
+    cast_reference,
+    {
+        "triton": triton_kernels("common.ops.fp8_cast.triton:cast"),
+    },
+    kernel_names=(("FP8 casts", r"^fp8_cast_"),),
+)
 """Signature: ``cast(x, scaling, dtype, transpose, frozen_scales=False) -> Fp8Tensor``."""
-
-KERNEL_NAMES = (("FP8 casts", r"^fp8_cast_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

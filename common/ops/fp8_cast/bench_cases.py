@@ -12,7 +12,7 @@ from common.ops import fp8_cast
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, each, rotating
 from common.ops.bench.sweep import Sweep
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
 
 
 def case(
@@ -41,7 +41,7 @@ def entries() -> list[Entry]:
     return [
         entry
         for what, build in builds.items()
-        for entry in each(f"cast {what}", fp8_cast.IMPLEMENTATIONS, "triton", {}, build, calls=0)
+        for entry in each(f"cast {what}", fp8_cast.FP8_CAST, "triton", {}, build, calls=0)
     ]
 
 
@@ -52,7 +52,7 @@ def sweeps() -> dict[str, Sweep]:
     sizes = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256))
     choices = list(itertools.product(sizes, (4, 8), (1, 2, 3, 4, 6), (1, 2, 3)))
     tiles: list[tuple[int, ...]] = [(*shape, *rest) for shape, *rest in choices]
-    function = fp8_cast.IMPLEMENTATIONS["triton"].function
+    function = fp8_cast.FP8_CAST.function("triton")
     return {
         f"cast {columns} to {to}": Sweep(
             triton.TILES, "cast", tiles, functools.partial(case, function, size.PACKS, columns=columns, to=to), False

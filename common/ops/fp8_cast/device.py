@@ -17,13 +17,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.fp8_cast import plain
+from common.ops.fp8_cast import reference
 
 INFINITY_BITS = tl.constexpr(0x7F800000)
 LARGEST_E4M3 = tl.constexpr(448.0)
 LARGEST_E5M2 = tl.constexpr(57344.0)
-LARGEST_SCALE = tl.constexpr(plain.LARGEST_SCALE)
-FIRST_MARGIN = tl.constexpr(plain.FIRST_MARGIN)
+LARGEST_SCALE = tl.constexpr(reference.LARGEST_SCALE)
+FIRST_MARGIN = tl.constexpr(reference.FIRST_MARGIN)
 
 
 @triton.jit

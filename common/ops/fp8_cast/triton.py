@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from common.ops.fp8_cast import kernels
-from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS, Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS, Fp8Tensor, Scaling
 from common.ops.triton_support import multiprocessors
 
 
@@ -77,7 +77,7 @@ def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
 
 
 def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False) -> Fp8Tensor:
-    """See :func:`common.ops.fp8_cast.plain.cast_torch`. One launch; nothing waits for the device."""
+    """See :func:`common.ops.fp8_cast.reference.cast_reference`. One launch; nothing waits for the device."""
     rows, columns = x_MK.shape
     tile = TILES["cast"]
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)

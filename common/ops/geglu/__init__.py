@@ -7,24 +7,16 @@ of the pass that writes the product's.
 
 from __future__ import annotations
 
-from torch import Tensor
+from common.ops.geglu.reference import geglu_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from common.ops.geglu.plain import geglu_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _geglu_triton(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    from common.ops.geglu.triton import geglu  # triton is imported only where it is used
-
-    return geglu(x_R2C, bias_2C)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _geglu_triton, triton_unsupported),
-    "torch": Implementation("torch", geglu_torch, always),
-}
+GEGLU = Operation(
+    "geglu",
+    geglu_reference,
+    {
+        "triton": triton_kernels("common.ops.geglu.triton:geglu"),
+    },
+    kernel_names=(("GEGLU", r"^geglu_"),),
+)
 """Signature: ``geglu(x_R2C, bias_2C)``."""
-
-KERNEL_NAMES = (("GEGLU", r"^geglu_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

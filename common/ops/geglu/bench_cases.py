@@ -29,7 +29,7 @@ def entries() -> list[Entry]:
     for samples, (channels, side) in itertools.product(BATCHES, TRANSFORMERS):
         build = functools.partial(case, rows=samples * side**2, features=4 * channels)
         name = f"geglu {4 * channels}@{side} n {samples}"
-        found += each(name, geglu.IMPLEMENTATIONS, "triton", {}, build, calls=0)
+        found += each(name, geglu.GEGLU, "triton", {}, build, calls=0)
     return found
 
 
@@ -38,7 +38,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.geglu import triton
 
     choices = list(itertools.product((256, 512, 1024), (1024, 2048, 4096), (4, 8), (0, 3, 4, 8), (1, 2)))
-    build = functools.partial(case, geglu.IMPLEMENTATIONS["triton"].function, 0, rows=32 * 64**2, features=1280)
+    build = functools.partial(case, geglu.GEGLU.function("triton"), 0, rows=32 * 64**2, features=1280)
     walking = [choice for choice in choices if choice[3]]
     return {
         "geglu forward": Sweep(triton.TILES, "forward", choices, build, False),

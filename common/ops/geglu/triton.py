@@ -55,6 +55,6 @@ class _Geglu(torch.autograd.Function):
 
 
 def geglu(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    """See :func:`common.ops.geglu.plain.geglu_torch`."""
+    """See :func:`common.ops.geglu.reference.geglu_reference`."""
     result: Tensor = _Geglu.apply(x_R2C, bias_2C)
     return result

@@ -11,27 +11,19 @@ shortcut, so that backward adds the gradient that comes from there where it writ
 
 from __future__ import annotations
 
-from typing import Any
-
 from common.ops.group_norm import apex
-from common.ops.group_norm.plain import GroupNormResult, group_norm_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
+from common.ops.group_norm.reference import group_norm_reference
+from common.ops.operation import Implementation, Operation
+from common.ops.triton_support import triton_kernels
 
-
-def _group_norm_triton(*args: Any, **kwargs: Any) -> GroupNormResult:
-    from common.ops.group_norm.triton import group_norm  # triton is imported only where it is used
-
-    return group_norm(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _group_norm_triton, triton_unsupported),
-    "apex": Implementation("apex", apex.group_norm_apex, apex.unsupported),
-    "torch": Implementation("torch", group_norm_torch, always),
-}
+GROUP_NORM = Operation(
+    "group_norm",
+    group_norm_reference,
+    {
+        "triton": triton_kernels("common.ops.group_norm.triton:group_norm"),
+        "apex": Implementation(apex.group_norm_apex, apex.unsupported),
+    },
+    kernel_names=(("group norm", r"^group_norm_|^moments_kernel|group_norm_nhwc"),),
+)
 """Signature: ``group_norm(inputs, weight_C, bias_C, groups, eps, *, silu, added_NC=None, keep=False)``. A request says
 ``channels`` and ``groups``, and ``inputs`` and ``added`` where they are not 1 and 0."""
-
-KERNEL_NAMES = (("group norm", r"^group_norm_|^moments_kernel|group_norm_nhwc"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
-from common.ops.group_norm.plain import GroupNormResult, check
-from common.ops.implementation import OperationRequest
+from common.ops.group_norm.reference import GroupNormResult, check
 from common.ops.libraries import APEX_GROUP_NORM
+from common.ops.operation import OperationRequest
 
 CHANNELS = frozenset(
     {
@@ -72,7 +72,7 @@ def group_norm_apex(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """See :func:`common.ops.group_norm.plain.group_norm_torch`.
+    """See :func:`common.ops.group_norm.reference.group_norm_reference`.
 
     Raises:
         UnsupportedImplementation: apex has no kernel for this.

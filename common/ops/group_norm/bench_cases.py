@@ -55,13 +55,15 @@ def _name(norm: Norm, samples: int) -> str:
     return f"group_norm {'+'.join(map(str, norm.parts))}@{norm.size}{kind} n {samples}"
 
 
+def _apex_has(norm: Norm) -> bool:
+    return not norm.added and len(norm.parts) == 1
+
+
 def entries() -> list[Entry]:
     """Every norm in every implementation; apex has those of one input, to which nothing is added."""
     found = []
     for samples, norm in itertools.product(BATCHES, NORMS):
-        implementations = dict(group_norm.IMPLEMENTATIONS)
-        if norm.added or len(norm.parts) == 2:
-            del implementations["apex"]
+        names = [name for name in group_norm.GROUP_NORM.names if name != "apex" or _apex_has(norm)]
         sizes = {
             "channels": sum(norm.parts),
             "groups": size.TRANSFORMER_GROUPS if norm.transformer else size.GROUPS,
@@ -69,7 +71,7 @@ def entries() -> list[Entry]:
             "added": int(norm.added),
         }
         build = functools.partial(case, norm=norm, samples=samples)
-        found += each(_name(norm, samples), implementations, "triton", sizes, build, calls=0)
+        found += each(_name(norm, samples), group_norm.GROUP_NORM, "triton", sizes, build, calls=0, only=names)
     return found
 
 
@@ -77,7 +79,7 @@ def sweeps() -> dict[str, Sweep]:
     """Tiles of the launches of large samples, and of those of small ones."""
     from common.ops.group_norm import triton
 
-    function = group_norm.IMPLEMENTATIONS["triton"].function
+    function = group_norm.GROUP_NORM.function("triton")
     walks: list[tuple[int, ...]] = list(itertools.product((64,), (2048, 4096, 8192), (4, 8), (0, 4, 7), (1, 3)))
     # a slab of no elements sends every sample through several launches
     slabs: list[tuple[int, ...]] = [(0, 32, 1, 1024, 1024, 1, 0)]

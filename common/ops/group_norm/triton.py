@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.ops.group_norm import kernels, slab_kernels
-from common.ops.group_norm.plain import GroupNormResult, check
+from common.ops.group_norm.reference import GroupNormResult, check
 from common.ops.norm.moments import moments_kernel
 from common.ops.tiling.column_sums import column_sums
 from common.ops.tiling.tiles import Tile, block_of_columns, cut
@@ -377,7 +377,7 @@ def group_norm(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """See :func:`common.ops.group_norm.plain.group_norm_torch`."""
+    """See :func:`common.ops.group_norm.reference.group_norm_reference`."""
     check(inputs, weight_C, groups, added_NC)
     result = _GroupNorm.apply(weight_C, bias_C, added_NC, groups, eps, silu, keep, *inputs)
     if not keep:

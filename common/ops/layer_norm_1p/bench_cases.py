@@ -14,7 +14,7 @@ from common.ops.bench import gpt3 as size
 from common.ops.bench.cases import Entry, Pass, each, rotating
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import fresh_scaling, normal
-from common.ops.layer_norm_1p.plain import LayerNorm1p
+from common.ops.layer_norm_1p.reference import LayerNorm1p
 
 
 def case(function: LayerNorm1p, batch: int, dtype: torch.dtype, *, tokens: int) -> list[Pass]:
@@ -53,7 +53,7 @@ def entries() -> list[Entry]:
         tokens = size.TOKENS // ranks
         build = functools.partial(case, tokens=tokens)
         sizes = {"features": size.HIDDEN}
-        found += each(f"layer_norm_1p {tokens}", layer_norm_1p.IMPLEMENTATIONS, "triton", sizes, build, calls=0)
+        found += each(f"layer_norm_1p {tokens}", layer_norm_1p.LAYER_NORM_1P, "triton", sizes, build, calls=0)
     return found
 
 
@@ -61,7 +61,7 @@ def sweeps() -> dict[str, Sweep]:
     """Warps, programs and stages of the passes over whole rows, tiles of the gradients of the parameters."""
     from common.ops.layer_norm_1p import triton
 
-    function = layer_norm_1p.IMPLEMENTATIONS["triton"].function
+    function = layer_norm_1p.LAYER_NORM_1P.function("triton")
     build = functools.partial(case, function, 1, tokens=size.TOKENS // size.RANKS[0])
     rows = list(itertools.product((1,), (8, 16, 32), (1, 2, 3), (1, 2, 3, 4)))
     blocks = [

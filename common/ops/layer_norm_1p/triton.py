@@ -12,10 +12,10 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.layer_norm_1p import kernels
-from common.ops.layer_norm_1p.plain import Normed, ParameterGradients
+from common.ops.layer_norm_1p.reference import Normed, ParameterGradients
 from common.ops.norm.parted_rows import Tile, launch
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
@@ -69,7 +69,7 @@ def forward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """See :func:`common.ops.layer_norm_1p.plain.forward_torch`. One launch."""
+    """See :func:`common.ops.layer_norm_1p.reference.forward_reference`. One launch."""
     require_contiguous(residual=residual_TE, delta=delta_TE, added=added_E, weight=weight_E, bias=bias_E)
     unchanged = delta_TE is None and added_E is None
     sum_TE = residual_TE if unchanged else torch.empty_like(residual_TE)
@@ -95,7 +95,7 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """See :func:`common.ops.layer_norm_1p.plain.backward_torch`. One launch."""
+    """See :func:`common.ops.layer_norm_1p.reference.backward_reference`. One launch."""
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments_2T, weight=weight_E, d_residual=d_residual_TE)
     dx_TE = torch.empty_like(dy_TE)
     dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
@@ -108,7 +108,7 @@ def backward(
 
 
 def recompute(residual_TE: Tensor, moments_2T: Tensor, weight_E: Tensor, bias_E: Tensor) -> Tensor:
-    """See :func:`common.ops.layer_norm_1p.plain.recompute_torch`."""
+    """See :func:`common.ops.layer_norm_1p.reference.recompute_reference`."""
     require_contiguous(residual=residual_TE, moments=moments_2T, weight=weight_E, bias=bias_E)
     tokens, features = residual_TE.shape
     block = BLOCKS["recompute"]
@@ -124,7 +124,7 @@ def recompute(residual_TE: Tensor, moments_2T: Tensor, weight_E: Tensor, bias_E:
 def parameter_gradients(
     dy_TE: Tensor, residual_TE: Tensor, moments_2T: Tensor, dx_TE: Tensor | None = None
 ) -> ParameterGradients:
-    """See :func:`common.ops.layer_norm_1p.plain.parameter_gradients_torch`. Two launches, no atomics."""
+    """See :func:`common.ops.layer_norm_1p.reference.parameter_gradients_reference`. Two launches, no atomics."""
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments_2T, dx=dx_TE)
     tokens, features = residual_TE.shape
     kinds = 2 if dx_TE is None else 3

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, Scaling
-from common.ops.implementation import Implementation, OperationRequest, always, select
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 from common.ops.linear import fp8, te
+from common.ops.operation import Implementation, Operation, OperationRequest
 
 Product = Callable[..., Tensor]
 """``product(x, weight, bias or None) -> x weight^T + bias``, differentiable. In FP8 a :class:`fp8.Fp8Product`."""
@@ -40,10 +40,10 @@ class Linear(nn.Module):
         """Choose how products run, for activations of the weight's dtype on its device. Returns the name chosen.
 
         Raises:
-            UnsupportedImplementation: see :func:`common.ops.implementation.select`.
+            UnsupportedImplementation: see :func:`common.ops.operation.Operation.select`.
         """
         request = OperationRequest(self.weight.device, self.weight.dtype, {"columns": self.weight.shape[1]})
-        chosen = select(IMPLEMENTATIONS, requested, request)
+        chosen = LINEAR.select(requested, request)
         self.product = chosen.function(self.weight)
         return chosen.name
 
@@ -76,14 +76,17 @@ class Linear(nn.Module):
         return self.product(x, self.weight, bias, handover)
 
 
-def _torch_product(weight: Tensor) -> Product:
+def _reference_product(weight: Tensor) -> Product:
     return F.linear
 
 
-IMPLEMENTATIONS = {
-    "torch": Implementation("torch", _torch_product, always),
-    "fp8": Implementation("fp8", fp8.Fp8Product, fp8.unsupported),
-    "te": Implementation("te", te.TeProduct, te.unsupported),
-}
+LINEAR = Operation(
+    "linear",
+    _reference_product,
+    {
+        "fp8": Implementation(fp8.Fp8Product, fp8.unsupported, automatic=False),
+        "te": Implementation(te.TeProduct, te.unsupported, automatic=False),
+    },
+)
 """Builders of products: ``build(weight) -> Product``. A product with state of its own (scales) is a module, and so
-becomes a part of the layer. Those in FP8, ``fp8`` and ``te``, come last: ``auto`` never changes the precision."""
+becomes a part of the layer. ``auto`` never changes the precision, so ``fp8`` and ``te`` are asked for by name."""

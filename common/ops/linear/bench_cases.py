@@ -17,11 +17,11 @@ from common.ops.bench import cases
 from common.ops.bench import transformer as size
 from common.ops.bench.cases import Entry, Pass, each, rotating, together
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import E4M3, E5M2, cast_torch
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import E4M3, E5M2, cast_reference
 from common.ops.linear import Linear, Product
 from common.ops.linear.fp8 import multiply
+from common.ops.operation import AUTO, OperationRequest
 
 DIRECTIONS = ("forward", "input gradient", "weight gradient")
 ENGINE = "Transformer Engine"
@@ -38,7 +38,7 @@ def product_case(packs: int, dtype: torch.dtype, *, columns: int, rows: int, fp8
         if not fp8:
             return lambda: x @ w.t(), lambda: dy @ w, lambda: dy.t() @ x
         formats = ((x, E4M3), (w, E4M3), (dy, E5M2))
-        x8, w8, dy8 = (cast_torch(tensor, size.fresh_scaling(), to, True) for tensor, to in formats)
+        x8, w8, dy8 = (cast_reference(tensor, size.fresh_scaling(), to, True) for tensor, to in formats)
         assert x8.transposed is not None
         assert w8.transposed is not None
         assert dy8.transposed is not None
@@ -120,8 +120,8 @@ def mlp_case(build: Callable[[Tensor], Product], packs: int, dtype: torch.dtype)
     norm_weight, norm_bias = parameter(dtype, hidden), parameter(dtype, hidden)
     up, down = (whole_layer(build, dtype, *sizes) for sizes in ((hidden, width), (width, hidden)))
     request = OperationRequest(torch.device(cases.DEVICE), dtype)
-    norm = select(dropout_add_norm.IMPLEMENTATIONS, AUTO, request).function
-    gelu = select(bias_gelu.IMPLEMENTATIONS, AUTO, request).function
+    norm = dropout_add_norm.DROPOUT_ADD_NORM.select(AUTO, request).function
+    gelu = bias_gelu.BIAS_GELU.select(AUTO, request).function
     mask = DropoutMask(0.0, size.seed(), 0)
 
     def layer(x: Tensor) -> Tensor:
@@ -169,18 +169,18 @@ def under_recipe(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def entries() -> list[Entry]:
     """Layers and products, one by one, the layers of an encoder layer together, and the MLP; a step has PyTorch's."""
-    builders, found = linear.IMPLEMENTATIONS, []
+    builders, found = linear.LINEAR, []
     for name, (columns, rows) in size.LINEAR.items():
         sizes, build = {"columns": columns}, functools.partial(layer_case, name=name)
-        found += each(f"linear {name}", builders, "torch", sizes, build, calls=size.LAYERS)
+        found += each(f"linear {name}", builders, "reference", sizes, build, calls=size.LAYERS)
         for fp8, what in ((False, "half precision"), (True, "FP8")):
             product = functools.partial(product_case, columns=columns, rows=rows, fp8=fp8)
             found.append(Entry(f"product {name} {what}", 0, product))
     sizes = {"columns": size.HIDDEN}
     return [
         *found,
-        *each("linear encoder layer", builders, "torch", sizes, encoder_layer_case, calls=0),
-        *each("mlp", builders, "torch", sizes, mlp_case, calls=0),
+        *each("linear encoder layer", builders, "reference", sizes, encoder_layer_case, calls=0),
+        *each("mlp", builders, "reference", sizes, mlp_case, calls=0),
         Entry(f"mlp {ENGINE}", 0, engine_mlp_case),
     ]
 

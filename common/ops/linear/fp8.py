@@ -10,7 +10,7 @@ dimension in memory, so each tensor is wanted in its own order and as its transp
     dw (N, K) = dy^T (N, T) x^T (K, T)^T of the transposes of dy and x
 
 Casts write both at once. Best is no cast: what makes an input writes it in FP8 itself (``input_scaling``), and what
-reads a result the gradient (:class:`common.ops.fp8_cast.plain.Handover`), without the transpose, which the product
+reads a result the gradient (:class:`common.ops.fp8_cast.reference.Handover`), without the transpose, which the product
 makes in backward (:mod:`common.ops.transpose_fp8`).
 
 Backward keeps x and w in FP8, once. In BERT-large (24 layers of QKV 1024 -> 3072, output 1024 -> 1024, FC1
@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from common.errors import UnsupportedImplementation
 from common.ops import fp8_cast, transpose_fp8
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, Handover, Scaling
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Handover, Scaling
+from common.ops.operation import AUTO, OperationRequest
 
 MULTIPLE = 16
 """Every dimension of an FP8 product is a multiple of it (cuBLASLt: 16-byte alignment of rows)."""
@@ -80,9 +80,9 @@ class Fp8Product(nn.Module):
         super().__init__()
         check_weight(weight)
         request = OperationRequest(weight.device, weight.dtype)
-        self._cast = select(fp8_cast.IMPLEMENTATIONS, AUTO, request).function
+        self._cast = fp8_cast.FP8_CAST.select(AUTO, request).function
         transposing = OperationRequest(weight.device, E4M3)
-        self._transpose = select(transpose_fp8.IMPLEMENTATIONS, AUTO, transposing).function
+        self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, transposing).function
         self._weight: Fp8Tensor | None = None
         self._same_weight = False
         self.register_buffer("scales", torch.zeros(3, dtype=torch.float32, device=weight.device))

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.ops.fp8_cast.plain import E4M3, E5M2
-from common.ops.implementation import OperationRequest
+from common.ops.fp8_cast.reference import E4M3, E5M2
 from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.linear import fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT
+from common.ops.operation import OperationRequest
 
 
 def unsupported(request: OperationRequest) -> str | None:

@@ -6,26 +6,17 @@ Shapes: B samples, K inputs, N outputs.
 
 from __future__ import annotations
 
-from torch import Tensor
+from common.ops.linear_relu.reference import linear_relu_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from common.ops.implementation import Implementation, always
-from common.ops.linear_relu.plain import linear_relu_torch
-from common.ops.triton_support import triton_unsupported
-
-
-def _fused(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    # triton is imported only where it is used
-    from common.ops.linear_relu.triton import linear_relu
-
-    return linear_relu(x_BK, weight_NK, bias_N)
-
-
-IMPLEMENTATIONS = {
-    "fused": Implementation("fused", _fused, triton_unsupported),
-    "torch": Implementation("torch", linear_relu_torch, always),
-}
+LINEAR_RELU = Operation(
+    "linear_relu",
+    linear_relu_reference,
+    {
+        "fused": triton_kernels("common.ops.linear_relu.triton:linear_relu"),
+    },
+    kernel_names=(("gradient of ReLU", r"^relu_gradient_"),),
+)
 """Signature: ``linear_relu(x_BK, weight_NK, bias_N)``. ``fused`` has its products from cuBLASLt, the forward one with
 an epilogue, and the pass in front of the ReLU from Triton."""
-
-KERNEL_NAMES = (("gradient of ReLU", r"^relu_gradient_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

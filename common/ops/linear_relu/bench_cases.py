@@ -44,7 +44,7 @@ def entries() -> list[Entry]:
         for layer in size.LAYERS
         for entry in each(
             f"linear_relu {layer}",
-            linear_relu.IMPLEMENTATIONS,
+            linear_relu.LINEAR_RELU,
             "fused",
             {},
             functools.partial(case, layer=layer),
@@ -58,5 +58,5 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.linear_relu import triton
 
     tiles = list(itertools.product((32, 64, 128, 256), (2048, 4096, 8192), (4, 8), (2, 4, 8), (1, 2, 3)))
-    build = functools.partial(case, linear_relu.IMPLEMENTATIONS["fused"].function, size.SAMPLES, layer="top 2")
+    build = functools.partial(case, linear_relu.LINEAR_RELU.function("fused"), size.SAMPLES, layer="top 2")
     return {"linear_relu gradient": Sweep(triton.TILES, "gradient", tiles, build, True)}

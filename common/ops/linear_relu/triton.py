@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.ops.linear_relu.plain import Passes, apply
+from common.ops.linear_relu.reference import Passes, apply
 from common.ops.tiling.relu_gradient import relu_gradient
 from common.ops.tiling.tiles import Tile
 
@@ -36,5 +36,5 @@ PASSES = Passes(forward, masked)
 
 
 def linear_relu(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """See :func:`common.ops.linear_relu.plain.linear_relu_torch`."""
+    """See :func:`common.ops.linear_relu.reference.linear_relu_reference`."""
     return apply(PASSES, x_BK, weight_NK, bias_N)

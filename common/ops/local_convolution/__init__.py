@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from common.ops.implementation import Implementation, OperationRequest, always
 from common.ops.local_convolution.folded import folded_convolution
-from common.ops.local_convolution.plain import LocalConvolution, plain_convolution
+from common.ops.local_convolution.reference import plain_convolution
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
 
 
@@ -18,13 +18,6 @@ def _triton_unsupported(request: OperationRequest) -> str | None:
     if request.sizes["channels"] != 1:
         return f"the kernels take 1 input channel, not {request.sizes['channels']}"
     return triton_unsupported(request)
-
-
-def _triton() -> LocalConvolution:
-    # triton is imported only where it is used
-    from common.ops.local_convolution.triton import triton_convolution
-
-    return triton_convolution()
 
 
 def _folded_unsupported(request: OperationRequest) -> str | None:
@@ -35,13 +28,14 @@ def _folded_unsupported(request: OperationRequest) -> str | None:
     return None
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _triton, _triton_unsupported),
-    "folded": Implementation("folded", folded_convolution, _folded_unsupported),
-    "torch": Implementation("torch", plain_convolution, always),
-}
+LOCAL_CONVOLUTION = Operation(
+    "local_convolution",
+    plain_convolution,
+    {
+        "triton": Implementation("common.ops.local_convolution.triton:triton_convolution", _triton_unsupported),
+        "folded": Implementation(folded_convolution, _folded_unsupported),
+    },
+    kernel_names=(("convolution, either way", r"^single_channel_"),),
+)
 """``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. ``folded`` and ``torch`` are of
 cuDNN on a GPU; the former asks it for the weight's gradient in another way where there are few output channels."""
-
-KERNEL_NAMES = (("convolution, either way", r"^single_channel_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

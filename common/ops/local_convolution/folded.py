@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.ops.local_convolution import plain
-from common.ops.local_convolution.plain import LocalConvolution
+from common.ops.local_convolution import reference
+from common.ops.local_convolution.reference import LocalConvolution
 from common.ops.triton_support import widen
 
 
@@ -28,7 +28,7 @@ def folded_weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor) ->
     """
     C_out, C_in = weight.shape[:2]
     folded = weight.new_empty((2 * C_out, 2 * C_in, 3, 3, 3)).to(memory_format=torch.channels_last_3d)
-    _, dfolded = plain.backward(fold_width(dy_NCDHW), fold_width(x_NCDHW), folded, 1, (False, True))
+    _, dfolded = reference.backward(fold_width(dy_NCDHW), fold_width(x_NCDHW), folded, 1, (False, True))
     assert dfolded is not None
     wide = widen(dfolded).view(2, C_out, 2, C_in, 3, 3, 3)
     taps = [torch.stack([wide[p, :, q, ..., t] for p, q, t in combinations]).sum(0) for combinations in _FOLDED_TAPS]
@@ -42,14 +42,14 @@ FOLDED_CHANNELS = 32
 
 
 def folded_convolution() -> LocalConvolution:
-    """The plain version but for the gradient of the weight, where folding serves it."""
+    """The reference but for the gradient of the weight, where folding serves it."""
 
     def backward(
         dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         if not needs[1] or stride != 1 or len(weight) > FOLDED_CHANNELS or x_NCDHW.shape[4] % 2:
-            return plain.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
-        dx_NCDHW, _ = plain.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
+            return reference.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
+        dx_NCDHW, _ = reference.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
         return dx_NCDHW, folded_weight_gradient(dy_NCDHW, x_NCDHW, weight)
 
-    return LocalConvolution(plain.forward, backward)
+    return LocalConvolution(reference.forward, backward)

@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.local_convolution import kernels, plain
-from common.ops.local_convolution.plain import LocalConvolution
+from common.ops.local_convolution import kernels, reference
+from common.ops.local_convolution.reference import LocalConvolution
 from common.ops.triton_support import multiprocessors
 
 
@@ -96,7 +96,7 @@ def triton_convolution() -> LocalConvolution:
         dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
         # an image rarely needs a gradient, so it has no kernel
-        dx_NCDHW, _ = plain.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
+        dx_NCDHW, _ = reference.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
         return dx_NCDHW, weight_gradient(dy_NCDHW, x_NCDHW, weight, stride) if needs[1] else None
 
     return LocalConvolution(forward, backward)

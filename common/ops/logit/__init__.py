@@ -6,34 +6,20 @@ exist in fp32. Shapes: B samples, K inputs.
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.logit.plain import logit_torch
-from common.ops.triton_support import triton_unsupported
+from common.ops.logit.reference import logit_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
 MOST_INPUTS = 2048
 """What a program holds of a sample at once."""
 
 
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["inputs"] > MOST_INPUTS:
-        return f"a row of {request.sizes['inputs']} inputs is more than {MOST_INPUTS}"
-    return triton_unsupported(request)
-
-
-def _fused(x_BK: Tensor, weight_1K: Tensor, bias_1: Tensor) -> Tensor:
-    # triton is imported only where it is used
-    from common.ops.logit.triton import logit
-
-    return logit(x_BK, weight_1K, bias_1)
-
-
-IMPLEMENTATIONS = {
-    "fused": Implementation("fused", _fused, _unsupported),
-    "torch": Implementation("torch", logit_torch, always),
-}
+LOGIT = Operation(
+    "logit",
+    logit_reference,
+    {
+        "fused": triton_kernels("common.ops.logit.triton:logit", most={"inputs": MOST_INPUTS}),
+    },
+    kernel_names=(("logits", r"^logit_"),),
+)
 """Signature: ``logit(x_BK, weight_1K, bias_1)``. Sizes of a request: ``inputs``."""
-
-KERNEL_NAMES = (("logits", r"^logit_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -32,7 +32,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("logit", logit.IMPLEMENTATIONS, "fused", {"inputs": size.LAST_INPUTS}, case, calls=0)
+    return each("logit", logit.LOGIT, "fused", {"inputs": size.LAST_INPUTS}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -40,5 +40,5 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.logit import triton
 
     tiles = list(itertools.product((1024, 2048, 4096, 8192, 16384), (1, 2, 4, 8)))
-    build = functools.partial(case, logit.IMPLEMENTATIONS["fused"].function, size.SAMPLES)
+    build = functools.partial(case, logit.LOGIT.function("fused"), size.SAMPLES)
     return {f"logit {key}": Sweep(triton.TILES, key, tiles, build, key == "backward") for key in triton.TILES}

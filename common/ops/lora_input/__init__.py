@@ -9,40 +9,21 @@ The functions work without autograd.
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.lora_input.reference import (
+    LoraInput,
+    add_input_gradient_reference,
+    dropped_norm_reference,
+    dropped_reference,
+)
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.implementation import Implementation, always
-from common.ops.lora_input.plain import LoraInput, add_input_gradient_torch, dropped_norm_torch, dropped_torch
-from common.ops.triton_support import triton_unsupported
-
-
-def _dropped_triton(*args: Any) -> Tensor:
-    from common.ops.lora_input import triton  # triton is imported only where it is used
-
-    return triton.dropped(*args)
-
-
-def _dropped_norm_triton(*args: Any) -> Tensor:
-    from common.ops.lora_input import triton  # triton is imported only where it is used
-
-    return triton.dropped_norm(*args)
-
-
-def _add_input_gradient_triton(*args: Any) -> Tensor:
-    from common.ops.lora_input import triton  # triton is imported only where it is used
-
-    return triton.add_input_gradient(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation(
-        "triton", LoraInput(_dropped_triton, _dropped_norm_triton, _add_input_gradient_triton), triton_unsupported
-    ),
-    "torch": Implementation("torch", LoraInput(dropped_torch, dropped_norm_torch, add_input_gradient_torch), always),
-}
+LORA_INPUT = Operation(
+    "lora_input",
+    LoraInput(dropped_reference, dropped_norm_reference, add_input_gradient_reference),
+    {
+        "triton": triton_kernels("common.ops.lora_input.triton"),
+    },
+    kernel_names=(("LoRA dropout", r"^lora_input_"),),
+)
 """Functions: :class:`LoraInput`."""
-
-KERNEL_NAMES = (("LoRA dropout", r"^lora_input_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

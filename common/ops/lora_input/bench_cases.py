@@ -13,8 +13,8 @@ from common.ops.bench import decoder as size
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import normal, size_of
-from common.ops.dropout.plain import DropoutMask
-from common.ops.lora_input.plain import LoraInput
+from common.ops.dropout.reference import DropoutMask
+from common.ops.lora_input.reference import LoraInput
 
 
 def case(function: LoraInput, batch: int, dtype: torch.dtype) -> list[Pass]:
@@ -33,7 +33,7 @@ def case(function: LoraInput, batch: int, dtype: torch.dtype) -> list[Pass]:
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("lora_input", lora_input.IMPLEMENTATIONS, "triton", {}, case, calls=0)
+    return each("lora_input", lora_input.LORA_INPUT, "triton", {}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -44,7 +44,7 @@ def sweeps() -> dict[str, Sweep]:
         "dropped": list(itertools.product((2, 4, 8), (512, 1024, 2048), (4, 8))),
         "gradient": list(itertools.product((32, 64, 128), (64, 128, 256), (4, 8))),
     }
-    build = functools.partial(case, lora_input.IMPLEMENTATIONS["triton"].function, 1)
+    build = functools.partial(case, lora_input.LORA_INPUT.function("triton"), 1)
     return {
         f"lora_input {key}": Sweep(triton.TILES, key, tiles, build, key == "gradient") for key, tiles in choices.items()
     }

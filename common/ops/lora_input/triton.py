@@ -11,10 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import rate
 from common.ops.lora_input import kernels
-from common.ops.lora_input.plain import WHOLE, Region
+from common.ops.lora_input.reference import WHOLE, Region
 from common.ops.triton_support import require_contiguous
 
 _LEAST_RANK = 16
@@ -61,7 +61,7 @@ def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tupl
 
 
 def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """See :func:`common.ops.lora_input.plain.dropped_torch`. One launch."""
+    """See :func:`common.ops.lora_input.reference.dropped_reference`. One launch."""
     if mask.p == 0.0:
         return x_TE
     require_contiguous(x=x_TE, rows=region.rows)
@@ -76,7 +76,7 @@ def dropped(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
 def dropped_norm(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
-    """See :func:`common.ops.lora_input.plain.dropped_norm_torch`. One launch."""
+    """See :func:`common.ops.lora_input.reference.dropped_norm_reference`. One launch."""
     require_contiguous(residual=residual_TE, rows=region.rows)
     y_TE = torch.empty_like(residual_TE)
     grid, arguments = _launch(TILES["dropped"], residual_TE, mask, region)
@@ -87,7 +87,7 @@ def dropped_norm(
 
 
 def add_input_gradient(dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """See :func:`common.ops.lora_input.plain.add_input_gradient_torch`. One launch.
+    """See :func:`common.ops.lora_input.reference.add_input_gradient_reference`. One launch.
 
     Raises:
         ValueError: the factors have different dtypes.

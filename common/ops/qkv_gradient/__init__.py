@@ -8,26 +8,19 @@ a delayed scale (:mod:`common.ops.fp8_cast`), in both orders where the products 
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.operation import Operation
+from common.ops.qkv_gradient.reference import JoinQkv, QkvGradient, join_reference
+from common.ops.triton_support import triton_kernels
 
-from common.ops.implementation import Implementation, always
-from common.ops.qkv_gradient.plain import JoinQkv, QkvGradient, join_torch
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "JoinQkv", "QkvGradient"]
+__all__ = ["QKV_GRADIENT", "JoinQkv", "QkvGradient"]
 
 
-def _join_triton(*args: Any, **kwargs: Any) -> QkvGradient:
-    from common.ops.qkv_gradient import triton  # triton is imported only where it is used
-
-    return triton.join(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _join_triton, triton_unsupported),
-    "torch": Implementation("torch", join_torch, always),
-}
-"""Functions: :data:`JoinQkv`, with the signature of :func:`common.ops.qkv_gradient.plain.join_torch`."""
-
-KERNEL_NAMES = (("gradient of query, key and value", r"^qkv_gradient_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""
+QKV_GRADIENT = Operation(
+    "qkv_gradient",
+    join_reference,
+    {
+        "triton": triton_kernels("common.ops.qkv_gradient.triton:join"),
+    },
+    kernel_names=(("gradient of query, key and value", r"^qkv_gradient_"),),
+)
+"""Functions: :data:`JoinQkv`, with the signature of :func:`common.ops.qkv_gradient.reference.join_reference`."""

@@ -41,7 +41,7 @@ def entries() -> list[Entry]:
     for ranks in size.RANKS:
         heads = size.HEADS // ranks
         build = functools.partial(case, heads=heads)
-        found += each(f"qkv_gradient {heads}", qkv_gradient.IMPLEMENTATIONS, "triton", {}, build, calls=0)
+        found += each(f"qkv_gradient {heads}", qkv_gradient.QKV_GRADIENT, "triton", {}, build, calls=0)
     return found
 
 
@@ -50,7 +50,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.qkv_gradient import triton
 
     choices = list(itertools.product((32, 64, 128), (4, 8), (2, 4, 8), (1, 2, 3)))
-    function = qkv_gradient.IMPLEMENTATIONS["triton"].function
+    function = qkv_gradient.QKV_GRADIENT.function("triton")
     build = functools.partial(case, function, 1, heads=size.HEADS // size.RANKS[0])
     return {
         f"qkv_gradient {name}": Sweep(triton.TILES, "join", choices, build, both)

@@ -1,7 +1,7 @@
 """The gradient of a product of heads through the Triton kernel of :mod:`common.ops.qkv_gradient.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes as in
-:mod:`common.ops.qkv_gradient.plain`.
+:mod:`common.ops.qkv_gradient.reference`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS_OF_COMPUTED, Scaling
+from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.qkv_gradient import kernels
-from common.ops.qkv_gradient.plain import QkvGradient, check, joined
+from common.ops.qkv_gradient.reference import QkvGradient, check, joined
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
@@ -51,7 +51,7 @@ def join(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> QkvGradient:
-    """See :func:`common.ops.qkv_gradient.plain.join_torch`. Two launches, no atomics but for the scale."""
+    """See :func:`common.ops.qkv_gradient.reference.join_reference`. Two launches, no atomics but for the scale."""
     check(dq_THD, dk_THD, dv_THD)
     tokens, heads, size = dq_THD.shape
     columns = 3 * heads * size

@@ -8,67 +8,26 @@ delayed scale (:mod:`common.ops.fp8_cast`).
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from common.ops.fp8_cast.plain import Fp8Tensor
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.rms_norm.plain import (
-    Normed,
+from common.ops.operation import Operation
+from common.ops.rms_norm.reference import (
     RmsNorm,
-    backward_torch,
-    forward_torch,
-    recompute_torch,
-    weight_gradient_torch,
+    backward_reference,
+    forward_reference,
+    recompute_reference,
+    weight_gradient_reference,
 )
-from common.ops.triton_support import triton_unsupported
+from common.ops.triton_support import triton_kernels
 
 MOST_FEATURES = 16384
 """A program of the Triton kernels holds a whole row."""
 
 
-def _forward_triton(*args: Any, **kwargs: Any) -> Normed:
-    from common.ops.rms_norm import triton  # triton is imported only where it is used
-
-    return triton.forward(*args, **kwargs)
-
-
-def _backward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Fp8Tensor | None]:
-    from common.ops.rms_norm import triton  # triton is imported only where it is used
-
-    return triton.backward(*args, **kwargs)
-
-
-def _recompute_triton(*args: Any) -> Tensor:
-    from common.ops.rms_norm import triton  # triton is imported only where it is used
-
-    return triton.recompute(*args)
-
-
-def _weight_gradient_triton(*args: Any) -> Tensor:
-    from common.ops.rms_norm import triton  # triton is imported only where it is used
-
-    return triton.weight_gradient(*args)
-
-
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["features"] > MOST_FEATURES:
-        return f"at most {MOST_FEATURES} features, not {request.sizes['features']}"
-    return triton_unsupported(request)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation(
-        "triton",
-        RmsNorm(_forward_triton, _backward_triton, _recompute_triton, _weight_gradient_triton),
-        _unsupported,
-    ),
-    "torch": Implementation(
-        "torch", RmsNorm(forward_torch, backward_torch, recompute_torch, weight_gradient_torch), always
-    ),
-}
+RMS_NORM = Operation(
+    "rms_norm",
+    RmsNorm(forward_reference, backward_reference, recompute_reference, weight_gradient_reference),
+    {
+        "triton": triton_kernels("common.ops.rms_norm.triton", most={"features": MOST_FEATURES}),
+    },
+    kernel_names=(("RMSNorm", r"^rms_norm_"),),
+)
 """Functions: :class:`RmsNorm`. A request says ``features``."""
-
-KERNEL_NAMES = (("RMSNorm", r"^rms_norm_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -14,7 +14,7 @@ from common.ops.bench import decoder as size
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import fresh_scaling, normal, size_of
-from common.ops.rms_norm.plain import RmsNorm
+from common.ops.rms_norm.reference import RmsNorm
 
 
 def case(function: RmsNorm, batch: int, dtype: torch.dtype) -> list[Pass]:
@@ -43,7 +43,7 @@ def case(function: RmsNorm, batch: int, dtype: torch.dtype) -> list[Pass]:
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("rms_norm", rms_norm.IMPLEMENTATIONS, "triton", {"features": size.HIDDEN}, case, calls=0)
+    return each("rms_norm", rms_norm.RMS_NORM, "triton", {"features": size.HIDDEN}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -51,7 +51,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.rms_norm import triton
 
     choices = list(itertools.product((1, 2), (8, 16, 32), (1, 2, 3, 4), (1, 2)))
-    build = functools.partial(case, rms_norm.IMPLEMENTATIONS["triton"].function, 1)
+    build = functools.partial(case, rms_norm.RMS_NORM.function("triton"), 1)
     return {
         f"rms_norm {key}": Sweep(triton.TILES, key, choices, build, key == "backward")
         for key in ("forward", "backward")

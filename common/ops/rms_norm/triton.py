@@ -11,11 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.norm.parted_rows import Tile
 from common.ops.rms_norm import kernels
-from common.ops.rms_norm.plain import Normed
+from common.ops.rms_norm.reference import Normed
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
@@ -83,7 +83,7 @@ def forward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """See :func:`common.ops.rms_norm.plain.forward_torch`. One launch."""
+    """See :func:`common.ops.rms_norm.reference.forward_reference`. One launch."""
     require_contiguous(residual=residual_TE, delta=delta_TE)
     sum_TE = residual_TE if delta_TE is None else torch.empty_like(residual_TE)
     inverse_rms_T = residual_TE.new_empty(residual_TE.shape[0], dtype=torch.float32)
@@ -107,7 +107,7 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """See :func:`common.ops.rms_norm.plain.backward_torch`. One launch."""
+    """See :func:`common.ops.rms_norm.reference.backward_reference`. One launch."""
     require_contiguous(dy=dy_TE, residual=residual_TE, d_residual=d_residual_TE)
     dx_TE = torch.empty_like(dy_TE)
     dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
@@ -120,7 +120,7 @@ def backward(
 
 
 def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> Tensor:
-    """See :func:`common.ops.rms_norm.plain.recompute_torch`."""
+    """See :func:`common.ops.rms_norm.reference.recompute_reference`."""
     require_contiguous(residual=residual_TE)
     tokens, features = residual_TE.shape
     tile = TILES["recompute"]
@@ -135,7 +135,7 @@ def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> T
 
 
 def weight_gradient(dy_TE: Tensor, residual_TE: Tensor, inverse_rms_T: Tensor) -> Tensor:
-    """See :func:`common.ops.rms_norm.plain.weight_gradient_torch`. Two launches."""
+    """See :func:`common.ops.rms_norm.reference.weight_gradient_reference`. Two launches."""
     require_contiguous(dy=dy_TE, residual=residual_TE)
     tokens, features = residual_TE.shape
     tile = TILES["weight_gradient"]

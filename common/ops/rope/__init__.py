@@ -8,35 +8,19 @@ FP8 results are rounded from the arithmetic's own precision, with a delayed scal
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.operation import Operation
+from common.ops.rope.reference import Rope, RopeScaling, backward_reference, forward_reference, tables
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.fp8_cast.plain import Fp8Tensor
-from common.ops.implementation import Implementation, always
-from common.ops.rope.plain import Rope, RopeScaling, backward_torch, forward_torch, tables
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "RopeScaling", "tables"]
+__all__ = ["ROPE", "RopeScaling", "tables"]
 
 
-def _forward_triton(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from common.ops.rope import triton  # triton is imported only where it is used
-
-    return triton.forward(*args)
-
-
-def _backward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor | None, Fp8Tensor | None]:
-    from common.ops.rope import triton  # triton is imported only where it is used
-
-    return triton.backward(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", Rope(_forward_triton, _backward_triton), triton_unsupported),
-    "torch": Implementation("torch", Rope(forward_torch, backward_torch), always),
-}
+ROPE = Operation(
+    "rope",
+    Rope(forward_reference, backward_reference),
+    {
+        "triton": triton_kernels("common.ops.rope.triton"),
+    },
+    kernel_names=(("RoPE", r"^rope_"),),
+)
 """Functions: :class:`Rope`."""
-
-KERNEL_NAMES = (("RoPE", r"^rope_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

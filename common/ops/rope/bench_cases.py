@@ -13,7 +13,7 @@ from common.ops.bench import decoder as size
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.transformer import fresh_scaling, normal, size_of
-from common.ops.rope.plain import Rope
+from common.ops.rope.reference import Rope
 
 
 def case(function: Rope, batch: int, dtype: torch.dtype) -> list[Pass]:
@@ -36,7 +36,7 @@ def case(function: Rope, batch: int, dtype: torch.dtype) -> list[Pass]:
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("rope", rope.IMPLEMENTATIONS, "triton", {}, case, calls=0)
+    return each("rope", rope.ROPE, "triton", {}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -44,7 +44,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.rope import triton
 
     choices = {"forward": (0,), "backward": (4, 7, 8, 12)}
-    build = functools.partial(case, rope.IMPLEMENTATIONS["triton"].function, 1)
+    build = functools.partial(case, rope.ROPE.function("triton"), 1)
     return {
         f"rope {key}": Sweep(
             triton.TILES, key, list(itertools.product((16, 32, 64, 128), (2, 4, 8), programs)), build, key == "backward"

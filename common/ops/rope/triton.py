@@ -1,7 +1,7 @@
 """Rotary positions through the Triton kernels of :mod:`common.ops.rope.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes as in
-:mod:`common.ops.rope.plain`.
+:mod:`common.ops.rope.reference`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.rope import kernels
 from common.ops.triton_support import multiprocessors, require_contiguous
@@ -38,7 +38,7 @@ TILES: dict[str, Tile] = {"forward": Tile(32, 4, 0), "backward": Tile(32, 4, 7)}
 def forward(
     qkv_TN: Tensor, cos_TD2: Tensor, sin_TD2: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`common.ops.rope.plain.forward_torch`. One launch."""
+    """See :func:`common.ops.rope.reference.forward_reference`. One launch."""
     require_contiguous(qkv=qkv_TN, cos=cos_TD2, sin=sin_TD2)
     tokens, half = cos_TD2.shape
     tile = TILES["forward"]
@@ -62,7 +62,7 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """See :func:`common.ops.rope.plain.backward_torch`. One launch."""
+    """See :func:`common.ops.rope.reference.backward_reference`. One launch."""
     require_contiguous(dq=dq_THD, dk=dk_TKD, dv=dv_TKD, cos=cos_TD2, sin=sin_TD2)
     tokens, heads, size = dq_THD.shape
     kv_heads = dk_TKD.shape[1]

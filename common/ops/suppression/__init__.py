@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.operation import Operation
+from common.ops.suppression.reference import suppress_reference
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.implementation import Implementation, always
-from common.ops.suppression.plain import suppress_torch
-from common.ops.triton_support import triton_unsupported
-
-
-def _suppress_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    from common.ops.suppression.triton import suppress  # triton is imported only where it is used
-
-    return suppress(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _suppress_triton, triton_unsupported),
-    "torch": Implementation("torch", suppress_torch, always),
-}
+SUPPRESSION = Operation(
+    "suppression",
+    suppress_reference,
+    {
+        "triton": triton_kernels("common.ops.suppression.triton:suppress"),
+    },
+    kernel_names=(("suppression", r"^suppression_"),),
+)
 """Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``.
 
 A request's dtype is that of the boxes.
 """
-
-KERNEL_NAMES = (("suppression", r"^suppression_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

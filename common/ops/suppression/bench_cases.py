@@ -33,7 +33,7 @@ def case(function: Callable[..., Any], batch: int, dtype: torch.dtype) -> list[P
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("suppression", suppression.IMPLEMENTATIONS, "triton", {}, case, calls=0)
+    return each("suppression", suppression.SUPPRESSION, "triton", {}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -41,5 +41,5 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.suppression import triton
 
     tiles = list(itertools.product((32, 64), (4, 8, 16)))
-    build = functools.partial(case, suppression.IMPLEMENTATIONS["triton"].function, size.PICTURES)
+    build = functools.partial(case, suppression.SUPPRESSION.function("triton"), size.PICTURES)
     return {"suppression": Sweep(triton.TILES, "suppress", tiles, build, False)}

@@ -44,7 +44,7 @@ def suppress(
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.suppression.plain.suppress_torch`, whose choice this is bit by bit."""
+    """See :func:`common.ops.suppression.reference.suppress_reference`, whose choice this is bit by bit."""
     pictures, candidates = score_BN.shape
     keep = min(keep, candidates)
     kept_BK = torch.empty((pictures, keep), dtype=torch.int64, device=score_BN.device)

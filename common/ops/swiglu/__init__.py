@@ -8,33 +8,16 @@ rounding. FP8 results are rounded from the arithmetic's own precision, with a de
 
 from __future__ import annotations
 
-from typing import Any
+from common.ops.operation import Operation
+from common.ops.swiglu.reference import SwiGlu, backward_reference, forward_reference
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from common.ops.fp8_cast.plain import Fp8Tensor
-from common.ops.implementation import Implementation, always
-from common.ops.swiglu.plain import Activated, SwiGlu, backward_torch, forward_torch
-from common.ops.triton_support import triton_unsupported
-
-
-def _forward_triton(*args: Any, **kwargs: Any) -> Activated:
-    from common.ops.swiglu import triton  # triton is imported only where it is used
-
-    return triton.forward(*args, **kwargs)
-
-
-def _backward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor | None, Fp8Tensor | None]:
-    from common.ops.swiglu import triton  # triton is imported only where it is used
-
-    return triton.backward(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", SwiGlu(_forward_triton, _backward_triton), triton_unsupported),
-    "torch": Implementation("torch", SwiGlu(forward_torch, backward_torch), always),
-}
+SWIGLU = Operation(
+    "swiglu",
+    SwiGlu(forward_reference, backward_reference),
+    {
+        "triton": triton_kernels("common.ops.swiglu.triton"),
+    },
+    kernel_names=(("SwiGLU", r"^swiglu_"),),
+)
 """Functions: :class:`SwiGlu`."""
-
-KERNEL_NAMES = (("SwiGLU", r"^swiglu_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -11,10 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.swiglu import kernels
-from common.ops.swiglu.plain import Activated
+from common.ops.swiglu.reference import Activated
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 
@@ -60,7 +60,7 @@ def forward(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """See :func:`common.ops.swiglu.plain.forward_torch`. One launch."""
+    """See :func:`common.ops.swiglu.reference.forward_reference`. One launch."""
     require_contiguous(gate_up=gate_up_T2F)
     tokens, features = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
     y8 = None if fp8 is None else result(fp8, E4M3, (tokens, features))
@@ -80,7 +80,7 @@ def forward(
 def backward(
     dy_TF: Tensor, saved: Tensor | Fp8Tensor, *, fp8: Scaling | None = None, frozen_scales: bool = False
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """See :func:`common.ops.swiglu.plain.backward_torch`. One launch."""
+    """See :func:`common.ops.swiglu.reference.backward_reference`. One launch."""
     tokens, features = dy_TF.shape
     if isinstance(saved, Fp8Tensor):
         data, saved_inverse = saved.data.view(torch.uint8), saved.scale_inverse

@@ -11,17 +11,9 @@ most 1. Where the scales were equal the factor is 1, and changes nothing.
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.transpose_fp8.plain import transpose_torch
+from common.ops.operation import Implementation, Operation, OperationRequest
+from common.ops.transpose_fp8.reference import transpose_reference
 from common.ops.triton_support import no_triton
-
-
-def _transpose_triton(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
-    from common.ops.transpose_fp8.triton import transpose  # triton is imported only where it is used
-
-    return transpose(matrix_NK, scratch, factors_R)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -30,12 +22,13 @@ def _unsupported(request: OperationRequest) -> str | None:
     return no_triton(request.device)
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _transpose_triton, _unsupported),
-    "torch": Implementation("torch", transpose_torch, always),
-}
+TRANSPOSE_FP8 = Operation(
+    "transpose_fp8",
+    transpose_reference,
+    {
+        "triton": Implementation("common.ops.transpose_fp8.triton:transpose", _unsupported),
+    },
+    kernel_names=(("transposes in FP8", r"^transpose_fp8_"),),
+)
 """Signature: ``transpose(matrix_NK, scratch, factors_R=None) -> (K, N)`` in the memory of ``scratch``. The request has
 the matrix's dtype."""
-
-KERNEL_NAMES = (("transposes in FP8", r"^transpose_fp8_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

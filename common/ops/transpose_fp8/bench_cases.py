@@ -10,14 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from common.errors import UnsupportedImplementation
 from common.ops import transpose_fp8
 from common.ops.bench import cases, gpt3, transformer
 from common.ops.bench import decoder as size
 from common.ops.bench.cases import Entry, Pass, rotating
 from common.ops.bench.sweep import Sweep
-from common.ops.fp8_cast.plain import E4M3
-from common.ops.implementation import Implementation, OperationRequest
+from common.ops.fp8_cast.reference import E4M3
+from common.ops.operation import OperationRequest
 
 
 def case(function: Callable[..., Tensor], dtype: torch.dtype, *, rows: int, columns: int) -> list[Pass]:
@@ -32,11 +31,10 @@ def case(function: Callable[..., Tensor], dtype: torch.dtype, *, rows: int, colu
     return [Pass("forward", run, 2.0 * elements)]
 
 
-def _requested(implementation: Implementation, shape: tuple[int, int], batch: int, dtype: torch.dtype) -> list[Pass]:
-    reason = implementation.unsupported(OperationRequest(torch.device(cases.DEVICE), E4M3))
-    if reason is not None:
-        raise UnsupportedImplementation(reason)
-    return case(implementation.function, dtype, rows=shape[0], columns=shape[1])
+def _requested(implementation: str, shape: tuple[int, int], batch: int, dtype: torch.dtype) -> list[Pass]:
+    request = OperationRequest(torch.device(cases.DEVICE), E4M3)
+    function = transpose_fp8.TRANSPOSE_FP8.select(implementation, request).function
+    return case(function, dtype, rows=shape[0], columns=shape[1])
 
 
 TOKENS = transformer.PACKS * transformer.LENGTH
@@ -52,9 +50,9 @@ SHAPES = (
 def entries() -> list[Entry]:
     """Every matrix in every implementation."""
     return [
-        Entry(f"transpose {name} {each.name}", 0, functools.partial(_requested, each, shape))
+        Entry(f"transpose {name} {each}", 0, functools.partial(_requested, each, shape))
         for name, shape in SHAPES.items()
-        for each in transpose_fp8.IMPLEMENTATIONS.values()
+        for each in transpose_fp8.TRANSPOSE_FP8.names
     ]
 
 
@@ -63,7 +61,7 @@ def sweeps() -> dict[str, Sweep]:
     from common.ops.transpose_fp8 import triton
 
     choices = list(itertools.product((64, 128, 256), (64, 128, 256), (4, 8)))
-    function = transpose_fp8.IMPLEMENTATIONS["triton"].function
+    function = transpose_fp8.TRANSPOSE_FP8.function("triton")
     found = {}
     for name in ("gate and up", f"x {transformer.HIDDEN}"):
         rows, columns = SHAPES[name]

@@ -8,9 +8,9 @@ import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast.plain import E5M2
+from common.ops.fp8_cast.reference import E5M2
 from common.ops.transpose_fp8 import kernels
-from common.ops.transpose_fp8.plain import room, run_length
+from common.ops.transpose_fp8.reference import room, run_length
 from common.ops.triton_support import require_contiguous
 
 
@@ -32,7 +32,7 @@ TILES: dict[str, Tile] = {"transpose": Tile(128, 128, 8)}
 
 
 def transpose(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
-    """See :func:`common.ops.transpose_fp8.plain.transpose_torch`. One launch."""
+    """See :func:`common.ops.transpose_fp8.reference.transpose_reference`. One launch."""
     require_contiguous(matrix=matrix_NK, scratch=scratch, factors=factors_R)
     target_KN = room(matrix_NK, scratch)
     rows, columns = matrix_NK.shape

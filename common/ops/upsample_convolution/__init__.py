@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation, Operation
 from common.ops.triton_support import triton_unsupported
 from common.ops.upsample_convolution.folded import upsample_convolution_folded
-from common.ops.upsample_convolution.plain import upsample_convolution_plain
+from common.ops.upsample_convolution.reference import upsample_convolution_reference
 from common.ops.upsample_convolution.taps import summed_taps
 from common.ops.upsample_convolution.transposed import upsample_convolution_transposed
 
@@ -33,18 +33,19 @@ def _transposed(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> T
     return upsample_convolution_transposed(x_NIHW, summed_taps_triton(weight_OI33), bias_O)
 
 
-def _transposed_torch(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
+def _transposed_library(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
     return upsample_convolution_transposed(x_NIHW, summed_taps(weight_OI33), bias_O)
 
 
-IMPLEMENTATIONS = {
-    "transposed": Implementation("transposed", _transposed, triton_unsupported),
-    "transposed_torch": Implementation("transposed_torch", _transposed_torch, always),
-    "folded": Implementation("folded", upsample_convolution_folded, always),
-    "plain": Implementation("plain", upsample_convolution_plain, always),
-}
+UPSAMPLE_CONVOLUTION = Operation(
+    "upsample_convolution",
+    upsample_convolution_reference,
+    {
+        "transposed": Implementation(_transposed, triton_unsupported),
+        "transposed_library": Implementation(_transposed_library),
+        "folded": Implementation(upsample_convolution_folded),
+    },
+    kernel_names=(("convolution, either way", r"^(sum|spread)_taps_"),),
+)
 """Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. The first two differ in what sums the weights; no
 bias is added where it is None."""
-
-KERNEL_NAMES = (("convolution, either way", r"^(sum|spread)_taps_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -45,7 +45,7 @@ def entries() -> list[Entry]:
         for places, channels in size.UPSAMPLED
         for entry in each(
             f"upsample_convolution {pictures}x{channels}x{places}",
-            upsample_convolution.IMPLEMENTATIONS,
+            upsample_convolution.UPSAMPLE_CONVOLUTION,
             "transposed",
             {"channels": channels},
             functools.partial(case, pictures=pictures, places=places, channels=channels),
@@ -60,7 +60,7 @@ def sweeps() -> dict[str, Sweep]:
 
     tiles = list(itertools.product((16, 32, 64), (16, 32, 64), (2, 4, 8)))
     places, channels = size.UPSAMPLED[0]
-    function = upsample_convolution.IMPLEMENTATIONS["transposed"].function
+    function = upsample_convolution.UPSAMPLE_CONVOLUTION.function("transposed")
     build = functools.partial(case, function, 0, pictures=size.BATCHES[-1], places=places, channels=channels)
     return {
         f"upsample_convolution {key}": Sweep(triton.TILES, key, tiles, build, key == "spread") for key in triton.TILES

@@ -21,7 +21,10 @@ _PARITIES = tuple(itertools.product((0, 1), (0, 1)))
 
 
 def upsample_convolution_folded(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
-    """See :func:`common.ops.upsample_convolution.plain.upsample_convolution_plain`; the result is channels_last."""
+    """See :func:`common.ops.upsample_convolution.reference.upsample_convolution_reference`.
+
+    The result is channels_last.
+    """
     filters = folded_taps(summed_taps(weight_OI33))
     y_NOHW: Tensor = _Dealt.apply(F.conv2d(x_NIHW, filters, padding=1), bias_O)
     return y_NOHW

@@ -1,4 +1,4 @@
-"""Summed weights, in PyTorch's own operations: the plain version of what the Triton kernels do in one pass."""
+"""Summed weights, in PyTorch's own operations: the reference of what the Triton kernels do in one pass."""
 
 from __future__ import annotations
 

@@ -8,13 +8,16 @@ once to the gradient's dtype. Of operands in 16 bits PyTorch's product adds (:mo
 
 from __future__ import annotations
 
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation, Operation
 from common.ops.weight_gradient import cublaslt
-from common.ops.weight_gradient.plain import accumulate_torch
+from common.ops.weight_gradient.reference import accumulate_reference
 
-IMPLEMENTATIONS = {
-    "cublaslt": Implementation("cublaslt", cublaslt.accumulate, cublaslt.unsupported),
-    "torch": Implementation("torch", accumulate_torch, always),
-}
+WEIGHT_GRADIENT = Operation(
+    "weight_gradient",
+    accumulate_reference,
+    {
+        "cublaslt": Implementation(cublaslt.accumulate, cublaslt.unsupported),
+    },
+)
 """Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The request has the weight's
 dtype; the gradient has it too, or fp32, to which all of them add."""

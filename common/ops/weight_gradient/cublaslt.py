@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from common.ops.implementation import OperationRequest
+from common.ops.operation import OperationRequest
 from common.ops.triton_support import require_contiguous
-from common.ops.weight_gradient.plain import Room
+from common.ops.weight_gradient.reference import Room
 
 WORKSPACE = 32 * 1024**2
 """Bytes: what NVIDIA recommends for Hopper GPUs."""
@@ -113,7 +113,7 @@ def unsupported(request: OperationRequest) -> str | None:
 def accumulate(
     dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, room: Room
 ) -> None:
-    """See :func:`common.ops.weight_gradient.plain.accumulate_torch`; the room is cuBLASLt's workspace.
+    """See :func:`common.ops.weight_gradient.reference.accumulate_reference`; the room is cuBLASLt's workspace.
 
     Raises:
         RuntimeError: cuBLASLt has no kernel for these matrices, or refuses them.

@@ -7,13 +7,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from benchmarks.bert.config import Facts
-from benchmarks.bert.model import Heads, Implementations
+from benchmarks.bert.model import OPERATIONS, Heads
 from common.mlperf.fixed import fixed_facts
+from common.ops.operation import REFERENCE
 
 LARGE = fixed_facts(Facts, "bert")
 SMALL = replace(LARGE, vocabulary=150, hidden=32, layers=2, heads=4, feed_forward=56, max_sequence_length=16)
 LENGTHS = [9, 16, 2, 12]
-PLAIN = Implementations(*["torch"] * 6)
+REFERENCES = dict.fromkeys(OPERATIONS, REFERENCE)
 
 
 def mean_loss(heads: Heads) -> Tensor:

@@ -56,6 +56,9 @@ REFUSED = {
     "bench.only=run": "bench.only=run: expected one of step, reader",
     "bench.profile_steps=0": "bench.profile_steps=0: at least 1 step is profiled",
     "optimizer.bucket_mb=inf": "optimizer.bucket_mb=inf: a bucket has a positive, finite size",
+    "model.implementations.attention=foo": "model.implementations.attention=foo: .* auto, triton, te, reference",
+    "model.attention=te": "model.attention: .* did you mean model.implementations.attention",
+    "+model.implementations.softmax=auto": "model.implementations.softmax: unknown operation; there are attention, ",
 }
 
 
@@ -66,20 +69,29 @@ def test_a_value_out_of_its_range_is_refused_before_a_rank_starts(override):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "kind", "message"),
+    ("choice", "reason"),
     [
-        (["model.attention=foo"], UnsupportedImplementation, "model.attention=foo: .* auto, triton, te, torch"),
-        (["model.attention=triton"], UnsupportedImplementation, "model.attention=triton: .* not 16"),
-        (["model.dropout=triton"], UnsupportedImplementation, "model.dropout=triton: .* needs a GPU"),
-        (["model.linear=fp8"], UnsupportedImplementation, "model.linear=fp8: .* not of torch.float32"),
-        (["model.linear=te"], UnsupportedImplementation, "model.linear=te: .* needs a CUDA device"),
-        (["model.attention=te"], UnsupportedImplementation, "model.attention=te: .* needs a CUDA device"),
-        (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: BERT's ranks are data-parallel, use 1"),
-        (["reader.eval_rows=61"], ConfigError, "reader.eval_rows=61: .* benchmark.eval_samples=60"),
+        ("attention=triton", "not 16"),
+        ("dropout=triton", "needs a GPU"),
+        ("linear=fp8", "not of torch.float32"),
+        ("linear=te", "needs a CUDA device"),
+        ("attention=te", "needs a CUDA device"),
     ],
 )
-def test_what_the_network_cannot_be_built_with_is_named(overrides, kind, message):
-    with pytest.raises(kind, match=f"^{message}"):
+def test_an_implementation_that_cannot_run_here_is_named(choice, reason):
+    with pytest.raises(UnsupportedImplementation, match=rf"^model\.implementations\.{choice}: .* {reason}"):
+        built(f"model.implementations.{choice}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["layout.tp=2", "scale.gpus_per_node=2"], "layout.tp=2: BERT's ranks are data-parallel, use 1"),
+        (["reader.eval_rows=61"], "reader.eval_rows=61: .* benchmark.eval_samples=60"),
+    ],
+)
+def test_what_the_network_cannot_be_built_with_is_named(overrides, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         built(*overrides)
 
 

@@ -8,23 +8,22 @@ from typing import Any
 import pytest
 import torch
 from micro_batches import back_to_back, draw, lay_out
-from small_bert import LENGTHS, PLAIN, SMALL, mean_loss
+from small_bert import LENGTHS, REFERENCES, SMALL, mean_loss
 from torch import Tensor
 
 from benchmarks.bert.model import Bert
 from common.ops import fp8_cast
-from common.ops.fp8_cast import plain as fp8_cast_plain
-from common.ops.fp8_cast.plain import Fp8Tensor, Handover, widen_fp8
+from common.ops.fp8_cast.reference import Fp8Tensor, Handover, cast_reference, widen_fp8
 
 SMALL_FP8 = replace(SMALL, feed_forward=64)
-PLAIN_FP8 = {kind: replace(PLAIN, linear=kind) for kind in ("torch", "fp8")}
+IMPLEMENTATIONS = {linear: {**REFERENCES, "linear": linear} for linear in ("reference", "fp8")}
 
 
-@pytest.mark.parametrize("kind", ["torch", "fp8"])
+@pytest.mark.parametrize("linear", IMPLEMENTATIONS)
 def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+    linear: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Bert(SMALL_FP8, torch.Generator().manual_seed(0), PLAIN_FP8[kind], dtype=torch.bfloat16).train()
+    model = Bert(SMALL_FP8, torch.Generator().manual_seed(0), IMPLEMENTATIONS[linear], dtype=torch.bfloat16).train()
     qkv, kept, left, leave = model.layers[1].attention.qkv, [], {}, Handover.leave
 
     def keep(module: object, inputs: tuple[Tensor], given: dict[str, Any], output: Tensor) -> None:
@@ -47,7 +46,7 @@ def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
     rounding = 0.5 + 0.1 * product.abs().max()  # half a bf16 step of the sum, and FP8's of the product
     assert (y.detach().double() - product - qkv.bias.detach().double()).abs().max() < rounding
     expected = (y.grad if handover is None else widen_fp8(left[id(handover)])).double().sum(0)
-    tolerance = {"torch": 2**-8, "fp8": 2**-3}[kind]
+    tolerance = {"reference": 2**-8, "fp8": 2**-3}[linear]
     for part in (0, 2):  # a key's bias adds the same to all scores of a row: rounding is all that its gradient has
         found, reference = (gradient.chunk(3)[part].double() for gradient in (qkv.bias.grad, expected))
         assert reference.norm() > 0
@@ -58,16 +57,14 @@ def test_the_bias_of_queries_keys_and_values_is_added_and_differentiated_once(
 def test_in_fp8_producers_write_what_products_read(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Casts of their own are left for weights, the first layer's input and the attention's contexts."""
     cast: list[tuple[int, ...]] = []
-    original = fp8_cast_plain.cast_torch
 
     def record(x: Tensor, *rest: Any) -> Fp8Tensor:
         cast.append(tuple(x.shape))
-        return original(x, *rest)
+        return cast_reference(x, *rest)
 
-    implementations = fp8_cast.IMPLEMENTATIONS
-    monkeypatch.setitem(implementations, "torch", replace(implementations["torch"], function=record))
+    monkeypatch.setattr(fp8_cast, "FP8_CAST", replace(fp8_cast.FP8_CAST, reference=record))
     architecture = replace(SMALL_FP8, layers=layers)
-    model = Bert(architecture, torch.Generator().manual_seed(0), PLAIN_FP8["fp8"], dtype=torch.bfloat16).train()
+    model = Bert(architecture, torch.Generator().manual_seed(0), IMPLEMENTATIONS["fp8"], dtype=torch.bfloat16).train()
     samples = draw(LENGTHS, architecture.vocabulary)
     mean_loss(model(lay_out(samples, back_to_back(samples), (64, 6, 12)))).backward()
     weights = [tuple(p.shape) for name, p in model.named_parameters() if "layers." in name and p.ndim == 2]

@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 from micro_batches import Sample, back_to_back, draw, lay_out
-from small_bert import LARGE, LENGTHS, PLAIN, SMALL, mean_loss
+from small_bert import LARGE, LENGTHS, REFERENCES, SMALL, mean_loss
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForPreTraining
 
-from benchmarks.bert.model import Architecture, Bert, Heads, Implementations, pretraining_loss
+from benchmarks.bert.model import Architecture, Bert, Heads, pretraining_loss
 from benchmarks.bert.tf_checkpoint import load_weights, weights
 from common.errors import ConfigError, UnsupportedImplementation
-from common.ops.attention import plain as attention_plain
-from common.ops.dropout import plain as dropout_plain
-from common.ops.dropout.plain import keep_mask, keep_rows
+from common.ops.attention import reference as attention_reference
+from common.ops.dropout import reference as dropout_reference
+from common.ops.dropout.reference import keep_mask, keep_rows
 
 
 def build(architecture: Architecture = SMALL, seed: int = 0, dtype: torch.dtype = torch.float64) -> Bert:
     """A model whose biases and norms are not what they start from, since zeros and ones hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
-    model = Bert(architecture, generator, PLAIN, dtype=dtype)
+    model = Bert(architecture, generator, REFERENCES, dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and name != "masked_lm.bias":
@@ -118,7 +118,7 @@ def test_loss_and_gradients_are_hugging_faces(
 ) -> None:
     theirs = peer(architecture, dtype)
     torch.save({"model": theirs.state_dict()}, tmp_path / "peer.pt")
-    model = Bert(architecture, None, PLAIN, dtype=dtype).eval()
+    model = Bert(architecture, None, REFERENCES, dtype=dtype).eval()
     load_weights(model, tmp_path / "peer.pt")
     samples = draw(LENGTHS, architecture.vocabulary)
 
@@ -147,7 +147,7 @@ def test_with_dropout_everywhere_loss_and_gradients_are_hugging_faces(
         return x * keep_mask(seed, next(sites), elements, p) * (65536 / (65536 - 6554))
 
     torch.save({"model": theirs.state_dict()}, tmp_path / "peer.pt")
-    model = Bert(SMALL, None, PLAIN, dtype=torch.float64).train()
+    model = Bert(SMALL, None, REFERENCES, dtype=torch.float64).train()
     load_weights(model, tmp_path / "peer.pt")
     tensors = lay_out(samples, [16 * row for row in range(4)], (64, 4, 8), seed=int(seed))
     found = gradients(model, tensors)
@@ -240,7 +240,7 @@ def test_rows_outside_sequences_have_no_gradient() -> None:
     states: list[Tensor] = []
 
     def keep(module: object, inputs: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
-        state = output if isinstance(output, Tensor) else output[0]  # the plain pair is one tensor
+        state = output if isinstance(output, Tensor) else output[0]  # the reference's pair is one tensor
         state.retain_grad()
         states.append(state)
 
@@ -275,8 +275,8 @@ def test_every_dropout_has_a_site_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         sites.append(site)
         return original(seed, site, *rest)
 
-    monkeypatch.setattr(dropout_plain, "keep_rows", record)
-    monkeypatch.setattr(attention_plain, "keep_rows", record)
+    monkeypatch.setattr(dropout_reference, "keep_rows", record)
+    monkeypatch.setattr(attention_reference, "keep_rows", record)
     build().train()(packed(draw(LENGTHS, SMALL.vocabulary)))
     assert sites == [0, 1, 2, 3, 4, 5, 6]
 
@@ -296,7 +296,7 @@ def test_dropout_follows_the_seed_and_only_in_training() -> None:
 
 
 def test_parameters_are_counted_as_in_the_sheet() -> None:
-    model = Bert(LARGE, None, PLAIN, device="meta")
+    model = Bert(LARGE, None, REFERENCES, device="meta")
     counts = {name: sum(p.numel() for p in block.parameters()) for name, block in model.blocks}
     padding = model.architecture.padded_vocabulary - 30522
     assert padding == 6
@@ -309,7 +309,7 @@ def test_parameters_are_counted_as_in_the_sheet() -> None:
 
 
 def test_blocks_hold_every_parameter_once() -> None:
-    model = Bert(SMALL, None, PLAIN, device="meta")
+    model = Bert(SMALL, None, REFERENCES, device="meta")
     held = [f"{name}.{inner}" for name, block in model.blocks for inner, _ in block.named_parameters()]
     assert held == [name for name, _ in model.named_parameters()]
 
@@ -337,7 +337,7 @@ def test_a_block_reads_its_parameters_in_its_own_forward_only() -> None:
 def test_initial_weights_are_cut_normals_and_nothing_else() -> None:
     sizes = {"hidden": 256, "layers": 1, "heads": 4, "feed_forward": 512}
     architecture = replace(LARGE, vocabulary=1000, max_sequence_length=64, **sizes)
-    model = Bert(architecture, torch.Generator().manual_seed(3), PLAIN)
+    model = Bert(architecture, torch.Generator().manual_seed(3), REFERENCES)
     for name, parameter in model.named_parameters():
         values = parameter.detach()
         if name.endswith("norm.weight"):
@@ -354,14 +354,14 @@ def test_initial_weights_are_cut_normals_and_nothing_else() -> None:
 
 
 def test_initial_weights_are_a_function_of_the_generator() -> None:
-    one, same, other = (Bert(SMALL, torch.Generator().manual_seed(seed), PLAIN).state_dict() for seed in (5, 5, 6))
+    one, same, other = (Bert(SMALL, torch.Generator().manual_seed(seed), REFERENCES).state_dict() for seed in (5, 5, 6))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["layers.1.mlp.up.weight"], other["layers.1.mlp.up.weight"])
 
 
 def test_loss_at_initialization_is_that_of_guessing() -> None:
     architecture = replace(LARGE, hidden=64, layers=2, heads=2, feed_forward=128, max_sequence_length=64)
-    model = Bert(architecture, torch.Generator().manual_seed(0), PLAIN).train()
+    model = Bert(architecture, torch.Generator().manual_seed(0), REFERENCES).train()
     samples = draw([64] * 30, 30522)
     metrics = pretraining_loss(model(lay_out(samples, back_to_back(samples), (1920, 30, 270)))).metrics
     assert float(metrics["masked_lm_loss"]) == pytest.approx(math.log(30522), abs=0.1)
@@ -449,7 +449,7 @@ def test_nothing_waits_for_the_device_and_no_shape_depends_on_data() -> None:
     # Fake tensors have no values: .item(), a condition on a tensor or a data-dependent shape raises.
     tensors = packed(draw(LENGTHS, SMALL.vocabulary))
     with FakeTensorMode() as mode:
-        model = Bert(SMALL, None, PLAIN, dtype=torch.bfloat16).train()
+        model = Bert(SMALL, None, REFERENCES, dtype=torch.bfloat16).train()
         fake = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
         pretraining_loss(model(fake)).total.backward()
         assert all(parameter.grad.shape == parameter.shape for parameter in model.parameters())
@@ -457,13 +457,14 @@ def test_nothing_waits_for_the_device_and_no_shape_depends_on_data() -> None:
 
 def test_implementations_are_chosen_and_reported_when_the_model_is_built() -> None:
     operations = ["attention", "dropout", "dropout_add_norm", "bias_gelu", "cross_entropy", "linear"]
-    assert Bert(SMALL, None, dtype=torch.float64).chosen == dict.fromkeys(operations, "torch")
+    assert Bert(SMALL, None, dtype=torch.float64).chosen == dict.fromkeys(operations, "reference")
 
 
 @pytest.mark.parametrize("operation", ["attention", "dropout_add_norm", "linear"])
 def test_an_implementation_that_does_not_exist_is_an_error(operation: str) -> None:
-    with pytest.raises(UnsupportedImplementation, match="unknown implementation 'cuda9'"):
-        Bert(SMALL, None, Implementations(**{operation: "cuda9"}))
+    message = rf"model\.implementations\.{operation}=cuda9: {operation} has no implementation 'cuda9'"
+    with pytest.raises(UnsupportedImplementation, match=message):
+        Bert(SMALL, None, {operation: "cuda9"})
 
 
 def test_heads_that_do_not_divide_are_an_error() -> None:

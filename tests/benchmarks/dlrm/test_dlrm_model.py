@@ -10,10 +10,12 @@ import torch
 from dot_interaction_oracle import interaction
 from torch import Tensor, nn
 
-from benchmarks.dlrm.model import DenseNetwork, Implementations
+from benchmarks.dlrm.model import DenseNetwork
 from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.capturable import Capturable
+
+AUTOMATIC = dict.fromkeys(("linear_relu", "dot_interaction", "cross_network"), "auto")
 
 CPU = torch.device("cpu")
 PUBLISHED = ClickArchitecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1))
@@ -21,14 +23,14 @@ SMALL, TABLES = ClickArchitecture(13, 8, (16, 8), (12, 8, 1)), 3
 
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
-    return DenseNetwork(SMALL, TABLES, Implementations(), CPU, dtype, torch.Generator().manual_seed(seed))
+    return DenseNetwork(SMALL, TABLES, AUTOMATIC, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
 def published() -> DenseNetwork:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
-    return DenseNetwork(PUBLISHED, 26, Implementations(), CPU, torch.float32, generator)
+    return DenseNetwork(PUBLISHED, 26, AUTOMATIC, CPU, torch.float32, generator)
 
 
 def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,5 +142,7 @@ def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
 
 @pytest.mark.parametrize("option", ["linear_relu", "dot_interaction"])
 def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None:
-    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=fast: unknown implementation"):
-        DenseNetwork(SMALL, TABLES, Implementations(**{option: "fast"}), CPU, torch.float32, torch.Generator())
+    with pytest.raises(
+        UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
+    ):
+        DenseNetwork(SMALL, TABLES, AUTOMATIC | {option: "fast"}, CPU, torch.float32, torch.Generator())

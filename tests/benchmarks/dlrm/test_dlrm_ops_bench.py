@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,14 @@ import torch
 from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm.ops.dot_interaction.bench_cases import SAMPLES, entries, sweeps
 from common.ops.bench import cases
-from common.ops.implementation import always
 from common.run.kernels import kind_of
+from tests.references import run_references
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
+    """Tensors have shapes only, and the reference stands in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    implementations = dot_interaction.IMPLEMENTATIONS
-    plain = implementations["torch"].function
-    stand_in = replace(implementations["triton"], function=plain, unsupported=always)
-    monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, dot_interaction.DOT_INTERACTION)
     for entry in entries():
         passes = entry.build(SAMPLES, torch.bfloat16)
         for each in passes:
@@ -43,4 +39,4 @@ def test_every_kernel_has_a_kind() -> None:
     source = Path(dot_interaction.__file__).with_name("kernels.py").read_text()
     kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
     assert kernels
-    assert {kind_of(kernel, dot_interaction.KERNEL_NAMES) for kernel in kernels} == {"dot interaction"}
+    assert {kind_of(kernel, dot_interaction.DOT_INTERACTION.kernel_names) for kernel in kernels} == {"dot interaction"}

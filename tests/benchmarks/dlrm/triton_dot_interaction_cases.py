@@ -9,7 +9,7 @@ from dot_interaction_oracle import expected, inputs
 
 from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm.ops.dot_interaction import triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
@@ -37,7 +37,7 @@ def test_result_and_gradient_are_those_of_the_loops(
 
 
 def test_auto_takes_it_and_both_directions_are_capturable() -> None:
-    chosen = select(dot_interaction.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float16))
+    chosen = dot_interaction.DOT_INTERACTION.select(AUTO, OperationRequest(torch.device("cpu"), torch.float16))
     assert chosen.name == "triton"
     x, dy = inputs(2, 5, 16, 32, torch.float32)
     with Capturable():

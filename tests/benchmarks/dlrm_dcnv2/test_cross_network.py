@@ -8,7 +8,7 @@ import pytest
 import torch
 from cross_network_oracle import expected, inputs
 
-from benchmarks.dlrm_dcnv2.ops.cross_network.plain import PASSES, apply, between_torch, cross_network_torch
+from benchmarks.dlrm_dcnv2.ops.cross_network.reference import PASSES, apply, between_reference, cross_network_reference
 from tests.capturable import Capturable
 
 
@@ -16,7 +16,7 @@ from tests.capturable import Capturable
 def test_result_and_gradients_are_the_formulas(layers: int) -> None:
     given = inputs(5, 12, 4, layers, torch.float64)
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    y = cross_network_torch(given.x0, given.v, given.w, given.b)
+    y = cross_network_reference(given.x0, given.v, given.w, given.b)
     for mine, formula in zip([y, *torch.autograd.grad(y, leaves, given.dy)], expected(given), strict=True):
         torch.testing.assert_close(mine, formula)
 
@@ -25,12 +25,12 @@ def test_a_sample_by_hand() -> None:
     """x1 = x0 * (W (V x0) + b) + x0 with x0 = (1, 2), V = (3, -1), W = (2, 5)^T, b = (4, -3)."""
     x0 = torch.tensor([[1.0, 2.0]])
     v, w, b = torch.tensor([[3.0, -1.0]]), torch.tensor([[2.0], [5.0]]), torch.tensor([4.0, -3.0])
-    assert cross_network_torch(x0, [v], [w], [b]).tolist() == [[1 * (2 * 1 + 4) + 1, 2 * (5 * 1 - 3) + 2]]
+    assert cross_network_reference(x0, [v], [w], [b]).tolist() == [[1 * (2 * 1 + 4) + 1, 2 * (5 * 1 - 3) + 2]]
 
 
 def test_gradients_of_a_layer_are_final_before_the_layers_before_it_are_differentiated() -> None:
     given, seen = inputs(3, 4, 2, 3, torch.float32), []
-    passes = PASSES._replace(between=lambda *arguments: (seen.append("between"), between_torch(*arguments))[1])
+    passes = PASSES._replace(between=lambda *arguments: (seen.append("between"), between_reference(*arguments))[1])
     for kind, leaves in (("v", given.v), ("w", given.w), ("b", given.b)):
         for number, leaf in enumerate(leaves):
             leaf.requires_grad_().register_post_accumulate_grad_hook(lambda _, of=f"{kind}{number}": seen.append(of))
@@ -42,21 +42,21 @@ def test_gradients_of_a_layer_are_final_before_the_layers_before_it_are_differen
 def test_gradients_are_those_of_differences() -> None:
     given = inputs(2, 4, 2, 2, torch.float64)
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    assert torch.autograd.gradcheck(lambda x, *p: cross_network_torch(x, p[:2], p[2:4], p[4:]), leaves)
+    assert torch.autograd.gradcheck(lambda x, *p: cross_network_reference(x, p[:2], p[2:4], p[4:]), leaves)
 
 
 def test_the_gradient_that_is_given_is_not_written_over() -> None:
     given = inputs(3, 4, 2, 2, torch.float32)
     before = given.dy.clone()
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    torch.autograd.grad(cross_network_torch(given.x0, given.v, given.w, given.b), leaves, given.dy)
+    torch.autograd.grad(cross_network_reference(given.x0, given.v, given.w, given.b), leaves, given.dy)
     assert torch.equal(given.dy, before)
 
 
 def test_an_x0_that_needs_no_gradient() -> None:
     given = inputs(3, 4, 2, 2, torch.float64)
     parameters = [leaf.requires_grad_() for leaf in given.leaves()[1:]]
-    y = cross_network_torch(given.x0, given.v, given.w, given.b)
+    y = cross_network_reference(given.x0, given.v, given.w, given.b)
     for mine, formula in zip(torch.autograd.grad(y, parameters, given.dy), expected(given)[2:], strict=True):
         torch.testing.assert_close(mine, formula)
 
@@ -66,9 +66,9 @@ def test_nothing_is_kept_for_an_evaluation() -> None:
     [leaf.requires_grad_() for leaf in given.leaves()]
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor), lambda none: None):
         with torch.no_grad():
-            cross_network_torch(given.x0, given.v, given.w, given.b)
+            cross_network_reference(given.x0, given.v, given.w, given.b)
         assert kept == []
-        cross_network_torch(given.x0, given.v, given.w, given.b)
+        cross_network_reference(given.x0, given.v, given.w, given.b)
     assert len(kept) == 3 * 2 + 3 * 2
 
 
@@ -76,4 +76,4 @@ def test_both_directions_are_capturable() -> None:
     given = inputs(3, 4, 2, 2, torch.bfloat16)
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
     with Capturable():
-        torch.autograd.grad(cross_network_torch(given.x0, given.v, given.w, given.b), leaves, given.dy)
+        torch.autograd.grad(cross_network_reference(given.x0, given.v, given.w, given.b), leaves, given.dy)

@@ -11,10 +11,12 @@ import torch
 from cross_network_oracle import network as cross_network
 from torch import Tensor, nn
 
-from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork, Implementations
+from benchmarks.dlrm_dcnv2.model import Architecture, DenseNetwork
 from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import loss
 from tests.capturable import Capturable
+
+AUTOMATIC = dict.fromkeys(("linear_relu", "dot_interaction", "cross_network"), "auto")
 
 CPU = torch.device("cpu")
 PUBLISHED = Architecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1), 3, 512)
@@ -22,14 +24,14 @@ SMALL, TABLES = Architecture(13, 8, (16, 8), (12, 8, 1), 2, 4), 3
 
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
-    return DenseNetwork(SMALL, TABLES, Implementations(), CPU, dtype, torch.Generator().manual_seed(seed))
+    return DenseNetwork(SMALL, TABLES, AUTOMATIC, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
 def published() -> DenseNetwork:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
-    return DenseNetwork(PUBLISHED, 26, Implementations(), CPU, torch.float32, generator)
+    return DenseNetwork(PUBLISHED, 26, AUTOMATIC, CPU, torch.float32, generator)
 
 
 def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,5 +174,7 @@ def test_sizes_that_do_not_fit_are_refused(change: dict, message: str) -> None:
 
 @pytest.mark.parametrize("option", ["linear_relu", "cross_network"])
 def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None:
-    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=fast: unknown implementation"):
-        DenseNetwork(SMALL, TABLES, Implementations(**{option: "fast"}), CPU, torch.float32, torch.Generator())
+    with pytest.raises(
+        UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
+    ):
+        DenseNetwork(SMALL, TABLES, AUTOMATIC | {option: "fast"}, CPU, torch.float32, torch.Generator())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,14 @@ import torch
 from benchmarks.dlrm_dcnv2.ops import cross_network
 from benchmarks.dlrm_dcnv2.ops.cross_network.bench_cases import SAMPLES, entries, sweeps
 from common.ops.bench import cases
-from common.ops.implementation import always
 from common.run.kernels import kind_of
+from tests.references import run_references
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
+    """Tensors have shapes only, and the reference stands in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    implementations, plain = cross_network.IMPLEMENTATIONS, cross_network.IMPLEMENTATIONS["torch"].function
-    for name in ("triton", "fused"):
-        monkeypatch.setitem(implementations, name, replace(implementations[name], function=plain, unsupported=always))
+    run_references(monkeypatch, cross_network.CROSS_NETWORK)
     for entry in entries():
         passes = entry.build(SAMPLES, torch.bfloat16)
         for each in passes:
@@ -43,4 +40,4 @@ def test_every_kernel_has_a_kind() -> None:
     source = Path(cross_network.__file__).with_name("kernels.py").read_text()
     kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
     assert kernels
-    assert {kind_of(kernel, cross_network.KERNEL_NAMES) for kernel in kernels} == {"cross network"}
+    assert {kind_of(kernel, cross_network.CROSS_NETWORK.kernel_names) for kernel in kernels} == {"cross network"}

@@ -9,7 +9,7 @@ from cross_network_oracle import Inputs, expected, inputs
 
 from benchmarks.dlrm_dcnv2.ops import cross_network
 from benchmarks.dlrm_dcnv2.ops.cross_network import triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
 from tests.capturable import Capturable
 
@@ -34,7 +34,7 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(name: str, given: Inputs) -> None:
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]
-    y = cross_network.IMPLEMENTATIONS[name].function(given.x0, given.v, given.w, given.b)
+    y = cross_network.CROSS_NETWORK.function(name)(given.x0, given.v, given.w, given.b)
     found = [y.detach(), *torch.autograd.grad(y, leaves, given.dy)]
     for number, (value, formula) in enumerate(zip(found, expected(given), strict=True)):
         assert value.dtype == given.x0.dtype
@@ -71,7 +71,7 @@ def test_what_would_be_misread_is_refused() -> None:
 
 
 def test_auto_takes_fused_passes_and_both_directions_are_capturable() -> None:
-    chosen = select(cross_network.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16))
+    chosen = cross_network.CROSS_NETWORK.select(AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16))
     assert chosen.name == "fused"
     given = inputs(*EVEN, 2, torch.float32)
     leaves = [leaf.requires_grad_() for leaf in given.leaves()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,9 +9,10 @@ from torch import Tensor
 
 from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.operations import OPERATIONS, choose
+from benchmarks.gpt3.operations import BLOCK_OPERATIONS, choose_operations
 from benchmarks.gpt3.written import WrittenGpt
 from common.nn.trained_decoder.casts import EvalProducts
+from common.ops.operation import REFERENCE
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {
@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """On two ranks the second has words and padding, on four two have padding alone."""
 B, S, CHUNK = 2, 32, 20
-PLAIN = SimpleNamespace(**dict.fromkeys(OPERATIONS, "torch"))
+REFERENCES = dict.fromkeys(BLOCK_OPERATIONS, REFERENCE)
 
 
 def architecture(**changes: object) -> Architecture:
@@ -56,10 +56,11 @@ def written(
     eval_products: EvalProducts = "half",
     **changes: str,
 ) -> WrittenGpt:
-    """``model`` through its halves, by PyTorch's operations but for ``changes``."""
+    """``model`` through its halves, by the references but for ``changes``."""
     parameter = next(model.parameters())
-    requested = SimpleNamespace(**{**vars(PLAIN), **changes})
-    operations, _ = choose(requested, model.architecture, parameter.device, parameter.dtype, model.parallel.size)
+    operations, _ = choose_operations(
+        {**REFERENCES, **changes}, model.architecture, parameter.device, parameter.dtype, model.parallel.size
+    )
     return WrittenGpt(
         model, operations, linear, B * S,
         kept_transposes=kept_transposes, put_off_head=put_off_head, eval_products=eval_products,

@@ -90,10 +90,12 @@ def test_ranks_that_cannot_share_the_network_are_refused(layout, message, no_gro
         built(layout, f"scale.gpus_per_node={ranks}")
 
 
-@pytest.mark.parametrize("operation", ["attention", "rms_norm", "rope", "swiglu", "lora_input"])
-def test_an_operation_that_does_not_run_here_is_named(operation):
-    with pytest.raises(UnsupportedImplementation, match=rf"model\.{operation}=triton"):
-        built(f"model.{operation}=triton")
+@pytest.mark.parametrize(
+    "choice", ["attention=cudnn", "rms_norm=triton", "rope=triton", "swiglu=triton", "lora_input=triton"]
+)
+def test_an_implementation_that_does_not_run_here_is_named(choice):
+    with pytest.raises(UnsupportedImplementation, match=rf"^model\.implementations\.{choice}: "):
+        built(f"model.implementations.{choice}")
 
 
 def test_assets_without_a_base_are_refused_with_the_command_that_says_where_it_is(tmp_path):

@@ -17,7 +17,7 @@ from common.ops import cross_entropy, rope
 from tests.benchmarks.llama31_8b.small_llama import decoder, facts, hugging_face, rows, theirs_of
 from tests.generators import generator_of
 
-CROSS_ENTROPY = cross_entropy.IMPLEMENTATIONS["torch"].function
+CROSS_ENTROPY = cross_entropy.CROSS_ENTROPY.reference
 
 
 def network(ours: Decoder, chunk: int = 16) -> Llama:

@@ -11,9 +11,8 @@ from pycocotools import mask as coco
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.maskrcnn.config import PolygonRoom
 from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks
-from benchmarks.maskrcnn.polygon_table import PolygonTable
+from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
 from common.detection.polygons import Polygons
 
 Outline = Sequence[np.ndarray]

@@ -57,7 +57,7 @@ def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
     training = open_prepared(prepared).train()
     pictures, objects = training.pictures, training.objects
     place_of = {int(objects.bounds[place]): place for place in range(len(pictures)) if objects.counts[place]}
-    preparer = Preparer(settings().facts, "torch", CPU, torch.float32)
+    preparer = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32)
     seen, mirrors = set(), set()
     for batch in train(prepared):
         tensors = batch.tensors
@@ -142,7 +142,7 @@ def test_training_goes_on_from_any_batch_with_any_number_of_threads(prepared):
 def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
     pictures = open_prepared(prepared).validation()
     place_of = {int(number): place for place, number in enumerate(pictures.annotations.picture_id)}
-    preparer, seen = Preparer(settings().facts, "torch", CPU, torch.float32), []
+    preparer, seen = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32), []
     parts = [evaluation(prepared, 2, replicas, replica) for replica in range(replicas)]
     assert len({len(part) for part in parts}) == 1
     for batch in [batch for part in parts for batch in part]:

@@ -23,14 +23,14 @@ FACTS = fixed_facts(
     mask_convolutions=1, eval_proposals=40,
 )  # fmt: skip
 SIZES = torch.tensor([[120.0, 96.0], [64.0, 128.0], [100.0, 100.0]])
-ALIGN = roi_align.IMPLEMENTATIONS["torch"].function
+ALIGN = roi_align.ROI_ALIGN.reference
 
 Row = tuple[float, int, list[float]]
 
 
 def detector(facts: Facts = FACTS, model: MaskRCNN | None = None) -> Detector:
     model = model or MaskRCNN(facts, torch.Generator().manual_seed(0))
-    return Detector(model, facts, ALIGN, "torch", torch.device("cpu"))
+    return Detector(model, facts, ALIGN, {"suppression": "reference"}, torch.device("cpu"))
 
 
 def overlap(one: Sequence[float], other: Sequence[float]) -> float:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.config import MaskRCNNConfig, PolygonRoom
+from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.iteration import DetectionLosses, TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN
-from benchmarks.maskrcnn.polygon_table import PolygonTable
+from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
 from common import cli
 from common.config.composition import compose
 from tests.benchmarks.maskrcnn import list_iteration

@@ -1,4 +1,4 @@
-"""The loss of the mask head, and its plain last layer, against PyTorch's functions region by region."""
+"""The loss of the mask head, and the reference of its last layer, against PyTorch's functions region by region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.maskrcnn.mask_loss_oracle import (
 )
 from tests.capturable import Capturable
 
-LOGITS = selected_logits.IMPLEMENTATIONS["torch"].function
+LOGITS = selected_logits.SELECTED_LOGITS.reference
 
 
 @pytest.mark.parametrize("classes", [[2, -1, 0, 4], [-1, -1, 3], [1]])

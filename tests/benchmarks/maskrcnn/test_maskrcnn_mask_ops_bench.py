@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from benchmarks.maskrcnn.config import PolygonRoom
 from benchmarks.maskrcnn.ops import mask_targets, paste
 from benchmarks.maskrcnn.ops.mask_targets import bench_cases as targets_bench
 from benchmarks.maskrcnn.ops.paste import bench_cases as paste_bench
+from benchmarks.maskrcnn.polygon_table import PolygonRoom
 from common.ops.bench import cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 
 @pytest.fixture(autouse=True)
-def small_and_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain implementations stand in for the kernels."""
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small cases, and the references in the place of the kernels."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     monkeypatch.setattr(targets_bench, "ROOM", PolygonRoom(50, 60, 1500))
     monkeypatch.setattr(targets_bench, "SLOTS", 10)
     monkeypatch.setattr(paste_bench, "DETECTIONS", 3)
-    for operation in (mask_targets, paste):
-        implementations = operation.IMPLEMENTATIONS
-        plain = implementations["torch"].function
-        stand_in = replace(implementations["triton"], function=plain, unsupported=always)
-        monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, mask_targets.MASK_TARGETS, paste.PASTE)
 
 
 def test_mask_targets_move_the_masks_and_the_outlines_of_those_that_have_one() -> None:

@@ -1,4 +1,4 @@
-"""Mask targets of the plain version against pycocotools bit for bit, and the table that they are drawn from."""
+"""Mask targets of the reference against pycocotools bit for bit, and the table that they are drawn from."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import pytest
 import torch
 from mask_oracle import Targets, columns, expected_targets, random_targets
 
-from benchmarks.maskrcnn.config import PolygonRoom
 from benchmarks.maskrcnn.ops import mask_targets
-from benchmarks.maskrcnn.ops.mask_targets.plain import mask_targets_torch
-from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonTable
+from benchmarks.maskrcnn.ops.mask_targets.reference import mask_targets_reference
+from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonRoom, PolygonTable
 from common.errors import DataError, UnsupportedImplementation
-from common.ops.implementation import OperationRequest, select
+from common.ops.operation import OperationRequest
 
 SQUARE = np.array([(2, 2), (12, 2), (12, 12), (2, 12)], np.float32)
 
 
 def found(case: Targets, size: int = 28) -> torch.Tensor:
-    return mask_targets_torch(case.table(), case.object, case.boxes, case.transform, size)
+    return mask_targets_reference(case.table(), case.object, case.boxes, case.transform, size)
 
 
 def still(objects: list[list[np.ndarray]], box: tuple[float, ...] = (0, 0, 28, 28)) -> Targets:
@@ -94,7 +93,7 @@ def test_no_object_no_polygon_and_no_roi() -> None:
 def test_until_there_are_data_every_object_is_a_disc() -> None:
     table = PolygonTable(PolygonRoom(5, 7, 210), torch.device("cpu"))
     case = still([[SQUARE]] * 5, MADE_UP_BOX)
-    masks = mask_targets_torch(table, case.object, case.boxes, case.transform, 28)
+    masks = mask_targets_reference(table, case.object, case.boxes, case.transform, 28)
     corner = torch.arange(28) + 0.5 - 14
     disc = (corner.square() + corner[:, None].square() < 14 * 14).byte()
     assert ((masks != disc).float().mean((1, 2)) < 0.1).all()
@@ -130,4 +129,4 @@ def test_bounds_that_point_elsewhere_are_refused() -> None:
 def test_the_kernel_refuses_masks_of_more_rows_than_its_integers_have_bits() -> None:
     request = OperationRequest(torch.device("cuda"), torch.float16, {"size": 56})
     with pytest.raises(UnsupportedImplementation, match="at most 31 rows, not 56"):
-        select(mask_targets.IMPLEMENTATIONS, "triton", request)
+        mask_targets.MASK_TARGETS.select("triton", request)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.anchors import anchors, level_sizes
 from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.heads import RegionLinear
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
 from common.errors import UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
@@ -208,10 +209,10 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
     network = build(SMALL)
     network.load_state_dict(exact.state_dict())
     network.cast(torch.bfloat16)
-    assert network.choose_implementation("torch") == "torch"
-    assert {layer.choose("torch", torch.bfloat16) for layer in network.modules() if isinstance(layer, FusedConv2d)} == {
-        "torch"
-    }
+    references = {"convolution": "reference", "selected_logits": "reference"}
+    assert network.choose_implementations(references) == references
+    layers = [layer for layer in network.modules() if isinstance(layer, (FusedConv2d, RegionLinear))]
+    assert all("implementation=reference" in layer.extra_repr() for layer in layers)
     values = inputs(SMALL, torch.float32)
     found = outputs_of(network, *(value.detach().bfloat16() for value in values))
     for name, expected in outputs_of(exact, *values).items():
@@ -237,5 +238,5 @@ def test_no_regions_have_no_results() -> None:
 
 
 def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(UnsupportedImplementation, match="unknown implementation 'fast'"):
-        build(SMALL).choose_implementation("fast")
+    with pytest.raises(UnsupportedImplementation, match=r"^model\.implementations\.convolution=fast: "):
+        build(SMALL).choose_implementations({"convolution": "fast"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ from benchmarks.maskrcnn.ops import resize, roi_align, selected_logits
 from benchmarks.maskrcnn.ops.bench import entries, sweeps
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry
-from common.ops.implementation import always
+from tests.references import run_references
 
 OURS = ("resize", "roi_align", "selected_logits")
 PLACES = 200 * 336 + 100 * 168 + 50 * 84 + 25 * 42
@@ -20,12 +18,9 @@ MASK_PIXELS = 128 * 28 * 28
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
+    """Tensors have shapes only, and the reference stands in for the kernel, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in (resize, roi_align, selected_logits):
-        implementations = operation.IMPLEMENTATIONS
-        stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-        monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, resize.RESIZE, roi_align.ROI_ALIGN, selected_logits.SELECTED_LOGITS)
 
 
 def of(name: str) -> list[Entry]:

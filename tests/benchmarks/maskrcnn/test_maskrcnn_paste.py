@@ -1,4 +1,4 @@
-"""Run-lengths of the plain virtual paste against whole pictures, encoded by pycocotools."""
+"""Run-lengths of the virtual paste's reference against whole pictures, encoded by pycocotools."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from mask_oracle import codes, pasted, random_masks
 from pycocotools import mask as coco
 
+from benchmarks.maskrcnn.ops.paste import PASTE
 from benchmarks.maskrcnn.ops.paste.masks import MaskRuns, Masks, find_runs
-from benchmarks.maskrcnn.ops.paste.plain import PLAIN
 
 
 def check(masks: Masks, threshold: float = 0.5) -> list[np.ndarray]:
     """Every mask's code; returns the pictures."""
-    found = find_runs(PLAIN, threshold, *masks)
+    found = find_runs(PASTE.reference, threshold, *masks)
     assert found.counts_D.dtype == found.runs_T.dtype == torch.int32
     pictures = [pasted(masks, place, threshold) for place in range(len(masks.there_D))]
     for code, picture in zip(codes(found, masks), pictures, strict=True):
@@ -29,7 +29,7 @@ def one(box: tuple[float, ...], height: int, width: int, probability: torch.Tens
 
 
 def runs(masks: Masks) -> list[int]:
-    return find_runs(PLAIN, 0.5, *masks).runs_T.tolist()
+    return find_runs(PASTE.reference, 0.5, *masks).runs_T.tolist()
 
 
 @pytest.mark.parametrize(("seed", "threshold"), [(0, 0.5), (1, 0.3)])
@@ -86,9 +86,9 @@ def test_slots_without_a_detection_have_no_run_whatever_they_hold() -> None:
     masks = random_masks(5, 9)
     there = torch.tensor([False, True, False, False, True, True, False, True, False])
     bad = torch.where(there[:, None], masks.boxes_D4, torch.nan)
-    found = find_runs(PLAIN, 0.5, *masks._replace(boxes_D4=bad, there_D=there))
+    found = find_runs(PASTE.reference, 0.5, *masks._replace(boxes_D4=bad, there_D=there))
     assert torch.equal(found.counts_D > 0, there)
-    alone = find_runs(PLAIN, 0.5, *(column[there] for column in masks))
+    alone = find_runs(PASTE.reference, 0.5, *(column[there] for column in masks))
     assert torch.equal(found.runs_T, alone.runs_T)
     assert torch.equal(found.counts_D[there], alone.counts_D)
 
@@ -96,7 +96,7 @@ def test_slots_without_a_detection_have_no_run_whatever_they_hold() -> None:
 @pytest.mark.parametrize("detections", [0, 3])
 def test_no_detection_at_all(detections: int) -> None:
     masks = Masks(*(column[:detections] for column in random_masks(6, 3)))
-    found = find_runs(PLAIN, 0.5, *masks._replace(there_D=torch.zeros(detections, dtype=torch.bool)))
+    found = find_runs(PASTE.reference, 0.5, *masks._replace(there_D=torch.zeros(detections, dtype=torch.bool)))
     assert isinstance(found, MaskRuns)
     assert found.counts_D.tolist() == [0] * detections
     assert found.runs_T.shape == (0,)

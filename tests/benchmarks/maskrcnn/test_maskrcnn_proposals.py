@@ -31,7 +31,7 @@ def said(seed=0, decimals=1, dtype=torch.float32):
 
 
 def proposer(over, proposals, candidates=CANDIDATES):
-    return Proposer(FACTS, Selection(candidates, proposals, over), "torch", torch.device("cpu"))
+    return Proposer(FACTS, Selection(candidates, proposals, over), {"suppression": "reference"}, torch.device("cpu"))
 
 
 def by_lists(levels, anchors, candidates=CANDIDATES):

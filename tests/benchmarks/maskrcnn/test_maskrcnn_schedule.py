@@ -107,7 +107,7 @@ def test_updates_are_the_reference_optimizers_with_a_rate_for_either_group() -> 
     ours, theirs = (MaskRCNN(SMALL, torch.Generator().manual_seed(0)).double() for _ in range(2))
     groups = parameter_groups(ours, FACTS, hparams)
     optimizer = Optimizer(
-        groups, hparams.sgd(), learning_rate(FACTS, hparams), Layout(), grad_divisor=1.0, implementation="torch"
+        groups, hparams.sgd(), learning_rate(FACTS, hparams), Layout(), grad_divisor=1.0, implementation="reference"
     )
     reference = torch.optim.SGD(
         [

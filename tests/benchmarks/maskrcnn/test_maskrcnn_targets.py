@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops.sampling.plain import sample_torch
+from benchmarks.maskrcnn.ops.sampling.reference import sample_reference
 from benchmarks.maskrcnn.proposals import Proposals, with_truth
 from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
 from common.mlperf.fixed import fixed_facts
@@ -19,6 +19,7 @@ from tests.capturable import Capturable
 SMALL = replace(fixed_facts(Facts, "maskrcnn"), rpn_samples=24, roi_sampled=20)
 SEED = -0x123456789ABCDEF
 DEVICE = torch.device("cpu")
+REFERENCES = {"anchor_matching": "reference", "sampling": "reference"}
 
 
 def boxes(random, *shape):
@@ -58,7 +59,7 @@ def test_anchors_are_those_of_the_lists(anchors, samples, high):
     count, real = torch.tensor([6, 2, 0, 0]), torch.tensor([True, True, True, False])
     truth[1:] = torch.where((torch.arange(6) >= count[1:, None])[..., None], torch.nan, truth[1:])
     sizes = [(32.0, 40.0), (30.0, 26.0), (32.0, 40.0), (32.0, 40.0)]
-    targets = RpnTargets(facts, "torch", "torch", DEVICE)
+    targets = RpnTargets(facts, REFERENCES, DEVICE)
     found = targets(anchors, truth, count, torch.tensor(sizes), real, torch.tensor([SEED]))
     for picture in range(3):
         expected = rpn_by_lists(facts, anchors, truth[picture, : count[picture]], sizes[picture], picture)
@@ -79,7 +80,7 @@ def test_anchors_are_those_of_the_lists(anchors, samples, high):
 def test_an_anchor_across_the_border_is_left_out_yet_is_a_boxs_best():
     anchors = torch.tensor([[-1.0, 0.0, 8.0, 9.0], [0.0, 0.0, 19.0, 9.0], [10.0, 10.0, 19.0, 19.0]])
     truth = torch.tensor([[[0.0, 0.0, 8.0, 9.0]]])  # overlaps: 0.9, 0.45, 0
-    found = RpnTargets(SMALL, "torch", "torch", DEVICE)(
+    found = RpnTargets(SMALL, REFERENCES, DEVICE)(
         anchors, truth, torch.tensor([1]), torch.tensor([[20.0, 20.0]]), torch.tensor([True]), torch.tensor([SEED])
     )
     assert (found.positives_B.item(), found.total_B.item()) == (0, 1)
@@ -102,7 +103,7 @@ def test_proposals_are_those_of_the_lists(slots, sampled):
     score = torch.where(there, 0.5, -torch.inf)
     proposals = Proposals(torch.where(there[..., None], regions, 0.0), score)
     truth = torch.where((torch.arange(5) >= count[:, None])[..., None], torch.nan, truth)
-    found = RoiTargets(facts, "torch", "torch", DEVICE)(
+    found = RoiTargets(facts, REFERENCES, DEVICE)(
         with_truth(proposals, truth, count), truth, label, count, torch.tensor([SEED])
     )
     for picture in range(4):
@@ -139,11 +140,11 @@ def test_targets_can_be_captured():
     anchors, truth = boxes(random, 30), boxes(random, 2, 3)
     count, seed = torch.tensor([3, 1]), torch.tensor([SEED])
     proposals = Proposals(boxes(random, 2, 9), torch.zeros(2, 9))
-    rpn, roi = (targets(SMALL, "torch", "torch", DEVICE) for targets in (RpnTargets, RoiTargets))
-    # The plain matching looks at counts on a CPU, where that is no wait.
+    rpn, roi = (targets(SMALL, REFERENCES, DEVICE) for targets in (RpnTargets, RoiTargets))
+    # The reference of the matching looks at counts on a CPU, where that is no wait.
     match = functools.partial(torch.full, (2, 30), -1)
-    rpn._matched.match = replace(rpn._matched.match, function=lambda *_: match())
-    roi._matched.match = replace(roi._matched.match, function=lambda *_: match()[:, :12])
+    rpn._matched._match = lambda *_: match()
+    roi._matched._match = lambda *_: match()[:, :12]
     with Capturable():
         rpn(anchors, truth, count, torch.full((2, 2), 32.0), torch.ones(2, dtype=torch.bool), seed)
         roi(with_truth(proposals, truth, count), truth, torch.ones(2, 3, dtype=torch.int64), count, seed)
@@ -162,7 +163,7 @@ def labels(seed, batch, candidates):
 def test_the_smallest_keys_are_taken(candidates, count, most_positive):
     label = labels(candidates + count, 3, candidates)
     label[1] = -1
-    found = sample_torch(label, torch.tensor([SEED]), 5, count, most_positive)
+    found = sample_reference(label, torch.tensor([SEED]), 5, count, most_positive)
     for picture in range(3):
         positive, negative = plain_detector.sample(
             (label[picture] == 1).nonzero().flatten().tolist(),
@@ -179,7 +180,7 @@ def test_the_smallest_keys_are_taken(candidates, count, most_positive):
 def test_each_candidate_is_as_likely_as_another():
     """Of 40 candidates 10, 500 times: 125 expected each, with a standard deviation of 9.7."""
     label = torch.zeros((500, 40), dtype=torch.int8)
-    found = sample_torch(label, torch.tensor([3]), 1, 10, 0)
+    found = sample_reference(label, torch.tensor([3]), 1, 10, 0)
     taken = torch.zeros(500, 40).scatter_(1, found.index_BC, 1.0)
     assert (taken.sum(1) == 10).all()
     assert (taken.sum(0) - 125).abs().max() < 4 * 9.7
@@ -188,13 +189,13 @@ def test_each_candidate_is_as_likely_as_another():
 def test_streams_and_seeds_have_samples_of_their_own():
     label = torch.zeros((1, 200), dtype=torch.int8)
     taken = [
-        tuple(sample_torch(label, torch.tensor([seed]), stream, 20, 0).index_BC[0].tolist())
+        tuple(sample_reference(label, torch.tensor([seed]), stream, 20, 0).index_BC[0].tolist())
         for seed, stream in ((1, 1), (1, 2), (2, 1), (1 << 32, 1))
     ]
     assert len(set(taken)) == 4
 
 
 def test_no_candidates():
-    found = sample_torch(torch.zeros((2, 0), dtype=torch.int8), torch.tensor([1]), 1, 4, 2)
+    found = sample_reference(torch.zeros((2, 0), dtype=torch.int8), torch.tensor([1]), 1, 4, 2)
     assert not any(tensor.any() for tensor in found)
     assert found.index_BC.shape == (2, 4)

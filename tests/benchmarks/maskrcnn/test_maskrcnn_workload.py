@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlperf_logging.compliance_checker
@@ -14,6 +13,7 @@ import torch
 import yaml
 from torch.utils._python_dispatch import _disable_current_modes
 
+from benchmarks.maskrcnn.config import OPERATIONS
 from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from common import cli
 from common.config.composition import compose
@@ -219,7 +219,7 @@ def test_losses_of_fresh_heads_are_those_of_guessing():
 
 
 def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a graph need not hold: the plain version of what a kernel does on a GPU."""
+    """What a graph need not hold: the reference of what a kernel does on a GPU."""
 
     def run(*args: Any) -> Any:
         with _disable_current_modes():
@@ -234,7 +234,7 @@ def test_a_graph_can_hold_the_step(precision):
     iteration = workload._pass
     iteration._draw = unwatched(iteration._draw)
     for targets in (iteration._rpn_targets, iteration._roi_targets):
-        targets._matched.match = SimpleNamespace(function=unwatched(targets._matched.match.function))
+        targets._matched._match = unwatched(targets._matched._match)
     step, examples = workload.build_step(), list(workload.example_batches())
     with Capturable():
         step((examples * workload.cfg.grad_accumulation_steps)[: workload.cfg.grad_accumulation_steps])
@@ -252,29 +252,14 @@ def test_biases_have_a_rate_of_their_own_and_frozen_weights_none():
     assert biases.schedule(torch.tensor(0)).item() == pytest.approx(0.04 - 39 * 4e-4)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "convolution", "anchor_matching", "suppression", "sampling", "roi_align", "mask_targets",
-        "selected_logits", "resize", "paste",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("option", OPERATIONS)
 def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UnsupportedImplementation, match=f"model.{option}=triton"):
-        built(f"model.{option}=triton").evaluation(Layout())
+    with pytest.raises(UnsupportedImplementation, match=f"model.implementations.{option}=triton"):
+        built(f"model.implementations.{option}=triton").evaluation(Layout())
 
 
 def test_implementations_are_logged():
-    workload = built("model.suppression=torch")
+    workload = built("model.implementations.suppression=reference")
     workload.evaluation(Layout())
-    expected = {
-        "convolution",
-        "anchor_matching",
-        "suppression",
-        "sampling",
-        "roi_align",
-        "mask_targets",
-        "selected_logits",
-    }
-    assert expected | {"resize", "paste"} <= workload.implementations().keys()
+    assert OPERATIONS.keys() <= workload.implementations().keys()

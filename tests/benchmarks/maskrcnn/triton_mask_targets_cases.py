@@ -9,7 +9,7 @@ from mask_oracle import Targets, expected_targets, random_targets
 
 from benchmarks.maskrcnn.ops import mask_targets
 from benchmarks.maskrcnn.ops.mask_targets import triton as mask_targets_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -66,4 +66,4 @@ def test_more_rows_than_bits_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
 def test_the_kernel_is_chosen_where_triton_runs_whatever_the_dtype(dtype: torch.dtype) -> None:
     request = OperationRequest(torch.device("cpu"), dtype, {"size": 28})
-    assert select(mask_targets.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert mask_targets.MASK_TARGETS.select(AUTO, request).name == "triton"

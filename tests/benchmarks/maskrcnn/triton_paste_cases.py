@@ -12,11 +12,11 @@ from pycocotools import mask as coco
 from benchmarks.maskrcnn.ops import paste
 from benchmarks.maskrcnn.ops.paste import triton as paste_triton
 from benchmarks.maskrcnn.ops.paste.masks import Masks, find_runs
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-PASTE = paste.IMPLEMENTATIONS["triton"].function
+PASTE = paste.PASTE.function("triton")
 
 
 @pytest.fixture(autouse=True)
@@ -69,4 +69,4 @@ def test_no_detection() -> None:
 
 def test_the_kernel_is_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float16)
-    assert select(paste.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert paste.PASTE.select(AUTO, request).name == "triton"

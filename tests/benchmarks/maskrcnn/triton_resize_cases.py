@@ -1,4 +1,4 @@
-"""Triton's resize against Pillow and the plain version; run by tests/test_interpreted_kernels.py. Fresh memory holds
+"""Triton's resize against Pillow and the reference; run by tests/test_interpreted_kernels.py. Fresh memory holds
 NaN here."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import torch
 from resize_oracle import MEAN, SHAPE, by_pillow, inputs
 
 from benchmarks.maskrcnn.ops.resize import triton as resize_triton
-from benchmarks.maskrcnn.ops.resize.plain import resize_torch
+from benchmarks.maskrcnn.ops.resize.reference import resize_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
@@ -20,10 +20,10 @@ def test_pictures_are_those_of_pillow_bit_for_bit(dtype: torch.dtype) -> None:
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_an_odd_width_and_smaller_pictures_are_those_of_the_plain_version() -> None:
+def test_an_odd_width_and_smaller_pictures_are_those_of_the_reference() -> None:
     pixels, before, after, mirrored = inputs()
     arguments = pixels, before, (after / 2).floor(), mirrored, MEAN, (17, 23), torch.float32
-    assert torch.equal(resize_triton.resize(*arguments), resize_torch(*arguments))
+    assert torch.equal(resize_triton.resize(*arguments), resize_reference(*arguments))
 
 
 def test_a_batch_without_pictures_stays_empty() -> None:

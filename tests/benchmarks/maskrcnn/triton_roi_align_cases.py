@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.maskrcnn.ops import roi_align
 from benchmarks.maskrcnn.ops.roi_align import Regions
 from benchmarks.maskrcnn.ops.roi_align import triton as roi_align_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.maskrcnn.roi_align_oracle import FINER, expected, pyramid, regions
 from tests.capturable import Capturable
 
@@ -136,7 +136,7 @@ def test_more_than_two_sets_or_than_16_bit_number_are_refused() -> None:
 
 
 def test_auto_takes_it_and_both_directions_are_capturable() -> None:
-    chosen = select(roi_align.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32))
+    chosen = roi_align.ROI_ALIGN.select(AUTO, OperationRequest(torch.device("cpu"), torch.float32))
     assert chosen.name == "triton"
     levels, boxes, there = made_up(6, 1, 4, torch.float32, 0)
     levels = [level.requires_grad_() for level in levels]

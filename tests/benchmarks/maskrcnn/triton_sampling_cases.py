@@ -1,4 +1,4 @@
-"""Triton's samples against the plain version, whose every index they have; run by tests/test_interpreted_kernels.py.
+"""Triton's samples against the reference, whose every index they have; run by tests/test_interpreted_kernels.py.
 Fresh memory holds the largest integers here."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.ops import sampling
 from benchmarks.maskrcnn.ops.sampling import triton as sampling_triton
-from benchmarks.maskrcnn.ops.sampling.plain import sample_torch
-from common.ops.implementation import AUTO, OperationRequest, select
+from benchmarks.maskrcnn.ops.sampling.reference import sample_reference
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -36,9 +36,9 @@ def labels(candidates: int) -> Tensor:
     [(700, 64, 16), (301, 40, 40), (30, 50, 5), (9, 4, 0), (1, 3, 3), (0, 4, 2)],
 )
 @pytest.mark.parametrize("seed", [0, -0x123456789ABCDEF])
-def test_samples_are_the_plain_versions(candidates: int, count: int, most_positive: int, seed: int) -> None:
+def test_samples_are_the_references(candidates: int, count: int, most_positive: int, seed: int) -> None:
     arguments = labels(candidates), torch.tensor([seed]), 1, count, most_positive
-    for found, expected in zip(sampling_triton.sample(*arguments), sample_torch(*arguments), strict=True):
+    for found, expected in zip(sampling_triton.sample(*arguments), sample_reference(*arguments), strict=True):
         assert found.dtype == torch.int64
         assert torch.equal(found, expected)
 
@@ -50,4 +50,4 @@ def test_labels_that_are_not_contiguous_are_refused() -> None:
 
 def test_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32)
-    assert select(sampling.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert sampling.SAMPLING.select(AUTO, request).name == "triton"

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.maskrcnn.ops import selected_logits
 from benchmarks.maskrcnn.ops.selected_logits import triton as selected_logits_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.maskrcnn.mask_loss_oracle import features, logits_of_regions
 from tests.capturable import Capturable
 
@@ -67,11 +67,11 @@ def test_no_regions() -> None:
 
 def test_auto_takes_it_and_both_directions_are_capturable() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 256})
-    logits = select(selected_logits.IMPLEMENTATIONS, AUTO, request)
+    logits = selected_logits.SELECTED_LOGITS.select(AUTO, request)
     assert logits.name == "triton"
     case = features([2, -1], 12, 7, 5, torch.float16)
     leaves = [tensor.requires_grad_() for tensor in case[:3]]
     with Capturable():
         torch.autograd.grad(logits.function(*leaves, case.classes), leaves, case.gradient)
     wide = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 4096})
-    assert select(selected_logits.IMPLEMENTATIONS, AUTO, wide).name == "torch"
+    assert selected_logits.SELECTED_LOGITS.select(AUTO, wide).name == "reference"

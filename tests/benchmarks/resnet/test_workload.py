@@ -27,9 +27,9 @@ from common.mlperf.events import hyperparameters
 from common.mlperf.fixed import check_fixed
 from common.nn.batch_norm import BatchNorm2d
 from common.ops import batch_norm as ops
-from common.ops.implementation import Implementation, always
 from common.optim.optimizer import ParameterGroup
 from tests.conftest import checkpoint, flatten, suite
+from tests.references import run_references
 
 
 def composed(*overrides: str) -> RunConfig:
@@ -162,17 +162,15 @@ def test_the_references_schedule_refuses_a_first_evaluation_that_the_rules_have_
 
 
 def test_evaluation_runs_the_implementation_that_training_does(monkeypatch):
-    for table in (
-        ops.IMPLEMENTATIONS, ops.ADD_RELU_IMPLEMENTATIONS, ops.RELU_MAX_POOL_IMPLEMENTATIONS,
-        ops.EVALUATE_IMPLEMENTATIONS,
-    ):  # fmt: skip
-        monkeypatch.setitem(table, "other", Implementation("other", table["torch"].function, always))
-    run = composed("scale=test", "model.batch_norm=other")
+    run_references(
+        monkeypatch, ops.BATCH_NORM, ops.BATCH_NORM_ADD_RELU, ops.BATCH_NORM_RELU_MAX_POOL, ops.BATCH_NORM_EVALUATE
+    )
+    run = composed("scale=test", "model.implementations.batch_norm=triton")
     workload = ResNet(run, Layout(run.layout))
-    assert workload.implementations() == {"batch_norm": "other"}
+    assert workload.implementations() == {"batch_norm": "triton", "convolution_moments": "reference"}
     modules = workload.evaluation(Layout(run.layout))._forward.model.modules()
     chosen = {module._evaluate.name for module in modules if isinstance(module, BatchNorm2d)}
-    assert chosen == {"other"}
+    assert chosen == {"triton"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The plain focal loss against torchvision's with autograd, and what it promises about scales and bad shapes."""
+"""The focal loss's reference against torchvision's with autograd, and what it promises about scales and bad shapes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 from focal_loss_oracle import ALPHA, GAMMA, by_torchvision, level
 
-from benchmarks.retinanet.ops.focal_loss.plain import focal_loss_torch
+from benchmarks.retinanet.ops.focal_loss.reference import focal_loss_reference
 
 
 def found(case, scale=1.0, alpha=ALPHA, gamma=GAMMA, incoming=None):
     logits, bias = case.logits.detach().requires_grad_(), case.bias.detach().requires_grad_()
     loss_scale = torch.tensor(scale)
-    loss = focal_loss_torch(logits, bias, case.classes, case.weight, alpha, gamma, loss_scale)
+    loss = focal_loss_reference(logits, bias, case.classes, case.weight, alpha, gamma, loss_scale)
     incoming = loss_scale.to(loss.dtype) if incoming is None else incoming
     return [loss.detach(), *torch.autograd.grad(loss, [logits, bias], incoming)]
 
@@ -71,7 +71,7 @@ def test_another_gradient_than_the_scale_makes_the_step_not_finite():
     _, d_logits, d_bias = found(case, 4.0, incoming=torch.tensor(2.0))
     assert d_bias.isnan().all()
     logits = case.logits.detach().requires_grad_()
-    loss = focal_loss_torch(logits, case.bias, case.classes, case.weight, ALPHA, GAMMA, torch.tensor(4.0))
+    loss = focal_loss_reference(logits, case.bias, case.classes, case.weight, ALPHA, GAMMA, torch.tensor(4.0))
     assert torch.autograd.grad(loss, logits)[0].isnan().all()
     assert d_logits.isfinite().all()
 

@@ -28,7 +28,7 @@ class _Bias:
 def found_by_us(levels, bias, size, **changes):
     facts = fixed_facts(Facts, "retinanet", classes=CLASSES, image_size=IMAGE_SIZE, **changes)
     own = [HeadOutput(level.logits_NCHW.clone(), level.offsets_NCHW) for level in levels]
-    detector = Detector(_Bias(bias), facts, anchors(IMAGE_SIZE), "torch")
+    detector = Detector(_Bias(bias), facts, anchors(IMAGE_SIZE), {"suppression": "reference"})
     return detector.select(own, (IMAGE_SIZE, IMAGE_SIZE), size)
 
 

@@ -31,7 +31,7 @@ def facts(**changes):
 
 
 def targets_of(boxes, label, count):
-    return AnchorTargets(facts(), anchors(IMAGE_SIZE), "torch")(boxes, label, count)
+    return AnchorTargets(facts(), anchors(IMAGE_SIZE), {"anchor_matching": "reference"})(boxes, label, count)
 
 
 @pytest.mark.parametrize("counts", [[3, 1, 12], [5, 0, 2], [0, 0, 0]], ids=str)
@@ -51,7 +51,7 @@ def test_losses_and_their_gradients_are_torchvisions(counts):
     gradients = torch.autograd.grad(sum(expected.values()), leaves)
 
     targets = targets_of(boxes, label, count)
-    loss = DetectionLoss(CLASSES, 0.25, 2.0, "torch", torch.device("cpu"), torch.float64)
+    loss = DetectionLoss(CLASSES, 0.25, 2.0, {"focal_loss": "reference"}, torch.device("cpu"), torch.float64)
     scale = torch.tensor(1.0, dtype=torch.float64)
     found = loss(levels, bias, targets["class"], targets["offsets"].double(), targets["weight"].double(), scale)
     assert found.classes.item() == pytest.approx(expected["classification"].item(), rel=1e-6)

@@ -177,7 +177,7 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
     torch.manual_seed(0)
     exact = build(SMALL)
     network = build(SMALL).cast(torch.bfloat16)
-    assert network.choose_implementation("torch") == "torch"
+    assert network.choose_implementations({"convolution": "reference"}) == {"convolution": "reference"}
     image = torch.randn(1, 3, 64, 64)
     found, expected = all_levels(network, image.bfloat16()), all_levels(exact, image)
     for value, other in zip(found, expected, strict=True):
@@ -193,8 +193,8 @@ def test_half_precision_keeps_norms_in_fp32_and_weights_channels_last() -> None:
 
 
 def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(UnsupportedImplementation, match="unknown implementation 'fast'"):
-        build(SMALL).choose_implementation("fast")
+    with pytest.raises(UnsupportedImplementation, match=r"^model\.implementations\.convolution=fast: "):
+        build(SMALL).choose_implementations({"convolution": "fast"})
 
 
 def test_weights_depend_on_the_generator_alone() -> None:

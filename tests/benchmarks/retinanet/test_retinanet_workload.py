@@ -216,9 +216,21 @@ def test_the_closed_division_fixes_network_and_start(override, message, tmp_path
     ("overrides", "kind", "message"),
     [
         (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: RetinaNet's ranks"),
-        (["model.focal_loss=triton"], UnsupportedImplementation, "model.focal_loss=triton: .*a GPU"),
-        (["model.anchor_matching=foo"], UnsupportedImplementation, "model.anchor_matching=foo"),
-        (["model.convolution=cudnn"], UnsupportedImplementation, "model.convolution=cudnn"),
+        (
+            ["model.implementations.focal_loss=triton"],
+            UnsupportedImplementation,
+            "model.implementations.focal_loss=triton: .*a GPU",
+        ),
+        (
+            ["model.implementations.anchor_matching=triton"],
+            UnsupportedImplementation,
+            "model.implementations.anchor_matching=triton",
+        ),
+        (
+            ["model.implementations.convolution=cudnn"],
+            UnsupportedImplementation,
+            "model.implementations.convolution=cudnn",
+        ),
         (["assets_dir=/nowhere"], CheckpointError, ".*nowhere/backbone.pth"),
     ],
 )
@@ -228,10 +240,15 @@ def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, messag
         RetinaNetDetection(run, Layout(run.layout))
 
 
-def test_an_unknown_suppression_is_named():
-    workload = built("model.suppression=foo")
-    with pytest.raises(UnsupportedImplementation, match=r"^model\.suppression=foo"):
+def test_a_suppression_that_cannot_run_here_is_named():
+    workload = built("model.implementations.suppression=triton")
+    with pytest.raises(UnsupportedImplementation, match=r"^model\.implementations\.suppression=triton"):
         workload.evaluation(workload.layout)
+
+
+def test_an_unknown_implementation_is_named_before_anything_is_built():
+    with pytest.raises(ConfigError, match=r"^model\.implementations\.suppression=foo: .* no implementation 'foo'"):
+        loaded("scale=test", "model.implementations.suppression=foo")
 
 
 def test_in_the_background_the_scorer_keeps_to_the_cpu_and_travels():

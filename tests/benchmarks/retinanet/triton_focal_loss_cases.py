@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.retinanet.ops import focal_loss
 from benchmarks.retinanet.ops.focal_loss import triton as focal_loss_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
@@ -124,4 +124,4 @@ def test_a_period_wastes_less_than_any_shorter_one() -> None:
 
 def test_the_kernel_is_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float16)
-    assert select(focal_loss.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert focal_loss.FOCAL_LOSS.select(AUTO, request).name == "triton"

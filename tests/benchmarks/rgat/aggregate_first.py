@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops.edge_attention.plain import (
+from benchmarks.rgat.ops.edge_attention.reference import (
     RelationEdges,
     attention,
     biases,
@@ -25,7 +25,7 @@ from benchmarks.rgat.ops.edge_attention.plain import (
     relations_at,
     sum_by_target,
 )
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 from common.ops.triton_support import widen
 
 

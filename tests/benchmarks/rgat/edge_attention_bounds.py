@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops.edge_attention.plain import (
+from benchmarks.rgat.ops.edge_attention.reference import (
     attention,
-    forward_torch,
+    forward_reference,
     logits_of,
     relations_at,
     sum_by_target,
     through_finish,
 )
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.01 * 2**-7}
 """Of the sum of absolute terms: in bf16 gradients are rounded once before they are multiplied, and results once, by
@@ -50,7 +50,7 @@ def forward_terms(
     dropout: DropoutMask | None,
 ) -> Tensor:
     """(P, D), float64: sums of the absolute terms of the result; the activation makes no error larger."""
-    return forward_torch(
+    return forward_reference(
         z_MD.double().abs(), source_term_MA.double(), target_term_TA.double(), bias_RD.double().abs(), block, level,
         slope=slope, activation_slope=None, dropout=dropout,
     )[0]  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block
-from common.ops.dropout.plain import DropoutMask, keep_mask
+from common.ops.dropout.reference import DropoutMask, keep_mask
 from tests.benchmarks.rgat.random_edges import Inputs
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.model import RGAT, Architecture, Implementations
+from benchmarks.rgat.model import RGAT, Architecture
 from benchmarks.rgat.schema import Schema
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def random_graph(seed: int, most: int = 6) -> Graph:
 
 def network(architecture: Architecture, schema: Schema, hops: int, dtype: torch.dtype = torch.float32) -> RGAT:
     """With biases that are not 0."""
-    made = RGAT(architecture, schema, hops, Implementations(), CPU, dtype, False, torch.Generator().manual_seed(3))
+    made = RGAT(architecture, schema, hops, {}, CPU, dtype, False, torch.Generator().manual_seed(3))
     for convolution in made.convs:
         nn.init.normal_(convolution.bias, generator=torch.Generator().manual_seed(4))
     return made

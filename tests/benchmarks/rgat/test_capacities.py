@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.capacities import at_most, enough_shape, grown, largest_shape, moments
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.schema import Schema
 from tests.benchmarks.rgat.sample_oracle import NODES, graph_of, small_graph
 

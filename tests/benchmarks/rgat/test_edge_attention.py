@@ -1,4 +1,4 @@
-"""Attention over edges: the plain version against the formula, target by target."""
+"""Attention over edges: the reference against the formula, target by target."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.edge_attention import bench_cases
-from benchmarks.rgat.ops.edge_attention.plain import backward_torch, forward_torch
+from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
 from benchmarks.rgat.schema import Schema
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.aggregate_first import aggregate_first
 from tests.benchmarks.rgat.edge_attention_bounds import TOLERANCE, assert_within, backward_terms, forward_terms
 from tests.benchmarks.rgat.edge_attention_oracle import defined
@@ -32,12 +32,12 @@ def assert_as_defined(
     options = {"slope": SLOPE, "activation_slope": activation_slope, "dropout": dropout}
     expected_PD, log_sums, gradients = defined(inputs, block, level, SLOPE, activation_slope, dropout)
     terms = inputs.source_term_MA, inputs.target_term_TA
-    out_PD, log_sum_TA = forward_torch(inputs.z_MD, *terms, inputs.bias_RD, block, level, **options)
+    out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, level, **options)
     torch.testing.assert_close(out_PD, expected_PD)
     starts = block.shape.target_offsets(level)
     for (relation, target), log_sum_A in log_sums.items():
         torch.testing.assert_close(log_sum_TA[starts[relation] + target], log_sum_A)
-    found = backward_torch(
+    found = backward_reference(
         inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, level,
         **options, deterministic=True,
     )  # fmt: skip
@@ -91,8 +91,8 @@ def test_a_graph_can_hold_all_of_it() -> None:
     weight_RKD = torch.zeros(len(inputs.bias_RD), 5, HEADS * WIDTH, dtype=torch.float64, requires_grad=True)
     att = inputs.att_source_RAd
     with Capturable():
-        out_PD, log_sum_TA = forward_torch(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
-        backward_torch(
+        out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
+        backward_reference(
             inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, att, block, 2, **options, deterministic=True
         )
         aggregate_first(x_NK, block, 2, weight_RKD, att, att, inputs.bias_RD, **options).sum().backward()
@@ -104,7 +104,7 @@ def test_rounding_stays_within_the_bounds_and_changed_terms_do_not() -> None:
     options: dict[str, Any] = {"slope": SLOPE, "activation_slope": 0.01, "dropout": MASK}
     terms = inputs.source_term_MA, inputs.target_term_TA
     expected_PD, _, gradients = defined(inputs, block, 2, SLOPE, 0.01, MASK)
-    out_PD, log_sum_TA = forward_torch(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
+    out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
     of_out_PD = forward_terms(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
     assert_within(out_PD, expected_PD, of_out_PD, TOLERANCE[torch.float32])
     of_gradients = backward_terms(
@@ -112,7 +112,7 @@ def test_rounding_stays_within_the_bounds_and_changed_terms_do_not() -> None:
     )
 
     def backward(dout_PD: torch.Tensor) -> list[torch.Tensor]:
-        found = backward_torch(
+        found = backward_reference(
             dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, 2, **options,
             deterministic=True,
         )  # fmt: skip
@@ -124,7 +124,7 @@ def test_rounding_stays_within_the_bounds_and_changed_terms_do_not() -> None:
     z_MD, dout_PD = inputs.z_MD.clone(), inputs.dout_PD.clone()
     z_MD[:4] *= 1.03
     dout_PD[:4] *= 1.03
-    changed_PD, _ = forward_torch(z_MD, *terms, inputs.bias_RD, block, 2, **options)
+    changed_PD, _ = forward_reference(z_MD, *terms, inputs.bias_RD, block, 2, **options)
     with pytest.raises(AssertionError, match="elements, up to"):
         assert_within(changed_PD, expected_PD, of_out_PD, TOLERANCE[torch.float32])
     for tensor, name, of_gradient in zip(backward(dout_PD), names, of_gradients, strict=True):
@@ -136,9 +136,9 @@ def test_the_bench_runs_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_cases.cases, "DEVICE", "cpu")
     monkeypatch.setattr(bench_cases, "bench_block", functools.partial(bench_block, papers=300))
     monkeypatch.setattr(bench_cases, "WIDTH", 2)
-    torch_entries = [entry for entry in bench_cases.entries() if entry.name.endswith("torch")]
+    entries = [entry for entry in bench_cases.entries() if entry.name.endswith("reference")]
     moved = []
-    for entry in torch_entries:
+    for entry in entries:
         forward, backward = entry.build(2, torch.float32)
         forward.run()
         backward.run()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,17 +9,15 @@ from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.gather_rows import bench_cases
 from common.ops.bench import cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 
 @pytest.fixture
 def small_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small graph, and the plain implementation in the place of the kernel."""
+    """A small graph, and the reference in the place of the kernel."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     monkeypatch.setattr(bench_cases, "PAPERS", 300)
-    implementations = gather_rows.IMPLEMENTATIONS
-    stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, gather_rows.GATHER_ROWS)
 
 
 @pytest.mark.usefixtures("small_on_the_cpu")

@@ -8,9 +8,9 @@ from random_rows import ROOM, Case, case, expected, filled, random_block
 from torch import Tensor
 
 from benchmarks.rgat.ops import projection
-from benchmarks.rgat.ops.projection.plain import Projection, project_stock
+from benchmarks.rgat.ops.projection.reference import Projection, project_stock
 
-PLAIN: Projection = projection.IMPLEMENTATIONS["torch"].function
+PLAIN: Projection = projection.PROJECTION.function("reference")
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 HALVES = [(torch.float8_e4m3fn, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16)]
 TYPES = [(torch.float64, torch.float64), (torch.float32, torch.float32), *HALVES]

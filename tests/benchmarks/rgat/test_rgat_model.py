@@ -10,8 +10,8 @@ from torch_geometric.nn import GATConv, HeteroConv
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.model import RGAT, Architecture, Implementations
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.model import RGAT, Architecture
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.schema import Schema
 from common.mlperf.fixed import benchmark_settings
 from tests.benchmarks.rgat.small_rgat import CPU, NODES, SCHEMA, SMALL, features_of, network, random_graph
@@ -114,7 +114,7 @@ def test_the_benchmarks_network_has_the_rules_parameters() -> None:
     facts = benchmark_settings("rgat")["facts"]
     schema = Schema.augmented(facts["node_types"], facts["relations"], facts["seeds"])
     architecture = Architecture(**{name: facts[name] for name in Architecture.__dataclass_fields__})
-    model = RGAT(architecture, schema, 3, Implementations(), CPU, torch.float32, False, torch.Generator())
+    model = RGAT(architecture, schema, 3, {}, CPU, torch.float32, False, torch.Generator())
     counts = [sum(p.numel() for p in convolution.parameters()) for convolution in model.convs]
     assert counts == [5_784_064, 2_900_480, 2_900_480]
     assert sum(p.numel() for p in model.parameters()) == 13_115_303

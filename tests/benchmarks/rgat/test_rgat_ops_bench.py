@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from benchmarks.rgat.ops.bench import sweeps
 from benchmarks.rgat.ops.bench_block import bench_block
 from benchmarks.rgat.ops.projection import bench_cases
 from common.ops.bench import cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 SEEDS = 3
 CPU = torch.device("cpu")
@@ -25,14 +23,12 @@ def small_block(seeds: int, device: torch.device) -> Block:
 
 @pytest.fixture
 def small_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small graph, narrow products, and the plain implementation in the place of the kernels."""
+    """A small graph, narrow products, and the reference in the place of the kernels."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     monkeypatch.setattr(bench_cases, "bench_block", small_block)
     monkeypatch.setattr(bench_cases, "FEATURES", 24)
     monkeypatch.setattr(bench_cases, "HEAD_SIZE", 3)
-    implementations = projection.IMPLEMENTATIONS
-    stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, projection.PROJECTION)
 
 
 def test_every_operation_is_measured() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.peer_bench import Peer, inputs_of, step_of
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 

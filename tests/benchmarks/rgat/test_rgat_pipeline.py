@@ -14,7 +14,7 @@ from benchmarks.rgat import stage_bench
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.data import Sources
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.sampling import SeedBatch
 from common.data.batches import Batch, HostBatch
 from common.data.prefetch import Prefetcher

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import at_most, largest_shape
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch, measured
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.ops.sample.sampler import Sampler
 from benchmarks.rgat.workload import RgatClassification
 from common import cli
@@ -29,7 +29,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
-from common.ops.implementation import Implementation, always
+from common.ops.operation import Implementation
 
 
 def loaded(*overrides: str) -> tuple[RunConfig, SessionConfig]:
@@ -159,7 +159,7 @@ def test_the_closed_division_fixes_what_the_rules_fix(override, told):
         ("benchmark.facts.relations=[paper__cites]", "source__name__target"),
         ("benchmark.facts.relations=[paper__in__book]", "'book'"),
         ("benchmark.facts.seeds=book", "'book'"),
-        ("model.projection=cublas", "model.projection=cublas"),
+        ("model.implementations.projection=cublas", "model.implementations.projection=cublas"),
         ("reader.capacity_batches=1", "capacity_batches"),
         ("reader.features=disk", "features"),
     ],
@@ -214,8 +214,8 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
         made.append(shape)
         return plain_sampler(graph, fanouts, shape)
 
-    monkeypatch.setitem(sample.IMPLEMENTATIONS, "torch", Implementation("torch", counted, always))
-    workload = built("reader.sample=torch", "reader.eval_batch=16")
+    monkeypatch.setitem(sample.SAMPLE.fast, "counted", Implementation(counted))
+    workload = built("model.implementations.sample=counted", "reader.eval_batch=16")
     evaluation = workload.evaluation(workload.layout)
     source = workload.open_data(data)
     evaluation.open_data(data)

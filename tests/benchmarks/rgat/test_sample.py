@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.schema import Schema
 from tests.benchmarks.rgat.sample_oracle import (
     NODES,

@@ -1,4 +1,4 @@
-"""Triton's attention over edges against the plain version; run by tests/test_interpreted_kernels.py.
+"""Triton's attention over edges against the reference; run by tests/test_interpreted_kernels.py.
 
 Fresh memory holds NaN here, and so does whatever a block does not fill.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import edge_attention
 from benchmarks.rgat.ops.edge_attention import triton as edge_triton
-from benchmarks.rgat.ops.edge_attention.plain import backward_torch, forward_torch
+from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
 from benchmarks.rgat.schema import Schema
-from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
 from tests.capturable import Capturable
 
@@ -59,7 +59,7 @@ def both_ways(
     return own, gradients
 
 
-PLAIN = edge_attention.EdgeAttention(forward_torch, backward_torch)
+PLAIN = edge_attention.EdgeAttention(forward_reference, backward_reference)
 TRITON = edge_attention.EdgeAttention(edge_triton.forward, edge_triton.backward)
 
 
@@ -174,8 +174,8 @@ def test_an_only_edge_has_no_gradient_of_its_logit() -> None:
 
 def test_heads_are_a_power_of_two() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32, {"heads": 3})
-    assert select(edge_attention.IMPLEMENTATIONS, AUTO, request).name == "torch"
-    assert select(edge_attention.IMPLEMENTATIONS, AUTO, dataclasses.replace(request, sizes={})).name == "triton"
+    assert edge_attention.EDGE_ATTENTION.select(AUTO, request).name == "reference"
+    assert edge_attention.EDGE_ATTENTION.select(AUTO, dataclasses.replace(request, sizes={})).name == "triton"
     block = random_block(9, seeds=2)
     with pytest.raises(ValueError, match="a power of two"):
         both_ways(TRITON, random_inputs(block, 2, 3, 2, torch.float32), block, 2)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.gather_rows import triton as gather_triton
-from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, gather_rows_torch
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, gather_rows_reference
 from benchmarks.rgat.stores.features import build_features, from_tables
 from common.distributed.layout import Layout
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rgat import store_ranks as small
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -77,7 +77,7 @@ def expected(of_types: list[Tensor], node: Tensor, offsets: tuple[int, ...]) -> 
     return out
 
 
-@pytest.mark.parametrize("gather", [gather_triton.gather_rows, gather_rows_torch], ids=["triton", "torch"])
+@pytest.mark.parametrize("gather", [gather_triton.gather_rows, gather_rows_reference], ids=["triton", "reference"])
 @pytest.mark.parametrize("shards", [1, 2, 5])
 @pytest.mark.parametrize("row_bytes", [16, 48, 12, 6, 5])
 def test_every_node_gets_its_row_and_the_rest_stays(gather, shards: int, row_bytes: int) -> None:
@@ -133,4 +133,4 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_kernels_are_chosen_where_triton_runs() -> None:
-    assert select(gather_rows.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.uint8)).name == "triton"
+    assert gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(CPU, torch.uint8)).name == "triton"

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
@@ -106,11 +106,11 @@ def test_a_block_in_which_nothing_has_an_edge() -> None:
     assert_close(dx[filled(given.block, 2).nodes], expected(given).input_gradient, 1e-6)
 
 
-@pytest.mark.parametrize(("sizes", "name"), [((4, 128), "triton"), ((3, 8), "triton"), ((5, 96), "torch")], ids=str)
+@pytest.mark.parametrize(("sizes", "name"), [((4, 128), "triton"), ((3, 8), "triton"), ((5, 96), "reference")], ids=str)
 def test_heads_that_fill_no_tile_are_left_to_pytorch(sizes: tuple[int, int], name: str) -> None:
     given = {"heads": sizes[0], "head_size": sizes[1]}
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, given)
-    assert select(projection.IMPLEMENTATIONS, AUTO, request).name == name
+    assert projection.PROJECTION.select(AUTO, request).name == name
 
 
 def test_many_heads_of_any_size_are_whole_in_every_tile() -> None:

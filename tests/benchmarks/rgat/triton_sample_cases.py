@@ -1,4 +1,4 @@
-"""Triton's sampler against the plain one, which has to be met bit by bit; run by tests/test_interpreted_kernels.py.
+"""Triton's sampler against the reference, which has to be met bit by bit; run by tests/test_interpreted_kernels.py.
 Fresh memory holds the largest integers here."""
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.sample import triton as sample_triton
-from benchmarks.rgat.ops.sample.plain import plain_sampler
+from benchmarks.rgat.ops.sample.reference import plain_sampler
 from benchmarks.rgat.ops.sample.triton import Tile, triton_sampler
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, sharded, small_graph
 from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
@@ -92,4 +92,4 @@ def test_every_kind_of_room_is_cut_as_by_the_plain_one(
 
 def test_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32)
-    assert select(sample.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert sample.SAMPLE.select(AUTO, request).name == "triton"

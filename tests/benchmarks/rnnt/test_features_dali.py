@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.rnnt.config import Facts
-from benchmarks.rnnt.ops.features import plain, tables
+from benchmarks.rnnt.ops.features import reference, tables
 from benchmarks.rnnt.ops.features.batch import AudioBatch
 from common.mlperf.fixed import fixed_facts
 
@@ -77,7 +77,7 @@ def test_normalised_logarithms_are_those_of_dalis_operators():
         return [fn.normalize(logarithm, axes=[1])]
 
     made, frames = sounds(), 34
-    found_TBF, length_B = plain.features_torch(batch(made, 1.0), FACTS, frames, 240, False, torch.float32)
+    found_TBF, length_B = reference.features_reference(batch(made, 1.0), FACTS, frames, 240, False, torch.float32)
     for slot, (expected_MS,) in enumerate(by_dali(made, define)):
         frames_of_it = expected_MS.shape[1]
         assert frames_of_it == len(made[slot]) // FACTS.hop + 1
@@ -89,7 +89,7 @@ def test_normalised_logarithms_are_those_of_dalis_operators():
 def test_slower_speech_is_dalis():
     """Faster speech is not: DALI folds back what lies above half of the new rate."""
     made = sounds()
-    found_BN = plain.resample(batch(made, SPEED), 20_000, FACTS, torch.float32).numpy()
+    found_BN = reference.resample(batch(made, SPEED), 20_000, FACTS, torch.float32).numpy()
     for slot, (expected,) in enumerate(by_dali(made, lambda audio: [dali.fn.audio_resample(audio, scale=SPEED)])):
         assert len(expected) == math.ceil(len(made[slot]) * SPEED)
         assert np.abs(expected).max() > 0.1
@@ -98,8 +98,8 @@ def test_slower_speech_is_dalis():
 
 def test_silence_ends_within_a_window_of_where_it_does_in_dali():
     made = sounds(silent=2_500)
-    signal_BN = plain.resample(batch(made, 1.0), 20_000, FACTS, torch.float32)
-    first_B, kept_B = plain.sounding(signal_BN, torch.tensor(LENGTHS), FACTS)
+    signal_BN = reference.resample(batch(made, 1.0), 20_000, FACTS, torch.float32)
+    first_B, kept_B = reference.sounding(signal_BN, torch.tensor(LENGTHS), FACTS)
     regions = by_dali(
         made,
         lambda audio: dali.fn.nonsilent_region(audio, cutoff_db=FACTS.silence_db, window_length=FACTS.silence_window),
@@ -117,8 +117,8 @@ def test_of_noisy_ends_ours_is_exact_and_dalis_begin_is():
     threshold of -60 dB; the README says how often."""
     made = oracle.noise_tails()
     audio = batch(made, 1.0)
-    signal_BN = plain.resample(audio, max(map(len, made)), FACTS, torch.float32)
-    first_B, kept_B = plain.sounding(signal_BN, audio.resampled_B, FACTS)
+    signal_BN = reference.resample(audio, max(map(len, made)), FACTS, torch.float32)
+    first_B, kept_B = reference.sounding(signal_BN, audio.resampled_B, FACTS)
     regions = by_dali(
         made,
         lambda sound: dali.fn.nonsilent_region(sound, cutoff_db=FACTS.silence_db, window_length=FACTS.silence_window),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.rnnt.ops import joined_dropout
-from common.ops.dropout.plain import dropout_torch
-from common.ops.implementation import OperationRequest
+from common.ops.dropout.reference import dropout_reference
+from common.ops.operation import OperationRequest
 
 SEED = torch.tensor(5)
 
@@ -15,8 +15,8 @@ SEED = torch.tensor(5)
 @pytest.mark.parametrize("frames", [1, 4, 5])
 def test_frames_stand_side_by_side_and_a_missing_one_is_zero(frames):
     x_TBH = torch.randn((frames, 3, 4), generator=torch.Generator().manual_seed(2))
-    y_SBK = joined_dropout.IMPLEMENTATIONS["torch"].function(x_TBH, 0.4, SEED, 7)
-    dropped_TBH = dropout_torch(x_TBH, 0.4, SEED, 7)
+    y_SBK = joined_dropout.JOINED_DROPOUT.function("reference")(x_TBH, 0.4, SEED, 7)
+    dropped_TBH = dropout_reference(x_TBH, 0.4, SEED, 7)
     for joined in range(len(y_SBK)):
         for row in range(3):
             second = dropped_TBH[2 * joined + 1, row] if 2 * joined + 1 < frames else torch.zeros(4)
@@ -26,6 +26,6 @@ def test_frames_stand_side_by_side_and_a_missing_one_is_zero(frames):
 
 def test_an_odd_width_is_not_for_the_kernel():
     request = OperationRequest(torch.device("cuda"), torch.float16, {"width": 3})
-    reason = joined_dropout.IMPLEMENTATIONS["triton"].unsupported(request)
+    reason = joined_dropout.JOINED_DROPOUT.unsupported("triton", request)
     assert reason is not None
-    assert "a width of 3 is odd" in reason
+    assert "width must be a multiple of 2, not 3" in reason

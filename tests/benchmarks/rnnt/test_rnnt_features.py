@@ -12,12 +12,12 @@ import small_corpus
 import torch
 
 from benchmarks.rnnt import lengths
-from benchmarks.rnnt.ops.features import IMPLEMENTATIONS, plain, tables
+from benchmarks.rnnt.ops.features import FEATURES, reference, tables
 from benchmarks.rnnt.ops.features.batch import AudioBatch
 from benchmarks.rnnt.preparer import Preparer, made_up
 from common.data.batches import HostBatch
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import OperationRequest
+from common.ops.operation import OperationRequest
 
 FACTS = small_corpus.facts()
 QUIET = small_corpus.facts(dither=0.0)
@@ -25,7 +25,7 @@ LENGTHS, SPEEDS, FRAMES = (4100, 3500, 3100, 1500, 2601), (0.85, 1.15, 1.0, 0.97
 
 
 def made(audio: AudioBatch, facts=QUIET, augmented=False, precision=torch.float64, frames=FRAMES):
-    return plain.features_torch(audio, facts, frames, 256, augmented, precision, precision)
+    return reference.features_reference(audio, facts, frames, 256, augmented, precision, precision)
 
 
 def taken(audio: AudioBatch, slots: list[int]) -> AudioBatch:
@@ -81,7 +81,7 @@ def test_a_tone_played_longer_is_deeper(speed):
     resampled = math.ceil(samples * speed)
     one = torch.ones(1, dtype=torch.int64)
     audio = AudioBatch(torch.from_numpy(tone), one * samples, one * 0, one.double() * speed, one * resampled, one)
-    found = plain.resample(audio, 4800, FACTS, torch.float64)[0]
+    found = reference.resample(audio, 4800, FACTS, torch.float64)[0]
     assert not found[resampled:].any()
     place = np.arange(resampled) / speed
     expected = 20000 / 32768 * np.sin(2 * np.pi * hertz * place / 16000)
@@ -91,7 +91,7 @@ def test_a_tone_played_longer_is_deeper(speed):
 
 def test_at_its_own_speed_an_utterance_stays_as_it_is():
     for speeds in ([1.0, 1.0], [1.0, 1.1]):
-        found = plain.resample(oracle.utterances([700, 500], speeds), 800, FACTS, torch.float64)
+        found = reference.resample(oracle.utterances([700, 500], speeds), 800, FACTS, torch.float64)
         expected = oracle.recorded(oracle.utterances([700, 500], speeds), 0)
         np.testing.assert_allclose(found[0, :700].numpy(), expected, rtol=0, atol=1e-15)
         assert not found[0, 700:].any()
@@ -112,7 +112,7 @@ def test_at_its_own_speed_an_utterance_stays_as_it_is():
 def test_silence_ends_where_a_window_is_loud_enough(parts, kept):
     sound = torch.cat([torch.full((count,), value, dtype=torch.float64) for value, count in parts])
     padded = torch.nn.functional.pad(sound, (0, 777))[None]
-    first_B, kept_B = plain.sounding(padded, torch.tensor([len(sound)]), FACTS)
+    first_B, kept_B = reference.sounding(padded, torch.tensor([len(sound)]), FACTS)
     assert (int(first_B), int(kept_B)) == kept
     assert (int(first_B), int(kept_B)) == oracle.sounding(sound.numpy())
 
@@ -124,7 +124,7 @@ def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say
     padded = torch.zeros((len(made), int(length_B.max())), dtype=precision)
     for slot, sound in enumerate(made):
         padded[slot, : len(sound)] = torch.from_numpy(sound / 32768)
-    first_B, kept_B = plain.sounding(padded, length_B, FACTS)
+    first_B, kept_B = reference.sounding(padded, length_B, FACTS)
     found = zip(first_B.tolist(), (first_B + kept_B).tolist(), strict=True)
     assert list(found) == [oracle.sounding_of_integers(sound) for sound in made]
 
@@ -132,7 +132,9 @@ def test_silence_before_noise_near_the_threshold_ends_where_sums_of_integers_say
 def test_noise_is_added_everywhere_alike_by_seed():
     seed_B = torch.tensor([11, 2**62 + 5, 11])
     zeros_BN, first_B = torch.zeros((3, 40_001), dtype=torch.float64), torch.tensor([0, 0, 0])
-    noise_BN = plain.emphasise(zeros_BN, first_B, seed_B, dataclasses.replace(FACTS, preemphasis=0.0)) / FACTS.dither
+    noise_BN = (
+        reference.emphasise(zeros_BN, first_B, seed_B, dataclasses.replace(FACTS, preemphasis=0.0)) / FACTS.dither
+    )
     assert torch.equal(noise_BN[0], noise_BN[2])
     assert not torch.equal(noise_BN[0], noise_BN[1])
     assert noise_BN.mean(1).abs().max() < 0.03
@@ -143,7 +145,7 @@ def test_noise_is_added_everywhere_alike_by_seed():
 
 def test_the_first_sample_is_its_own_predecessor():
     signal_BN = torch.tensor([[9.0, 2.0, 3.0, 5.0]], dtype=torch.float64)
-    found = plain.emphasise(signal_BN, torch.tensor([1]), torch.tensor([0]), QUIET)[0, 1:]
+    found = reference.emphasise(signal_BN, torch.tensor([1]), torch.tensor([0]), QUIET)[0, 1:]
     np.testing.assert_allclose(found.numpy(), [2 - 0.97 * 2, 3 - 0.97 * 2, 5 - 0.97 * 3], atol=1e-15)
 
 
@@ -162,7 +164,7 @@ def test_normalised_features_have_mean_zero_and_deviation_one_over_their_own_fra
     mel_BSM = torch.randn((3, 50, 80), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 5
     mel_BSM[1, :, 7] = 2.5
     length_B = torch.tensor([50, 20, 1])
-    found = plain.normalised(mel_BSM, length_B)
+    found = reference.normalised(mel_BSM, length_B)
     for row, length in enumerate(length_B.tolist()):
         assert not found[row, length:].any()
         real = found[row, :length]
@@ -178,7 +180,7 @@ def test_masks_have_the_distribution_of_the_reference():
     seed_B = torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(1))
     length_B = torch.where(torch.arange(count) % 2 == 0, 150, 350)
     length_B[0] = 390
-    first_BC, width_BC = plain.masks(seed_B, length_B, frames, FACTS)
+    first_BC, width_BC = reference.masks(seed_B, length_B, frames, FACTS)
     assert first_BC.shape == (count, 12)
     for mask in (0, 1):
         uniform(width_BC[:, mask], 21)
@@ -209,26 +211,26 @@ def test_masks_reach_the_last_feature_and_the_last_frame():
     first ones."""
     facts = small_corpus.facts(time_mask_min=0.03)
     seed_B, length_B = torch.arange(20_000), torch.full((20_000,), 40)
-    frames_BS, features_BM = plain.kept_by_masks(seed_B, length_B, 40, facts)
+    frames_BS, features_BM = reference.kept_by_masks(seed_B, length_B, 40, facts)
     for kept in (frames_BS, features_BM):
         masked = (~kept).double().mean(0)
         assert masked[0] > 0
         assert masked[-1] == pytest.approx(float(masked[0]), rel=0.15)
     everything = small_corpus.facts(freq_mask_min=80, freq_mask_max=80)
-    assert not plain.kept_by_masks(seed_B[:9], length_B[:9], 40, everything)[1].any()
+    assert not reference.kept_by_masks(seed_B[:9], length_B[:9], 40, everything)[1].any()
 
 
 def test_masked_features_are_zero_and_others_as_they_were():
     audio = oracle.utterances(LENGTHS, SPEEDS)
     (plain_TBF, length_B), (masked_TBF, _) = made(audio, FACTS), made(audio, FACTS, augmented=True)
     frames_B = (
-        plain.sounding(
-            plain.resample(audio, FACTS.largest_resampled(FRAMES), FACTS, torch.float64), audio.resampled_B, FACTS
+        reference.sounding(
+            reference.resample(audio, FACTS.largest_resampled(FRAMES), FACTS, torch.float64), audio.resampled_B, FACTS
         )[1]
         // FACTS.hop
         + 1
     )
-    first_BC, width_BC = plain.masks(audio.seed_B, frames_B, FRAMES * 3, FACTS)
+    first_BC, width_BC = reference.masks(audio.seed_B, frames_B, FRAMES * 3, FACTS)
     for slot in range(len(LENGTHS)):
         expected = plain_TBF[:, slot, :240].reshape(-1, 80).clone()
         for mask, (first, width) in enumerate(zip(first_BC[slot].tolist(), width_BC[slot].tolist(), strict=True)):
@@ -240,8 +242,8 @@ def test_masked_features_are_zero_and_others_as_they_were():
 
 
 def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
-    preparer = Preparer(FACTS, 256, "torch", torch.device("cpu"), torch.bfloat16)
-    assert preparer.choice == "torch"
+    preparer = Preparer(FACTS, 256, "reference", torch.device("cpu"), torch.bfloat16)
+    assert preparer.choice == "reference"
     preparer.warm_up(2, [(4, 3)])
     host = HostBatch(made_up(FACTS, 2, (4, 3)), 16, 5, (4, 3))
     batch = preparer(host)
@@ -266,6 +268,6 @@ def test_a_preparer_leaves_audio_out_and_hands_on_the_rest():
 def test_sizes_that_the_kernels_cannot_serve_are_named(changed, message):
     sizes = {"window": 320, "fft": 512, "mel_filters": 80, "silence_window": 2048} | changed
     request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
-    assert message in IMPLEMENTATIONS["triton"].unsupported(request)
-    with pytest.raises(UnsupportedImplementation, match=r"model\.audio=cufft"):
+    assert message in FEATURES.unsupported("triton", request)
+    with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.audio=cufft"):
         Preparer(FACTS, 256, "cufft", torch.device("cpu"), torch.float32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ from benchmarks.rnnt.ops import lstm, lstm_bench
 from benchmarks.rnnt.ops.lstm import LstmWeights
 from benchmarks.rnnt.ops.lstm.bench_cases import FRAMES, WIDTH, entries, sweeps
 from common.ops.bench import cases
-from common.ops.implementation import always
+from common.ops.operation import Implementation
 
 
 def shapes_only(x: Tensor, weights: LstmWeights, lengths: Tensor) -> Tensor:
@@ -23,10 +21,10 @@ def shapes_only(x: Tensor, weights: LstmWeights, lengths: Tensor) -> Tensor:
 
 def test_a_layer_reads_and_writes_its_gates_and_multiplies_every_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for name, own in lstm.IMPLEMENTATIONS.items():
-        monkeypatch.setitem(lstm.IMPLEMENTATIONS, name, replace(own, function=shapes_only, unsupported=always))
+    for name in lstm.LSTM.fast:
+        monkeypatch.setitem(lstm.LSTM.fast, name, Implementation(shapes_only))
     found = entries()
-    assert {entry.name: entry.calls > 0 for entry in found} == {"lstm persistent": True, "lstm torch": False}
+    assert {entry.name: entry.calls > 0 for entry in found} == {"lstm persistent": True, "lstm library": False}
     for entry in found:
         forward, backward = entry.build(192, torch.float16)
         state, matrix = FRAMES * 192 * WIDTH * 2, 4 * WIDTH * WIDTH * 2

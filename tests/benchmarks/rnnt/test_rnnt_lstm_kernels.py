@@ -1,4 +1,4 @@
-"""The persistent LSTM's kernels in CUDA C++: the source, run by a machine on the CPU, against the plain version in
+"""The persistent LSTM's kernels in CUDA C++: the source, run by a machine on the CPU, against the reference in
 float32; and that NVRTC compiles it for every division of rows and units that a GPU would get.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from benchmarks.rnnt.ops.lstm import persistent
 from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
-from benchmarks.rnnt.ops.lstm.plain import LstmWeights, lstm_plain
 from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, Plan, Wait, plans
+from benchmarks.rnnt.ops.lstm.reference import LstmWeights, lstm_reference
 from common.ops.cuda_program import compiled, no_compiler
 from tests.generators import generator_of
 
@@ -116,7 +116,7 @@ def test_the_source_computes_results_and_gradients(name: str, machine: None, mon
 
     found = lstm_persistent(x, weights, lengths)
     wide = [leaf.detach().float().requires_grad_() for leaf in leaves]
-    expected = lstm_plain(wide[0], LstmWeights(*wide[1:]), lengths)
+    expected = lstm_reference(wide[0], LstmWeights(*wide[1:]), lengths)
     cotangent = drawn(*expected.shape, dtype=torch.float32).detach()
     gradients = torch.autograd.grad(found, leaves, cotangent.to(dtype))
     formula_gradients = torch.autograd.grad(expected, wide, cotangent)
@@ -138,7 +138,7 @@ def test_more_rows_than_a_launch_takes_run_in_turn(machine: None, monkeypatch: p
     )
     with torch.no_grad():
         found = lstm_persistent(x, weights, lengths)
-        expected = lstm_plain(x.float(), LstmWeights(*(weight.float() for weight in weights)), lengths)
+        expected = lstm_reference(x.float(), LstmWeights(*(weight.float() for weight in weights)), lengths)
     torch.testing.assert_close(found.float(), expected, rtol=2e-3, atol=2e-3)
 
 

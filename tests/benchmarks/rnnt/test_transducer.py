@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.rnnt.joint import Joint
-from benchmarks.rnnt.ops.joint import IMPLEMENTATIONS as JOINT
-from benchmarks.rnnt.ops.transducer_loss import IMPLEMENTATIONS as LOSS
+from benchmarks.rnnt.ops.joint import JOINT as JOINT
+from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS as LOSS
 from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows, places
-from common.ops.dropout.plain import DropoutMask, dropout_torch
+from common.ops.dropout.reference import DropoutMask, dropout_reference
 from tests.benchmarks.rnnt.transducer_oracle import (
     Case,
     by_alignments,
@@ -27,7 +27,7 @@ from tests.benchmarks.rnnt.transducer_oracle import (
 )
 from tests.capturable import Capturable
 
-JOINT_PASSES, LOSS_PASSES = JOINT["torch"].function, LOSS["torch"].function
+JOINT_PASSES, LOSS_PASSES = JOINT.function("reference"), LOSS.function("reference")
 MIXED = ([4, 1, 3, 2, 5], [2, 3, 0, 1, 4])
 NO_DROPOUT = DropoutMask(0.0, torch.zeros((), dtype=torch.int64), 0)
 
@@ -221,7 +221,7 @@ def by_padding(given: Case, drawn: list[Tensor], dropout: DropoutMask) -> Tensor
     f_SBJ, g_NBJ, weight_VJ, bias_V = drawn
     losses = []
     keep = torch.ones(given.rows.capacity, f_SBJ.shape[2], dtype=torch.float64)
-    keep = dropout_torch(keep, dropout.p, dropout.seed, dropout.site)
+    keep = dropout_reference(keep, dropout.p, dropout.seed, dropout.site)
     for utterance, (frames, tokens) in enumerate(zip(given.frames, given.lengths, strict=True)):
         h = torch.relu(f_SBJ[:frames, utterance, None] + g_NBJ[None, : tokens + 1, utterance])
         begin = int(given.rows.offsets[utterance])
@@ -328,7 +328,7 @@ def test_parameters_are_uniform_within_the_bound_of_their_inputs() -> None:
     for layer, inputs in ((own.joint_enc, 12), (own.joint_pred, 8), (own.joint_net, 10)):
         for values in (layer.weight, layer.bias):
             assert 0.4 * inputs**-0.5 < values.abs().max() <= inputs**-0.5
-    assert own.choices == {"joint": "torch", "transducer_loss": "torch"}
+    assert own.choices == {"joint": "reference", "transducer_loss": "reference"}
 
 
 def test_logits_of_pairs_are_those_that_the_loss_is_made_of() -> None:

@@ -14,8 +14,8 @@ from benchmarks.rnnt.ops.joint import bench_cases as joint_cases
 from benchmarks.rnnt.ops.transducer_loss import bench_cases as loss_cases
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.ops.bench import cases
-from common.ops.implementation import always
 from tests.benchmarks.rnnt.transducer_oracle import case
+from tests.references import run_references
 
 OPERATIONS = (joint_cases, loss_cases)
 
@@ -29,14 +29,11 @@ def small_rows(utterances: int, device: torch.device) -> BenchRows:
 
 @pytest.fixture
 def small_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows, and the plain implementations in the place of all others."""
+    """A few rows, and the references in the place of all others."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
     for module in OPERATIONS:
         monkeypatch.setattr(module, "bench_rows", small_rows)
-    for implementations in (joint.IMPLEMENTATIONS, transducer_loss.IMPLEMENTATIONS):
-        for name, implementation in implementations.items():
-            plain = replace(implementation, function=implementations["torch"].function, unsupported=always)
-            monkeypatch.setitem(implementations, name, plain)
+    run_references(monkeypatch, joint.JOINT, transducer_loss.TRANSDUCER_LOSS)
 
 
 def test_every_operation_is_measured() -> None:

@@ -1,4 +1,4 @@
-"""Triton's features against the plain version in float64; run by tests/test_interpreted_kernels.py. Fresh memory holds
+"""Triton's features against the reference in float64; run by tests/test_interpreted_kernels.py. Fresh memory holds
 NaN here."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import pytest
 import small_corpus
 import torch
 
-from benchmarks.rnnt.ops.features import plain
+from benchmarks.rnnt.ops.features import reference
 from benchmarks.rnnt.ops.features import triton as features_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "bfloat16_products", "rounded_conversions")
@@ -28,7 +28,9 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_features_are_those_of_the_plain_version(augmented: bool, columns: int) -> None:
     audio = oracle.utterances(LENGTHS, SPEEDS)
     found, length_B = features_triton.features(audio, FACTS, FRAMES, columns, augmented, torch.float32)
-    expected, expected_B = plain.features_torch(audio, FACTS, FRAMES, columns, augmented, torch.float64, torch.float64)
+    expected, expected_B = reference.features_reference(
+        audio, FACTS, FRAMES, columns, augmented, torch.float64, torch.float64
+    )
     assert torch.equal(length_B, expected_B)
     assert torch.equal(found == 0, expected == 0)  # the same masks
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
@@ -37,9 +39,9 @@ def test_features_are_those_of_the_plain_version(augmented: bool, columns: int) 
 def test_silence_is_cut_at_the_same_samples() -> None:
     audio = oracle.utterances((9000, 7000, 2047, 2048, 5000), (1.0,) * 5, silent=0.3)
     audio.audio_A[int(audio.offset_B[4]) :] = 0
-    signal_BN = plain.resample(audio, FACTS.largest_resampled(FRAMES) + 1, FACTS, torch.float32)
+    signal_BN = reference.resample(audio, FACTS.largest_resampled(FRAMES) + 1, FACTS, torch.float32)
     found = features_triton.trimmed(signal_BN, audio, FACTS)
-    first_B, kept_B = plain.sounding(signal_BN, audio.resampled_B, FACTS)
+    first_B, kept_B = reference.sounding(signal_BN, audio.resampled_B, FACTS)
     assert found.first_B.tolist() == first_B.tolist()
     assert found.kept_B.tolist() == kept_B.tolist()
     assert kept_B.tolist()[2:] == [2047, 2048, 5000]

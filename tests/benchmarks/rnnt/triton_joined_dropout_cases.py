@@ -1,11 +1,11 @@
-"""Triton's dropout with joined frames against the plain version; run by tests/test_interpreted_kernels.py."""
+"""Triton's dropout with joined frames against the reference; run by tests/test_interpreted_kernels.py."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.rnnt.ops.joined_dropout.plain import joined_dropout_torch
+from benchmarks.rnnt.ops.joined_dropout.reference import joined_dropout_reference
 from benchmarks.rnnt.ops.joined_dropout.triton import joined_dropout
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -28,7 +28,7 @@ def test_both_directions_are_those_of_the_plain_version(shape, p, dtype):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(shape, generator=generator).to(dtype)
     found_x, expected_x = x.clone().requires_grad_(), x.clone().requires_grad_()
-    found, expected = joined_dropout(found_x, p, SEED, 3), joined_dropout_torch(expected_x, p, SEED, 3)
+    found, expected = joined_dropout(found_x, p, SEED, 3), joined_dropout_reference(expected_x, p, SEED, 3)
     assert torch.equal(found, expected)
     dy = torch.randn(expected.shape, generator=generator).to(dtype)
     found.backward(dy)

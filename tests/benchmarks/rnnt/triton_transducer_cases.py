@@ -14,8 +14,8 @@ from benchmarks.rnnt.ops.transducer_loss import triton as loss_triton
 from benchmarks.rnnt.ops.transducer_loss.passes import Transitions
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.errors import UnsupportedImplementation
-from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rnnt.transducer_oracle import Case, case, expected, used_rows
 from tests.capturable import Capturable
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 MIXED = ([5, 1, 2, 6], [1, 3, 0, 2])
-JOINT, PLAIN_JOINT = (joint.IMPLEMENTATIONS[name].function for name in ("triton", "torch"))
-PLAIN_LOSS = transducer_loss.IMPLEMENTATIONS["torch"].function
-OWN = {name: transducer_loss.IMPLEMENTATIONS[name].function for name in ("fused", "sparse", "library")}
+JOINT, PLAIN_JOINT = (joint.JOINT.function(name) for name in ("triton", "reference"))
+PLAIN_LOSS = transducer_loss.TRANSDUCER_LOSS.function("reference")
+OWN = {name: transducer_loss.TRANSDUCER_LOSS.function(name) for name in ("fused", "sparse", "library")}
 DESCRIBED = "fused, by descriptors"
 DROPOUT = DropoutMask(0.25, torch.tensor((5 << 32) + 3), 7)
 
@@ -250,10 +250,10 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch() -> None:
     for chosen, dtype, width, classes in (
         ("sparse", torch.float16, 512, 1024),
         ("sparse", torch.bfloat16, 512, 1024),
-        ("torch", torch.float32, 512, 1024),
-        ("torch", torch.float16, 512, 1023),
-        ("torch", torch.float16, 512, 16384),
+        ("reference", torch.float32, 512, 1024),
+        ("reference", torch.float16, 512, 1023),
+        ("reference", torch.float16, 512, 16384),
     ):
-        assert select(transducer_loss.IMPLEMENTATIONS, AUTO, request(dtype, width, classes)).name == chosen
-    with pytest.raises(UnsupportedImplementation, match="a row of 4096 is wider than 2048"):
-        select(joint.IMPLEMENTATIONS, "triton", request(torch.float16, 4096, 1024))
+        assert transducer_loss.TRANSDUCER_LOSS.select(AUTO, request(dtype, width, classes)).name == chosen
+    with pytest.raises(UnsupportedImplementation, match="at most 2048 width, not 4096"):
+        joint.JOINT.select("triton", request(torch.float16, 4096, 1024))

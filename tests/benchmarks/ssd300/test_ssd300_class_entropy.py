@@ -1,11 +1,11 @@
-"""The plain class entropies against PyTorch's cross-entropy of rows that are gathered one by one."""
+"""The reference of the class entropies against PyTorch's cross-entropy of rows that are gathered one by one."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional as F
 
-from benchmarks.ssd300.ops.class_entropy.plain import class_entropy_torch
+from benchmarks.ssd300.ops.class_entropy.reference import class_entropy_reference
 from benchmarks.ssd300.ops.head_results import HeadChannels
 
 
@@ -17,7 +17,7 @@ def test_entropies_and_offsets_are_those_of_each_default_box():
         for head, side in zip(channels, (2, 1), strict=True)
     ]
     classes = torch.randint(5, (2, 2 * 4 + 3), generator=random)
-    entropy, offsets = class_entropy_torch(channels, results, classes)
+    entropy, offsets = class_entropy_reference(channels, results, classes)
     for picture in range(2):
         box = 0
         for head, result in zip(channels, results, strict=True):
@@ -36,7 +36,7 @@ def test_entropies_and_offsets_are_those_of_each_default_box():
 def test_half_precision_is_computed_in_fp32():
     results = [torch.randn((2, 4 * 84, 3, 3), generator=torch.Generator().manual_seed(0)).half()]
     classes = torch.zeros((2, 36), dtype=torch.int64)
-    found, offsets = class_entropy_torch([HeadChannels(4, 80)], results, classes)
-    expected, _ = class_entropy_torch([HeadChannels(4, 80)], [results[0].double()], classes)
+    found, offsets = class_entropy_reference([HeadChannels(4, 80)], results, classes)
+    expected, _ = class_entropy_reference([HeadChannels(4, 80)], [results[0].double()], classes)
     assert (found.dtype, offsets.dtype) == (torch.float32, torch.float16)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)

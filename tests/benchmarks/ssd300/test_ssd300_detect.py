@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def detector(**changes: object) -> Detector:
     facts = dataclasses.replace(SMALL, **changes)
-    return Detector(SSD300(SMALL, 3, torch.Generator().manual_seed(0)), facts, "auto", CPU)
+    return Detector(SSD300(SMALL, 3, torch.Generator().manual_seed(0)), facts, {}, CPU)
 
 
 def plain(said: Predictions, size, classes=3, candidates=200, keep=200, threshold=0.05):
@@ -69,7 +69,7 @@ def test_an_overlap_of_exactly_a_half_is_suppressed():
     found = detector(nms_threshold=0.5)
     assert found._most_overlap < 0.5
     boxes = torch.tensor([[[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.5]]])
-    kept, there = found._suppress.function(
+    kept, there = found._suppress(
         boxes, torch.tensor([[0.9, 0.8]]), torch.zeros((1, 2), dtype=torch.int64), found._most_overlap, 2
     )
     assert there.tolist() == [[True, False]]

@@ -63,7 +63,7 @@ def test_targets_are_those_of_plain_loops_and_padding_is_never_looked_for():
     boxes, labels, count = made_up_boxes([4, 0, 1, 6], 6, seed=0)
     boxes[3, 5] = boxes[3, 4]  # the same box twice: the last one has their default box
     labels[3, 4], labels[3, 5] = 1, 2
-    classes, offsets = Targets(SMALL, "auto", CPU)(boxes, labels, count)
+    classes, offsets = Targets(SMALL, {}, CPU)(boxes, labels, count)
     rows = reference_rows(SMALL)
     for picture, number in enumerate(count.tolist()):
         expected = plain_targets(boxes[picture, :number].tolist(), labels[picture, :number].tolist())
@@ -77,7 +77,7 @@ def test_targets_are_those_of_plain_loops_and_padding_is_never_looked_for():
 
 def test_a_box_without_area_is_never_looked_for():
     boxes = torch.tensor([[[0.5, 0.5, 0.5, 0.7], [0.1, 0.1, 0.4, 0.4]]])
-    classes, offsets = Targets(SMALL, "auto", CPU)(boxes, torch.tensor([[1, 2]]), torch.tensor([2]))
+    classes, offsets = Targets(SMALL, {}, CPU)(boxes, torch.tensor([[1, 2]]), torch.tensor([2]))
     assert set(classes[0].tolist()) == {0, 2}
     assert offsets.isfinite().all()
 
@@ -87,7 +87,7 @@ def test_of_equal_overlaps_the_references_first_default_box_has_the_box():
     anchors = reference_boxes(SMALL)
     middle = (anchors[27] + anchors[28]) / 2  # between two neighbours of the first kind
     overlaps = torch.tensor([overlap(middle.tolist(), anchor) for anchor in anchors.tolist()])
-    classes, _ = Targets(SMALL, "auto", CPU)(middle.view(1, 1, 4), torch.tensor([[3]]), torch.tensor([1]))
+    classes, _ = Targets(SMALL, {}, CPU)(middle.view(1, 1, 4), torch.tensor([[3]]), torch.tensor([1]))
     found = reference_rows(SMALL)[classes[0] == 3].tolist()
     assert int(overlaps.argmax()) in found
 
@@ -150,7 +150,7 @@ def test_half_precision_is_computed_in_fp32():
 def test_the_loss_begins_where_81_equal_classes_put_it():
     """A positive and its three negatives add ln 81 each where all classes are alike."""
     boxes, labels, count = made_up_boxes([7, 7], 7, seed=5)
-    classes, offsets = Targets(FACTS, "auto", CPU)(boxes, labels, count)
+    classes, offsets = Targets(FACTS, {}, CPU)(boxes, labels, count)
     said = torch.zeros((2, 8732, 4))
     losses = loss_of(torch.zeros((2, 8732, 81)), said, classes, offsets)
     assert float(losses.classes) == pytest.approx(4 * math.log(81), rel=1e-5)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from benchmarks.ssd300.ops import class_entropy
 from benchmarks.ssd300.ops.bench import entries, sweeps
 from common.ops.bench import cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernel, which has no such version."""
+    """Tensors have shapes only, and the reference stands in for the kernel, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    implementations = class_entropy.IMPLEMENTATIONS
-    stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, class_entropy.CLASS_ENTROPY)
 
 
 @pytest.mark.usefixtures("without_memory")

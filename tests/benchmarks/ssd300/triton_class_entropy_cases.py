@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.ops.class_entropy import triton as class_entropy_triton
-from benchmarks.ssd300.ops.class_entropy.plain import class_entropy_torch
+from benchmarks.ssd300.ops.class_entropy.reference import class_entropy_reference
 from benchmarks.ssd300.ops.head_results import HeadChannels
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -36,7 +36,7 @@ def test_entropies_offsets_and_gradients_are_the_formulas(classes: int, padding:
     wide = [y.double().requires_grad_() for y in results]
     found, expected = (
         class_entropy_triton.class_entropy(channels, mine, classes_NA),
-        class_entropy_torch(channels, wide, classes_NA),
+        class_entropy_reference(channels, wide, classes_NA),
     )
     assert found[0].dtype == torch.float32
     torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from benchmarks.stable_diffusion.architecture import Architecture
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.operations import Implementations
 
 SMALL = Architecture(
     latent_channels=4,
@@ -32,7 +33,7 @@ def small_unet(
     dtype: torch.dtype = torch.float64,
     zero_std: float = 0.1,
     seed: int = 0,
-    implementations: Implementations | None = None,
+    implementations: Mapping[str, str] | None = None,
 ) -> UNet:
     """With nothing zero, norms neither."""
     generator = torch.Generator().manual_seed(seed)

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.stable_diffusion.frozen.sizes import VaeSizes
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.operations import Implementations, choose_layers
+from benchmarks.stable_diffusion.operations import choose_layers
 from common.errors import ConfigError
 from common.nn.frozen import frozen_names
-from common.ops.implementation import AUTO
+from common.ops.operation import AUTO
 from tests.benchmarks.stable_diffusion.frozen_names import randomized, vae_of_diffusers
 from tests.benchmarks.stable_diffusion.plain_vae import PlainVae
 from tests.capturable import Capturable
@@ -47,20 +47,20 @@ def test_the_published_network_has_its_parameters():
     assert VaeSizes().factor == 8
 
 
-@pytest.mark.parametrize("upsampling", [AUTO, "folded", "plain"])
+@pytest.mark.parametrize("upsampling", [AUTO, "folded", "reference"])
 def test_moments_and_pictures_are_those_of_plain_formulas(vae, images, upsampling):
     """Every bias is added, whatever reads it."""
     plain = PlainVae(vae.state_dict(), len(SIZES.multipliers), SIZES.blocks, SIZES.groups, SIZES.epsilon)
     network = AutoencoderKL(SIZES).double()
     network.load_state_dict(vae.state_dict())
-    chosen = choose_layers(network, Implementations(upsampling=upsampling), torch.float64)
+    chosen = choose_layers(network, {"upsampling": upsampling}, torch.float64)
 
     with Capturable():
         moments = network.encode_moments(images)
         decoded = network.decode(moments[:, :3])
 
-    expected = {AUTO: "transposed_torch"}.get(upsampling, upsampling)
-    assert chosen == {"group_norm": "torch", "upsampling": expected}
+    expected = {AUTO: "transposed_library"}.get(upsampling, upsampling)
+    assert chosen == {"group_norm": "reference", "upsampling": expected}
 
     assert moments.shape == (2, 6, 4, 6)
     assert decoded.shape == images.shape

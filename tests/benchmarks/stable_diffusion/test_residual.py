@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.stable_diffusion.residual import add_residual, maps_of, rows_of
-from common.ops.bias_gradient.plain import row_sums_torch
+from common.ops.bias_gradient.reference import row_sums_reference
 
 
 def test_the_bias_gets_its_gradient_behind_the_sum():
@@ -14,7 +14,7 @@ def test_the_bias_gets_its_gradient_behind_the_sum():
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 3), (5, 3), (5,), (7, 5), (7, 5))
     )
     leaves = [value.requires_grad_() for value in (x, weight, bias, residual)]
-    found = add_residual(torch.nn.functional.linear(x, weight, bias.detach()), bias, residual, row_sums_torch)
+    found = add_residual(torch.nn.functional.linear(x, weight, bias.detach()), bias, residual, row_sums_reference)
     wanted = x @ weight.t() + bias + residual
     torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(

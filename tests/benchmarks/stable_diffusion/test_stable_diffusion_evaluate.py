@@ -166,12 +166,12 @@ def test_half_precision_makes_pictures_and_fp32_judges_them(folder):
 
 def test_the_configuration_says_how_the_autoencoder_runs(folder):
     own, cpu = small_config(), torch.device("cpu")
-    for asked, chosen in (("auto", "transposed_torch"), ("folded", "folded")):
-        model = replace(own.model, upsampling=asked)
+    for asked, chosen in (("auto", "transposed_library"), ("folded", "folded")):
+        model = replace(own.model, implementations={"upsampling": asked})
         networks = published_networks(replace(own, model=model), folder, cpu, torch.float32)
         assert f"implementation={chosen})" in repr(networks.vae)
-    model = replace(own.model, group_norm="nosuch")
-    with pytest.raises(UnsupportedImplementation, match=r"model\.group_norm=nosuch"):
+    model = replace(own.model, implementations={"group_norm": "triton"})
+    with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.group_norm=triton"):
         published_networks(replace(own, model=model), folder, cpu, torch.float32)
 
 

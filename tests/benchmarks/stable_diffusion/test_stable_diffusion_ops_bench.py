@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,14 @@ import torch
 from benchmarks.stable_diffusion.ops import noising, velocity_loss
 from benchmarks.stable_diffusion.ops.bench import entries, sweeps
 from common.ops.bench import cases
-from common.ops.implementation import always
 from common.run.kernels import kind_of
-
-OPERATIONS = (noising, velocity_loss)
+from tests.references import run_references
 
 
 def test_every_pass_of_every_implementation_runs_at_the_real_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementation stands in for the kernels, which have no such version."""
+    """Tensors have shapes only, and the reference stands in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in OPERATIONS:
-        implementations = operation.IMPLEMENTATIONS
-        stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-        monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, noising.NOISING, velocity_loss.VELOCITY_LOSS)
     elements = 32 * 4 * 64 * 64
     moved = {"noising": [elements * (8 + 2 + 4)], "velocity_loss": [elements * (2 + 4), elements * (2 + 2 + 4)]}
     for entry in entries():
@@ -45,8 +39,8 @@ def test_every_tile_can_be_swept() -> None:
 
 
 def test_every_kernel_has_a_kind() -> None:
-    for operation in OPERATIONS:
-        source = Path(operation.__file__).with_name("kernels.py").read_text()
+    for package, operation in ((noising, noising.NOISING), (velocity_loss, velocity_loss.VELOCITY_LOSS)):
+        source = Path(package.__file__).with_name("kernels.py").read_text()
         kernels = re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)
         assert kernels
-        assert {kind_of(kernel, operation.KERNEL_NAMES) for kernel in kernels} == {"noise and loss"}
+        assert {kind_of(kernel, operation.kernel_names) for kernel in kernels} == {"noise and loss"}

@@ -11,7 +11,6 @@ import torch
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.flops import multiply_adds, training_flops
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.operations import Implementations
 from benchmarks.stable_diffusion.published_names import from_published, to_published
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
@@ -185,5 +184,5 @@ def test_a_shape_without_sense_is_refused(change, message):
 
 def test_an_unknown_implementation_names_its_option():
     for option in ("group_norm", "attention", "cross_attention", "geglu", "bias_gradient", "layer_norm", "upsampling"):
-        with pytest.raises(UnsupportedImplementation, match=rf"model.{option}=nosuch: unknown implementation"):
-            UNet(SMALL, Implementations(**{option: "nosuch"}), device="meta")
+        with pytest.raises(UnsupportedImplementation, match=rf"^model\.implementations\.{option}=nosuch: "):
+            UNet(SMALL, {option: "nosuch"}, device="meta")

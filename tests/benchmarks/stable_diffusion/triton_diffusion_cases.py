@@ -14,7 +14,7 @@ from benchmarks.stable_diffusion.diffusion import abar
 from benchmarks.stable_diffusion.ops import noising, velocity_loss
 from benchmarks.stable_diffusion.ops.noising import triton as noising_triton
 from benchmarks.stable_diffusion.ops.velocity_loss import triton as velocity_loss_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -105,5 +105,5 @@ def test_both_directions_are_capturable() -> None:
 
 def test_the_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(CPU, torch.float16)
-    for operation in (noising, velocity_loss):
-        assert select(operation.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    for operation in (noising.NOISING, velocity_loss.VELOCITY_LOSS):
+        assert operation.select(AUTO, request).name == "triton"

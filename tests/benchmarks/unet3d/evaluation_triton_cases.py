@@ -1,4 +1,4 @@
-"""The evaluation's Triton kernels against the plain versions; run by
+"""The evaluation's Triton kernels against the references; run by
 tests/test_interpreted_kernels.py.
 
 Axes: D H W voxels, K classes."""
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.ops.window_sums import triton as window_sums_triton
-from benchmarks.unet3d.ops.window_sums.plain import add_window_torch, count_classes_torch
+from benchmarks.unet3d.ops.window_sums.reference import add_window_reference, count_classes_reference
 from benchmarks.unet3d.sliding_window import SlidingWindow
 
 FORMATS = {"NCDHW": torch.contiguous_format, "NDHWC": torch.channels_last_3d}
@@ -32,7 +32,7 @@ def test_a_window_is_added_where_it_lies(shape, dtype, layout, classes):
     importance = [factor[:size] for factor, size in zip(importance, shape, strict=True)]
     logits = random(2, classes, *shape, seed=1).to(dtype).to(memory_format=FORMATS[layout])[1]
     place = (slice(2, 2 + depth), slice(1, 1 + height), slice(3, 3 + width))
-    add_window_torch(expected[place], logits, importance)
+    add_window_reference(expected[place], logits, importance)
     window_sums_triton.add_window(sums[place], logits, importance)
     torch.testing.assert_close(sums, expected, rtol=1e-6, atol=1e-6)
 
@@ -47,7 +47,7 @@ def test_classes_are_counted(shape, classes):
     label = torch.randint(classes, shape, generator=torch.Generator().manual_seed(3)).to(torch.uint8)
     expected = torch.full((classes, 3), 1 << 40)
     counts = expected.clone()
-    count_classes_torch(view, label, expected)
+    count_classes_reference(view, label, expected)
     window_sums_triton.count_classes(view, label, counts)
     assert torch.equal(counts, expected)
 

@@ -30,12 +30,17 @@ def facts(size: tuple[int, int, int] = SIZE, **changes: object) -> Facts:
     return replace(fixed_facts(Facts, "unet3d"), input_shape=size, **changes)
 
 
-def settings(dtype: torch.dtype = torch.float32, size: tuple[int, int, int] = SIZE, **changes: object) -> DataSettings:
+def settings(
+    dtype: torch.dtype = torch.float32,
+    size: tuple[int, int, int] = SIZE,
+    augment: str = "reference",
+    **changes: object,
+) -> DataSettings:
     """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
-    reader = ReaderSettings(0, "auto", 0.0, "fp32", 2, "torch")
+    reader, implementations = ReaderSettings(0, "auto", 0.0, "fp32", 2), {"augment": augment}
     of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
     others = {name: value for name, value in changes.items() if name not in of_reader}
-    return DataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype)
+    return DataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype, implementations)
 
 
 def numbered(shape: tuple[int, int, int], number: int) -> tuple[np.ndarray, np.ndarray]:

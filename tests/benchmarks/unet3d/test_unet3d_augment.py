@@ -1,4 +1,4 @@
-"""Crops by the plain version: against numpy's slices, and what is drawn against its distribution."""
+"""Crops by the reference: against numpy's slices, and what is drawn against its distribution."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.unet3d.crop import Crop, Draws, Slab, draw
-from benchmarks.unet3d.ops.augment.plain import augment_torch, noise_of, parameters
+from benchmarks.unet3d.crop import Crop, Draws, Slab
+from benchmarks.unet3d.data import draw
+from benchmarks.unet3d.ops.augment.reference import augment_reference, noise_of, parameters
 from tests.benchmarks.unet3d.small_volumes import PERIOD, facts, numbered
 
 SHAPES = [(9, 14, 13), (8, 12, 10), (20, 15, 11)]
@@ -41,7 +42,7 @@ def test_a_mirrored_crop_of_two_voxels_a_side(axis):
     }[axis]
     slab = Slab((2, 2, 2), 0, 2)
     given = parameters([Crop(0, (2, 2, 2), (0, 0, 0), calm(tuple(i == axis for i in range(3))))], slab)
-    crop, label = augment_torch(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
+    crop, label = augment_reference(image.ravel(), image.ravel().byte(), **given, slab=slab, dtype=torch.float32)
     assert crop[0, 0].tolist() == mirrored
     assert label[0].tolist() == mirrored
 
@@ -51,7 +52,7 @@ def test_crops_and_labels_are_numpys_slices(flips):
     volumes, offsets, images, labels = flat_volumes()
     origins = [(1, 2, 3), (0, 0, 0), (12, 3, 1)]
     crops = [Crop(*place, calm(flips)) for place in zip(offsets, SHAPES, origins, strict=True)]
-    image, label = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert image.shape == (3, 1, *SIZE)
     assert label.dtype == torch.uint8
     for number, (volume, origin) in enumerate(zip(volumes, origins, strict=True)):
@@ -64,7 +65,7 @@ def test_crops_and_labels_are_numpys_slices(flips):
 def test_images_are_channels_last():
     _, _, images, labels = flat_volumes()
     given = parameters([Crop(0, SHAPES[0], (0, 0, 0), calm())], WHOLE)
-    image, _ = augment_torch(images, labels, **given, slab=WHOLE, dtype=torch.bfloat16)
+    image, _ = augment_reference(images, labels, **given, slab=WHOLE, dtype=torch.bfloat16)
     empty = torch.empty(1, 1, *SIZE, memory_format=torch.channels_last_3d)
     assert image.stride() == empty.stride()
     assert image.dtype == torch.bfloat16
@@ -75,9 +76,9 @@ def test_images_are_channels_last():
 def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
     _, offsets, images, labels = flat_volumes()
     crops = [Crop(offsets[2], SHAPES[2], (5, 1, 0), calm(flips, 0.8, 0.1))]
-    image, label = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    image, label = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     slabs = [Slab(SIZE, rank * 8 // ranks, 8 // ranks) for rank in range(ranks)]
-    parts = [augment_torch(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
+    parts = [augment_reference(images, labels, **parameters(crops, s), slab=s, dtype=torch.float32) for s in slabs]
     # A CPU may round logarithm and cosine of an element by its place in the tensor: two units in the last place.
     torch.testing.assert_close(torch.cat([part for part, _ in parts], 2), image, rtol=2.0**-22, atol=1e-6)
     assert torch.equal(torch.cat([part for _, part in parts], 1), label)
@@ -86,7 +87,7 @@ def test_slabs_are_slices_of_the_whole_noise_included(flips, ranks):
 def test_brightness_multiplies_each_sample_by_its_own_factor():
     _, _, images, labels = flat_volumes()
     crops = [Crop(0, SHAPES[0], (0, 0, 0), calm(scale=scale)) for scale in (1.0, 0.5, 2.0)]
-    image, _ = augment_torch(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    image, _ = augment_reference(images, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[1], image[0] * 0.5)
     assert torch.equal(image[2], image[0] * 2)
 
@@ -94,7 +95,7 @@ def test_brightness_multiplies_each_sample_by_its_own_factor():
 def test_noise_is_added_with_its_deviation_to_the_samples_that_have_some():
     flat, labels = torch.full((8 * 12 * 10,), 3.0), torch.zeros(8 * 12 * 10, dtype=torch.uint8)
     crops = [Crop(0, SIZE, (0, 0, 0), Draws((False,) * 3, 1.0, deviation, 5)) for deviation in (0.0, 0.05, 0.1)]
-    image, _ = augment_torch(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
+    image, _ = augment_reference(flat, labels, **parameters(crops, WHOLE), slab=WHOLE, dtype=torch.float32)
     assert torch.equal(image[0], torch.full_like(image[0], 3.0))
     assert abs(image[1].std().item() / 0.05 - 1) < 5 / math.sqrt(2 * 960)
     assert torch.allclose((image[2] - 3) / 2, image[1] - 3, atol=1e-6)  # one seed, one noise

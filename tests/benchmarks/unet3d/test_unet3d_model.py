@@ -11,7 +11,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 
 from benchmarks.unet3d.config import Facts
-from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
+from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import ConfigError, UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
@@ -242,8 +242,8 @@ def test_the_model_itself_refuses_an_odd_volume():
 
 @pytest.mark.parametrize("option", ["instance_norm", "upsample", "convolution", "output_convolution"])
 def test_an_unknown_implementation_is_refused_by_name(option):
-    with pytest.raises(UnsupportedImplementation, match=rf"model\.{option}=magic"):
-        UNet3D(SMALL, Implementations(**{option: "magic"}))
+    with pytest.raises(UnsupportedImplementation, match=rf"model\.implementations\.{option}=magic"):
+        UNet3D(SMALL, NetworkSettings(implementations={option: "magic"}))
 
 
 def test_five_numbers_of_filters_are_needed():

@@ -15,19 +15,19 @@ from monai.losses import DiceCELoss
 from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
-from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain, instance_norm_relu_torch
-from benchmarks.unet3d.ops.output_convolution.plain import output_convolution_torch
-from benchmarks.unet3d.ops.upsample.plain import upsample_plain
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
+from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
+from benchmarks.unet3d.ops.output_convolution.reference import output_convolution_reference
+from benchmarks.unet3d.ops.upsample.reference import upsample_reference
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 EPSILON = 1e-5
 SMOOTH = 1e-6
 CPU = torch.device("cpu")
-NORMS = [instance_norm_relu_plain, instance_norm_relu_torch]
+NORMS = [instance_norm_relu_reference, instance_norm_relu_reference]
 Norm = Callable[..., tuple[Tensor, Tensor]]
-loss_of = dice_cross_entropy_plain
+loss_of = dice_cross_entropy_reference
 
 
 def norm_and_gradients(norm: Norm, case: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -53,14 +53,14 @@ def test_norm_equals_pytorchs_module() -> None:
     case = oracle.norm_case((2, 6, 5, 4, 3), torch.float64)
     module = torch.nn.InstanceNorm3d(6, affine=True, dtype=torch.float64)
     module.load_state_dict({"weight": case["weight"], "bias": case["bias"]})
-    found, _ = instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    found, _ = instance_norm_relu_reference(case["x"], case["weight"], case["bias"], EPSILON)
     torch.testing.assert_close(found, module(case["x"]).relu(), rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_the_norm_are_those_of_finite_differences() -> None:
     case = oracle.norm_case((2, 3, 2, 3, 2), torch.float64)
     leaves = [case[name].requires_grad_() for name in ("x", "weight", "bias")]
-    assert torch.autograd.gradcheck(lambda *leaves: instance_norm_relu_plain(*leaves, EPSILON), leaves)
+    assert torch.autograd.gradcheck(lambda *leaves: instance_norm_relu_reference(*leaves, EPSILON), leaves)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -80,7 +80,7 @@ def test_norm_of_large_means_keeps_the_variance() -> None:
     """In fp32 the mean of squares of such values is known to 0.06 only, and their variance is 1."""
     case = oracle.norm_case((1, 4, 16, 16, 16), torch.float32, mean=1000.0)
     expected = oracle.instance_norm_relu(**case)["y"]
-    found, _ = instance_norm_relu_plain(case["x"], case["weight"], case["bias"], EPSILON)
+    found, _ = instance_norm_relu_reference(case["x"], case["weight"], case["bias"], EPSILON)
     assert oracle.relative_error(found, expected) < 1e-3
 
 
@@ -117,7 +117,7 @@ def test_norm_of_a_single_voxel_is_refused(norm: Norm) -> None:
 @pytest.mark.parametrize(("shape", "channels"), [((1, 1, 1, 1, 1), 1), ((3, 5, 4, 3, 2), 2), ((2, 2, 1, 3, 2), 7)])
 def test_the_way_up_and_its_gradients_equal_the_formula(shape: tuple[int, ...], channels: int) -> None:
     case = oracle.upsample_case(shape, channels, torch.float64)
-    found = oracle.values_and_gradients(upsample_plain, case)
+    found = oracle.values_and_gradients(upsample_reference, case)
     for name, expected in oracle.upsample(**case).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12, msg=name)
 
@@ -125,7 +125,7 @@ def test_the_way_up_and_its_gradients_equal_the_formula(shape: tuple[int, ...], 
 def test_gradients_of_the_way_up_are_those_of_finite_differences() -> None:
     case = oracle.upsample_case((2, 3, 1, 2, 1), 2, torch.float64)
     leaves = [case[name].requires_grad_() for name in ("x", "weight", "bias", "skip")]
-    assert torch.autograd.gradcheck(upsample_plain, leaves)
+    assert torch.autograd.gradcheck(upsample_reference, leaves)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_skip_that_does_not_fit_is_refused(cut: tuple[slice, ...], shape: tupl
     case = oracle.upsample_case((1, 2, 2, 2, 2), 3, torch.float32)
     message = f"a skip of {shape} where the upsampled volume is (1, 3, 4, 4, 4)"
     with pytest.raises(ValueError, match=re.escape(message)):
-        upsample_plain(case["x"], case["weight"], case["bias"], case["skip"][cut])
+        upsample_reference(case["x"], case["weight"], case["bias"], case["skip"][cut])
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((1, 1, 1, 1, 1), 1), ((3, 5, 4, 3, 2), 3), ((2, 2, 1, 3, 2), 17)])
 def test_the_last_convolution_and_its_gradients_equal_the_formula(shape: tuple[int, ...], classes: int) -> None:
     case = oracle.output_case(shape, classes, torch.float64)
-    found = oracle.values_and_gradients(output_convolution_torch, case)
+    found = oracle.values_and_gradients(output_convolution_reference, case)
     for name, expected in oracle.output_convolution(**case).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-12, atol=1e-12, msg=name)
 
@@ -240,23 +240,23 @@ def test_labels_of_another_shape_are_refused() -> None:
 
 def test_auto_serves_a_cpu_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    norm = select(instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
-    loss = select(dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"classes": 3}))
-    up = select(upsample.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
-    output = select(output_convolution.IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
-    assert (norm.name, up.name, output.name, loss.name) == ("torch", "plain", "torch", "plain")
+    norm = instance_norm.INSTANCE_NORM.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
+    loss = dice_cross_entropy.DICE_CROSS_ENTROPY.select(AUTO, OperationRequest(CPU, torch.float32, {"classes": 3}))
+    up = upsample.UPSAMPLE.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
+    output = output_convolution.OUTPUT_CONVOLUTION.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": 32}))
+    assert (norm.name, up.name, output.name, loss.name) == ("library", "reference", "reference", "reference")
 
 
 def test_the_loss_kernels_are_for_three_classes() -> None:
     pytest.importorskip("triton")
     with pytest.raises(UnsupportedImplementation, match="3 classes, not 4"):
-        select(dice_cross_entropy.IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, {"classes": 4}))
+        dice_cross_entropy.DICE_CROSS_ENTROPY.select("triton", OperationRequest(CPU, torch.float32, {"classes": 4}))
 
 
 def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
     pytest.importorskip("triton")
     with pytest.raises(UnsupportedImplementation, match="up to 64 channels, not 65"):
-        select(output_convolution.IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, {"channels": 65}))
+        output_convolution.OUTPUT_CONVOLUTION.select("triton", OperationRequest(CPU, torch.float32, {"channels": 65}))
 
 
 # Split volumes
@@ -265,12 +265,12 @@ def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_split_volumes_equal_whole_ones(ranks: int, tmp_path: Path) -> None:
     norm, loss = oracle.norm_case((2, 5, 8, 3, 4), torch.float64), oracle.loss_case((3, 3, 8, 3, 4), torch.float64)
-    cases = {"norm": norm, "loss": loss, "implementations": {"norm": ["plain", "torch"], "loss": ["plain"]}}
+    cases = {"norm": norm, "loss": loss, "implementations": {"norm": ["reference", "library"], "loss": ["reference"]}}
     found = oracle.run_ranks(tmp_path, ranks, cases)
     for name in cases["implementations"]["norm"]:
         whole = oracle.joined([part["norm"][name] for part in found])
         for value, expected in oracle.instance_norm_relu(**norm).items():
             assert oracle.relative_error(whole[value], expected) < 1e-12, (name, value)
-    whole = oracle.joined([part["loss"]["plain"] for part in found])
+    whole = oracle.joined([part["loss"]["reference"] for part in found])
     for value, expected in oracle.dice_cross_entropy(**loss).items():
         assert oracle.relative_error(whole[value], expected) < 1e-12, value

@@ -1,7 +1,5 @@
 """What the benchmark of 3D U-Net's operations measures, and how it adds up."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -10,21 +8,26 @@ from benchmarks.unet3d.ops.bench import entries, sweeps
 from benchmarks.unet3d.ops.bench_layers import SIZE, layers, norms
 from common.ops import local_convolution
 from common.ops.bench import cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 OPERATIONS = (instance_norm, upsample, output_convolution, dice_cross_entropy, augment, local_convolution)
-TABLES = (*(operation.IMPLEMENTATIONS for operation in OPERATIONS), window_sums.ADD_WINDOW, window_sums.COUNT_CLASSES)
 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementations stand in for the kernels, which have no such version."""
+    """Tensors have shapes only, and the references stand in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for implementations in TABLES:
-        plain = list(implementations.values())[-1].function
-        for name, implementation in list(implementations.items()):
-            function = plain if name == "triton" else implementation.function
-            monkeypatch.setitem(implementations, name, replace(implementation, function=function, unsupported=always))
+    run_references(
+        monkeypatch,
+        instance_norm.INSTANCE_NORM,
+        upsample.UPSAMPLE,
+        output_convolution.OUTPUT_CONVOLUTION,
+        dice_cross_entropy.DICE_CROSS_ENTROPY,
+        augment.AUGMENT,
+        window_sums.ADD_WINDOW,
+        window_sums.COUNT_CLASSES,
+        local_convolution.LOCAL_CONVOLUTION,
+    )
 
 
 def test_layers_are_those_of_the_network() -> None:

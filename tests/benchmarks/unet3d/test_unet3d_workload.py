@@ -128,8 +128,12 @@ def test_the_closed_division_trains_with_momentum():
     ("overrides", "kind", "message"),
     [
         (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: 3D U-Net's ranks"),
-        (["model.instance_norm=foo"], UnsupportedImplementation, "model.instance_norm=foo"),
-        (["model.dice_cross_entropy=triton"], UnsupportedImplementation, "model.dice_cross_entropy=triton: .*a GPU"),
+        (["model.implementations.instance_norm=foo"], ConfigError, "model.implementations.instance_norm=foo"),
+        (
+            ["model.implementations.dice_cross_entropy=triton"],
+            UnsupportedImplementation,
+            "model.implementations.dice_cross_entropy=triton: .*a GPU",
+        ),
     ],
 )
 def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, message):

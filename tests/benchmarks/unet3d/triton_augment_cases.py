@@ -1,4 +1,4 @@
-"""The Triton kernel of the augmentation against the plain version; run by
+"""The Triton kernel of the augmentation against the reference; run by
 tests/test_interpreted_kernels.py."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.crop import Crop, Draws, Slab
-from benchmarks.unet3d.ops.augment import IMPLEMENTATIONS
-from benchmarks.unet3d.ops.augment.plain import parameters
+from benchmarks.unet3d.ops.augment import AUGMENT
+from benchmarks.unet3d.ops.augment.reference import parameters
 
 SHAPE, SIZE = (19, 25, 31), (8, 13, 11)
 VOXELS = 19 * 25 * 31
@@ -26,7 +26,7 @@ DTYPES = [
 
 def made(name: str, volumes: Tensor, labels: Tensor, crops: list[Crop], slab: Slab, dtype: torch.dtype):
     given = parameters(crops, slab)
-    return IMPLEMENTATIONS[name].function(volumes, labels, *given.values(), slab, dtype)
+    return AUGMENT.function(name)(volumes, labels, *given.values(), slab, dtype)
 
 
 @pytest.mark.parametrize("slab", SLABS, ids=str)
@@ -44,7 +44,7 @@ def test_kernel(slab: Slab, cached: torch.dtype, dtype: torch.dtype) -> None:
         )
     ]
     image, label = made("triton", volumes, labels, crops, slab, dtype)
-    expected, expected_label = made("torch", volumes, labels, crops, slab, dtype)
+    expected, expected_label = made("reference", volumes, labels, crops, slab, dtype)
     assert image.dtype == dtype
     assert image.stride() == expected.stride()
     assert torch.equal(label, expected_label)

@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.unet3d.ops import output_convolution, upsample
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest, select
 from common.ops.tiling import tiles
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products", "poisoned_memory")

@@ -1,4 +1,4 @@
-"""The network out of our kernels against the plain one in float64; run by
+"""The network out of our kernels against the reference in float64; run by
 tests/test_interpreted_kernels.py. Tiles are large here: the interpreter's time goes by their number."""
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
+from benchmarks.unet3d.model import OPERATIONS, Architecture, NetworkSettings, UNet3D
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
 from common.ops.local_convolution import triton as local_convolution_triton
 
-PLAIN = Implementations(instance_norm="plain", upsample="plain", convolution="torch", output_convolution="torch")
+PLAIN = NetworkSettings(implementations=dict.fromkeys(OPERATIONS, "reference"))
 SHAPE = (1, 1, 64, 32, 32)
 
 
@@ -30,7 +30,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits_and_gradients(
-    implementations: Implementations, dtype: torch.dtype
+    implementations: NetworkSettings, dtype: torch.dtype
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     architecture = Architecture(classes=3, filters=(3, 4, 5, 6, 7), norm_epsilon=1e-5)
@@ -46,7 +46,7 @@ def logits_and_gradients(
 
 
 def test_logits_and_gradients_follow_the_plain_network() -> None:
-    chosen, found = logits_and_gradients(Implementations(), torch.float32)
+    chosen, found = logits_and_gradients(NetworkSettings(), torch.float32)
     assert chosen == {
         "instance_norm": "triton",
         "upsample": "triton",

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
 from benchmarks.unet3d.ops.dice_cross_entropy import triton as dice_cross_entropy_triton
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -260,7 +260,7 @@ def test_loss_of_extreme_logits_is_finite_and_right(size: float) -> None:
     case["logits"] *= size
     loss, gradient = loss_and_gradient(case)
     plain = case["logits"].double().requires_grad_()
-    expected = dice_cross_entropy_plain(plain, case["label"], SMOOTH)
+    expected = dice_cross_entropy_reference(plain, case["label"], SMOOTH)
     (expected_gradient,) = torch.autograd.grad(expected, plain)
     assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert oracle.relative_error(gradient, expected_gradient) < 1e-5
@@ -276,10 +276,10 @@ def test_loss_of_other_class_counts_is_refused() -> None:
 
 
 def test_auto_takes_the_kernels() -> None:
-    norm = select(
-        instance_norm.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
+    norm = instance_norm.INSTANCE_NORM.select(
+        AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
     )
-    loss = select(
-        dice_cross_entropy.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"classes": 3})
+    loss = dice_cross_entropy.DICE_CROSS_ENTROPY.select(
+        AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"classes": 3})
     )
     assert norm.name == loss.name == "triton"

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.unet3d.model import Architecture, Implementations, UNet3D
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import dice_cross_entropy_plain
+from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.distributed.spatial.split import VolumeSplit
@@ -38,7 +38,7 @@ class Trainee:
     def __init__(self, layout: Layout, overlap: bool = True) -> None:
         self.layout = layout
         self.split = VolumeSplit.from_layout(layout)
-        implementations = Implementations(overlap=overlap)
+        implementations = NetworkSettings(overlap=overlap)
         generator = torch.Generator().manual_seed(11)
         self.model = UNet3D(ARCHITECTURE, implementations, generator, dtype=torch.float64, split=self.split)
 
@@ -48,7 +48,7 @@ class Trainee:
     def loss(self, image_NCDHW: Tensor, label_NDHW: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and logits."""
         logits_NKDHW = self.model(image_NCDHW)
-        return dice_cross_entropy_plain(logits_NKDHW, label_NDHW, 1e-6, self.split), logits_NKDHW
+        return dice_cross_entropy_reference(logits_NKDHW, label_NDHW, 1e-6, self.split), logits_NKDHW
 
     def gradients(self, of_image: bool) -> dict[str, Tensor]:
         """Logits, the loss, and the gradients as this rank has them."""

@@ -29,7 +29,7 @@ def normalised(case: dict[str, Tensor], implementation: str, split: VolumeSplit)
     """Instance norm of the slab and its gradients."""
     x, dy = (slab(case[name], split.index, split.ranks, 2) for name in ("x", "dy"))
     leaves = [value.clone().requires_grad_() for value in (x, case["weight"], case["bias"])]
-    results = instance_norm.IMPLEMENTATIONS[implementation].function(*leaves, EPSILON, split)
+    results = instance_norm.INSTANCE_NORM.function(implementation)(*leaves, EPSILON, split)
     y = results[0]
     gradients = torch.autograd.grad(results, leaves, (dy / 4, 3 * dy / 4))
     return {"y": y.detach(), **dict(zip(("x", "weight", "bias"), gradients, strict=True))}
@@ -39,7 +39,7 @@ def lost(case: dict[str, Tensor], implementation: str, split: VolumeSplit) -> di
     """The loss of whole volumes and its gradient for the slab."""
     logits = slab(case["logits"], split.index, split.ranks, 2).requires_grad_()
     label = slab(case["label"], split.index, split.ranks, 1)
-    loss = dice_cross_entropy.IMPLEMENTATIONS[implementation].function(logits, label, SMOOTH, split)
+    loss = dice_cross_entropy.DICE_CROSS_ENTROPY.function(implementation)(logits, label, SMOOTH, split)
     (gradient,) = torch.autograd.grad(loss, logits)
     return {"loss": loss.detach(), "logits": gradient}
 

@@ -29,15 +29,11 @@ def test_every_key_of_a_section_stands_in_the_recipes_so_that_an_override_takes_
         assert set(tree[section]) == {item.name for item in dataclasses.fields(kind)}, section
 
 
-def test_an_implementation_that_no_recipe_names_is_auto_in_the_dataclass_too(composed):
+def test_an_implementation_that_no_recipe_names_is_auto(composed):
     _, tree = composed
-    left_out = {section: dict(entries) for section, entries in tree.items() if isinstance(entries, dict)}
-    implementations = [key for key, value in left_out["model"].items() if value == "auto"]
-    assert implementations
-    for key in implementations:
-        del left_out["model"][key]
-    run, _ = cli.load({**tree, **left_out})
-    assert {getattr(run.workload.model, key) for key in implementations} == {"auto"}
+    model = {key: value for key, value in tree["model"].items() if key != "implementations"}
+    run, _ = cli.load({**tree, "model": model})
+    assert set(run.workload.model.implementations.values()) == {"auto"}
 
 
 def test_only_the_base_of_a_workloads_recipes_says_auto():

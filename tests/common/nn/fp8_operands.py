@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from common.distributed.tensor_parallel.products import RowProduct
 from common.nn.decoder import Decoder, DecoderBlock
 from common.nn.frozen_decoder.decoder import PRODUCTS, FrozenDecoder
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor
-from common.ops.swiglu.plain import Activated, SwiGlu
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
+from common.ops.swiglu.reference import Activated, SwiGlu
 
 
 @dataclasses.dataclass

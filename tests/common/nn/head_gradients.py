@@ -13,7 +13,7 @@ from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.trained_decoder.head import Head
 from common.ops import cross_entropy
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from tests.generators import generator_of
 
 SummedLoss = Callable[[nn.Parameter, Tensor, Tensor, int], Tensor]
@@ -28,14 +28,14 @@ def shared_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor, ch
 def decoders_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor, chunk: int) -> Tensor:
     """The head of one rank."""
     request = OperationRequest(weight_VE.device, weight_VE.dtype)
-    function = select(cross_entropy.IMPLEMENTATIONS, AUTO, request).function
+    function = cross_entropy.CROSS_ENTROPY.select(AUTO, request).function
     return Head(function, chunk).summed_loss(hidden_TE, weight_VE, labels_T, 1.0)
 
 
 def tied_head(weight_VE: nn.Parameter, hidden_TE: Tensor, labels_T: Tensor, chunk: int) -> Tensor:
     """An embedding that is the head, too."""
     request = OperationRequest(weight_VE.device, weight_VE.dtype)
-    function = select(cross_entropy.OF_A_PART, AUTO, request).function
+    function = cross_entropy.OF_A_PART.select(AUTO, request).function
     head = TiedHead(weight_VE, len(weight_VE), TensorParallel(), function, finishes=True)
     return head.summed_loss(hidden_TE, labels_T, chunk)
 

@@ -1,8 +1,7 @@
-"""A small decoder, and the halves that train it with PyTorch's operations."""
+"""A small decoder, and the halves that train it with the references of operations."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,8 +9,10 @@ from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.nn.decoder import Decoder, DecoderArchitecture
+from common.nn.decoder_operations import DECODER_OPERATIONS
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.operations import choose
+from common.ops.operation import REFERENCE
 
 SMALL = DecoderArchitecture(
     vocabulary=96, hidden=32, layers=3, heads=4, kv_heads=2, head_size=8, feed_forward=48,
@@ -19,7 +20,7 @@ SMALL = DecoderArchitecture(
 )  # fmt: skip
 ROWS, LENGTH = 2, 24
 CPU = torch.device("cpu")
-PLAIN = SimpleNamespace(attention="torch", rms_norm="torch", rope="torch", swiglu="torch")
+REFERENCES = dict.fromkeys(DECODER_OPERATIONS, REFERENCE)
 
 
 def trained(model: Decoder, linear: str = "torch", **options: Any) -> TrainedDecoder:
@@ -30,7 +31,7 @@ def trained(model: Decoder, linear: str = "torch", **options: Any) -> TrainedDec
         linear: of the blocks' products: ``torch`` or ``fp8``.
         options: others of :class:`common.nn.trained_decoder.decoder.TrainedDecoder`.
     """
-    operations, _ = choose(PLAIN, SMALL, ContextSplit(LENGTH), CPU, model.head.weight.dtype)
+    operations, _ = choose(REFERENCES, SMALL, ContextSplit(LENGTH), CPU, model.head.weight.dtype)
     return TrainedDecoder(model, operations, linear, ROWS * LENGTH, **options)
 
 

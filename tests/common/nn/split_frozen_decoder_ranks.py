@@ -6,7 +6,6 @@ Shapes: B rows, S tokens of a row, L those of one rank of cp, T = B L, s tokens 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,9 +21,10 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
 from common.nn.frozen_decoder.offload import QkvOffload
-from common.nn.frozen_decoder.operations import choose
+from common.nn.frozen_decoder.operations import FROZEN_DECODER_OPERATIONS, choose
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
+from common.ops.operation import REFERENCE
 from tests.generators import generator_of
 
 ARCHITECTURE = DecoderArchitecture(
@@ -34,7 +34,7 @@ ARCHITECTURE = DecoderArchitecture(
 LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.25)
 B, S = 2, 32
 CPU = torch.device("cpu")
-PLAIN = SimpleNamespace(attention="torch", rms_norm="torch", rope="torch", swiglu="torch", lora_input="torch")
+REFERENCES = dict.fromkeys(FROZEN_DECODER_OPERATIONS, REFERENCE)
 CHUNK = 24
 """Tokens of a chunk of the head; it does not divide them all."""
 
@@ -87,7 +87,7 @@ class Network:
         self.parallel, self.split, self.decoder = parallel, split, build(parallel, dtype, fp8)
         self._frozen: FrozenDecoder | None = None
         if blocks == "frozen":
-            operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
+            operations, _ = choose(REFERENCES, ARCHITECTURE, split, CPU, dtype)
             products, offload = CollectiveProducts(parallel), QkvOffload(OFFLOADED, CPU)
             self._frozen = FrozenDecoder(self.decoder, operations, products, Scratch(CPU), RECOMPUTED, offload)
 

@@ -23,9 +23,9 @@ from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.operations import choose
 from common.nn.trained_decoder.products import Shared, trained_product
-from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
+from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
 from common.ops.linear.fp8 import GRADIENT, INPUT
-from tests.common.nn.small_trained_decoder import CPU, PLAIN
+from tests.common.nn.small_trained_decoder import CPU, REFERENCES
 from tests.generators import generator_of
 
 ARCHITECTURE = DecoderArchitecture(
@@ -66,7 +66,7 @@ class Network:
             parameter.data.copy_(splits[name].local_of(whole) if name in splits else whole)
         self._trained: TrainedDecoder | None = None
         if blocks != "autograd":
-            operations, _ = choose(PLAIN, ARCHITECTURE, split, CPU, dtype)
+            operations, _ = choose(REFERENCES, ARCHITECTURE, split, CPU, dtype)
             recomputed = ARCHITECTURE.layers if blocks == "recomputed" else 0
             self._trained = TrainedDecoder(
                 decoder, operations, linear, B * split.local_length, recomputed, eval_products="frozen"

@@ -13,10 +13,10 @@ from common.ops.bench.supervisor import RESULT
 
 SMALL = bench.Layer(64, {"one": (48, 16), "two": (16, 64)})
 CPU = torch.device("cpu")
-PLAIN = [name for name in bench.cases() if "cublaslt" not in name]
+ON_A_CPU = [name for name in bench.cases() if "cublaslt" not in name]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", ON_A_CPU)
 def test_a_case_runs(name: str) -> None:
     case = bench.cases()[name](SMALL, CPU)
     case.run()
@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_what_it_measures(monkeypatch: pytest.MonkeyPatch)
 def test_times_are_of_one_micro_batch_and_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that counts 8 ms a layer's call, whatever it does."""
     monkeypatch.setattr(bench, "time_graph", lambda launches, replays: 8.0 * launches() / bench.CALLS)
-    for name, ms in (("wgrad fp8 into bf16 torch", 8.0), ("wgrad fp8 into bf16 torch, two micro-batches", 4.0)):
+    for name, ms in (("wgrad fp8 into bf16 reference", 8.0), ("wgrad fp8 into bf16 reference, two micro-batches", 4.0)):
         found = bench.measure(name, SMALL, bench.cases()[name], CPU)
         assert (found.ms, found.alone_ms, found.flops) == (ms, ms, SMALL.flops())
     assert bench.measure("", SMALL, bench.cases()["passes transposes of weights"], CPU).flops == 0.0

@@ -21,7 +21,7 @@ from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, check_fp8
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
-from common.ops.fp8_cast.plain import E4M3, E5M2, Fp8Tensor, cast_torch
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, cast_reference
 from tests.common.nn.fp8_operands import noted, take
 from tests.generators import generator_of
 
@@ -34,15 +34,6 @@ ROWS, LENGTH = 2, 16
 CPU = torch.device("cpu")
 
 
-@dataclasses.dataclass(frozen=True)
-class Auto:
-    attention: str = "auto"
-    rms_norm: str = "auto"
-    rope: str = "auto"
-    swiglu: str = "auto"
-    lora_input: str = "auto"
-
-
 def built(
     dtype: torch.dtype, fp8: bool = False, recomputed_qkv: int = 0, offloaded_qkv: int = 0, transposed_layers: int = 0
 ) -> FrozenDecoder:
@@ -51,7 +42,7 @@ def built(
     load_frozen(decoder, decoder.drawn_base(generator_of, CPU, dtype), CPU, dtype, linear, transposed_layers)
     decoder.initialise_adapters(generator_of)
     trained_b(decoder)
-    operations, _ = choose(Auto(), ARCHITECTURE, ContextSplit(LENGTH), CPU, dtype)
+    operations, _ = choose({}, ARCHITECTURE, ContextSplit(LENGTH), CPU, dtype)
     products, offload = CollectiveProducts(decoder.parallel), QkvOffload(offloaded_qkv, CPU) if offloaded_qkv else None
     return FrozenDecoder(decoder, operations, products, Scratch(CPU), recomputed_qkv, offload)
 
@@ -171,10 +162,10 @@ class CastsItself(Fp8FrozenProduct):
     def gradient_scaling(self) -> None: ...
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Fp8Tensor:
-        return cast_torch(x_TI, super().input_scaling(), E4M3, False, resting)
+        return cast_reference(x_TI, super().input_scaling(), E4M3, False, resting)
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        return cast_torch(dy_TO, super().gradient_scaling(), E5M2, False)
+        return cast_reference(dy_TO, super().gradient_scaling(), E5M2, False)
 
 
 @pytest.mark.parametrize("product", [Fp8FrozenProduct, CastsItself])

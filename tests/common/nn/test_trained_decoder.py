@@ -15,7 +15,7 @@ from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
 from common.ops import cross_entropy
-from common.ops.fp8_cast.plain import widen_fp8
+from common.ops.fp8_cast.reference import widen_fp8
 from tests.common.nn.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
 from tests.generators import generator_of
@@ -43,7 +43,7 @@ def rows(seed: int) -> Tensor:
 
 
 def loss(network: Decoder | TrainedDecoder, model: Decoder, seed: int = 1) -> Tensor:
-    head = Head(cross_entropy.IMPLEMENTATIONS["torch"].function, 20)
+    head = Head(cross_entropy.CROSS_ENTROPY.reference, 20)
     given = rows(seed)
     hidden = network.hidden_states(given[:, :-1], TokenPlaces.whole(ROWS, LENGTH))
     return head.summed_loss(hidden, model.head.weight, given[:, 1:].flatten(), 1.0 / (ROWS * LENGTH))
@@ -185,7 +185,7 @@ def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch
 
 def test_an_accumulation_that_cannot_run_here_is_refused_by_its_option() -> None:
     model = decoder(torch.bfloat16)
-    with pytest.raises(UnsupportedImplementation, match=r"model\.accumulation=cublaslt"):
+    with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.accumulation=cublaslt"):
         trained(model, "fp8", accumulation="cublaslt")
 
 

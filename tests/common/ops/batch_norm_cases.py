@@ -9,7 +9,7 @@ from batch_norm_oracle import KINDS, Formula, disagreement, inputs, parameters, 
 
 from common.ops.batch_norm import pool_triton as batch_norm_pool_triton
 from common.ops.batch_norm import triton as batch_norm_triton
-from common.ops.batch_norm.plain import Norm, batch_norm_evaluate_torch
+from common.ops.batch_norm.reference import Norm, batch_norm_evaluate_reference
 
 SHAPES = ((3, 24, 5, 7), (2, 16, 8, 8), (5, 8, 1, 1), (2, 72, 3, 3))
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -109,7 +109,7 @@ def test_evaluation_equals_the_plain_version(kind: str) -> None:
     found = []
     for function, dtype in (
         (batch_norm_triton.batch_norm_evaluate, torch.float32),
-        (batch_norm_evaluate_torch, torch.float64),
+        (batch_norm_evaluate_reference, torch.float64),
     ):
         norm, other = parameters(24, 1, dtype), parameters(24, 2, dtype)
         with torch.no_grad():

@@ -28,9 +28,9 @@ def run_rank(rank: int, folder: str, implementation: str) -> None:
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS, timeout=timedelta(seconds=200)
     )
     operations = SimpleNamespace(
-        batch_norm=batch_norm.IMPLEMENTATIONS[implementation].function,
-        batch_norm_add_relu=batch_norm.ADD_RELU_IMPLEMENTATIONS[implementation].function,
-        batch_norm_relu_max_pool=batch_norm.RELU_MAX_POOL_IMPLEMENTATIONS[implementation].function,
+        batch_norm=batch_norm.BATCH_NORM.function(implementation),
+        batch_norm_add_relu=batch_norm.BATCH_NORM_ADD_RELU.function(implementation),
+        batch_norm_relu_max_pool=batch_norm.BATCH_NORM_RELU_MAX_POOL.function(implementation),
     )
     x, residual = (value.split(SPLIT)[rank] for value in inputs(SHAPE, torch.float32))
     found = {kind: run(operations, kind, x, residual, dist.group.WORLD) for kind in KINDS}

@@ -1,5 +1,5 @@
 """FP8 from its definition, in NumPy: all codes decoded from their bits, rounding by search among them; and FP8 that a
-kernel computed beside FP8 that the plain version did.
+kernel computed beside FP8 that the reference did.
 
 Micikevicius et al., arXiv:2209.05433, table 1.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}

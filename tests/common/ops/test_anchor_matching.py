@@ -5,8 +5,8 @@ import torch
 from torchvision.models.detection._utils import Matcher
 from torchvision.ops import box_iou
 
-from common.ops.anchor_matching import plain
-from common.ops.anchor_matching.plain import BELOW, BETWEEN, MatchingRule, match_torch
+from common.ops.anchor_matching import reference
+from common.ops.anchor_matching.reference import BELOW, BETWEEN, MatchingRule, match_reference
 
 RETINANET = MatchingRule(0.4, 0.5, rescue="every_best")
 PROPOSALS = MatchingRule(0.5, 0.5)
@@ -43,7 +43,7 @@ def ssd_by_loops(anchors, boxes):
 def test_thresholds_and_ties_are_torchvisions(rule, seed):
     anchors, boxes, count = made_up(seed)
     theirs = Matcher(rule.high, rule.low, allow_low_quality_matches=rule.rescue is not None)
-    matched = match_torch(anchors, boxes, count, rule)
+    matched = match_reference(anchors, boxes, count, rule)
     for row, real in enumerate(count.tolist()):
         assert matched[row].tolist() == theirs(box_iou(boxes[row, :real], anchors)).tolist()
     assert set(matched[matched < 0].tolist()) == ({BELOW, BETWEEN} if rule is RETINANET else {BELOW})
@@ -52,7 +52,7 @@ def test_thresholds_and_ties_are_torchvisions(rule, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_ssds_rule(seed):
     anchors, boxes, count = made_up(seed)
-    matched = match_torch(anchors, boxes, count, SSD)
+    matched = match_reference(anchors, boxes, count, SSD)
     for row, real in enumerate(count.tolist()):
         assert matched[row].tolist() == ssd_by_loops(anchors, boxes[row, :real])
 
@@ -60,14 +60,14 @@ def test_ssds_rule(seed):
 def test_the_last_of_boxes_with_one_best_anchor_has_it():
     anchors = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
     boxes = torch.tensor([[[0.0, 0.0, 10.0, 10.0], [0.0, 0.0, 2.0, 2.0]]])
-    assert match_torch(anchors, boxes, torch.tensor([2]), SSD).tolist() == [[1, BELOW]]
+    assert match_reference(anchors, boxes, torch.tensor([2]), SSD).tolist() == [[1, BELOW]]
 
 
 def test_an_overlap_equal_to_the_threshold():
     anchors = torch.tensor([[0.0, 0.0, 2.0, 1.0], [0.0, 0.0, 1.0, 1.0]])
     boxes, count = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]]), torch.tensor([1])
-    assert match_torch(anchors, boxes, count, PROPOSALS).tolist() == [[0, 0]]
-    assert match_torch(anchors, boxes, count, SSD).tolist() == [[BELOW, 0]]
+    assert match_reference(anchors, boxes, count, PROPOSALS).tolist() == [[0, 0]]
+    assert match_reference(anchors, boxes, count, SSD).tolist() == [[BELOW, 0]]
 
 
 def overlap_by_hand(box, other, pixel):
@@ -81,7 +81,7 @@ def overlap_by_hand(box, other, pixel):
 @pytest.mark.parametrize("pixel", [0.0, 1.0])
 def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel):
     anchors, boxes, count = made_up(8)
-    matched = match_torch(anchors, boxes, count, MatchingRule(0.3, 0.6, rescue="every_best", pixel=pixel))
+    matched = match_reference(anchors, boxes, count, MatchingRule(0.3, 0.6, rescue="every_best", pixel=pixel))
     for row, real in enumerate(count.tolist()):
         table = [
             [overlap_by_hand(box, anchor, pixel) for anchor in anchors.tolist()] for box in boxes[row, :real].tolist()
@@ -89,15 +89,15 @@ def test_pixels_that_count_as_part_of_a_box_are_those_of_a_loop(pixel):
         theirs = Matcher(0.6, 0.3, allow_low_quality_matches=True)(torch.tensor(table, dtype=torch.float64))
         assert matched[row].tolist() == theirs.tolist()
     other = MatchingRule(0.3, 0.6, rescue="every_best", pixel=1 - pixel)
-    assert not torch.equal(matched, match_torch(anchors, boxes, count, other))
+    assert not torch.equal(matched, match_reference(anchors, boxes, count, other))
 
 
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
 def test_pictures_may_have_anchors_of_their_own(rule):
     anchors, boxes, count = made_up(9)
     own = torch.stack([anchors.roll(shift, 0) for shift in range(len(COUNTS))])
-    expected = [match_torch(own[row], boxes[row, None], count[row, None], rule)[0] for row in range(len(COUNTS))]
-    assert torch.equal(match_torch(own, boxes, count, rule), torch.stack(expected))
+    expected = [match_reference(own[row], boxes[row, None], count[row, None], rule)[0] for row in range(len(COUNTS))]
+    assert torch.equal(match_reference(own, boxes, count, rule), torch.stack(expected))
 
 
 @pytest.mark.parametrize("rule", [RETINANET, PROPOSALS, SSD])
@@ -105,11 +105,11 @@ def test_pictures_may_have_anchors_of_their_own(rule):
 def test_padding_and_pictures_without_boxes(rule, padding):
     anchors, boxes, _ = made_up(5)
     count = torch.tensor([7, 0, 12, 3])
-    expected = match_torch(anchors, boxes, count, rule)
+    expected = match_reference(anchors, boxes, count, rule)
     padded = torch.where((torch.arange(12) >= count[:, None])[..., None], padding, boxes)
-    assert torch.equal(match_torch(anchors, padded, count, rule), expected)
+    assert torch.equal(match_reference(anchors, padded, count, rule), expected)
     assert (expected[1] == BELOW).all()
-    assert match_torch(anchors, boxes[:, :0], count * 0, rule).tolist() == [[BELOW] * len(anchors)] * 4
+    assert match_reference(anchors, boxes[:, :0], count * 0, rule).tolist() == [[BELOW] * len(anchors)] * 4
 
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
@@ -117,12 +117,12 @@ def test_a_box_that_overlaps_no_anchor_rescues_none(rule):
     anchors, boxes, count = made_up(6, [1, 1])
     boxes[0] = torch.tensor([500.0, 500.0, 600.0, 600.0])
     boxes[1] = torch.tensor([3.0, 3.0, 3.0, 8.0])
-    assert (match_torch(anchors, boxes, count, rule) == BELOW).all()
+    assert (match_reference(anchors, boxes, count, rule) == BELOW).all()
 
 
 @pytest.mark.parametrize("rule", [RETINANET, SSD])
 def test_a_few_anchors_at_a_time_change_nothing(rule, monkeypatch):
     arguments = made_up(7)
-    whole = plain.match_torch(*arguments, rule)
-    monkeypatch.setattr(plain, "OVERLAPS_AT_ONCE", 7 * 12 * len(COUNTS))
-    assert torch.equal(plain.match_torch(*arguments, rule), whole)
+    whole = reference.match_reference(*arguments, rule)
+    monkeypatch.setattr(reference, "OVERLAPS_AT_ONCE", 7 * 12 * len(COUNTS))
+    assert torch.equal(reference.match_reference(*arguments, rule), whole)

@@ -1,4 +1,4 @@
-"""Batch norm: the plain version against the formula, the Triton one in a process of its own, groups, and the layer."""
+"""Batch norm: the reference against the formula, the Triton one in a process of its own, groups, and the layer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from torch import nn
 from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.ops import batch_norm as ops
-from common.ops.batch_norm.plain import batch_norm_add_relu_torch, batch_norm_relu_max_pool_torch, batch_norm_torch
-from common.ops.implementation import OperationRequest, select
+from common.ops.batch_norm.reference import (
+    batch_norm_add_relu_reference,
+    batch_norm_reference,
+    batch_norm_relu_max_pool_reference,
+)
+from common.ops.operation import OperationRequest
 
 NEEDS_TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 PLAIN = SimpleNamespace(
-    batch_norm=batch_norm_torch,
-    batch_norm_add_relu=batch_norm_add_relu_torch,
-    batch_norm_relu_max_pool=batch_norm_relu_max_pool_torch,
+    batch_norm=batch_norm_reference,
+    batch_norm_add_relu=batch_norm_add_relu_reference,
+    batch_norm_relu_max_pool=batch_norm_relu_max_pool_reference,
 )
 
 
@@ -34,7 +38,7 @@ def test_plain_version_equals_the_formula(kind: str) -> None:
     assert max(errors.values()) < 1e-12, errors
 
 
-@pytest.mark.parametrize("implementation", ["torch", pytest.param("triton", marks=NEEDS_TRITON)])
+@pytest.mark.parametrize("implementation", ["reference", pytest.param("triton", marks=NEEDS_TRITON)])
 def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_path: Path) -> None:
     mp.start_processes(run_rank, args=(str(tmp_path), implementation), nprocs=RANKS, start_method="forkserver")
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS)]
@@ -57,19 +61,19 @@ def test_group_of_two_equals_the_concatenated_batch(implementation: str, tmp_pat
 
 def test_auto_takes_the_first_that_is_supported() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    assert select(ops.IMPLEMENTATIONS, "auto", request).name == "torch"
+    assert ops.BATCH_NORM.select("auto", request).name == "reference"
 
 
 def test_naming_an_unsupported_implementation_gives_its_reason() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
     with pytest.raises(UnsupportedImplementation, match="CUDA"):
-        select(ops.IMPLEMENTATIONS, "triton", request)
+        ops.BATCH_NORM.select("triton", request)
 
 
 def test_unknown_implementation_lists_the_known() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 64})
-    with pytest.raises(UnsupportedImplementation, match="auto, triton, torch"):
-        select(ops.IMPLEMENTATIONS, "cuda", request)
+    with pytest.raises(UnsupportedImplementation, match="auto, triton, reference"):
+        ops.BATCH_NORM.select("cuda", request)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from common import optional_packages
 from common.errors import UnsupportedImplementation
-from common.ops.causal_attention import IMPLEMENTATIONS, cudnn, flash, merge, plain
+from common.ops.causal_attention import CAUSAL_ATTENTION, cudnn, flash, merge, reference
 from common.ops.causal_attention.parts import Library, through
-from common.ops.causal_attention.plain import CausalAttention, Saved
-from common.ops.implementation import OperationRequest, select
+from common.ops.causal_attention.reference import CausalAttention, Saved
+from common.ops.operation import OperationRequest
 
 SHAPES = pytest.mark.parametrize(
     ("queries", "keys", "heads", "kv_heads"), [(7, 7, 4, 2), (1, 1, 2, 2), (5, 12, 6, 2), (3, 4, 3, 1), (1, 9, 2, 1)]
@@ -51,8 +51,8 @@ def check(attention: CausalAttention, given: list[Tensor], scale: float) -> None
     close(o, expected.detach())
     close(saved.lse, lse.detach())
     gradients = torch.autograd.grad(expected, leaves, do)
-    for found, reference in zip(attention.backward(do, saved), gradients, strict=True):
-        close(found, reference)
+    for found, wanted in zip(attention.backward(do, saved), gradients, strict=True):
+        close(found, wanted)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -61,14 +61,14 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @SHAPES
 @pytest.mark.parametrize("scores", [1, 200, 1 << 26], ids=["one query", "chunks", "all at once"])
-def test_plain(queries: int, keys: int, heads: int, kv_heads: int, scores: int, monkeypatch) -> None:
-    monkeypatch.setattr(plain, "MOST_SCORES", scores)
-    check(IMPLEMENTATIONS["torch"].function, tensors(queries, keys, heads, kv_heads), 0.3)
+def test_reference(queries: int, keys: int, heads: int, kv_heads: int, scores: int, monkeypatch) -> None:
+    monkeypatch.setattr(reference, "MOST_SCORES", scores)
+    check(CAUSAL_ATTENTION.function("reference"), tensors(queries, keys, heads, kv_heads), 0.3)
 
 
-def test_plain_in_half_precision_computes_in_single() -> None:
+def test_reference_in_half_precision_computes_in_single() -> None:
     q, k, v, do = (x.bfloat16() for x in tensors(7, 9, 4, 2))
-    attention = IMPLEMENTATIONS["torch"].function
+    attention = CAUSAL_ATTENTION.function("reference")
     o, saved = attention.forward(q, k, v, 0.3)
     wide, _ = attention.forward(q.float(), k.float(), v.float(), 0.3)
     assert torch.equal(o, wide.bfloat16())
@@ -81,7 +81,7 @@ def test_plain_in_half_precision_computes_in_single() -> None:
 )
 def test_shapes_that_mean_nothing_are_refused(queries: int, keys: int, heads: int, kv_heads: int) -> None:
     q, k, v, _ = tensors(queries, keys, heads, kv_heads)
-    for attention in (IMPLEMENTATIONS["torch"].function, IMPLEMENTATIONS["flash"].function):
+    for attention in (CAUSAL_ATTENTION.function("reference"), CAUSAL_ATTENTION.function("flash")):
         with pytest.raises(ValueError, match="causal attention of queries"):
             attention.forward(q, k, v, 1.0)
 
@@ -115,13 +115,13 @@ def test_parts_of_a_library_that_knows_squares_only(queries: int, keys: int, hea
 
 def prefix_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, Any]:
     assert causal
-    o, saved = plain.forward_torch(q, k, v, scale)
+    o, saved = reference.forward_reference(q, k, v, scale)
     return o, saved.lse, saved.k.shape
 
 
 def prefix_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     assert saved.state == saved.k.shape
-    return plain.backward_torch(do, saved)
+    return reference.backward_reference(do, saved)
 
 
 @SHAPES
@@ -146,7 +146,7 @@ def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(
         "squares": through(Library(on_cpu_forward, on_cpu_backward)),
         "prefixes": through(Library(prefix_forward, prefix_backward, prefixes=True)),
         "into": through(Library(prefix_forward, prefix_backward, prefixes=True, into=prefix_backward_into)),
-        "plain": IMPLEMENTATIONS["torch"].function,
+        "plain": CAUSAL_ATTENTION.function("reference"),
     }[library]
     q, k, v, do = tensors(queries, keys, 4, 4)
     interleaved = torch.zeros(2, keys, 4, 3, 8, dtype=torch.float64)
@@ -161,10 +161,8 @@ def test_heads_of_one_product_side_by_side_get_their_gradients_where_they_lie(
     d_interleaved = torch.full_like(interleaved, math.nan)
     dq, dk, dv = d_interleaved.unbind(3)
     attention.backward_into(do, saved, (dq[:, keys - queries :], dk, dv))
-    for found, reference in zip(
-        (dq[:, keys - queries :], dk, dv), torch.autograd.grad(expected, leaves, do), strict=True
-    ):
-        close(found, reference)
+    for found, wanted in zip((dq[:, keys - queries :], dk, dv), torch.autograd.grad(expected, leaves, do), strict=True):
+        close(found, wanted)
 
 
 def test_keys_may_be_dropped_and_put_back() -> None:
@@ -211,12 +209,12 @@ def test_a_librarys_operators_take_what_they_are_given(library: Library, keys: i
     assert [x.shape for x in attention.backward(do, saved)] == [q.shape, k.shape, v.shape]
 
 
-@pytest.mark.parametrize("name", [name for name in IMPLEMENTATIONS if name != "torch"])
+@pytest.mark.parametrize("name", list(CAUSAL_ATTENTION.fast))
 def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
-        select(IMPLEMENTATIONS, name, request)
-    assert select(IMPLEMENTATIONS, "auto", request).name == "torch"
+        CAUSAL_ATTENTION.select(name, request)
+    assert CAUSAL_ATTENTION.select("auto", request).name == "reference"
 
 
 @pytest.mark.parametrize(
@@ -234,15 +232,15 @@ def test_a_missing_package_is_named(name: str, package: str, monkeypatch) -> Non
     monkeypatch.setattr(optional_packages, "_import_all", "{0.name} is not installed".format)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=f"{package} is not installed"):
-        select(IMPLEMENTATIONS, name, request)
-    assert select(IMPLEMENTATIONS, "auto", request).name == "torch"
+        CAUSAL_ATTENTION.select(name, request)
+    assert CAUSAL_ATTENTION.select("auto", request).name == "reference"
 
 
 def test_flash_attention_4_needs_hopper(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=r"needs compute capability 9\.0"):
-        select(IMPLEMENTATIONS, "flash_attention_4", request)
+        CAUSAL_ATTENTION.select("flash_attention_4", request)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +258,7 @@ def test_flash_attention_4_is_taken_where_it_is_known(capability, version, reaso
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(_flash_attn_fwd=None, _flash_attn_bwd=None))
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"head_size": 128})
     with pytest.raises(UnsupportedImplementation, match=reason):
-        select(IMPLEMENTATIONS, "flash_attention_4", request)
+        CAUSAL_ATTENTION.select("flash_attention_4", request)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("importlib.metadata.version", lambda package: "4.0.0b36")
-    assert select(IMPLEMENTATIONS, "auto", request).name == "flash_attention_4"
+    assert CAUSAL_ATTENTION.select("auto", request).name == "flash_attention_4"

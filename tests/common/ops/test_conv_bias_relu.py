@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from conv_bias_relu_oracle import SHAPES, inputs
 
-from common.ops.conv_bias_relu.plain import conv_bias_relu_torch
+from common.ops.conv_bias_relu.reference import conv_bias_relu_reference
 
 
 def by_parts(x, weight, bias, stride, padding, groups, relu, residual=None):
@@ -25,7 +25,7 @@ def test_result_and_gradients_are_those_of_the_parts(shape, relu, added):
     residual = leaves[3] if added else None
     leaves = leaves if added else leaves[:3]
     rest = (shape.stride, shape.padding, shape.groups, relu, residual)
-    found = conv_bias_relu_torch(*leaves[:3], *rest)
+    found = conv_bias_relu_reference(*leaves[:3], *rest)
     expected = by_parts(*leaves[:3], *rest)
     torch.testing.assert_close(found, expected)
     for mine, theirs in zip(
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_differences():
     case = inputs(SHAPES[2], torch.float64)
     leaves = [value.requires_grad_() for value in (case.x[:1], case.weight, case.bias, case.residual[:1])]
     assert torch.autograd.gradcheck(
-        lambda x, weight, bias, residual: conv_bias_relu_torch(x, weight, bias, 2, 1, 4, True, residual),
+        lambda x, weight, bias, residual: conv_bias_relu_reference(x, weight, bias, 2, 1, 4, True, residual),
         [leaf.detach().requires_grad_() for leaf in leaves],
     )
 
@@ -55,7 +55,9 @@ def kept(case, relu, *needed):
 
     shape = SHAPES[0]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = conv_bias_relu_torch(case.x, case.weight, case.bias, shape.stride, shape.padding, 1, relu, case.residual)
+        y = conv_bias_relu_reference(
+            case.x, case.weight, case.bias, shape.stride, shape.padding, 1, relu, case.residual
+        )
     assert y.requires_grad == bool(needed)
     return shapes
 
@@ -77,7 +79,7 @@ def test_the_sum_for_the_bias_is_in_fp32(dtype):
     case = inputs(SHAPES[0], dtype)
     dy = torch.full_like(case.dy, 3.0)
     bias = case.bias.requires_grad_()
-    y = conv_bias_relu_torch(case.x, case.weight, bias, 1, 1, 1, False)
+    y = conv_bias_relu_reference(case.x, case.weight, bias, 1, 1, 1, False)
     (found,) = torch.autograd.grad(y, bias, dy)
     assert found.dtype == dtype
     assert torch.equal(found, torch.full_like(found, 3.0 * dy[:, 0].numel()))

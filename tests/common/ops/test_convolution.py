@@ -12,8 +12,8 @@ from common.errors import UnsupportedImplementation
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.convolution import Conv2d
 from common.ops import convolution as ops
-from common.ops.convolution.plain import convolution_torch
-from common.ops.implementation import Implementation, OperationRequest, always, select
+from common.ops.convolution.reference import convolution_reference
+from common.ops.operation import Choice, OperationRequest
 
 
 def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor]:
@@ -25,23 +25,23 @@ def small_network() -> ResNet50:
     return ResNet50(Architecture(8, 4, 4, 1e-5, 0.1, layers=(1, 2)), torch.Generator().manual_seed(0))
 
 
-def test_plain_version_leaves_no_moments() -> None:
+def test_the_reference_leaves_no_moments() -> None:
     x, weight = torch.randn(2, 8, 9, 9), torch.randn(16, 8, 3, 3)
-    y, moments = convolution_torch(x, weight, 2, 1)
+    y, moments = convolution_reference(x, weight, 2, 1)
     assert torch.equal(y, F.conv2d(x, weight, stride=2, padding=1))
     assert moments is None
 
 
 def test_cudnn_is_refused_without_a_gpu() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 64})
-    assert select(ops.IMPLEMENTATIONS, "auto", request).name == "torch"
+    assert ops.CONVOLUTION.select("auto", request).name == "reference"
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        select(ops.IMPLEMENTATIONS, "cudnn", request)
+        ops.CONVOLUTION.select("cudnn", request)
 
 
 def test_a_network_without_a_gpu_refuses_cudnn() -> None:
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        small_network().choose_implementation("cudnn")
+        small_network().choose_implementations({"convolution_moments": "cudnn"})
 
 
 def test_every_batch_norm_gets_the_moments_of_its_own_input() -> None:
@@ -49,7 +49,7 @@ def test_every_batch_norm_gets_the_moments_of_its_own_input() -> None:
     given: dict[str, int] = {}
     for module in network.modules():
         if isinstance(module, Conv2d):
-            module._convolution = Implementation("exact", convolution_with_moments, always)
+            module._convolution = Choice("exact", convolution_with_moments)
     for name, module in network.named_modules():
         if isinstance(module, BatchNorm2d):
             _check_moments(name, module, given)
@@ -80,11 +80,11 @@ def _check_moments(name: str, layer: BatchNorm2d, given: dict[str, int]) -> None
             check(residual, residual_moments)
         return add_relu(x, norm, residual, residual_norm, residual_moments=residual_moments, **options)
 
-    layer._batch_norm = Implementation("checked", checked, always)
-    layer._add_relu = Implementation("checked", checked_add_relu, always)
+    layer._batch_norm = Choice("checked", checked)
+    layer._add_relu = Choice("checked", checked_add_relu)
 
 
 def test_evaluation_leaves_no_moments() -> None:
     layer = Conv2d(8, 8, 3)
-    layer._convolution = Implementation("exact", convolution_with_moments, always)
+    layer._convolution = Choice("exact", convolution_with_moments)
     assert layer.eval().with_moments(torch.randn(1, 8, 5, 5))[1] is None

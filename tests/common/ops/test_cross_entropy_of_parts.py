@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from common.ops.cross_entropy import OF_A_PART
-from common.ops.cross_entropy.plain import NO_LABEL
+from common.ops.cross_entropy.reference import NO_LABEL
 
 M, WORDS, COLUMNS = 9, 20, 8
 """Of three parts the last has 4 columns of padding; a fourth has nothing else."""
 
-LOG_SUM_EXP, GRADIENT = OF_A_PART["torch"].function
+LOG_SUM_EXP, GRADIENT = OF_A_PART.reference
 
 
 def test_parts_give_the_loss_and_the_gradient_of_the_whole() -> None:

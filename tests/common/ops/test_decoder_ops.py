@@ -12,15 +12,20 @@ from fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops import transpose_fp8
-from common.ops.dropout.plain import DropoutMask, keep_mask
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling, widen_fp8
-from common.ops.implementation import OperationRequest
-from common.ops.lora_input.plain import Region, add_input_gradient_torch, dropped_norm_torch, dropped_torch
-from common.ops.rms_norm import IMPLEMENTATIONS as RMS_NORM
-from common.ops.rms_norm import plain as rms_norm
-from common.ops.rope import plain as rope
-from common.ops.swiglu import plain as swiglu
-from common.ops.transpose_fp8.plain import transpose_torch
+from common.ops.dropout.reference import DropoutMask, keep_mask
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
+from common.ops.lora_input.reference import (
+    Region,
+    add_input_gradient_reference,
+    dropped_norm_reference,
+    dropped_reference,
+)
+from common.ops.operation import OperationRequest
+from common.ops.rms_norm import RMS_NORM as RMS_NORM
+from common.ops.rms_norm import reference as rms_norm
+from common.ops.rope import reference as rope
+from common.ops.swiglu import reference as swiglu
+from common.ops.transpose_fp8.reference import transpose_reference
 
 SEED = torch.tensor(0x1234_5678_9ABC)
 KEPT = 65536 / (65536 - 6554)  # of p = 0.1
@@ -68,26 +73,26 @@ def test_rms_norm_and_its_gradient(added: bool) -> None:
     delta = wide(5, 12, seed=2).requires_grad_() if added else None
     x = residual if delta is None else residual + delta
     y = norm_by_formula(x, weight, 0.01)
-    found = rms_norm.forward_torch(residual, delta, weight, 0.01)
+    found = rms_norm.forward_reference(residual, delta, weight, 0.01)
     close(found.y, y.detach())
     close(found.residual, x.detach())
     assert (found.residual is residual) == (not added)
-    close(rms_norm.recompute_torch(found.residual, found.inverse_rms, weight), y.detach())
+    close(rms_norm.recompute_reference(found.residual, found.inverse_rms, weight), y.detach())
 
     dy, d_residual = wide(5, 12, seed=3), wide(5, 12, seed=4)
     (of_weight,) = torch.autograd.grad(y, weight, dy, retain_graph=True)
-    close(rms_norm.weight_gradient_torch(dy, found.residual, found.inverse_rms), of_weight)
+    close(rms_norm.weight_gradient_reference(dy, found.residual, found.inverse_rms), of_weight)
     leaf = residual if delta is None else delta
     (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
-    close(rms_norm.backward_torch(dy, found.residual, found.inverse_rms, weight)[0], alone)
+    close(rms_norm.backward_reference(dy, found.residual, found.inverse_rms, weight)[0], alone)
     (both,) = torch.autograd.grad([y, x] if added else y, leaf, [dy, d_residual] if added else dy)
     both = both if added else both + d_residual
-    close(rms_norm.backward_torch(dy, found.residual, found.inverse_rms, weight, d_residual)[0], both)
+    close(rms_norm.backward_reference(dy, found.residual, found.inverse_rms, weight, d_residual)[0], both)
 
 
 def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> None:
     residual, delta, weight = half(5, 12), half(5, 12, seed=1), half(12, seed=2)
-    found = rms_norm.forward_torch(residual, delta, weight, 1e-5)
+    found = rms_norm.forward_reference(residual, delta, weight, 1e-5)
     assert torch.equal(found.residual, (residual.float() + delta.float()).bfloat16())
     assert found.inverse_rms.dtype == torch.float32
     assert found.y is not None
@@ -98,19 +103,19 @@ def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
 def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
     residual, weight, state = half(70, 48).float(), half(48, seed=1).float(), scaling(scale)
-    y = rms_norm.forward_torch(residual, None, weight, 1e-5)
-    found = rms_norm.forward_torch(residual, None, weight, 1e-5, half=False, fp8=state)
+    y = rms_norm.forward_reference(residual, None, weight, 1e-5)
+    found = rms_norm.forward_reference(residual, None, weight, 1e-5, half=False, fp8=state)
     assert found.y is None
     assert y.y is not None
     check_fp8(found.y8, y.y, state, scale, E4M3)
     state = scaling(scale)
-    dx, dx8 = rms_norm.backward_torch(residual * 1e-7, residual, y.inverse_rms, weight, fp8=state)
+    dx, dx8 = rms_norm.backward_reference(residual * 1e-7, residual, y.inverse_rms, weight, fp8=state)
     check_fp8(dx8, dx, state, scale, E5M2)
 
 
 def test_rms_norm_of_rows_that_no_program_holds_is_left_to_another() -> None:
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"features": 20_000})
-    assert "16384 features, not 20000" in str(RMS_NORM["triton"].unsupported(request))
+    assert "16384 features, not 20000" in str(RMS_NORM.unsupported("triton", request))
 
 
 # RoPE
@@ -132,13 +137,13 @@ def test_rope_turns_queries_and_keys_and_its_gradient_turns_back() -> None:
     qkv = wide(5, (heads + 2 * kv_heads) * size).requires_grad_()
     q, k, v = qkv.view(5, -1, size).split([heads, kv_heads, kv_heads], 1)
     expected = [turned(q, positions, 100.0), turned(k, positions, 100.0), v]
-    found = rope.forward_torch(qkv, cos, sin, heads, kv_heads)
+    found = rope.forward_reference(qkv, cos, sin, heads, kv_heads)
     for ours, reference in zip(found, expected, strict=True):
         assert ours.is_contiguous()
         torch.testing.assert_close(ours, reference.detach(), rtol=1e-6, atol=1e-6)  # tables are fp32
     gradients = [wide(*part.shape, seed=seed) for seed, part in enumerate(found)]
     (reference,) = torch.autograd.grad(expected, qkv, gradients)
-    torch.testing.assert_close(rope.backward_torch(*gradients, cos, sin)[0], reference, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(rope.backward_reference(*gradients, cos, sin)[0], reference, rtol=1e-6, atol=1e-6)
 
 
 def test_rope_refuses_an_odd_head() -> None:
@@ -149,9 +154,9 @@ def test_rope_refuses_an_odd_head() -> None:
 def test_gradient_of_rope_in_fp8() -> None:
     cos, sin = rope.tables(torch.arange(40), 8, 1e4)
     gradients = [wide(40, heads, 8, seed=heads).float() for heads in (2, 1, 1)]
-    wide_gradient, _ = rope.backward_torch(*gradients, cos, sin)
+    wide_gradient, _ = rope.backward_reference(*gradients, cos, sin)
     state = scaling(2.0)
-    none, found = rope.backward_torch(*gradients, cos, sin, half=False, fp8=state)
+    none, found = rope.backward_reference(*gradients, cos, sin, half=False, fp8=state)
     assert none is None
     assert wide_gradient is not None
     check_fp8(found, wide_gradient, state, 2.0, E5M2)
@@ -164,19 +169,19 @@ def test_swiglu_and_its_gradient() -> None:
     gate_up, dy = (wide(5, 14) * 3).requires_grad_(), wide(5, 7, seed=1)
     gate, up = gate_up[:, :7], gate_up[:, 7:]
     y = gate / (1 + torch.exp(-gate)) * up
-    found = swiglu.forward_torch(gate_up)
+    found = swiglu.forward_reference(gate_up)
     close(found.y, y.detach())
     assert found.saved is gate_up
     (expected,) = torch.autograd.grad(y, gate_up, dy)
-    close(swiglu.backward_torch(dy, gate_up)[0], expected)
+    close(swiglu.backward_reference(dy, gate_up)[0], expected)
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.5])
 def test_swiglu_in_fp8(scale: float) -> None:
     gate_up, dy = wide(70, 32).float(), wide(70, 16, seed=1).float() * 1e-6
-    y = swiglu.forward_torch(gate_up).y
+    y = swiglu.forward_reference(gate_up).y
     state, saved_state = scaling(scale), scaling(scale)
-    found = swiglu.forward_torch(gate_up, fp8=state, save_fp8=saved_state)
+    found = swiglu.forward_reference(gate_up, fp8=state, save_fp8=saved_state)
     assert found.y is None
     assert y is not None
     check_fp8(found.y8, y, state, scale, E4M3)
@@ -185,8 +190,8 @@ def test_swiglu_in_fp8(scale: float) -> None:
     kept = widen_fp8(found.saved)
     assert (kept - gate_up).norm() < 0.05 * gate_up.norm()
     state = scaling(scale)
-    expected, _ = swiglu.backward_torch(dy, kept)
-    none, d_gate_up8 = swiglu.backward_torch(dy, found.saved, fp8=state)
+    expected, _ = swiglu.backward_reference(dy, kept)
+    none, d_gate_up8 = swiglu.backward_reference(dy, found.saved, fp8=state)
     assert none is None
     assert expected is not None
     check_fp8(d_gate_up8, expected, state, scale, E5M2)
@@ -194,7 +199,7 @@ def test_swiglu_in_fp8(scale: float) -> None:
 
 def test_frozen_scales_are_used_and_left() -> None:
     state, unknown = scaling(2.5), scaling()
-    found = swiglu.forward_torch(wide(8, 32).float(), fp8=state, save_fp8=unknown, frozen_scales=True)
+    found = swiglu.forward_reference(wide(8, 32).float(), fp8=state, save_fp8=unknown, frozen_scales=True)
     assert found.y8 is not None
     assert found.y8.scale_inverse == 1 / 2.5
     assert (state.scale, unknown.scale) == (2.5, 0.0)
@@ -209,30 +214,30 @@ def test_the_dropout_of_an_adapter_is_that_of_the_elements_numbers() -> None:
     numbers = [[row * 64 + 20 + column for column in range(10)] for row in (4, 0, 9)]
     keep = keep_mask(SEED, 7, torch.tensor(numbers), 0.1)
     assert not keep.all()
-    assert torch.equal(dropped_torch(x, DropoutMask(0.1, SEED, 7), region), x * keep * KEPT)
+    assert torch.equal(dropped_reference(x, DropoutMask(0.1, SEED, 7), region), x * keep * KEPT)
 
 
 def test_parts_of_a_tensor_have_its_mask() -> None:
     x, mask = wide(12, 16), DropoutMask(0.5, SEED, 7)
-    whole = dropped_torch(x, mask)
+    whole = dropped_reference(x, mask)
     rows = torch.tensor([2, 11, 5])
-    assert torch.equal(dropped_torch(x[rows, 8:], mask, Region(rows, 16, 8)), whole[rows, 8:])
+    assert torch.equal(dropped_reference(x[rows, 8:], mask, Region(rows, 16, 8)), whole[rows, 8:])
 
 
 def test_the_gradient_of_an_adapters_input_passes_its_dropout() -> None:
     x, a, du, dx = wide(6, 10).requires_grad_(), wide(3, 10, seed=1), wide(6, 3, seed=2), wide(6, 10, seed=3)
     keep = keep_mask(SEED, 7, 60, 0.1).view(6, 10)
     (expected,) = torch.autograd.grad((x * keep * KEPT) @ a.t(), x, du)
-    found = add_input_gradient_torch(dx.clone(), du, a, DropoutMask(0.1, SEED, 7))
+    found = add_input_gradient_reference(dx.clone(), du, a, DropoutMask(0.1, SEED, 7))
     close(found, dx + expected)
 
 
 def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
     residual, weight, mask = half(6, 10), half(10, seed=1), DropoutMask(0.1, SEED, 7)
-    normed = rms_norm.forward_torch(residual, None, weight, 1e-5)
+    normed = rms_norm.forward_reference(residual, None, weight, 1e-5)
     assert normed.y is not None
-    found = dropped_norm_torch(residual, normed.inverse_rms, weight, mask)
-    assert torch.equal(found, dropped_torch(normed.y, mask))
+    found = dropped_norm_reference(residual, normed.inverse_rms, weight, mask)
+    assert torch.equal(found, dropped_reference(normed.y, mask))
 
 
 # Transposes
@@ -240,7 +245,7 @@ def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
 
 def test_a_weight_is_transposed_into_the_scratch() -> None:
     weight, scratch = wide(3, 5).to(E4M3), torch.zeros(20, dtype=E4M3)
-    found = transpose_torch(weight, scratch)
+    found = transpose_reference(weight, scratch)
     assert found.data_ptr() == scratch.data_ptr()
     assert found.float().tolist() == [list(column) for column in zip(*weight.float().tolist(), strict=True)]
 
@@ -248,12 +253,12 @@ def test_a_weight_is_transposed_into_the_scratch() -> None:
 @pytest.mark.parametrize(("size", "dtype", "what"), [(14, E4M3, "of 14 elements"), (20, E5M2, "float8_e5m2")])
 def test_a_scratch_that_does_not_fit_is_an_error(size: int, dtype: torch.dtype, what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        transpose_torch(wide(3, 5).to(E4M3), torch.zeros(size, dtype=dtype))
+        transpose_reference(wide(3, 5).to(E4M3), torch.zeros(size, dtype=dtype))
 
 
 def test_transposes_are_of_bytes() -> None:
     request = OperationRequest(torch.device("cuda"), torch.bfloat16)
-    assert "8 bits" in str(transpose_fp8.IMPLEMENTATIONS["triton"].unsupported(request))
+    assert "8 bits" in str(transpose_fp8.TRANSPOSE_FP8.unsupported("triton", request))
 
 
 def test_angles_of_the_last_position_are_exact_to_single_precision() -> None:

@@ -15,11 +15,11 @@ from common import optional_packages
 from common.errors import UnsupportedImplementation
 from common.ops.causal_attention import cudnn_frontend
 from common.ops.causal_attention.parts import Library
-from common.ops.causal_attention.plain import Saved
-from common.ops.dense_attention import IMPLEMENTATIONS, flash_attention_3
+from common.ops.causal_attention.reference import Saved
+from common.ops.dense_attention import DENSE_ATTENTION, flash_attention_3
 from common.ops.dense_attention.library import LibraryAttention
-from common.ops.dense_attention.plain import Attention
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.dense_attention.reference import Attention
+from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable
 
 SHAPES = pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def on_cpu_into(do: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor,
 
 
 EVERY = {
-    "plain": IMPLEMENTATIONS["torch"].function,
+    "plain": DENSE_ATTENTION.function("reference"),
     "joined": LibraryAttention(Library(on_cpu_forward, on_cpu_backward)),
     "in place": LibraryAttention(Library(on_cpu_forward, on_cpu_backward, into=on_cpu_into)),
 }
@@ -126,7 +126,7 @@ def test_both_directions_are_capturable(attention: Attention) -> None:
 
 def test_plain_in_half_precision_computes_in_single() -> None:
     q, k, v = (random(2, 5, 2, 8, seed=seed).half() for seed in range(3))
-    attention = IMPLEMENTATIONS["torch"].function
+    attention = DENSE_ATTENTION.function("reference")
     assert torch.equal(attention(q, k, v), attention(q.float(), k.float(), v.float()).half())
 
 
@@ -146,7 +146,7 @@ def test_shapes_that_mean_nothing_are_refused(attention: Attention) -> None:
 @pytest.mark.parametrize("name", ["cudnn", "flash"])
 @pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 77)])
 def test_pytorchs_operators_take_what_they_are_given(name: str, queries: int, keys: int) -> None:
-    attention = IMPLEMENTATIONS[name].function
+    attention = DENSE_ATTENTION.function(name)
     q, k, v = (
         torch.empty(2, length, 5, 64, dtype=torch.bfloat16, device="meta").requires_grad_()
         for length in (queries, keys, keys)
@@ -179,28 +179,28 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hopper")
 def test_cudnn_comes_first_and_flash_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert select(IMPLEMENTATIONS, AUTO, on_hopper()).name == "cudnn"
-    assert select(IMPLEMENTATIONS, AUTO, on_hopper(torch.float32)).name == "torch"
-    assert select(IMPLEMENTATIONS, AUTO, on_hopper(head_size=60)).name == "torch"
+    assert DENSE_ATTENTION.select(AUTO, on_hopper()).name == "cudnn"
+    assert DENSE_ATTENTION.select(AUTO, on_hopper(torch.float32)).name == "reference"
+    assert DENSE_ATTENTION.select(AUTO, on_hopper(head_size=60)).name == "reference"
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     monkeypatch.setattr(optional_packages, "_import_all", "{0.name} is not installed".format)
-    assert select(IMPLEMENTATIONS, AUTO, on_hopper()).name == "flash"
+    assert DENSE_ATTENTION.select(AUTO, on_hopper()).name == "flash"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_an_old_cudnn_takes_multiples_of_64_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 8907)
     with pytest.raises(UnsupportedImplementation, match="cuDNN 8907 takes multiples of 64 keys, not 77"):
-        select(IMPLEMENTATIONS, "cudnn", on_hopper())
-    assert select(IMPLEMENTATIONS, "cudnn", on_hopper(keys=128)).name == "cudnn"
+        DENSE_ATTENTION.select("cudnn", on_hopper())
+    assert DENSE_ATTENTION.select("cudnn", on_hopper(keys=128)).name == "cudnn"
 
 
-@pytest.mark.parametrize("name", [name for name in IMPLEMENTATIONS if name != "torch"])
+@pytest.mark.parametrize("name", list(DENSE_ATTENTION.fast))
 def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None:
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, SIZES)
     with pytest.raises(UnsupportedImplementation, match="needs a CUDA device"):
-        select(IMPLEMENTATIONS, name, request)
-    assert select(IMPLEMENTATIONS, AUTO, request).name == "torch"
+        DENSE_ATTENTION.select(name, request)
+    assert DENSE_ATTENTION.select(AUTO, request).name == "reference"
 
 
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
@@ -248,7 +248,7 @@ def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
 
 @pytest.mark.usefixtures("operators")
 def test_flash_attention_3_is_asked_as_its_signature_says() -> None:
-    check_both_ways(IMPLEMENTATIONS["flash_attention_3"].function)
+    check_both_ways(DENSE_ATTENTION.function("flash_attention_3"))
 
 
 def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.Mo
     for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
-    check_both_ways(IMPLEMENTATIONS["flash_attention_4"].function)
+    check_both_ways(DENSE_ATTENTION.function("flash_attention_4"))
 
 
 def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
 
     monkeypatch.setattr(cudnn_frontend, "_forward_graph", Forward)
     monkeypatch.setattr(cudnn_frontend, "_backward_graph", Backward)
-    check_both_ways(IMPLEMENTATIONS["cudnn_frontend"].function, tolerance=1e-6)  # log-sum-exp is fp32
+    check_both_ways(DENSE_ATTENTION.function("cudnn_frontend"), tolerance=1e-6)  # log-sum-exp is fp32
 
 
 @pytest.mark.usefixtures("hopper")

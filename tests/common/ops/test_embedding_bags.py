@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows
-from common.ops.embedding_bags.plain import dense_gradient_torch, pool_torch, sort_torch, update_torch
+from common.ops.embedding_bags.reference import (
+    dense_gradient_reference,
+    pool_reference,
+    sort_reference,
+    update_reference,
+)
 from common.ops.embedding_bags.rounding import round_by_chance
 from tests.capturable import Capturable
 
@@ -83,7 +88,7 @@ def test_sums_over_shards_are_pytorchs_bags(shards: int) -> None:
     whole, ids, total = tables(), batch(1), torch.zeros(SAMPLES, len(TABLES), WIDTH, dtype=torch.float64)
     for shard, bags in enumerate(stores(shards)):
         part = torch.full_like(total, torch.nan)
-        pool_torch(shard_of(whole, shard, shards), ids, bags, part)
+        pool_reference(shard_of(whole, shard, shards), ids, bags, part)
         total += part
     torch.testing.assert_close(total, pooled(whole, ids), rtol=1e-13, atol=1e-13)
 
@@ -91,7 +96,7 @@ def test_sums_over_shards_are_pytorchs_bags(shards: int) -> None:
 def test_vectors_are_written_between_others_in_their_dtype() -> None:
     whole, ids, (bags,) = tables(torch.float16), batch(1), stores(1)
     wide = torch.full((SAMPLES, 1 + len(TABLES), WIDTH), 7.0, dtype=torch.bfloat16)
-    pool_torch(torch.cat(whole), ids, bags, wide[:, 1:])
+    pool_reference(torch.cat(whole), ids, bags, wide[:, 1:])
     assert (wide[:, 0] == 7).all()
     expected = pooled([table.float() for table in whole], ids)
     torch.testing.assert_close(wide[:, 1:].float(), expected, rtol=2**-8, atol=1e-6)
@@ -108,7 +113,7 @@ def test_keys_are_sorted_by_row_and_then_by_place(shards: int) -> None:
                     own = key % shards == bag.shard
                     found.append((bag.base + key // shards if own else bags.rows, sample * len(bags) + number))
         found.sort(key=lambda pair: pair[0])
-        keys = sort_torch(ids, bags)
+        keys = sort_reference(ids, bags)
         assert keys.row_M.dtype == keys.source_M.dtype == torch.int32
         assert keys.ours == sum(row < bags.rows for row, _ in found)
         assert list(zip(keys.row_M.tolist(), keys.source_M.tolist(), strict=True)) == found
@@ -123,8 +128,10 @@ def test_updates_are_those_of_pytorchs_optimizers_on_dense_tables(adagrad: bool,
         rows = shard_of(tables(), shard, shards)
         state = torch.zeros_like(rows) if adagrad else None
         for step in range(steps):
-            keys = sort_torch(batch(step), bags)
-            update_torch(keys, gradients(step), rows, state, AdagradRows(1e-8) if adagrad else SgdRows(), *scalars())
+            keys = sort_reference(batch(step), bags)
+            update_reference(
+                keys, gradients(step), rows, state, AdagradRows(1e-8) if adagrad else SgdRows(), *scalars()
+            )
         torch.testing.assert_close(rows, shard_of(expected, shard, shards), rtol=1e-12, atol=1e-12)
 
 
@@ -133,8 +140,8 @@ def test_an_update_for_every_occurrence_would_be_another() -> None:
     (bags,), expected, rows = stores(1), torch.cat(trained(torch.optim.Adagrad, 1, eps=1e-8)), torch.cat(tables())
     state = torch.zeros_like(rows)
     for sample in range(SAMPLES):
-        keys = sort_torch(batch(0)[sample : sample + 1], bags)
-        update_torch(keys, gradients(0)[sample : sample + 1], rows, state, AdagradRows(1e-8), *scalars())
+        keys = sort_reference(batch(0)[sample : sample + 1], bags)
+        update_reference(keys, gradients(0)[sample : sample + 1], rows, state, AdagradRows(1e-8), *scalars())
     assert (rows - expected).abs().max() > RATE / 2
 
 
@@ -144,8 +151,8 @@ def test_fp32_is_within_rounding() -> None:
     state = torch.zeros_like(rows)
     for step in range(3):
         gradient = gradients(step, dtype=torch.float32)
-        update_torch(
-            sort_torch(batch(step), bags), gradient, rows, state, AdagradRows(1e-8), *scalars(dtype=torch.float32)
+        update_reference(
+            sort_reference(batch(step), bags), gradient, rows, state, AdagradRows(1e-8), *scalars(dtype=torch.float32)
         )
     torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-6)
 
@@ -157,7 +164,7 @@ def test_dense_gradients_are_autograds(shards: int) -> None:
     expected = [table.grad for table in whole]
     for shard, bags in enumerate(stores(shards)):
         out = torch.full((bags.rows, WIDTH), torch.nan, dtype=torch.float64)
-        dense_gradient_torch(sort_torch(ids, bags), gradients(4), out)
+        dense_gradient_reference(sort_reference(ids, bags), gradients(4), out)
         torch.testing.assert_close(out, shard_of(expected, shard, shards), rtol=1e-12, atol=1e-12)  # type: ignore[arg-type]
 
 
@@ -169,11 +176,11 @@ def test_rows_and_state_keep_their_bits(case: str) -> None:
     rows[0] = -0.0
     state = rows.abs()
     before = rows.clone(), state.clone()
-    keys = sort_torch(ids, bags)
+    keys = sort_reference(ids, bags)
     gradient = gradients(5, dtype=torch.float32)
     if case == "forbidden":
         gradient[0] = torch.nan
-    update_torch(keys, gradient, rows, state, AdagradRows(1e-8), *scalars(case != "forbidden", torch.float32))
+    update_reference(keys, gradient, rows, state, AdagradRows(1e-8), *scalars(case != "forbidden", torch.float32))
     for now, then in zip((rows, state), before, strict=True):
         assert torch.equal(now.view(torch.int32), then.view(torch.int32))
 
@@ -182,18 +189,18 @@ def test_keys_outside_their_table_are_nobodys() -> None:
     (bags,), ids, rows = stores(1), batch(6), torch.cat(tables())
     ids[3], ids[4] = -1, 40
     out = torch.empty(SAMPLES, len(TABLES), WIDTH, dtype=torch.float64)
-    pool_torch(rows, ids, bags, out)
+    pool_reference(rows, ids, bags, out)
     assert (out[3:5] == 0).all()
-    assert (sort_torch(ids, bags).row_M == bags.rows).sum() == 2 * COLUMNS
+    assert (sort_reference(ids, bags).row_M == bags.rows).sum() == 2 * COLUMNS
 
 
 def test_bags_of_some_columns_leave_the_others() -> None:
     ids, whole = batch(7), tables()
     bags = Bags([Bag(6, 9, 0, 5), Bag(0, 3, 5, 7)], "cpu")
     out = torch.empty(SAMPLES, 2, WIDTH, dtype=torch.float64)
-    pool_torch(torch.cat([whole[3], whole[0]]), ids, bags, out)
+    pool_reference(torch.cat([whole[3], whole[0]]), ids, bags, out)
     torch.testing.assert_close(out, pooled(whole, ids)[:, [3, 0]], rtol=1e-13, atol=1e-13)
-    assert len(sort_torch(ids, bags).row_M) == SAMPLES * 12
+    assert len(sort_reference(ids, bags).row_M) == SAMPLES * 12
 
 
 def test_a_graph_can_hold_everything() -> None:
@@ -203,10 +210,10 @@ def test_a_graph_can_hold_everything() -> None:
     gradient, out = gradients(8, dtype=torch.bfloat16), torch.empty(SAMPLES, len(TABLES), WIDTH)
     settings, seed = scalars(dtype=torch.float32), torch.tensor(3)
     with Capturable():
-        pool_torch(rows, ids, bags, out)
-        keys = sort_torch(ids, bags)
-        update_torch(keys, gradient, rows, state, AdagradRows(1e-8), *settings, rounding_seed=seed)
-        dense_gradient_torch(keys, gradient, state)
+        pool_reference(rows, ids, bags, out)
+        keys = sort_reference(ids, bags)
+        update_reference(keys, gradient, rows, state, AdagradRows(1e-8), *settings, rounding_seed=seed)
+        dense_gradient_reference(keys, gradient, state)
     assert rows.abs().max() > 0
 
 
@@ -244,10 +251,10 @@ def test_small_updates_of_fp16_rows_add_up_by_chance_and_are_lost_without() -> N
     settings = torch.tensor(2.0**-13), torch.tensor(1.0), torch.tensor(True)
     nearest = torch.ones(4, wide, dtype=torch.float16)
     by_chance = nearest.clone()
-    keys = sort_torch(ids, bags)
+    keys = sort_reference(ids, bags)
     for step in range(steps):
-        update_torch(keys, gradient, nearest, None, SgdRows(), *settings)
-        update_torch(keys, gradient, by_chance, None, SgdRows(), *settings, rounding_seed=torch.tensor(step))
+        update_reference(keys, gradient, nearest, None, SgdRows(), *settings)
+        update_reference(keys, gradient, by_chance, None, SgdRows(), *settings, rounding_seed=torch.tensor(step))
     assert (nearest == 1).all()
     assert by_chance.float().mean().item() == pytest.approx(1 + steps * 2.0**-13, abs=2e-4)
 
@@ -274,12 +281,12 @@ def test_stores_that_cannot_be_are_refused() -> None:
 def test_tensors_that_do_not_fit_are_refused() -> None:
     bags, ids = stores(1)[0], batch(9)
     rows, gradient = torch.cat(tables()), gradients(9)
-    keys, out = sort_torch(ids, bags), copy.copy(gradient)
+    keys, out = sort_reference(ids, bags), copy.copy(gradient)
     for bad in (ids[:, :-1], ids[0], torch.cat([ids, ids]).T.contiguous().T):
         with pytest.raises(ValueError, match="keys are"):
-            sort_torch(bad, bags)
+            sort_reference(bad, bags)
     with pytest.raises(ValueError, match="vectors of 11 samples"):
-        pool_torch(rows, ids, bags, out[:-1])
+        pool_reference(rows, ids, bags, out[:-1])
     for state, rule, text in (
         (rows, SgdRows(), "has no state"),
         (None, AdagradRows(1e-8), "not none"),
@@ -287,8 +294,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         (rows[1:], AdagradRows(1e-8), "Adagrad's state"),
     ):
         with pytest.raises(ValueError, match=text):
-            update_torch(keys, gradient, rows, state, rule, *scalars())
+            update_reference(keys, gradient, rows, state, rule, *scalars())
     with pytest.raises(ValueError, match="rows are contiguous"):
-        update_torch(keys, gradient, rows[1:], None, SgdRows(), *scalars())
+        update_reference(keys, gradient, rows[1:], None, SgdRows(), *scalars())
     with pytest.raises(ValueError, match="gradients of 4 bags"):
-        dense_gradient_torch(keys, gradient[:, :2], rows)
+        dense_gradient_reference(keys, gradient[:, :2], rows)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from common.ops import embedding_bags
 from common.ops.bench import cases
 from common.ops.embedding_bags import bench_cases
-from common.ops.implementation import always
+from tests.references import run_references
 
 SAMPLES = 64
 
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain implementation in the place of the kernels."""
+    """The reference in the place of the kernels."""
     monkeypatch.setattr(cases, "DEVICE", "cpu")
-    implementations = embedding_bags.IMPLEMENTATIONS
-    stand_in = replace(implementations["triton"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "triton", stand_in)
+    run_references(monkeypatch, embedding_bags.EMBEDDING_BAGS)
     torch.manual_seed(0)
 
 

@@ -12,9 +12,9 @@ import torch
 from fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
-from common.ops.bias_gelu.plain import bias_gelu_torch
-from common.ops.dropout.plain import DropoutMask
-from common.ops.dropout_add_norm.plain import dropout_add_norm_torch
+from common.ops.bias_gelu.reference import bias_gelu_reference
+from common.ops.dropout.reference import DropoutMask
+from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.linear import Linear
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
 
@@ -72,7 +72,7 @@ def test_gelu_between_two_products_equals_products_of_quantised_operands() -> No
         scales = {layer: [scale(layer, role) for role in (INPUT, WEIGHT, GRADIENT)] for layer in (up, down)}
         handover = up.handover()
         assert handover is not None
-        h8 = bias_gelu_torch(
+        h8 = bias_gelu_reference(
             up(x, add_bias=False, handover=handover), up.bias, fp8=down.input_scaling(), handover=handover
         )
         y = down(h8)
@@ -135,7 +135,7 @@ def test_two_forward_passes_each_have_a_handover() -> None:
     handovers, outputs = [], []
     for x, _ in batches:
         handovers.append(up.handover())
-        outputs.append(bias_gelu_torch(up(x, add_bias=False, handover=handovers[-1]), bias, handover=handovers[-1]))
+        outputs.append(bias_gelu_reference(up(x, add_bias=False, handover=handovers[-1]), bias, handover=handovers[-1]))
     for (x, dy), y in reversed(list(zip(batches, outputs, strict=True))):
         up.zero_grad()
         assert isinstance(y, Tensor)
@@ -157,7 +157,7 @@ def sub_layer(fused: bool) -> tuple[list[Tensor], list[Tensor]]:
     for _ in range(2):  # the second has the scales of the first, whose tensors are the same
         handover = out.handover() if fused else None
         y = out(x, add_bias=False, handover=handover)
-        first, second = dropout_add_norm_torch(
+        first, second = dropout_add_norm_reference(
             y, out.bias, residual, weight, bias, 1e-12, mask, True,
             fp8=up.input_scaling() if fused else None, handover=handover,
         )  # fmt: skip

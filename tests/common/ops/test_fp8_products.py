@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
-from common.ops.fp8_cast.plain import LARGEST_SCALE, Fp8Tensor, Scaling, cast_torch
-from common.ops.implementation import OperationRequest
+from common.ops.fp8_cast.reference import LARGEST_SCALE, Fp8Tensor, Scaling, cast_reference
 from common.ops.linear import fp8
 from common.ops.linear.fp8 import Fp8Product, same_weights
+from common.ops.operation import OperationRequest
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.step.graphs import StepRunner
@@ -76,7 +76,7 @@ def awkward(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 def test_rounds_to_nearest_even_and_saturates(dtype: torch.dtype) -> None:
     x = awkward(dtype)
-    found = cast_torch(x, fresh_scaling(1.0), dtype, False)
+    found = cast_reference(x, fresh_scaling(1.0), dtype, False)
     expected = oracle.encode(x.float().numpy(), dtype)
     assert found.data.dtype == dtype
     np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
@@ -85,14 +85,14 @@ def test_rounds_to_nearest_even_and_saturates(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
 def test_the_scale_is_applied_in_fp32(dtype: torch.dtype) -> None:
     x = normal(64, 48)
-    found = cast_torch(x, fresh_scaling(37.3), dtype, False)
+    found = cast_reference(x, fresh_scaling(37.3), dtype, False)
     expected = oracle.encode(x.float().numpy() * np.float32(37.3), dtype)
     np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
     assert found.scale_inverse.item() == np.float32(1) / np.float32(37.3)
 
 
 def test_the_transpose_holds_the_same_bytes() -> None:
-    found = cast_torch(normal(64, 48), fresh_scaling(), E4M3, True)
+    found = cast_reference(normal(64, 48), fresh_scaling(), E4M3, True)
     assert found.transposed is not None
     assert found.transposed.is_contiguous()
     assert torch.equal(found.transposed.view(torch.uint8), found.data.view(torch.uint8).t())
@@ -103,7 +103,7 @@ def test_the_transpose_holds_the_same_bytes() -> None:
 def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(dtype: torch.dtype, value: float) -> None:
     x, scaling = normal(32, 32), fresh_scaling(3.0)
     x[5, 7] = value
-    found = cast_torch(x, scaling, dtype, False)
+    found = cast_reference(x, scaling, dtype, False)
     expected = torch.zeros(32, 32, dtype=torch.bool)
     expected[5, 7] = True
     assert torch.equal(found.data.float().isnan(), expected)
@@ -116,7 +116,7 @@ def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
     for seed, size in enumerate((1.0, 1e-6, 300.0)):
         x = (normal(600, 32, seed=seed, dtype=torch.float32) * size).to(torch.bfloat16)
         used = oracle.first_scale(x, dtype) if seed == 0 else np.float32(scaling.scale.item())
-        found = cast_torch(x, scaling, dtype, False)
+        found = cast_reference(x, scaling, dtype, False)
         assert found.scale_inverse.item() == np.float32(1) / used
         assert scaling.scale.item() == oracle.scale_of(x.float().abs().max().item(), dtype)
 
@@ -124,27 +124,27 @@ def test_a_use_leaves_the_scale_of_its_own_amax(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scale", [0.0, 5.0])
 def test_frozen_scales_are_used_and_left(scale: float) -> None:
     x, scaling = normal(32, 32), fresh_scaling(scale)
-    found = cast_torch(x, scaling, E4M3, False, frozen_scales=True)
+    found = cast_reference(x, scaling, E4M3, False, frozen_scales=True)
     assert found.scale_inverse.item() == np.float32(1) / (np.float32(scale) if scale else oracle.first_scale(x, E4M3))
     assert scaling.scale.item() == scale
 
 
 def test_zeros_leave_the_scale() -> None:
     scaling = fresh_scaling(5.0)
-    cast_torch(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
+    cast_reference(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
     assert scaling.scale.item() == 5.0
 
 
 def test_zeros_at_first_leave_the_scale_unknown() -> None:
     scaling = fresh_scaling()
-    found = cast_torch(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
+    found = cast_reference(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
     assert scaling.scale.item() == 0.0
     assert found.scale_inverse.item() == 1.0
 
 
 def test_the_scale_of_denormal_numbers_has_a_normal_inverse() -> None:
     scaling = fresh_scaling()
-    cast_torch(torch.full((16, 16), 1e-40, dtype=torch.bfloat16), scaling, E4M3, False)
+    cast_reference(torch.full((16, 16), 1e-40, dtype=torch.bfloat16), scaling, E4M3, False)
     assert scaling.scale.item() == LARGEST_SCALE
     assert torch.finfo(torch.float32).tiny <= 1.0 / LARGEST_SCALE
 
@@ -154,7 +154,7 @@ def test_the_scale_of_denormal_numbers_has_a_normal_inverse() -> None:
 def test_the_first_use_is_as_precise_as_the_format(dtype: torch.dtype, size: float) -> None:
     x = (normal(1000, 64, dtype=torch.float32) * size).to(torch.bfloat16)
     x[1:256:3] *= 2  # rows that are not all sampled
-    found = cast_torch(x, fresh_scaling(), dtype, False)
+    found = cast_reference(x, fresh_scaling(), dtype, False)
     error = found.data.float() * found.scale_inverse - x.float()
     mantissa_bits = {E4M3: 3, E5M2: 2}[dtype]
     assert error.norm() / x.float().norm() < 2.0 ** -(mantissa_bits + 1)
@@ -215,7 +215,7 @@ def test_a_detached_bias_is_added_but_not_differentiated() -> None:
 def test_an_fp8_input_gives_what_its_source_gives_and_passes_the_gradient_on(transpose: bool) -> None:
     x, dy = normal(32, 48).requires_grad_(), normal(32, 16, seed=2)
     given, plain = Layer(48, 16), Layer(48, 16)
-    x8 = cast_torch(x, fresh_scaling(), E4M3, transpose)
+    x8 = cast_reference(x, fresh_scaling(), E4M3, transpose)
     unwritten = torch.full((), math.nan, dtype=x.dtype).expand(x.shape)
     stand_in = _Same.apply(x, unwritten)
     y = given(Fp8Tensor(x8.data, x8.transposed, x8.scale_inverse, stand_in))
@@ -459,6 +459,6 @@ def test_an_input_of_other_columns_is_refused() -> None:
 
 
 def test_an_fp8_input_in_evaluation_is_refused() -> None:
-    layer, x8 = Layer(32, 16), cast_torch(normal(16, 32), fresh_scaling(), E4M3, True)
+    layer, x8 = Layer(32, 16), cast_reference(normal(16, 32), fresh_scaling(), E4M3, True)
     with torch.no_grad(), pytest.raises(TypeError, match="takes the tensor itself"):
         layer(x8)

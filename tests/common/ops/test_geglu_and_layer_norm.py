@@ -1,4 +1,4 @@
-"""The plain versions of GEGLU and of the residual addition with LayerNorm: formulas in float64, and what they round."""
+"""The references of GEGLU and of the residual addition with LayerNorm: formulas in float64, and what they round."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops import add_layer_norm, geglu
-from common.ops.add_layer_norm.plain import add_layer_norm_torch
-from common.ops.geglu.plain import geglu_torch
-from common.ops.implementation import OperationRequest, select
+from common.ops.add_layer_norm.reference import add_layer_norm_reference
+from common.ops.geglu.reference import geglu_reference
+from common.ops.operation import OperationRequest
 
 
 def wide(*shape: int, seed: int = 0) -> Tensor:
@@ -23,17 +23,17 @@ def test_geglu_is_the_value_times_the_gate_times_its_normal_probability() -> Non
     x, bias = wide(7, 10) * 3, wide(10, seed=1)
     z = (x + bias).numpy()
     value, gate = z[:, :5], z[:, 5:]
-    np.testing.assert_allclose(geglu_torch(x, bias).numpy(), value * gate * ndtr(gate), rtol=1e-12, atol=1e-14)
-    np.testing.assert_array_equal(geglu_torch(x + bias, None), geglu_torch(x, bias))
+    np.testing.assert_allclose(geglu_reference(x, bias).numpy(), value * gate * ndtr(gate), rtol=1e-12, atol=1e-14)
+    np.testing.assert_array_equal(geglu_reference(x + bias, None), geglu_reference(x, bias))
 
 
 def test_geglu_differentiates_to_its_difference_quotient() -> None:
-    assert torch.autograd.gradcheck(geglu_torch, [wide(4, 6).requires_grad_(), wide(6, seed=1).requires_grad_()])
+    assert torch.autograd.gradcheck(geglu_reference, [wide(4, 6).requires_grad_(), wide(6, seed=1).requires_grad_()])
 
 
 def test_geglu_in_half_precision_rounds_once() -> None:
     x, bias = wide(5, 6).half(), wide(6, seed=1).half()
-    assert torch.equal(geglu_torch(x, bias), geglu_torch(x.float(), bias.float()).half())
+    assert torch.equal(geglu_reference(x, bias), geglu_reference(x.float(), bias.float()).half())
 
 
 @pytest.mark.parametrize("parts", ["neither", "added", "residual", "both"])
@@ -44,7 +44,7 @@ def test_add_layer_norm_is_its_formula(parts: str) -> None:
     total = x.numpy() + (0 if added is None else added.numpy()) + (0 if residual is None else residual.numpy())
     centred = total - total.mean(1, keepdims=True)
     normal = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 0.01)
-    found_sum, found_norm = add_layer_norm_torch(x, residual, weight, bias, 0.01, added_C=added)
+    found_sum, found_norm = add_layer_norm_reference(x, residual, weight, bias, 0.01, added_C=added)
     np.testing.assert_allclose(found_sum.numpy(), total, rtol=1e-15)
     np.testing.assert_allclose(found_norm.numpy(), normal * weight.numpy() + bias.numpy(), rtol=1e-12, atol=1e-13)
 
@@ -56,7 +56,7 @@ def test_add_layer_norm_differentiates_to_its_difference_quotient(read: str) -> 
     ]
 
     def results(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> tuple[Tensor, ...]:
-        pair = add_layer_norm_torch(x, residual, weight, bias, 1e-5, added_C=added)
+        pair = add_layer_norm_reference(x, residual, weight, bias, 1e-5, added_C=added)
         return {"sum": pair[:1], "normed": pair[1:], "both": pair}[read]
 
     assert torch.autograd.gradcheck(results, tensors)
@@ -66,23 +66,23 @@ def test_add_layer_norm_normalises_the_sum_as_it_was_rounded() -> None:
     x, residual, weight, bias, added = (
         t.bfloat16() for t in (wide(5, 6), wide(5, 6, seed=1), wide(6, seed=2), wide(6, seed=3), wide(6, seed=4))
     )
-    total, normed = add_layer_norm_torch(x, residual, weight, bias, 1e-5, added_C=added)
+    total, normed = add_layer_norm_reference(x, residual, weight, bias, 1e-5, added_C=added)
     assert torch.equal(total, (x.float() + added.float() + residual.float()).bfloat16())
-    again, same = add_layer_norm_torch(total, None, weight, bias, 1e-5)
+    again, same = add_layer_norm_reference(total, None, weight, bias, 1e-5)
     assert again is total
     assert torch.equal(normed, same)
 
 
-@pytest.mark.parametrize("operation", [geglu, add_layer_norm])
-def test_a_cpu_without_an_interpreter_takes_the_plain_version(operation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operation", [geglu.GEGLU, add_layer_norm.ADD_LAYER_NORM], ids=lambda found: found.name)
+def test_a_cpu_without_an_interpreter_takes_the_reference(operation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     request = OperationRequest(torch.device("cpu"), torch.float32, {"features": 320})
-    assert select(operation.IMPLEMENTATIONS, "auto", request).name == "torch"
+    assert operation.select("auto", request).name == "reference"
     with pytest.raises(UnsupportedImplementation, match="triton"):
-        select(operation.IMPLEMENTATIONS, "triton", request)
+        operation.select("triton", request)
 
 
 def test_rows_that_no_program_can_hold_are_refused() -> None:
     request = OperationRequest(torch.device("cuda"), torch.float16, {"features": 16384})
     with pytest.raises(UnsupportedImplementation, match="at most 8192 features, not 16384"):
-        select(add_layer_norm.IMPLEMENTATIONS, "triton", request)
+        add_layer_norm.ADD_LAYER_NORM.select("triton", request)

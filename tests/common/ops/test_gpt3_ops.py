@@ -12,12 +12,12 @@ import torch
 from fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
-from common.ops.bias_gelu import plain as bias_gelu
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling, widen_fp8
-from common.ops.implementation import OperationRequest
-from common.ops.layer_norm_1p import IMPLEMENTATIONS as LAYER_NORM
-from common.ops.layer_norm_1p import plain as layer_norm
-from common.ops.qkv_gradient import plain as qkv_gradient
+from common.ops.bias_gelu import reference as bias_gelu
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
+from common.ops.layer_norm_1p import LAYER_NORM_1P as LAYER_NORM
+from common.ops.layer_norm_1p import reference as layer_norm
+from common.ops.operation import OperationRequest
+from common.ops.qkv_gradient import reference as qkv_gradient
 
 
 def wide(*shape: int, seed: int = 0) -> Tensor:
@@ -67,22 +67,22 @@ def test_norm_and_its_gradients(given: str) -> None:
     for each in (delta, added):
         x = x if each is None else x + each
     y = norm_by_formula(x, weight, bias, 0.01)
-    found = layer_norm.forward_torch(residual, delta, added, weight, bias, 0.01)
+    found = layer_norm.forward_reference(residual, delta, added, weight, bias, 0.01)
     close(found.y, y.detach())
     close(found.residual, x.detach())
     assert (found.residual is residual) == (given == "neither")
-    close(layer_norm.recompute_torch(found.residual, found.moments, weight, bias), y.detach())
+    close(layer_norm.recompute_reference(found.residual, found.moments, weight, bias), y.detach())
 
     dy, d_residual = wide(5, 12, seed=5), wide(5, 12, seed=6)
     alone = torch.autograd.grad(y, leaves, dy, retain_graph=True)
-    dx, none = layer_norm.backward_torch(dy, found.residual, found.moments, weight)
+    dx, none = layer_norm.backward_reference(dy, found.residual, found.moments, weight)
     close(dx, alone[0])
     assert none is None
     total = (y * dy).sum() + (x * d_residual).sum()
     d_leaf, *of_added = torch.autograd.grad(total, [residual, *([] if added is None else [added])])
-    dx, _ = layer_norm.backward_torch(dy, found.residual, found.moments, weight, d_residual)
+    dx, _ = layer_norm.backward_reference(dy, found.residual, found.moments, weight, d_residual)
     close(dx, d_leaf)
-    sums = layer_norm.parameter_gradients_torch(dy, found.residual, found.moments, None if added is None else dx)
+    sums = layer_norm.parameter_gradients_reference(dy, found.residual, found.moments, None if added is None else dx)
     close(sums.weight, alone[1])
     close(sums.bias, alone[2])
     if added is None:
@@ -94,7 +94,7 @@ def test_norm_and_its_gradients(given: str) -> None:
 def test_norm_adds_up_in_single_precision_and_rounds_once() -> None:
     residual, delta, added = half(5, 12), half(5, 12, seed=1), half(12, seed=2)
     weight, bias = half(12, seed=3), half(12, seed=4)
-    found = layer_norm.forward_torch(residual, delta, added, weight, bias, 1e-5)
+    found = layer_norm.forward_reference(residual, delta, added, weight, bias, 1e-5)
     assert torch.equal(found.residual, (residual.double() + delta.double() + added.double()).bfloat16())
     assert found.moments.dtype == torch.float32
     assert found.y is not None
@@ -103,7 +103,7 @@ def test_norm_adds_up_in_single_precision_and_rounds_once() -> None:
 
 
 def test_weights_of_zero_leave_a_normalised_row() -> None:
-    y = layer_norm.forward_torch(wide(3, 64) * 4 + 9, None, None, torch.zeros(64), torch.zeros(64), 0.0).y
+    y = layer_norm.forward_reference(wide(3, 64) * 4 + 9, None, None, torch.zeros(64), torch.zeros(64), 0.0).y
     assert y is not None
     close(y.mean(1), torch.zeros(3, dtype=torch.float64))
     close(y.square().mean(1), torch.ones(3, dtype=torch.float64))
@@ -114,21 +114,21 @@ def test_norm_in_fp8_rounds_once(scale: float) -> None:
     """What is written in 16 bits otherwise comes into FP8 from the arithmetic's own precision."""
     residual, weight, bias = half(70, 48), half(48, seed=1).float(), half(48, seed=2).float()
     state = scaling(scale)
-    y = layer_norm.forward_torch(residual.float(), None, None, weight, bias, 1e-5)
-    found = layer_norm.forward_torch(residual, None, None, weight, bias, 1e-5, half=False, fp8=state)
+    y = layer_norm.forward_reference(residual.float(), None, None, weight, bias, 1e-5)
+    found = layer_norm.forward_reference(residual, None, None, weight, bias, 1e-5, half=False, fp8=state)
     assert found.y is None
     assert y.y is not None
     check_fp8(found.y8, y.y, state, scale, E4M3)
     state = scaling(scale)
     dy = residual * 1e-7
-    dx, _ = layer_norm.backward_torch(dy.float(), residual.float(), y.moments, weight)
-    _, dx8 = layer_norm.backward_torch(dy, residual, y.moments, weight, fp8=state)
+    dx, _ = layer_norm.backward_reference(dy.float(), residual.float(), y.moments, weight)
+    _, dx8 = layer_norm.backward_reference(dy, residual, y.moments, weight, fp8=state)
     check_fp8(dx8, dx, state, scale, E5M2)
 
 
 def test_norm_of_rows_that_no_program_holds_is_left_to_another() -> None:
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, {"features": 20_000})
-    assert "16384 features, not 20000" in str(LAYER_NORM["triton"].unsupported(request))
+    assert "16384 features, not 20000" in str(LAYER_NORM.unsupported("triton", request))
 
 
 # GELU
@@ -143,12 +143,12 @@ def test_gelu_and_its_gradients(biased: bool) -> None:
     x, bias, dy = wide(7, 12).requires_grad_(), wide(12, seed=1).requires_grad_(), wide(7, 12, seed=2)
     given = bias if biased else None
     y = gelu_by_formula(x + bias if biased else x)
-    found = bias_gelu.forward_torch(x, given)
+    found = bias_gelu.forward_reference(x, given)
     close(found.y, y.detach())
     assert found.y8 is None
     assert found.saved is x
     (dx,) = torch.autograd.grad(y, x, dy)
-    back = bias_gelu.backward_torch(dy, x, given)
+    back = bias_gelu.backward_reference(dy, x, given)
     close(back.dx, dx)
     close(back.bias, dx.sum(0))
     assert back.dx8 is None
@@ -158,7 +158,7 @@ def test_gelu_and_its_gradients(biased: bool) -> None:
 def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
     x, bias, dy = half(70, 48), half(48, seed=1), half(70, 48, seed=2) * 1e-7
     state, saved_state = scaling(scale), scaling(scale)
-    found = bias_gelu.forward_torch(x, bias, fp8=state, save_fp8=saved_state)
+    found = bias_gelu.forward_reference(x, bias, fp8=state, save_fp8=saved_state)
     assert found.y is None
     z = x.float() + bias.float()
     check_fp8(found.y8, torch.nn.functional.gelu(z, approximate="tanh"), state, scale, E4M3)
@@ -168,11 +168,11 @@ def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
     kept = widen_fp8(found.saved, torch.float64).requires_grad_()
     (dx,) = torch.autograd.grad(gelu_by_formula(kept), kept, dy.double())
     for gradients, d_bias in (
-        (bias_gelu.backward_torch(dy, found.saved, bias), dx.sum(0)),
-        (bias_gelu.backward_torch(dy, found.saved, None, fp8=state), dx.sum(0)),
+        (bias_gelu.backward_reference(dy, found.saved, bias), dx.sum(0)),
+        (bias_gelu.backward_reference(dy, found.saved, None, fp8=state), dx.sum(0)),
     ):
         torch.testing.assert_close(gradients.bias.double(), d_bias, rtol=1e-5, atol=1e-12)
-    exact = bias_gelu.backward_torch(dy.float(), found.saved, bias).dx
+    exact = bias_gelu.backward_reference(dy.float(), found.saved, bias).dx
     assert exact is not None
     torch.testing.assert_close(exact.double(), dx, rtol=1e-5, atol=1e-13)
     assert gradients.dx is None
@@ -181,10 +181,10 @@ def test_gelu_in_fp8_rounds_once_and_saves_the_sum(scale: float) -> None:
 
 def test_frozen_scales_stay() -> None:
     x, bias, states = half(70, 48), half(48, seed=1), [scaling(3.0) for _ in range(5)]
-    activated = bias_gelu.forward_torch(x, bias, fp8=states[0], save_fp8=states[1], frozen_scales=True)
-    bias_gelu.backward_torch(x, activated.saved, bias, fp8=states[2], frozen_scales=True)
-    normed = layer_norm.forward_torch(x, None, None, bias, bias, 1e-5, fp8=states[3], frozen_scales=True)
-    layer_norm.backward_torch(x, normed.residual, normed.moments, bias, fp8=states[4], frozen_scales=True)
+    activated = bias_gelu.forward_reference(x, bias, fp8=states[0], save_fp8=states[1], frozen_scales=True)
+    bias_gelu.backward_reference(x, activated.saved, bias, fp8=states[2], frozen_scales=True)
+    normed = layer_norm.forward_reference(x, None, None, bias, bias, 1e-5, fp8=states[3], frozen_scales=True)
+    layer_norm.backward_reference(x, normed.residual, normed.moments, bias, fp8=states[4], frozen_scales=True)
     assert [state.scale.item() for state in states] == [3.0] * 5
 
 
@@ -198,12 +198,12 @@ def test_gradient_of_a_product_by_heads(packed: bool) -> None:
     whole = wide(5, 2, 3, 4, seed=2)
     given = whole.unbind(2) if packed else tuple(x.contiguous() for x in whole.unbind(2))
     d_qkv, d_bias = torch.autograd.grad(views, [qkv, bias], given)
-    found = qkv_gradient.join_torch(*given)
+    found = qkv_gradient.join_reference(*given)
     close(found.d_qkv, d_qkv)
     close(found.bias, d_bias)
     assert found.d_qkv is not None
     assert (found.d_qkv.data_ptr() == whole.data_ptr()) == packed
-    assert qkv_gradient.join_torch(*given, half=False).d_qkv is None
+    assert qkv_gradient.join_reference(*given, half=False).d_qkv is None
 
 
 def test_views_that_are_not_of_one_product_are_put_together() -> None:
@@ -211,7 +211,7 @@ def test_views_that_are_not_of_one_product_are_put_together() -> None:
     q, k, v = whole.unbind(2)
     for given in ((k, q, v), (q, k, v.clone()), (q[:, :1], k[:, :1], v[:, :1])):
         assert qkv_gradient.joined(*given) is None
-        found = qkv_gradient.join_torch(*given).d_qkv
+        found = qkv_gradient.join_reference(*given).d_qkv
         assert found is not None
         assert torch.equal(found, torch.stack(given, 2).flatten(1))
     later = qkv_gradient.joined(q[1:], k[1:], v[1:])
@@ -222,7 +222,7 @@ def test_views_that_are_not_of_one_product_are_put_together() -> None:
 @pytest.mark.parametrize("scale", [0.0, 11.0])
 def test_gradient_of_a_product_by_heads_in_fp8(scale: float) -> None:
     whole, state = half(70, 2, 3, 4) * 1e-7, scaling(scale)
-    found = qkv_gradient.join_torch(*whole.unbind(2), half=False, fp8=state, transpose=True)
+    found = qkv_gradient.join_reference(*whole.unbind(2), half=False, fp8=state, transpose=True)
     check_fp8(found.d_qkv8, whole.flatten(1), state, scale, E5M2)
     assert found.d_qkv8 is not None
     assert found.d_qkv8.transposed is not None

@@ -1,4 +1,4 @@
-"""Group norm's plain version against the formula in float64, its layer, and what each implementation refuses."""
+"""Group norm's reference against the formula in float64, its layer, and what each implementation refuses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
 from common.ops import group_norm
 from common.ops.group_norm import apex
-from common.ops.group_norm.plain import group_norm_torch
-from common.ops.implementation import OperationRequest, select
+from common.ops.group_norm.reference import group_norm_reference
+from common.ops.operation import OperationRequest
 from tests.capturable import Capturable
 
 
@@ -46,7 +46,7 @@ def test_group_norm_is_its_formula(parts: tuple[int, ...], added: bool, silu: bo
     x = np.concatenate([value.numpy() for value in inputs], 1) + (
         0 if moved is None else moved.numpy()[..., None, None]
     )
-    found = group_norm_torch(inputs, weight, bias, 3, 0.01, silu=silu, added_NC=moved)
+    found = group_norm_reference(inputs, weight, bias, 3, 0.01, silu=silu, added_NC=moved)
     assert isinstance(found, Tensor)
     assert found.is_contiguous(memory_format=torch.channels_last)
     expected = by_hand(x, 3, weight.numpy(), bias.numpy(), 0.01, silu)
@@ -60,7 +60,7 @@ def test_group_norm_differentiates_to_its_difference_quotient(pair: bool) -> Non
 
     def read(first: Tensor, second: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
         inputs, added = ((first, second), None) if pair else ((first,), second)
-        y, kept = group_norm_torch(inputs, weight, bias, 2, 1e-5, silu=True, added_NC=added, keep=True)
+        y, kept = group_norm_reference(inputs, weight, bias, 2, 1e-5, silu=True, added_NC=added, keep=True)
         return (y, *(3 * value for value in kept))
 
     assert torch.autograd.gradcheck(read, tensors)
@@ -68,8 +68,8 @@ def test_group_norm_differentiates_to_its_difference_quotient(pair: bool) -> Non
 
 def test_group_norm_in_half_precision_rounds_once() -> None:
     x, weight, bias = wide(2, 8, 3, 3).half(), wide(8, seed=1).half(), wide(8, seed=2).half()
-    found = group_norm_torch((x,), weight, bias, 2, 1e-5, silu=True)
-    single = group_norm_torch((x.float(),), weight.float(), bias.float(), 2, 1e-5, silu=True)
+    found = group_norm_reference((x,), weight, bias, 2, 1e-5, silu=True)
+    single = group_norm_reference((x.float(),), weight.float(), bias.float(), 2, 1e-5, silu=True)
     assert isinstance(single, Tensor)
     assert torch.equal(found, single.half())
 
@@ -77,7 +77,7 @@ def test_group_norm_in_half_precision_rounds_once() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_group_norm_far_from_zero_keeps_its_variance(layout: torch.memory_format) -> None:
     x = (wide(2, 32, 16, 16).float() + 1000).contiguous(memory_format=layout)
-    found = group_norm_torch((x,), torch.ones(32), torch.zeros(32), 4, 1e-5, silu=False)
+    found = group_norm_reference((x,), torch.ones(32), torch.zeros(32), 4, 1e-5, silu=False)
     assert isinstance(found, Tensor)
     expected = by_hand(x.double().numpy(), 4, np.ones(32), np.zeros(32), 1e-5, False)
     assert np.abs(found.numpy() - expected).max() < 1e-3
@@ -99,7 +99,7 @@ def test_what_cannot_be_normalised_is_refused(
 ) -> None:
     inputs = tuple(wide(*shape) for shape in shapes)
     with pytest.raises(ValueError, match=message):
-        group_norm_torch(
+        group_norm_reference(
             inputs, wide(24), wide(24), groups, 1e-5, silu=False, added_NC=None if added is None else wide(*added)
         )
 
@@ -127,8 +127,8 @@ def test_the_layer_takes_one_input_or_a_pair_and_hands_them_on() -> None:
 
 def test_layers_say_what_they_chose_and_refuse_what_cannot_be() -> None:
     model = nn.Sequential(GroupNorm(32, 16, 1e-5, silu=True), LayerNorm(32))
-    assert choose(model, GroupNorm, "auto", torch.float64) == "torch"
-    assert choose(model, LayerNorm, "auto", torch.float64) == "torch"
+    assert choose(model, GroupNorm, "auto", torch.float64) == "reference"
+    assert choose(model, LayerNorm, "auto", torch.float64) == "reference"
     with pytest.raises(UnsupportedImplementation, match=r"fp16, bf16 or fp32, not torch\.float64"):
         choose(model, GroupNorm, "triton", torch.float64)
     with pytest.raises(UnsupportedImplementation, match=r"fp16, bf16 or fp32, not torch\.float64"):
@@ -168,7 +168,7 @@ def request(device: str = "cuda", dtype: torch.dtype = torch.float16, **sizes: i
 )
 def test_apex_is_refused_what_it_would_leave_to_pytorch(asked: OperationRequest, reason: str) -> None:
     with pytest.raises(UnsupportedImplementation, match=reason):
-        select(group_norm.IMPLEMENTATIONS, "apex", asked)
+        group_norm.GROUP_NORM.select("apex", asked)
 
 
 def test_apex_normalises_with_the_parameters_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_apex_normalises_with_the_parameters_that_it_is_given(monkeypatch: pytes
     leaves = [value.requires_grad_() for value in (x, weight, bias)]
     for silu in (True, False):
         found, (kept,) = apex.group_norm_apex((x,), weight, bias, 16, 1e-6, silu=silu, keep=True)
-        expected = group_norm_torch((x,), weight, bias, 16, 1e-6, silu=silu)
+        expected = group_norm_reference((x,), weight, bias, 16, 1e-6, silu=silu)
         assert kept is x
         torch.testing.assert_close(found, expected)
         dy = wide(1, 128, 2, 2, seed=3).float()

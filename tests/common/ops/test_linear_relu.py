@@ -7,14 +7,14 @@ import torch
 from linear_relu_oracle import expected, inputs
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.ops.linear_relu.plain import linear_relu_torch
+from common.ops.linear_relu.reference import linear_relu_reference
 from tests.capturable import Capturable
 
 
 def test_result_and_gradients_are_the_formulas() -> None:
     given = inputs(9, 13, 6, torch.float64)
     leaves = [value.requires_grad_() for value in given[:3]]
-    y = linear_relu_torch(*leaves)
+    y = linear_relu_reference(*leaves)
     assert 0.2 < (y > 0).double().mean() < 0.8
     for mine, formula in zip([y, *torch.autograd.grad(y, leaves, given.dy)], expected(given), strict=True):
         torch.testing.assert_close(mine, formula)
@@ -22,14 +22,14 @@ def test_result_and_gradients_are_the_formulas() -> None:
 
 def test_gradients_are_those_of_differences() -> None:
     leaves = [value.requires_grad_() for value in inputs(4, 3, 5, torch.float64)[:3]]
-    assert torch.autograd.gradcheck(linear_relu_torch, leaves)
+    assert torch.autograd.gradcheck(linear_relu_reference, leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_sum_for_the_bias_is_in_fp32(dtype: torch.dtype) -> None:
     """2,049 and 257 are the first whole numbers that fp16 and bf16 do not hold."""
     x, weight, bias = torch.ones(3000, 8, dtype=dtype), torch.ones(4, 8, dtype=dtype), torch.ones(4, dtype=dtype)
-    y = linear_relu_torch(x, weight, bias.requires_grad_())
+    y = linear_relu_reference(x, weight, bias.requires_grad_())
     (found,) = torch.autograd.grad(y, bias, torch.ones_like(y))
     assert torch.equal(found, torch.full((4,), 3000.0, dtype=dtype))
 
@@ -37,14 +37,14 @@ def test_the_sum_for_the_bias_is_in_fp32(dtype: torch.dtype) -> None:
 def test_only_input_weight_and_result_are_kept() -> None:
     given, kept = inputs(7, 4, 3, torch.float32), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda none: None):
-        linear_relu_torch(given.x, given.weight.requires_grad_(), given.bias.requires_grad_())
+        linear_relu_reference(given.x, given.weight.requires_grad_(), given.bias.requires_grad_())
     assert kept == [(7, 4), (3, 4), (7, 3)]
 
 
 def test_an_input_that_needs_no_gradient_gets_none() -> None:
     given = inputs(7, 4, 3, torch.float32)
     leaves = [given.weight.requires_grad_(), given.bias.requires_grad_()]
-    y = linear_relu_torch(given.x, *leaves)
+    y = linear_relu_reference(given.x, *leaves)
     called: list[str] = []
 
     class Called(TorchDispatchMode):
@@ -61,4 +61,4 @@ def test_both_directions_are_capturable() -> None:
     given = inputs(7, 4, 3, torch.float32)
     leaves = [value.requires_grad_() for value in given[:3]]
     with Capturable():
-        torch.autograd.grad(linear_relu_torch(*leaves), leaves, given.dy)
+        torch.autograd.grad(linear_relu_reference(*leaves), leaves, given.dy)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.local_convolution import IMPLEMENTATIONS, folded
+from common.ops.local_convolution import LOCAL_CONVOLUTION, folded
+from common.ops.operation import AUTO, OperationRequest
 
 CPU = torch.device("cpu")
-FOLDED = IMPLEMENTATIONS["folded"].function()
+FOLDED = LOCAL_CONVOLUTION.function("folded")()
 
 
 def case(channels: int, filters: int, volume: tuple[int, int, int], stride: int = 1) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,14 +93,14 @@ def test_half_precision_follows_float64() -> None:
 def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     request = OperationRequest(CPU, dtype, {"channels": channels})
-    assert select(IMPLEMENTATIONS, AUTO, request).name == "torch"
+    assert LOCAL_CONVOLUTION.select(AUTO, request).name == "reference"
     with pytest.raises(UnsupportedImplementation, match="with cuDNN only, not on cpu"):
-        select(IMPLEMENTATIONS, "folded", request)
+        LOCAL_CONVOLUTION.select("folded", request)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "name"), [(torch.bfloat16, "folded"), (torch.float16, "folded"), (torch.float32, "torch")]
+    ("dtype", "name"), [(torch.bfloat16, "folded"), (torch.float16, "folded"), (torch.float32, "reference")]
 )
 def test_auto_folds_half_precision_on_a_gpu(dtype: torch.dtype, name: str) -> None:
     request = OperationRequest(torch.device("cuda"), dtype, {"channels": 32})
-    assert select(IMPLEMENTATIONS, AUTO, request).name == name
+    assert LOCAL_CONVOLUTION.select(AUTO, request).name == name

@@ -4,41 +4,12 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from common.ops import (
-    add_layer_norm,
-    anchor_matching,
-    attention,
-    bias_gelu,
-    bias_gradient,
-    causal_attention,
-    conv_bias_relu,
-    cross_entropy,
-    dense_attention,
-    dropout,
-    dropout_add_norm,
-    fp8_cast,
-    geglu,
-    group_norm,
-    layer_norm_1p,
-    linear,
-    linear_relu,
-    logit,
-    lora_input,
-    qkv_gradient,
-    rms_norm,
-    rope,
-    suppression,
-    swiglu,
-    transpose_fp8,
-    upsample_convolution,
-)
 from common.ops.batch_norm import bench_cases as batch_norm
 from common.ops.bench import cases, detection, transformer
 from common.ops.bench import sweep as sweep_module
@@ -47,66 +18,21 @@ from common.ops.bench.cases import Pass
 from common.ops.bench.supervisor import supervise, work
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.table import Measured, line, totals
-from common.ops.implementation import always
-
-OPERATIONS = (
-    add_layer_norm, anchor_matching, attention, bias_gelu, bias_gradient, cross_entropy, dropout, dropout_add_norm,
-    fp8_cast, geglu, group_norm, layer_norm_1p, lora_input, qkv_gradient, rms_norm, rope, suppression, swiglu,
-    transpose_fp8,
-)  # fmt: skip
+from common.ops.bias_gelu import BIAS_GELU_PASSES
+from common.ops.cross_entropy import OF_A_PART
+from common.ops.linear import LINEAR
+from common.run.kernels import OPERATIONS
+from tests.references import run_references
 
 
 @pytest.fixture
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the plain implementations stand in for the kernels, which have no such version."""
+    """Tensors have shapes only, and the references stand in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
-    for operation in OPERATIONS:
-        implementations = operation.IMPLEMENTATIONS
-        plain = implementations["torch"].function
-        monkeypatch.setitem(
-            implementations, "triton", replace(implementations["triton"], function=plain, unsupported=always)
-        )
-    implementations = bias_gelu.WITHOUT_AUTOGRAD
-    stand_in = replace(implementations["torch"], name="triton")
-    monkeypatch.setitem(implementations, "triton", stand_in)
-    implementations = group_norm.IMPLEMENTATIONS
-    stand_in = replace(implementations["apex"], function=implementations["torch"].function, unsupported=always)
-    monkeypatch.setitem(implementations, "apex", stand_in)
-    implementations = causal_attention.IMPLEMENTATIONS
-    plain = implementations["torch"].function
-    for library in ("cudnn", "flash"):
-        monkeypatch.setitem(implementations, library, replace(implementations[library], unsupported=always))
-    for library in ("cudnn_frontend", "te", "flash_attention_4"):
-        stand_in = replace(implementations[library], function=plain, unsupported=always)
-        monkeypatch.setitem(implementations, library, stand_in)
-    implementations = dense_attention.IMPLEMENTATIONS
-    plain = implementations["torch"].function
-    for library in ("cudnn", "flash"):
-        monkeypatch.setitem(implementations, library, replace(implementations[library], unsupported=always))
-    for library in ("cudnn_frontend", "flash_attention_3", "flash_attention_4"):
-        stand_in = replace(implementations[library], function=plain, unsupported=always)
-        monkeypatch.setitem(implementations, library, stand_in)
-    implementations = upsample_convolution.IMPLEMENTATIONS
-    stand_in = replace(
-        implementations["transposed"], function=implementations["transposed_torch"].function, unsupported=always
-    )
-    monkeypatch.setitem(implementations, "transposed", stand_in)
-    # the plain versions go through these in small steps, each of which takes its time without memory too
+    run_references(monkeypatch, *OPERATIONS, BIAS_GELU_PASSES, OF_A_PART, LINEAR)
+    # The references take many small steps for each box, which take their time without memory, too.
     monkeypatch.setattr(detection, "MOST_BOXES", 4)
     monkeypatch.setattr(detection, "CANDIDATES", 40)
-    implementations = conv_bias_relu.IMPLEMENTATIONS
-    plain = implementations["torch"].function
-    for name, implementation in list(implementations.items()):
-        monkeypatch.setitem(implementations, name, replace(implementation, function=plain, unsupported=always))
-    for operation in (attention, linear):
-        implementations = operation.IMPLEMENTATIONS
-        plain = implementations["torch"].function
-        monkeypatch.setitem(implementations, "te", replace(implementations["te"], function=plain, unsupported=always))
-    for operation in (linear_relu, logit):
-        implementations = operation.IMPLEMENTATIONS
-        stand_in = replace(implementations["fused"], function=implementations["torch"].function, unsupported=always)
-        monkeypatch.setitem(implementations, "fused", stand_in)
-    monkeypatch.setitem(linear.IMPLEMENTATIONS, "fp8", replace(linear.IMPLEMENTATIONS["fp8"], unsupported=always))
 
 
 def test_names_are_given_once() -> None:
@@ -117,7 +43,7 @@ def test_names_are_given_once() -> None:
 def test_a_step_of_bert_large_has_two_norms_a_layer_four_linear_layers_and_one_of_the_others() -> None:
     assert {entry.name: entry.calls for entry in entries() if entry.calls} == {
         "dropout_add_norm triton": 48, "bias_gelu triton": 24, "cross_entropy triton": 1, "attention triton": 24,
-        "linear QKV torch": 24, "linear output torch": 24, "linear FC1 torch": 24, "linear FC2 torch": 24
+        **{f"linear {layer} reference": 24 for layer in ("QKV", "output", "FC1", "FC2")},
     }  # fmt: skip
 
 

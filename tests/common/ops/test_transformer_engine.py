@@ -10,18 +10,18 @@ import torch.nn.functional as F
 
 from common import optional_packages
 from common.errors import UnsupportedImplementation
-from common.ops import attention, linear
+from common.ops.attention import ATTENTION
 from common.ops.attention import te as te_attention
-from common.ops.implementation import OperationRequest, select
-from common.ops.linear import Linear
+from common.ops.linear import LINEAR, Linear
 from common.ops.linear.te import TeProduct
+from common.ops.operation import OperationRequest
 
 SIZES = {"columns": 64, "head_dim": 64}
 
 
 def refusal(operation, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, **sizes: int) -> str:
     with pytest.raises(UnsupportedImplementation) as refused:
-        select(operation.IMPLEMENTATIONS, "te", OperationRequest(torch.device(device), dtype, SIZES | sizes))
+        operation.select("te", OperationRequest(torch.device(device), dtype, SIZES | sizes))
     return str(refused.value)
 
 
@@ -34,34 +34,34 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize("operation", [attention, linear])
+@pytest.mark.parametrize("operation", [ATTENTION, LINEAR], ids=lambda found: found.name)
 def test_it_needs_a_gpu_and_the_package(operation, hopper) -> None:
     assert "needs a CUDA device, not cpu" in refusal(operation, "cpu")
     assert "transformer-engine is not installed" in refusal(operation)
 
 
-@pytest.mark.parametrize("operation", [attention, linear])
+@pytest.mark.parametrize("operation", [ATTENTION, LINEAR], ids=lambda found: found.name)
 def test_it_takes_16_bits(operation, hopper) -> None:
     assert re.search("not (of )?torch.float32", refusal(operation, dtype=torch.float32))
 
 
 def test_sizes_and_gpus_that_it_does_not_take(hopper) -> None:
-    assert "40 columns are not a multiple of 16" in refusal(linear, columns=40)
+    assert "40 columns are not a multiple of 16" in refusal(LINEAR, columns=40)
     for head_dim in (60, 136):
-        assert f"up to 128, not {head_dim}" in refusal(attention, head_dim=head_dim)
+        assert f"up to 128, not {head_dim}" in refusal(ATTENTION, head_dim=head_dim)
     hopper.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "need compute capability 8.9" in refusal(linear)
-    assert "needs compute capability 9.0" in refusal(attention)
+    assert "need compute capability 8.9" in refusal(LINEAR)
+    assert "needs compute capability 9.0" in refusal(ATTENTION)
 
 
 def test_auto_keeps_the_precision_and_our_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
     request = OperationRequest(torch.device("cuda"), torch.bfloat16, SIZES)
-    assert select(linear.IMPLEMENTATIONS, "auto", request).name == "torch"
-    assert select(attention.IMPLEMENTATIONS, "auto", request).name == "triton"
-    assert select(linear.IMPLEMENTATIONS, "te", request).name == "te"
-    assert select(attention.IMPLEMENTATIONS, "te", request).name == "te"
+    assert LINEAR.select("auto", request).name == "reference"
+    assert ATTENTION.select("auto", request).name == "triton"
+    assert LINEAR.select("te", request).name == "te"
+    assert ATTENTION.select("te", request).name == "te"
 
 
 def test_sequences_anywhere_become_bounds_with_absent_ones_behind_the_last() -> None:

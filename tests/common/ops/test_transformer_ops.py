@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UnsupportedImplementation
-from common.ops.attention.plain import attention_torch
-from common.ops.bias_gelu.plain import bias_gelu_torch
-from common.ops.cross_entropy.plain import masked_cross_entropy_torch
-from common.ops.dropout.plain import DropoutMask, dropout_torch, keep_mask, keep_rows, threshold
-from common.ops.dropout_add_norm.plain import dropout_add_norm_torch
+from common.ops.attention.reference import attention_reference
+from common.ops.bias_gelu.reference import bias_gelu_reference
+from common.ops.cross_entropy.reference import masked_cross_entropy_reference
+from common.ops.dropout.reference import DropoutMask, dropout_reference, keep_mask, keep_rows, threshold
+from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.linear import Linear
 
 SCALE = 65536 / (65536 - 6554)  # of p = 0.1
@@ -94,7 +94,7 @@ def test_masks_of_neighbours_are_independent(distance: int) -> None:
 
 def test_dropout_scales_what_it_keeps_and_its_gradient_alike() -> None:
     x = wide(6, 5).requires_grad_()
-    y = dropout_torch(x, 0.1, SEED, 2)
+    y = dropout_reference(x, 0.1, SEED, 2)
     y.sum().backward()
     mask = keep_mask(SEED, 2, 30, 0.1).view(6, 5)
     assert torch.equal(y, x * mask * SCALE)
@@ -103,7 +103,7 @@ def test_dropout_scales_what_it_keeps_and_its_gradient_alike() -> None:
 
 def test_no_dropout_returns_its_input() -> None:
     x = wide(4)
-    assert dropout_torch(x, 0.0, SEED, 0) is x
+    assert dropout_reference(x, 0.0, SEED, 0) is x
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, 0.999999])
@@ -146,7 +146,7 @@ def attention_by_sequence(qkv: Tensor, p: float) -> Tensor:
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_attention_is_that_of_each_sequence_alone(p: float) -> None:
     qkv, weights = wide(T, 3, H, D).requires_grad_(), wide(T, H, D, seed=1)
-    found = attention_torch(qkv, *places(), L, DropoutMask(p, SEED, 4))
+    found = attention_reference(qkv, *places(), L, DropoutMask(p, SEED, 4))
     expected = attention_by_sequence(qkv, p)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     gradients = [torch.autograd.grad((y * weights).sum(), qkv)[0] for y in (found, expected)]
@@ -157,7 +157,7 @@ def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number()
     qkv = wide(T, 3, H, D)
     qkv[outside()] = math.nan
     qkv.requires_grad_()
-    context = attention_torch(qkv, *places(), L, DropoutMask(0.1, SEED, 4))
+    context = attention_reference(qkv, *places(), L, DropoutMask(0.1, SEED, 4))
     context.square().sum().backward()
     assert torch.isfinite(context).all()
     assert torch.isfinite(qkv.grad).all()
@@ -168,7 +168,7 @@ def test_rows_outside_sequences_are_zero_even_where_the_buffer_is_not_a_number()
 def test_attention_without_sequences_is_zero() -> None:
     qkv = wide(T, 3, H, D).requires_grad_()
     nothing = torch.zeros(3, dtype=torch.int32)
-    context = attention_torch(qkv, nothing, nothing, L, DropoutMask(0.1, SEED, 4))
+    context = attention_reference(qkv, nothing, nothing, L, DropoutMask(0.1, SEED, 4))
     context.sum().backward()
     assert not context.any()
     assert not qkv.grad.any()
@@ -178,10 +178,10 @@ def test_attention_hands_the_gradient_to_a_bias_that_was_added_before() -> None:
     qkv, bias = wide(T, 3, H, D).requires_grad_(), wide(3 * H * D, seed=1).requires_grad_()
 
     def biased(qkv: Tensor, bias: Tensor) -> Tensor:
-        return attention_torch(qkv + bias.detach().view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4), bias)
+        return attention_reference(qkv + bias.detach().view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4), bias)
 
     assert torch.equal(
-        biased(qkv, bias), attention_torch(qkv + bias.view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4))
+        biased(qkv, bias), attention_reference(qkv + bias.view(3, H, D), *places(), L, DropoutMask(0.1, SEED, 4))
     )
     # nearly all of a difference quotient along a key's bias is rounding: it adds the same to all scores of a row
     assert torch.autograd.gradcheck(biased, (qkv, bias), atol=1e-7)
@@ -192,14 +192,14 @@ def test_a_bias_has_no_gradient_from_rows_outside_sequences() -> None:
     qkv[outside()] = math.nan
     qkv.requires_grad_()
     bias = wide(3 * H * D, seed=1).requires_grad_()
-    attention_torch(qkv, *places(), L, DropoutMask(0.1, SEED, 4), bias).square().sum().backward()
+    attention_reference(qkv, *places(), L, DropoutMask(0.1, SEED, 4), bias).square().sum().backward()
     torch.testing.assert_close(bias.grad, qkv.grad.sum(0).flatten(), rtol=1e-12, atol=1e-12)
 
 
 def test_attention_in_half_precision_computes_in_single() -> None:
     qkv = wide(T, 3, H, D).bfloat16()
-    found = attention_torch(qkv, *places(), L, DropoutMask(0.0, SEED, 4))
-    assert torch.equal(found, attention_torch(qkv.float(), *places(), L, DropoutMask(0.0, SEED, 4)).bfloat16())
+    found = attention_reference(qkv, *places(), L, DropoutMask(0.0, SEED, 4))
+    assert torch.equal(found, attention_reference(qkv.float(), *places(), L, DropoutMask(0.0, SEED, 4)).bfloat16())
 
 
 # What ends a sub-layer.
@@ -220,13 +220,15 @@ def test_dropout_add_norm_is_its_formula(p: float, parts: str) -> None:
     if p:
         z = z * np.array([kept(int(SEED), 9, i, threshold(p)) for i in range(30)]).reshape(5, 6) * SCALE
     expected = norm_by_hand(z + (0 if residual is None else residual.numpy()), weight.numpy(), norm_bias.numpy(), 0.01)
-    found = dropout_add_norm_torch(x, bias, residual, weight, norm_bias, 0.01, DropoutMask(p, SEED, 9))
+    found = dropout_add_norm_reference(x, bias, residual, weight, norm_bias, 0.01, DropoutMask(p, SEED, 9))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_add_norm_differentiates_to_its_difference_quotient() -> None:
     tensors = [t.requires_grad_() for t in (wide(3, 8), wide(8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3))]
-    assert torch.autograd.gradcheck(lambda *t: dropout_add_norm_torch(*t, 1e-12, DropoutMask(0.3, SEED, 1)), tensors)
+    assert torch.autograd.gradcheck(
+        lambda *t: dropout_add_norm_reference(*t, 1e-12, DropoutMask(0.3, SEED, 1)), tensors
+    )
 
 
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)])
@@ -234,7 +236,7 @@ def test_dropout_add_norm_for_two_readers_differentiates_to_its_difference_quoti
     tensors = [t.requires_grad_() for t in (wide(3, 8), wide(8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3))]
 
     def read(*tensors: Tensor) -> tuple[Tensor, ...]:
-        pair = dropout_add_norm_torch(*tensors, 1e-12, DropoutMask(0.3, SEED, 1), twice=True)
+        pair = dropout_add_norm_reference(*tensors, 1e-12, DropoutMask(0.3, SEED, 1), twice=True)
         return tuple(pair[index] * (index + 2) for index in used)
 
     assert torch.autograd.gradcheck(read, tensors)
@@ -244,16 +246,16 @@ def test_dropout_add_norm_in_half_precision_rounds_once() -> None:
     x, bias, residual, weight, norm_bias = (
         t.bfloat16() for t in (wide(5, 6), wide(6), wide(5, 6, seed=1), wide(6, seed=2), wide(6, seed=3))
     )
-    found = dropout_add_norm_torch(x, bias, residual, weight, norm_bias, 1e-12, DropoutMask(0.1, SEED, 1))
+    found = dropout_add_norm_reference(x, bias, residual, weight, norm_bias, 1e-12, DropoutMask(0.1, SEED, 1))
     single = (t.float() for t in (x, bias, residual, weight, norm_bias))
-    assert torch.equal(found, dropout_add_norm_torch(*single, 1e-12, DropoutMask(0.1, SEED, 1)).bfloat16())
+    assert torch.equal(found, dropout_add_norm_reference(*single, 1e-12, DropoutMask(0.1, SEED, 1)).bfloat16())
 
 
 def test_bias_gelu_is_the_tanh_form() -> None:
     x, bias = wide(40, 3) * 3, wide(3, seed=1)
     z = (x + bias).numpy()
     expected = 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
-    np.testing.assert_allclose(bias_gelu_torch(x, bias).numpy(), expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(bias_gelu_reference(x, bias).numpy(), expected, rtol=1e-12, atol=1e-14)
 
 
 # Cross-entropy: 5 words in 8 columns.
@@ -264,7 +266,7 @@ def test_cross_entropy_knows_no_padding_columns() -> None:
     logits[:, 5:] = 100.0
     logits.requires_grad_()
     labels = torch.tensor([0, 4, 2, 2], dtype=torch.int32)
-    losses, correct = masked_cross_entropy_torch(logits, labels, 5)
+    losses, correct = masked_cross_entropy_reference(logits, labels, 5)
     losses.sum().backward()
     words = logits[:, :5].detach().numpy()
     chances = np.exp(words) / np.exp(words).sum(1, keepdims=True)
@@ -278,7 +280,7 @@ def test_rows_without_a_label_do_not_count_whatever_their_logits() -> None:
     logits = wide(3, 8)
     logits[1] = math.nan
     logits.requires_grad_()
-    losses, correct = masked_cross_entropy_torch(logits, torch.tensor([1, -1, -1], dtype=torch.int32), 5)
+    losses, correct = masked_cross_entropy_reference(logits, torch.tensor([1, -1, -1], dtype=torch.int32), 5)
     losses.sum().backward()
     assert losses[1:].tolist() == [0.0, 0.0]
     assert correct[1:].tolist() == [False, False]
@@ -287,13 +289,13 @@ def test_rows_without_a_label_do_not_count_whatever_their_logits() -> None:
 
 def test_the_first_of_equal_logits_is_the_prediction() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0]]).expand(2, 4)
-    _, correct = masked_cross_entropy_torch(logits, torch.tensor([1, 2]), 4)
+    _, correct = masked_cross_entropy_reference(logits, torch.tensor([1, 2]), 4)
     assert correct.tolist() == [True, False]
 
 
 def test_losses_of_half_precision_logits_are_single() -> None:
     logits = (wide(3, 8) * 10).half()
-    losses, _ = masked_cross_entropy_torch(logits, torch.tensor([0, 1, 2]), 8)
+    losses, _ = masked_cross_entropy_reference(logits, torch.tensor([0, 1, 2]), 8)
     torch.testing.assert_close(losses, F.cross_entropy(logits.float(), torch.tensor([0, 1, 2]), reduction="none"))
 
 
@@ -325,5 +327,5 @@ def test_linear_leaves_the_gradient_of_its_bias_to_the_caller() -> None:
 
 
 def test_an_unknown_product_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnsupportedImplementation, match=r"unknown implementation 'int1'; choose one of auto, .*torch"):
+    with pytest.raises(UnsupportedImplementation, match=r"no implementation 'int1'; choose one of auto, .*reference"):
         Linear(3, 4).choose("int1")

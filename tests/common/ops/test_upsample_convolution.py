@@ -10,11 +10,11 @@ from upsample_convolution_oracle import expected, inputs
 from common.errors import UnsupportedImplementation
 from common.nn.choice import choose
 from common.nn.upsample_convolution import UpsampleConvolution
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.upsample_convolution import IMPLEMENTATIONS
+from common.ops.operation import AUTO, OperationRequest
+from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
 from tests.capturable import Capturable
 
-NAMES = pytest.mark.parametrize("name", ["transposed_torch", "folded", "plain"])
+NAMES = pytest.mark.parametrize("name", ["transposed_library", "folded", "reference"])
 SIZES = pytest.mark.parametrize(
     "sizes", [(2, 3, 5, 4, 4), (1, 4, 2, 3, 5), (2, 2, 2, 1, 1), (1, 1, 3, 1, 4)], ids=["square", "odd", "one", "row"]
 )
@@ -22,7 +22,7 @@ SIZES = pytest.mark.parametrize(
 
 def run(name: str, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[Tensor]:
     leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
-    y = IMPLEMENTATIONS[name].function(*leaves)
+    y = UPSAMPLE_CONVOLUTION.function(name)(*leaves)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
@@ -38,7 +38,7 @@ def test_result_and_gradients_are_the_definitions(name: str, sizes: tuple[int, .
 def test_there_may_be_no_bias(name: str) -> None:
     x, weight, bias, dy = inputs(2, 3, 5, 4, 4, torch.float64)
     leaves = [value.requires_grad_() for value in (x, weight)]
-    y = IMPLEMENTATIONS[name].function(*leaves, None)
+    y = UPSAMPLE_CONVOLUTION.function(name)(*leaves, None)
     found = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
     for value, formula in zip(found, expected(x, weight, torch.zeros_like(bias), dy), strict=False):
         torch.testing.assert_close(value, formula, rtol=1e-12, atol=1e-12)
@@ -83,13 +83,13 @@ def test_the_layer_is_a_convolution_behind_an_upsampling() -> None:
     }
     twin.load_state_dict(layer.state_dict())
     x = torch.randn(2, 4, 3, 3, dtype=torch.float64)
-    assert choose(torch.nn.Sequential(layer), UpsampleConvolution, AUTO, torch.float64) == "transposed_torch"
+    assert choose(torch.nn.Sequential(layer), UpsampleConvolution, AUTO, torch.float64) == "transposed_library"
     torch.testing.assert_close(layer(x), twin(torch.nn.UpsamplingNearest2d(scale_factor=2)(x)), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(layer(x, biased=False) + layer.bias[:, None, None], layer(x), rtol=1e-12, atol=1e-12)
-    assert "implementation=transposed_torch" in repr(layer)
+    assert "implementation=transposed_library" in repr(layer)
 
 
 def test_the_kernels_are_asked_for_by_name_where_they_cannot_run() -> None:
     request = OperationRequest(torch.device("cpu"), torch.bfloat16, {"channels": 64})
     with pytest.raises(UnsupportedImplementation, match="needs a GPU"):
-        select(IMPLEMENTATIONS, "transposed", request)
+        UPSAMPLE_CONVOLUTION.select("transposed", request)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from common.errors import UnsupportedImplementation
 from common.ops import weight_gradient
-from common.ops.fp8_cast.plain import E4M3, E5M2
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.fp8_cast.reference import E4M3, E5M2
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.weight_gradient import cublaslt
-from common.ops.weight_gradient.plain import accumulate_torch
+from common.ops.weight_gradient.reference import accumulate_reference
 
 CPU = torch.device("cpu")
 
@@ -42,7 +42,7 @@ def test_products_add_up(dtype: torch.dtype) -> None:
         return torch.full(shape, float("nan"), dtype=of)
 
     for _ in range(2):
-        accumulate_torch(*given, gradient, room)
+        accumulate_reference(*given, gradient, room)
     wanted = 1.0 + 2.0 * product(*given)
     assert float((gradient.double() - wanted).norm() / wanted.norm()) < (2**-8 if dtype == torch.bfloat16 else 1e-5)
     assert taken == [(48, 32)] * 2
@@ -50,9 +50,9 @@ def test_products_add_up(dtype: torch.dtype) -> None:
 
 def test_a_cpu_takes_the_plain_one_and_the_library_says_why_not() -> None:
     request = OperationRequest(CPU, torch.bfloat16)
-    assert select(weight_gradient.IMPLEMENTATIONS, AUTO, request).name == "torch"
+    assert weight_gradient.WEIGHT_GRADIENT.select(AUTO, request).name == "reference"
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):
-        select(weight_gradient.IMPLEMENTATIONS, "cublaslt", request)
+        weight_gradient.WEIGHT_GRADIENT.select("cublaslt", request)
 
 
 def test_cublaslt_holds_what_it_was_told() -> None:

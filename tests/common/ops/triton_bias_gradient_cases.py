@@ -8,14 +8,14 @@ import torch
 
 from common.ops import bias_gradient
 from common.ops.bias_gradient import triton
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling.tiles import Tile
 from tests.capturable import Capturable
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-SUMS = bias_gradient.IMPLEMENTATIONS["triton"].function
+SUMS = bias_gradient.BIAS_GRADIENT.function("triton")
 
 
 @pytest.fixture(autouse=True)
@@ -51,4 +51,4 @@ def test_half_precision_sums_beyond_its_own_steps() -> None:
 
 def test_double_precision_is_left_to_pytorch() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float64, {})
-    assert select(bias_gradient.IMPLEMENTATIONS, AUTO, request).name == "torch"
+    assert bias_gradient.BIAS_GRADIENT.select(AUTO, request).name == "reference"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from common.ops.conv_bias_relu import grouped, triton
 from common.ops.conv_bias_relu.cudnn import conv_then_epilogue
-from common.ops.conv_bias_relu.plain import Shape, grouped_3x3
+from common.ops.conv_bias_relu.reference import Shape, grouped_3x3
 from common.ops.tiling import tiles
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")

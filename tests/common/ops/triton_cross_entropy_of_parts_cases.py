@@ -1,4 +1,4 @@
-"""Triton's log-sum-exp and gradient of a part of the words, in the interpreter, against the plain version."""
+"""Triton's log-sum-exp and gradient of a part of the words, in the interpreter, against the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.ops.cross_entropy import OF_A_PART
-from common.ops.cross_entropy.plain import NO_LABEL
+from common.ops.cross_entropy.reference import NO_LABEL
 
 ROWS = 6
 
@@ -19,7 +19,7 @@ def test_parts_equal_plain(columns: int, words: int, dtype: torch.dtype) -> None
     labels = torch.tensor([0, NO_LABEL, 17, columns, 29, NO_LABEL], dtype=torch.int64)
     labels[labels >= words] = columns  # a label elsewhere
     scored = labels != NO_LABEL
-    plain, ours = (OF_A_PART[name].function for name in ("torch", "triton"))
+    plain, ours = (OF_A_PART.function(name) for name in ("reference", "triton"))
     wanted, found = (each.log_sum_exp(logits, labels, words)[scored] for each in (plain, ours))
     torch.testing.assert_close(found, wanted)
     others = torch.randn(ROWS, generator=generator).add_(2 + columns**0.5)

@@ -1,6 +1,6 @@
-"""The Triton operations of a decoder against the plain versions; run by tests/test_interpreted_kernels.py.
+"""The Triton operations of a decoder against the references; run by tests/test_interpreted_kernels.py.
 
-16-bit and fp32 results are compared with the plain versions in float64, FP8 with the plain version in the same dtype:
+16-bit and fp32 results are compared with the references in float64, FP8 with the reference in the same dtype:
 a sum in another order moves a value over the middle between two codes now and then, so that a few bytes differ by one.
 Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here.
 """
@@ -12,16 +12,16 @@ import torch
 from fp8_oracle import assert_same_fp8, codes
 from torch import Tensor
 
-from common.ops.dropout.plain import DropoutMask
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
-from common.ops.lora_input import plain as lora_plain
+from common.ops.dropout.reference import DropoutMask
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.lora_input import reference as lora_plain
 from common.ops.lora_input import triton as lora_triton
-from common.ops.lora_input.plain import Region
-from common.ops.rms_norm import plain as rms_norm_plain
+from common.ops.lora_input.reference import Region
+from common.ops.rms_norm import reference as rms_norm_plain
 from common.ops.rms_norm import triton as rms_norm_triton
-from common.ops.rope import plain as rope_plain
+from common.ops.rope import reference as rope_plain
 from common.ops.rope import triton as rope_triton
-from common.ops.swiglu import plain as swiglu_plain
+from common.ops.swiglu import reference as swiglu_plain
 from common.ops.swiglu import triton as swiglu_triton
 from common.ops.transpose_fp8 import triton as transpose_triton
 
@@ -83,7 +83,7 @@ def test_norm_equals_plain(tokens: int, features: int, added: bool, dtype: torch
     residual, delta, weight = norm_inputs(tokens, features, dtype)
     found = rms_norm_triton.forward(residual, delta if added else None, weight, 1e-5)
     total = (residual.float() + delta.float()).to(dtype) if added else residual
-    expected = rms_norm_plain.forward_torch(total.double(), None, weight.double(), 1e-5)
+    expected = rms_norm_plain.forward_reference(total.double(), None, weight.double(), 1e-5)
     assert torch.equal(found.residual, total)
     assert (found.residual is residual) == (not added)
     assert_close(found.inverse_rms, expected.inverse_rms, torch.float32)
@@ -101,7 +101,7 @@ def test_norm_writes_fp8(half: bool, frozen: bool, scale: float) -> None:
     ours, plain = scaling(scale), scaling(scale)
     given = {"half": half, "frozen_scales": frozen}
     found = rms_norm_triton.forward(residual, delta, weight, 1e-5, fp8=ours, **given)
-    expected = rms_norm_plain.forward_torch(residual, delta, weight, 1e-5, fp8=plain, **given)
+    expected = rms_norm_plain.forward_reference(residual, delta, weight, 1e-5, fp8=plain, **given)
     assert_same_fp8(found.y8, ours, expected.y8, plain, torch.bfloat16)
     assert (ours.scale == scale) == frozen
     assert (found.y is not None) == half
@@ -120,15 +120,15 @@ def test_norm_of_zeros_without_epsilon_in_missing_rows_leaves_a_scale() -> None:
 def test_gradient_of_the_norm_equals_plain(tokens: int, features: int, other: bool, dtype: torch.dtype) -> None:
     residual, dy, weight = norm_inputs(tokens, features, dtype)
     d_residual = random(tokens, features, seed=3, dtype=dtype) if other else None
-    inverse_rms = rms_norm_plain.forward_torch(residual, None, weight, 1e-5).inverse_rms
+    inverse_rms = rms_norm_plain.forward_reference(residual, None, weight, 1e-5).inverse_rms
     found, none = rms_norm_triton.backward(dy, residual, inverse_rms, weight, d_residual)
-    expected, _ = rms_norm_plain.backward_torch(
+    expected, _ = rms_norm_plain.backward_reference(
         dy.double(), residual.double(), inverse_rms.double(), weight.double(), wide(d_residual)
     )
     assert_close(found, expected, dtype)
     assert none is None
     of_weight = rms_norm_triton.weight_gradient(dy, residual, inverse_rms)
-    sums = rms_norm_plain.weight_gradient_torch(dy.double(), residual.double(), inverse_rms.double())
+    sums = rms_norm_plain.weight_gradient_reference(dy.double(), residual.double(), inverse_rms.double())
     assert of_weight.dtype == torch.float32
     assert_close(of_weight, sums, torch.float32)
 
@@ -138,11 +138,11 @@ def test_gradient_of_the_norm_equals_plain(tokens: int, features: int, other: bo
 def test_gradient_of_the_norm_in_fp8(frozen: bool, scale: float) -> None:
     residual, dy, weight = norm_inputs(70, 200, torch.bfloat16)
     dy, d_residual = dy * 1e-7, random(70, 200, seed=3, dtype=torch.bfloat16) * 1e-7
-    inverse_rms = rms_norm_plain.forward_torch(residual, None, weight, 1e-5).inverse_rms
+    inverse_rms = rms_norm_plain.forward_reference(residual, None, weight, 1e-5).inverse_rms
     ours, plain = scaling(scale * 1e9), scaling(scale * 1e9)
     given = (dy, residual, inverse_rms, weight, d_residual)
     _, found = rms_norm_triton.backward(*given, fp8=ours, frozen_scales=frozen)
-    _, expected = rms_norm_plain.backward_torch(*given, fp8=plain, frozen_scales=frozen)
+    _, expected = rms_norm_plain.backward_reference(*given, fp8=plain, frozen_scales=frozen)
     assert_same_fp8(found, ours, expected, plain, torch.bfloat16)
     assert codes(found).count_nonzero() > 0.99 * dy.numel()
 
@@ -160,11 +160,11 @@ def test_norm_refuses_what_it_would_misread() -> None:
 def test_swiglu_equals_plain(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate_up, dy = random(shape[0], 2 * shape[1], dtype=dtype) * 3, random(*shape, seed=1, dtype=dtype)
     found = swiglu_triton.forward(gate_up)
-    assert_close(found.y, swiglu_plain.forward_torch(gate_up.double()).y, dtype)
+    assert_close(found.y, swiglu_plain.forward_reference(gate_up.double()).y, dtype)
     assert found.y8 is None
     assert found.saved is gate_up
     d_gate_up, none = swiglu_triton.backward(dy, gate_up)
-    assert_close(d_gate_up, swiglu_plain.backward_torch(dy.double(), gate_up.double())[0], dtype)
+    assert_close(d_gate_up, swiglu_plain.backward_reference(dy.double(), gate_up.double())[0], dtype)
     assert none is None
 
 
@@ -176,7 +176,7 @@ def test_swiglu_writes_fp8_and_saves_it(scale: float, saved_scale: float, frozen
     ours, plain = scaling(scale), scaling(scale)
     our_saved, plain_saved = scaling(saved_scale), scaling(saved_scale)
     found = swiglu_triton.forward(gate_up, fp8=ours, save_fp8=our_saved, frozen_scales=frozen)
-    expected = swiglu_plain.forward_torch(gate_up, fp8=plain, save_fp8=plain_saved, frozen_scales=frozen)
+    expected = swiglu_plain.forward_reference(gate_up, fp8=plain, save_fp8=plain_saved, frozen_scales=frozen)
     assert found.y is expected.y is None
     assert_same_fp8(found.y8, ours, expected.y8, plain, torch.bfloat16)
     assert isinstance(found.saved, Fp8Tensor)
@@ -190,14 +190,14 @@ def test_swiglu_writes_fp8_and_saves_it(scale: float, saved_scale: float, frozen
 @pytest.mark.parametrize("scale", [0.0, 3e8, None], ids=["first use", "later use", "half"])
 def test_gradient_of_swiglu_with_fp8(scale: float | None, saved_in_fp8: bool) -> None:
     gate_up, dy = random(40, 280, dtype=torch.bfloat16) * 3, random(40, 140, seed=1, dtype=torch.bfloat16) * 1e-6
-    saved = swiglu_plain.forward_torch(gate_up, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
+    saved = swiglu_plain.forward_reference(gate_up, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
     if scale is None:
-        expected = swiglu_plain.backward_torch(dy.double(), saved if saved_in_fp8 else gate_up.double())[0]
+        expected = swiglu_plain.backward_reference(dy.double(), saved if saved_in_fp8 else gate_up.double())[0]
         assert_close(swiglu_triton.backward(dy, saved)[0], expected, torch.bfloat16)
         return
     ours, plain = scaling(scale), scaling(scale)
     _, found = swiglu_triton.backward(dy, saved, fp8=ours)
-    _, expected8 = swiglu_plain.backward_torch(dy, saved, fp8=plain)
+    _, expected8 = swiglu_plain.backward_reference(dy, saved, fp8=plain)
     assert_same_fp8(found, ours, expected8, plain, torch.bfloat16)
 
 
@@ -227,14 +227,14 @@ def test_rope_equals_plain(tokens: int, heads: int, kv_heads: int, size: int, dt
     qkv = random(tokens, (heads + 2 * kv_heads) * size, dtype=dtype)
     cos, sin = rope_plain.tables(torch.arange(tokens) * 3 + 5, size, 10_000.0)
     found = rope_triton.forward(qkv, cos, sin, heads, kv_heads)
-    expected = rope_plain.forward_torch(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
+    expected = rope_plain.forward_reference(qkv.double(), cos.double(), sin.double(), heads, kv_heads)
     for ours, plain in zip(found, expected, strict=True):
         assert ours.is_contiguous()
         assert_close(ours, plain, dtype)
     assert torch.equal(found[2].flatten(1), qkv[:, -kv_heads * size :])
     gradients = [random(*part.shape, seed=seed, dtype=dtype) for seed, part in enumerate(found)]
     d_qkv, none = rope_triton.backward(*gradients, cos, sin)
-    reference, _ = rope_plain.backward_torch(*(d.double() for d in gradients), cos.double(), sin.double())
+    reference, _ = rope_plain.backward_reference(*(d.double() for d in gradients), cos.double(), sin.double())
     assert_close(d_qkv, reference, dtype)
     assert none is None
 
@@ -247,7 +247,7 @@ def test_gradient_of_rope_in_fp8(half: bool, frozen: bool, scale: float) -> None
     gradients = [random(40, heads, 32, seed=heads, dtype=torch.bfloat16) * 1e-6 for heads in (2, 1, 1)]
     ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
     d_qkv, found = rope_triton.backward(*gradients, cos, sin, half=half, fp8=ours, frozen_scales=frozen)
-    expected_half, expected = rope_plain.backward_torch(
+    expected_half, expected = rope_plain.backward_reference(
         *gradients, cos, sin, half=half, fp8=plain, frozen_scales=frozen
     )
     assert_same_fp8(found, ours, expected, plain, torch.bfloat16)
@@ -287,10 +287,10 @@ REGIONS = pytest.mark.parametrize(
 @pytest.mark.parametrize("columns", [1, 1100])
 def test_dropout_before_an_adapter_equals_plain(columns: int, p: float, region: Region) -> None:
     x, mask = random(9, columns, dtype=torch.bfloat16), DropoutMask(p, SEED, 5)
-    assert torch.equal(lora_triton.dropped(x, mask, region), lora_plain.dropped_torch(x, mask, region))
+    assert torch.equal(lora_triton.dropped(x, mask, region), lora_plain.dropped_reference(x, mask, region))
     inverse_rms, weight = random(9, seed=1).abs(), random(columns, seed=2, dtype=torch.bfloat16)
     found = lora_triton.dropped_norm(x, inverse_rms, weight, mask, region)
-    assert torch.equal(found, lora_plain.dropped_norm_torch(x, inverse_rms, weight, mask, region))
+    assert torch.equal(found, lora_plain.dropped_norm_reference(x, inverse_rms, weight, mask, region))
     again = rms_norm_triton.recompute(x, inverse_rms, weight)
     assert torch.equal(found, lora_triton.dropped(again, mask, region))
 
@@ -304,5 +304,5 @@ def test_gradient_past_the_dropout_equals_plain(
     dx, du, a = random(9, columns, dtype=dtype), random(9, rank, seed=1, dtype=dtype), random(rank, columns, seed=2)
     a, mask, found = a.to(dtype), DropoutMask(p, SEED, 5), dx.clone()
     assert lora_triton.add_input_gradient(found, du, a, mask, region) is found
-    expected = lora_plain.add_input_gradient_torch(dx.double(), du.double(), a.double(), mask, region)
+    expected = lora_plain.add_input_gradient_reference(dx.double(), du.double(), a.double(), mask, region)
     assert_close(found, expected, dtype)

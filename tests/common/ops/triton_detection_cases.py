@@ -1,4 +1,4 @@
-"""Triton's matches and suppression against the plain versions, which have to be met bit by bit; run by
+"""Triton's matches and suppression against the references, which have to be met bit by bit; run by
 tests/test_interpreted_kernels.py. Fresh memory holds the largest integers here."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from torch import Tensor
 
 from common.ops import anchor_matching, suppression
 from common.ops.anchor_matching import triton as matching_triton
-from common.ops.anchor_matching.plain import BELOW, MatchingRule, match_torch
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.anchor_matching.reference import BELOW, MatchingRule, match_reference
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.suppression import triton as suppression_triton
-from common.ops.suppression.plain import suppress_torch
+from common.ops.suppression.reference import suppress_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -54,10 +54,10 @@ def test_matches_are_the_plain_versions(rule: MatchingRule, fractions: bool) -> 
     real[1:] = torch.where((torch.arange(9) >= count[1:, None]).unsqueeze(2), torch.nan, real[1:])
     found = matching_triton.match(anchors, real, count, rule)
     assert found.dtype == torch.int64
-    assert torch.equal(found, match_torch(anchors, real, count, rule))
+    assert torch.equal(found, match_reference(anchors, real, count, rule))
     assert found[0].max() > 0
     own = torch.stack([anchors.roll(shift, 0) for shift in range(4)])
-    assert torch.equal(matching_triton.match(own, real, count, rule), match_torch(own, real, count, rule))
+    assert torch.equal(matching_triton.match(own, real, count, rule), match_reference(own, real, count, rule))
 
 
 def test_only_anchors_that_no_other_overlaps_more_are_rescued() -> None:
@@ -95,7 +95,7 @@ def test_other_dtypes_are_matched_in_fp32(dtype: torch.dtype) -> None:
     anchors, real = boxes(random, 100).to(dtype), boxes(random, 2, 5).to(dtype)
     count = torch.tensor([5, 2], dtype=torch.int32)
     assert torch.equal(
-        matching_triton.match(anchors, real, count, RULES[0]), match_torch(anchors, real, count, RULES[0])
+        matching_triton.match(anchors, real, count, RULES[0]), match_reference(anchors, real, count, RULES[0])
     )
 
 
@@ -128,7 +128,7 @@ def assert_as_plain(
 ) -> Tensor:
     arguments = found, score, classes, threshold, keep, pixel, presorted
     kept, there = suppression_triton.suppress(*arguments)
-    expected_kept, expected_there = suppress_torch(*arguments)
+    expected_kept, expected_there = suppress_reference(*arguments)
     assert kept.dtype == torch.int64
     assert there.dtype == torch.bool
     assert torch.equal(there, expected_there)
@@ -192,5 +192,5 @@ def test_half_boxes_are_compared_in_fp32() -> None:
 
 def test_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32)
-    for operation in (anchor_matching, suppression):
-        assert select(operation.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    for operation in (anchor_matching.ANCHOR_MATCHING, suppression.SUPPRESSION):
+        assert operation.select(AUTO, request).name == "triton"

@@ -1,4 +1,4 @@
-"""Triton's embedding bags against the plain version; run by tests/test_interpreted_kernels.py.
+"""Triton's embedding bags against the reference; run by tests/test_interpreted_kernels.py.
 
 Most values are small integers, whose sums are exact in any order, so that results have to be equal bit by bit. Fresh
 memory holds NaN and the largest integers here.
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from common.ops import embedding_bags
-from common.ops.embedding_bags import plain, triton
+from common.ops.embedding_bags import reference, triton
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows, SortedKeys
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
@@ -61,9 +61,9 @@ def scalars(write: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def both(keys: SortedKeys, gradient: Tensor, rows: Tensor, state: Tensor | None, *rest: Any, **settings: Any) -> None:
-    """Update by the kernels, and as the plain version does on copies; both have to agree."""
+    """Update by the kernels, and as the reference does on copies; both have to agree."""
     expected_rows, expected_state = rows.clone(), None if state is None else state.clone()
-    plain.update_torch(keys, gradient, expected_rows, expected_state, *rest, **settings)
+    reference.update_reference(keys, gradient, expected_rows, expected_state, *rest, **settings)
     triton.update(keys, gradient, rows, state, *rest, **settings)
     if state is None:
         assert torch.equal(rows, expected_rows)
@@ -79,7 +79,7 @@ def test_vectors_are_the_plain_versions(store: str, dtype: torch.dtype) -> None:
     rows = integers(bags.rows, WIDTH, dtype=torch.float16 if dtype == torch.float16 else torch.float32)
     wide, expected = (torch.full((SAMPLES, 1 + len(bags), WIDTH), 7.0, dtype=dtype) for _ in range(2))
     triton.pool(rows, batch(), bags, wide[:, 1:])
-    plain.pool_torch(rows, batch(), bags, expected[:, 1:])
+    reference.pool_reference(rows, batch(), bags, expected[:, 1:])
     assert torch.equal(wide, expected)
     assert (wide[:, 1:] != 0).any(2).sum() > SAMPLES
 
@@ -87,7 +87,7 @@ def test_vectors_are_the_plain_versions(store: str, dtype: torch.dtype) -> None:
 @STORES
 @pytest.mark.parametrize("samples", [SAMPLES, 1])
 def test_keys_are_sorted_as_the_plain_version_does(bags: Bags, samples: int) -> None:
-    found, expected = triton.sort(batch(samples=samples), bags), plain.sort_torch(batch(samples=samples), bags)
+    found, expected = triton.sort(batch(samples=samples), bags), reference.sort_reference(batch(samples=samples), bags)
     assert found[3:] == expected[3:]
     for one, other in zip(found[:3], expected[:3], strict=True):
         assert isinstance(one, Tensor)
@@ -99,7 +99,7 @@ def test_keys_are_sorted_as_the_plain_version_does(bags: Bags, samples: int) -> 
 @pytest.mark.parametrize("adagrad", [True, False], ids=["Adagrad", "SGD"])
 def test_rows_are_updated_as_by_the_plain_version(store: str, dtype: torch.dtype, adagrad: bool) -> None:
     bags = BAGS[store]
-    keys = plain.sort_torch(batch(), bags)
+    keys = reference.sort_reference(batch(), bags)
     rows, state = integers(bags.rows, WIDTH), integers(bags.rows, WIDTH, seed=5).abs()
     rule = AdagradRows(0.125) if adagrad else SgdRows()
     both(keys, gradient_of(keys, SAMPLES, dtype), rows, state if adagrad else None, rule, *scalars())
@@ -110,7 +110,7 @@ def test_rows_are_updated_as_by_the_plain_version(store: str, dtype: torch.dtype
 def test_one_row_for_all_keys(samples: int) -> None:
     """A run over more tiles than are added up at a time, from the first key to the last."""
     bags = Bags([Bag(0, 9, 0, 3), Bag(9, 1, 0, 3)], "cpu")
-    keys = plain.sort_torch(torch.ones(samples, 10, dtype=torch.int32), bags)
+    keys = reference.sort_reference(torch.ones(samples, 10, dtype=torch.int32), bags)
     rows, state = integers(3, WIDTH), torch.zeros(3, WIDTH)
     both(keys, gradient_of(keys, samples, torch.float16), rows, state, AdagradRows(1e-8), *scalars())
     assert (state > 0).any(1).tolist() == [False, True, False]
@@ -134,18 +134,18 @@ def test_runs_that_end_and_begin_at_the_borders_of_tiles() -> None:
 @STORES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_dense_gradients_are_the_plain_versions(bags: Bags, dtype: torch.dtype) -> None:
-    keys = plain.sort_torch(batch(3), bags)
+    keys = reference.sort_reference(batch(3), bags)
     gradient = gradient_of(keys, SAMPLES, torch.bfloat16)
     out, expected = (torch.full((bags.rows, WIDTH), torch.nan, dtype=dtype) for _ in range(2))
     triton.dense_gradient(keys, gradient, out)
-    plain.dense_gradient_torch(keys, gradient, expected)
+    reference.dense_gradient_reference(keys, gradient, expected)
     assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("case", ["forbidden", "none ours"])
 def test_rows_and_state_keep_their_bits(case: str) -> None:
     bags = BAGS["one store"]
-    keys = plain.sort_torch(batch() if case == "forbidden" else torch.full_like(batch(), -1), bags)
+    keys = reference.sort_reference(batch() if case == "forbidden" else torch.full_like(batch(), -1), bags)
     gradient = gradient_of(keys, SAMPLES, torch.float32)
     gradient[0] = torch.nan
     rows, state = -integers(bags.rows, WIDTH).abs(), integers(bags.rows, WIDTH)
@@ -158,7 +158,7 @@ def test_rows_and_state_keep_their_bits(case: str) -> None:
 @pytest.mark.parametrize("seed", [None, -0x0123456789ABCDEF], ids=["to the nearest", "by chance"])
 def test_half_rows_are_rounded_as_the_plain_version_rounds(seed: int | None) -> None:
     bags = BAGS["one store"]
-    keys = plain.sort_torch(batch(), bags)
+    keys = reference.sort_reference(batch(), bags)
     before = (integers(bags.rows, WIDTH) / 4).half()
     rows = before.clone()
     settings = (torch.tensor(2.0**-15), torch.tensor(1.0), torch.tensor(True))
@@ -177,7 +177,7 @@ def test_sums_of_fp32_are_within_rounding_of_fp64() -> None:
     expected, expected_state = rows.double(), state.double()
     settings = scalars()
     wide = (settings[0].double(), settings[1].double(), settings[2])
-    plain.update_torch(keys, gradient.double(), expected, expected_state, AdagradRows(1e-8), *wide)
+    reference.update_reference(keys, gradient.double(), expected, expected_state, AdagradRows(1e-8), *wide)
     again, state_again = rows.clone(), state.clone()
     triton.update(keys, gradient, rows, state, AdagradRows(1e-8), *settings)
     torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-5)
@@ -218,4 +218,4 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 def test_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32)
-    assert select(embedding_bags.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    assert embedding_bags.EMBEDDING_BAGS.select(AUTO, request).name == "triton"

@@ -1,4 +1,4 @@
-"""The Triton cast against the plain one; run by
+"""The Triton cast against the reference; run by
 tests/test_interpreted_kernels.py.
 
 Triton's interpreter rounds to FP8 in its own way. Here every scaled value is one of the format, which needs no
@@ -16,7 +16,7 @@ from fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops.fp8_cast import triton as fp8_cast_triton
-from common.ops.fp8_cast.plain import LARGEST_SCALE, Scaling, cast_torch
+from common.ops.fp8_cast.reference import LARGEST_SCALE, Scaling, cast_reference
 from common.ops.fp8_cast.triton import Tile
 from common.ops.linear.fp8 import Fp8Product
 
@@ -47,7 +47,7 @@ def values_of_the_format(rows: int, columns: int, dtype: torch.dtype, seed: int 
 def both(x: Tensor, scale: float, dtype: torch.dtype, transpose: bool = True) -> None:
     """Cast with both, and compare every byte and all state."""
     ours, plain = scaling(scale), scaling(scale)
-    found, expected = fp8_cast_triton.cast(x, ours, dtype, transpose), cast_torch(x, plain, dtype, transpose)
+    found, expected = fp8_cast_triton.cast(x, ours, dtype, transpose), cast_reference(x, plain, dtype, transpose)
     assert torch.equal(found.data.view(torch.uint8), expected.data.view(torch.uint8))
     if transpose:
         assert found.transposed is not None
@@ -114,7 +114,7 @@ def test_the_scale_of_numbers_near_the_smallest(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("scale", [0.0, 2.0])
 def test_frozen_scales_are_used_and_left(scale: float, dtype: torch.dtype) -> None:
     x, ours, plain = values_of_the_format(80, 48, dtype), scaling(scale), scaling(scale)
-    found, expected = fp8_cast_triton.cast(x, ours, dtype, True, True), cast_torch(x, plain, dtype, True, True)
+    found, expected = fp8_cast_triton.cast(x, ours, dtype, True, True), cast_reference(x, plain, dtype, True, True)
     assert torch.equal(found.scale_inverse, expected.scale_inverse)
     assert (ours.scale, plain.scale) == (scale, scale)
     assert not ours.pending.any()

@@ -1,4 +1,4 @@
-"""The Triton kernels of GEGLU and of the residual addition with LayerNorm against the plain versions in float64; run by
+"""The Triton kernels of GEGLU and of the residual addition with LayerNorm against the references in float64; run by
 tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from common.ops.add_layer_norm import triton as norm_triton
-from common.ops.add_layer_norm.plain import add_layer_norm_torch
+from common.ops.add_layer_norm.reference import add_layer_norm_reference
 from common.ops.geglu import triton as geglu_triton
-from common.ops.geglu.plain import geglu_torch
+from common.ops.geglu.reference import geglu_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -67,7 +67,7 @@ def check_geglu(rows: int, features: int, dtype: torch.dtype, bias: torch.dtype 
     }
     compare(
         lambda **given: [geglu_triton.geglu(**given)],
-        lambda **given: [geglu_torch(**given)],
+        lambda **given: [geglu_reference(**given)],
         inputs,
         [random(rows, features, seed=2, dtype=dtype)],
     )
@@ -103,7 +103,7 @@ def test_geglu_takes_rows_that_lie_apart() -> None:
         torch.autograd.grad(function(leaf, None), leaf, given)[0]
         for function, leaf, given in (
             (geglu_triton.geglu, x[:, :32].detach().requires_grad_(), dy),
-            (geglu_torch, x[:, :32].double().requires_grad_(), dy.double()),
+            (geglu_reference, x[:, :32].double().requires_grad_(), dy.double()),
         )
     )
     assert_close(found, expected, 2e-6, "x")
@@ -129,8 +129,8 @@ def check_norm(inputs: dict[str, Tensor | None], read: tuple[bool, bool] = (True
 
     def rounded(**given: Tensor) -> tuple[Tensor, Tensor]:
         # the sum is rounded before it is normalised, which float64 does not do by itself
-        total, _ = add_layer_norm_torch(**given, eps=1e-5)
-        _, normed = add_layer_norm_torch(
+        total, _ = add_layer_norm_reference(**given, eps=1e-5)
+        _, normed = add_layer_norm_reference(
             total + (total.detach().to(x.dtype) - total.detach()), None, given["weight_C"], given["bias_C"], 1e-5
         )
         return total, normed
@@ -182,7 +182,7 @@ def test_norm_far_from_zero_keeps_its_variance() -> None:
     assert residual is not None
     inputs["residual_RC"] = residual + 1e3
     total, normed = norm_triton.add_layer_norm(**inputs, eps=1e-5)
-    _, expected = add_layer_norm_torch(
+    _, expected = add_layer_norm_reference(
         total.double(), None, *(inputs[name].double() for name in ("weight_C", "bias_C")), 1e-5
     )
     assert (normed - expected).abs().max() < 1e-3

@@ -1,6 +1,6 @@
-"""The Triton operations between GPT-3's products against the plain versions; run by tests/test_interpreted_kernels.py.
+"""The Triton operations between GPT-3's products against the references; run by tests/test_interpreted_kernels.py.
 
-16-bit and fp32 results are compared with the plain versions in float64, FP8 with the plain version in the same dtype:
+16-bit and fp32 results are compared with the references in float64, FP8 with the reference in the same dtype:
 a sum in another order moves a value over the middle between two codes now and then, so that a few bytes differ by one.
 Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here.
 """
@@ -12,14 +12,14 @@ import torch
 from fp8_oracle import assert_same_fp8, codes
 from torch import Tensor
 
-from common.ops.bias_gelu import plain as gelu_plain
+from common.ops.bias_gelu import reference as gelu_plain
 from common.ops.bias_gelu import triton as gelu_triton
 from common.ops.fp8_cast import triton as cast_triton
-from common.ops.fp8_cast.plain import Fp8Tensor, Scaling
-from common.ops.layer_norm_1p import plain as norm_plain
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.layer_norm_1p import reference as norm_plain
 from common.ops.layer_norm_1p import triton as norm_triton
 from common.ops.norm.parted_rows import parts_of
-from common.ops.qkv_gradient import plain as qkv_plain
+from common.ops.qkv_gradient import reference as qkv_plain
 from common.ops.qkv_gradient import triton as qkv_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -88,7 +88,7 @@ def test_norm_equals_plain(added_up: bool, tokens: int, features: int, parts: in
     found = norm_triton.forward(residual, *((delta, added) if added_up else (None, None)), weight, bias, 1e-5)
     assert (found.residual - total).abs().max() <= 2 * torch.finfo(dtype).eps * total.abs().max()
     assert (found.residual is residual) == (not added_up)
-    expected = norm_plain.forward_torch(found.residual.double(), None, None, weight.double(), bias.double(), 1e-5)
+    expected = norm_plain.forward_reference(found.residual.double(), None, None, weight.double(), bias.double(), 1e-5)
     assert_close(found.moments, expected.moments, torch.float32)
     assert_close(found.y, expected.y, dtype)
     assert found.y8 is None
@@ -105,7 +105,7 @@ def test_norm_writes_fp8(features: int, half: bool, frozen: bool, scale: float) 
     ours, plain = scaling(scale), scaling(scale)
     options = {"half": half, "frozen_scales": frozen}
     found = norm_triton.forward(*given, 1e-5, fp8=ours, **options)
-    expected = norm_plain.forward_torch(*given, 1e-5, fp8=plain, **options)
+    expected = norm_plain.forward_reference(*given, 1e-5, fp8=plain, **options)
     assert_same_fp8(found.y8, ours, expected.y8, plain, torch.bfloat16)
     assert (ours.scale == scale) == frozen
     assert (found.y is not None) == half
@@ -127,13 +127,13 @@ def test_gradients_of_the_norm_equal_plain(
 ) -> None:
     residual, dy, _, weight, _ = norm_inputs(tokens, features, dtype)
     d_residual = random(tokens, features, seed=5, dtype=dtype) if other else None
-    moments = norm_plain.forward_torch(residual, None, None, weight, weight, 1e-5).moments
+    moments = norm_plain.forward_reference(residual, None, None, weight, weight, 1e-5).moments
     found, none = norm_triton.backward(dy, residual, moments, weight, d_residual)
     wide = double(dy, residual, moments, weight, d_residual)
-    assert_close(found, norm_plain.backward_torch(*wide)[0], dtype)
+    assert_close(found, norm_plain.backward_reference(*wide)[0], dtype)
     assert none is None
     sums = norm_triton.parameter_gradients(dy, residual, moments, found if other else None)
-    expected = norm_plain.parameter_gradients_torch(*double(dy, residual, moments, found if other else None))
+    expected = norm_plain.parameter_gradients_reference(*double(dy, residual, moments, found if other else None))
     for name in ("weight", "bias", "added"):
         ours, plain = getattr(sums, name), getattr(expected, name)
         if name == "added" and not other:
@@ -148,11 +148,11 @@ def test_gradients_of_the_norm_equal_plain(
 def test_gradient_of_the_norm_in_fp8(features: int, frozen: bool, scale: float) -> None:
     residual, dy, _, weight, _ = norm_inputs(70, features, torch.bfloat16)
     dy, d_residual = dy * 1e-7, random(70, features, seed=5, dtype=torch.bfloat16) * 1e-7
-    moments = norm_plain.forward_torch(residual, None, None, weight, weight, 1e-5).moments
+    moments = norm_plain.forward_reference(residual, None, None, weight, weight, 1e-5).moments
     ours, plain = scaling(scale * 1e9), scaling(scale * 1e9)
     given = (dy, residual, moments, weight, d_residual)
     dx, found = norm_triton.backward(*given, fp8=ours, frozen_scales=frozen)
-    expected_dx, expected = norm_plain.backward_torch(*given, fp8=plain, frozen_scales=frozen)
+    expected_dx, expected = norm_plain.backward_reference(*given, fp8=plain, frozen_scales=frozen)
     assert_same_fp8(found, ours, expected, plain, torch.bfloat16)
     assert_close(dx, expected_dx.double(), torch.bfloat16)
     assert codes(found).count_nonzero() > 0.99 * dy.numel()
@@ -186,11 +186,11 @@ def test_gelu_equals_plain(shape: tuple[int, int], biased: bool, dtype: torch.dt
     given = bias if biased else None
     found = gelu_triton.forward(x, given)
     (wide_x, wide_bias, wide_dy) = double(x, given, dy)
-    assert_close(found.y, gelu_plain.forward_torch(wide_x, wide_bias).y, dtype)
+    assert_close(found.y, gelu_plain.forward_reference(wide_x, wide_bias).y, dtype)
     assert found.y8 is None
     assert found.saved is x
     back = gelu_triton.backward(dy, x, given)
-    expected = gelu_plain.backward_torch(wide_dy, wide_x, wide_bias)
+    expected = gelu_plain.backward_reference(wide_dy, wide_x, wide_bias)
     assert_close(back.dx, expected.dx, dtype)
     assert_close(back.bias, expected.bias, torch.float32)
     assert back.dx8 is None
@@ -207,7 +207,7 @@ def test_gelu_writes_fp8_and_saves_it(
     x, bias, _ = gelu_inputs(40, 200, torch.bfloat16)
     x[-1, 7] = 100
     results = []
-    for function in (gelu_triton.forward, gelu_plain.forward_torch):
+    for function in (gelu_triton.forward, gelu_plain.forward_reference):
         states = [None if each is None else scaling(each) for each in (scale, saved_scale)]
         given = {"fp8": states[0], "save_fp8": states[1], "frozen_scales": frozen}
         results.append((function(x, bias if biased else None, **given), *states))
@@ -233,16 +233,16 @@ def test_gelu_writes_fp8_and_saves_it(
 def test_gradient_of_gelu_with_fp8(scale: float | None, saved_in_fp8: bool, frozen: bool) -> None:
     x, bias, dy = gelu_inputs(40, 200, torch.bfloat16)
     dy *= 1e-6
-    saved = gelu_plain.forward_torch(x, bias, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
+    saved = gelu_plain.forward_reference(x, bias, save_fp8=scaling(20.0) if saved_in_fp8 else None).saved
     assert isinstance(saved, Fp8Tensor) == saved_in_fp8
     if scale is None:
         found = gelu_triton.backward(dy, saved, bias)
-        expected = gelu_plain.backward_torch(dy.double(), saved if saved_in_fp8 else x.double(), bias.double())
+        expected = gelu_plain.backward_reference(dy.double(), saved if saved_in_fp8 else x.double(), bias.double())
         assert_close(found.dx, expected.dx, torch.bfloat16)
     else:
         ours, plain = scaling(scale), scaling(scale)
         found = gelu_triton.backward(dy, saved, bias, fp8=ours, frozen_scales=frozen)
-        expected = gelu_plain.backward_torch(dy, saved, bias, fp8=plain, frozen_scales=frozen)
+        expected = gelu_plain.backward_reference(dy, saved, bias, fp8=plain, frozen_scales=frozen)
         assert found.dx is expected.dx is None
         assert_same_fp8(found.dx8, ours, expected.dx8, plain, torch.bfloat16)
         assert (ours.scale == scale) == frozen
@@ -299,7 +299,7 @@ def test_gradient_of_qkv_in_fp8(packed: bool, transpose: bool, frozen: bool, sca
     ours, plain = scaling(scale * 1e8), scaling(scale * 1e8)
     options = {"half": False, "transpose": transpose, "frozen_scales": frozen}
     found = qkv_triton.join(*given, fp8=ours, **options)
-    expected = qkv_plain.join_torch(*given, fp8=plain, **options)
+    expected = qkv_plain.join_reference(*given, fp8=plain, **options)
     assert_same_fp8(found.d_qkv8, ours, expected.d_qkv8, plain, torch.bfloat16)
     assert torch.equal(codes(found.d_qkv8), codes(expected.d_qkv8))
     assert (found.d_qkv8.transposed is not None) == transpose

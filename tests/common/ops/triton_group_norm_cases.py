@@ -1,4 +1,4 @@
-"""The Triton kernels of group norm against the plain version in float64; run by tests/test_interpreted_kernels.py.
+"""The Triton kernels of group norm against the reference in float64; run by tests/test_interpreted_kernels.py.
 Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from common.ops.group_norm import triton as group_norm_triton
-from common.ops.group_norm.plain import group_norm_torch
+from common.ops.group_norm.reference import group_norm_reference
 from common.ops.tiling.tiles import Tile
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -73,7 +73,7 @@ def run(function: Callable[..., Any], case: Case, wide: bool) -> dict[str, Tenso
 
 
 def check(case: Case) -> None:
-    found, expected = run(group_norm_triton.group_norm, case, False), run(group_norm_torch, case, True)
+    found, expected = run(group_norm_triton.group_norm, case, False), run(group_norm_reference, case, True)
     given = tensors(case)
     assert found.keys() == expected.keys() == {"result", *given}
     for name, reference in expected.items():
@@ -159,7 +159,7 @@ def test_group_norm_far_from_zero_keeps_its_variance(way: str) -> None:
     case = Case((16,), 4, (8, 8), silu=False, mean=300.0)
     x, weight, bias = tensors(case).values()
     found = group_norm_triton.group_norm((x,), weight, bias, 4, 1e-5, silu=False)
-    expected = group_norm_torch((x.double(),), weight.double(), bias.double(), 4, 1e-5, silu=False)
+    expected = group_norm_reference((x.double(),), weight.double(), bias.double(), 4, 1e-5, silu=False)
     assert (found - expected).abs().max() < 1e-3
 
 
@@ -169,7 +169,7 @@ def test_channels_far_from_each_other_keep_the_variance_of_their_group(way: str)
     added = 50 * random(2, 16, seed=7)
     found = group_norm_triton.group_norm((x,), weight, bias, 4, 1e-5, silu=True, added_NC=added)
     wide = (x.double(),), weight.double(), bias.double()
-    expected = group_norm_torch(*wide, 4, 1e-5, silu=True, added_NC=added.double())
+    expected = group_norm_reference(*wide, 4, 1e-5, silu=True, added_NC=added.double())
     assert (found - expected).abs().max() < 1e-5
 
 
@@ -186,7 +186,7 @@ def test_channels_far_from_each_other_keep_the_variance_of_their_group(way: str)
 def test_gradients_that_do_not_come_are_none(case: Case, way: str) -> None:
     for used in itertools.product((False, True), repeat=1 + len(case.parts)):
         if any(used):
-            found, expected = (gradients(f, case, used, w) for f, w in (("triton", False), ("torch", True)))
+            found, expected = (gradients(f, case, used, w) for f, w in (("triton", False), ("reference", True)))
             assert found.keys() == expected.keys()
             for name, reference in expected.items():
                 error = (found[name].double() - reference).norm() / reference.norm()
@@ -197,7 +197,7 @@ def gradients(function: str, case: Case, used: tuple[bool, ...], wide: bool) -> 
     """Of all inputs, where only some results are read."""
     leaves = {name: (x.double() if wide else x).detach().requires_grad_() for name, x in tensors(case).items()}
     inputs = tuple(leaves[f"input {index}"] for index in range(len(case.parts)))
-    call = {"triton": group_norm_triton.group_norm, "torch": group_norm_torch}[function]
+    call = {"triton": group_norm_triton.group_norm, "reference": group_norm_reference}[function]
     y, kept = call(inputs, leaves["weight"], leaves["bias"], case.groups, 1e-5, silu=True, keep=True)
     read = [value for value, wanted in zip((y, *kept), used, strict=True) if wanted]
     torch.autograd.backward(read, [random(*value.shape, seed=8 + i).to(value.dtype) for i, value in enumerate(read)])

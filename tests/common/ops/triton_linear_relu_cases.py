@@ -10,8 +10,8 @@ from torch import Tensor
 
 from common.nn.mlp import MLP
 from common.ops import linear_relu
-from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.linear_relu import triton
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
 from tests.capturable import Capturable
 
@@ -57,9 +57,7 @@ def test_a_gradient_in_other_memory(wide: bool) -> None:
 
 
 def test_auto_takes_it_and_all_but_the_logit_of_a_stack_run_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        select(linear_relu.IMPLEMENTATIONS, AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16)).name == "fused"
-    )
+    assert linear_relu.LINEAR_RELU.select(AUTO, OperationRequest(torch.device("cpu"), torch.bfloat16)).name == "fused"
     launches, given = [], inputs(9, 13, 4, torch.float32)
     monkeypatch.setattr(
         triton,

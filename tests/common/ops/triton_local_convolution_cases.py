@@ -16,9 +16,9 @@ from torch import Tensor
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.halo import Halos
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.local_convolution import triton as local_convolution_triton
+from common.ops.operation import AUTO, OperationRequest
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products", "poisoned_memory")
 
@@ -109,7 +109,7 @@ def test_voxels_beyond_the_volume_add_nothing() -> None:
     """The last tile is not full. A missing voxel would see the last one, and even 0 times infinity would count."""
     x, weight, dy = case((1, 3, 3, 5, 16), 1)
     x[0, 0, 2, 2, 4] = torch.inf
-    _, dweight = IMPLEMENTATIONS["triton"].function().backward(dy, x, weight, 1, (False, True))
+    _, dweight = LOCAL_CONVOLUTION.function("triton")().backward(dy, x, weight, 1, (False, True))
     finite = torch.ones(3, 3, 3, dtype=torch.bool)
     finite[1:, 1:, 1:] = False  # no voxel of the volume has the last one behind it
     assert dweight[:, 0, finite].isfinite().all()
@@ -149,9 +149,9 @@ def test_slabs_of_a_first_layer_equal_the_whole(overlap: bool) -> None:
 
 def test_auto_takes_the_kernels_for_one_channel_alone() -> None:
     chosen = [
-        select(IMPLEMENTATIONS, AUTO, OperationRequest(CPU, torch.float32, {"channels": channels}))
+        LOCAL_CONVOLUTION.select(AUTO, OperationRequest(CPU, torch.float32, {"channels": channels}))
         for channels in (1, 2)
     ]
-    assert [implementation.name for implementation in chosen] == ["triton", "torch"]
+    assert [implementation.name for implementation in chosen] == ["triton", "reference"]
     with pytest.raises(UnsupportedImplementation, match="1 input channel, not 32"):
-        select(IMPLEMENTATIONS, "triton", OperationRequest(CPU, torch.float32, {"channels": 32}))
+        LOCAL_CONVOLUTION.select("triton", OperationRequest(CPU, torch.float32, {"channels": 32}))

@@ -8,14 +8,14 @@ import torch
 
 from common.errors import UnsupportedImplementation
 from common.ops import logit
-from common.ops.implementation import AUTO, OperationRequest, select
 from common.ops.logit import triton
+from common.ops.operation import AUTO, OperationRequest
 from tests.capturable import Capturable
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-FUSED = logit.IMPLEMENTATIONS["fused"].function
+FUSED = logit.LOGIT.function("fused")
 
 
 @pytest.fixture(autouse=True)
@@ -62,10 +62,10 @@ def test_rows_that_do_not_fit_are_left_to_pytorch() -> None:
     def request(inputs: int) -> OperationRequest:
         return OperationRequest(torch.device("cpu"), torch.bfloat16, {"inputs": inputs})
 
-    assert select(logit.IMPLEMENTATIONS, AUTO, request(2048)).name == "fused"
-    assert select(logit.IMPLEMENTATIONS, AUTO, request(2049)).name == "torch"
-    with pytest.raises(UnsupportedImplementation, match="a row of 2049 inputs is more than 2048"):
-        select(logit.IMPLEMENTATIONS, "fused", request(2049))
+    assert logit.LOGIT.select(AUTO, request(2048)).name == "fused"
+    assert logit.LOGIT.select(AUTO, request(2049)).name == "reference"
+    with pytest.raises(UnsupportedImplementation, match="at most 2048 inputs, not 2049"):
+        logit.LOGIT.select("fused", request(2049))
 
 
 def test_no_samples() -> None:

@@ -1,4 +1,4 @@
-"""The Triton operations of a transformer against the plain versions in float64; run by
+"""The Triton operations of a transformer against the references in float64; run by
 tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from common.ops.attention import triton as attention_triton
-from common.ops.attention.plain import attention_torch
+from common.ops.attention.reference import attention_reference
 from common.ops.bias_gelu import kernels as bias_gelu_kernels
 from common.ops.bias_gelu import triton as bias_gelu_triton
-from common.ops.bias_gelu.plain import bias_gelu_torch
+from common.ops.bias_gelu.reference import bias_gelu_reference
 from common.ops.cross_entropy import triton as cross_entropy_triton
-from common.ops.cross_entropy.plain import masked_cross_entropy_torch
+from common.ops.cross_entropy.reference import masked_cross_entropy_reference
 from common.ops.dropout import triton as dropout_triton
-from common.ops.dropout.plain import DropoutMask, dropout_torch, keep_mask
+from common.ops.dropout.reference import DropoutMask, dropout_reference, keep_mask
 from common.ops.dropout_add_norm import triton as dropout_add_norm_triton
-from common.ops.dropout_add_norm.plain import dropout_add_norm_torch
+from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.tiling import column_sums as column_sums_triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -75,7 +75,7 @@ def test_dropout_mask_is_the_plain_one(count: int, p: float) -> None:
 def test_dropout_equals_plain(dtype: torch.dtype) -> None:
     x, dy = random(7, 333, dtype=dtype), random(7, 333, seed=1, dtype=dtype)
     found = values_and_gradients(lambda x: dropout_triton.dropout(x, 0.1, SEED, 3), {"x": x}, dy)
-    expected = values_and_gradients(lambda x: dropout_torch(x, 0.1, SEED, 3), {"x": x.double()}, dy.double())
+    expected = values_and_gradients(lambda x: dropout_reference(x, 0.1, SEED, 3), {"x": x.double()}, dy.double())
     assert_close(found, expected, TOLERANCE[dtype])
 
 
@@ -117,12 +117,12 @@ def check_attention(
     heads: int = 2,
     dimension: int = 32,
 ) -> None:
-    """Result and gradient against the plain version, with NaN in all rows of no sequence, which become zeros."""
+    """Result and gradient against the reference, with NaN in all rows of no sequence, which become zeros."""
     outside = ~members(tokens, starts, lengths)
     qkv, d_context = random(tokens, 3, heads, dimension, dtype=dtype), random(tokens, heads, dimension, seed=1)
     d_context = d_context.to(dtype)
     expected = values_and_gradients(
-        lambda qkv: attention_torch(qkv, starts, lengths, max_length, DropoutMask(p, SEED, 11)),
+        lambda qkv: attention_reference(qkv, starts, lengths, max_length, DropoutMask(p, SEED, 11)),
         {"qkv": qkv.double()},
         d_context.double(),
     )
@@ -210,7 +210,7 @@ def test_attention_with_extreme_scores_is_finite_and_right(scale: float) -> None
         values_and_gradients(
             lambda qkv, f=f: f(qkv, starts, lengths, 96, DropoutMask(0.1, SEED, 2)), {"qkv": qkv.to(d)}, d_context.to(d)
         )
-        for f, d in ((attention_triton.attention, torch.float32), (attention_torch, torch.float64))
+        for f, d in ((attention_triton.attention, torch.float32), (attention_reference, torch.float64))
     )
     assert found["qkv"].isfinite().all()
     assert_close(found, expected, 1e-3)
@@ -242,7 +242,7 @@ def test_large_gradients_of_short_sequences_stay_finite_in_fp16(length: int, sca
         values_and_gradients(
             lambda qkv, f=f: f(qkv, starts, lengths, 64, DropoutMask(0.0, SEED, 2)), {"qkv": qkv.to(d)}, d_context.to(d)
         )["qkv"][:, 0]
-        for f, d in ((attention_triton.attention, torch.float16), (attention_torch, torch.float64))
+        for f, d in ((attention_triton.attention, torch.float16), (attention_reference, torch.float64))
     )
     assert found.isfinite().all()
     # dq is the small difference of large terms that fp16 has rounded: the error goes by their size
@@ -295,7 +295,7 @@ def check_norm(inputs: dict[str, Tensor | None], p: float, epsilon: float = 1e-1
         )
 
     found = values_and_gradients(call(dropout_add_norm_triton.dropout_add_norm), inputs, dy)
-    expected = values_and_gradients(call(dropout_add_norm_torch), wide(inputs), dy.double())
+    expected = values_and_gradients(call(dropout_add_norm_reference), wide(inputs), dy.double())
     for name, value in inputs.items():
         assert value is None or found[name].dtype == value.dtype
     assert_close(found, expected, TOLERANCE[x.dtype])
@@ -346,7 +346,7 @@ def test_norm_adds_the_gradients_of_its_readers(dtype: torch.dtype, used: tuple[
     inputs = norm_inputs(13, 96, dtype)
     d_outputs = [random(13, 96, seed=9 + index, dtype=dtype) for index in used]
     found = norm_of_readers(dropout_add_norm_triton.dropout_add_norm, inputs, used, d_outputs)
-    expected = norm_of_readers(dropout_add_norm_torch, wide(inputs), used, [dy.double() for dy in d_outputs])
+    expected = norm_of_readers(dropout_add_norm_reference, wide(inputs), used, [dy.double() for dy in d_outputs])
     assert_close(found, expected, TOLERANCE[dtype])
 
 
@@ -413,7 +413,7 @@ def test_norm_far_from_zero_keeps_its_variance() -> None:
     inputs["residual"] = inputs["residual"] + 1e3
     x = dict(inputs)
     found = dropout_add_norm_triton.dropout_add_norm(*x.values(), 1e-12, DropoutMask(0.0, SEED, 0))
-    expected = dropout_add_norm_torch(*wide(x).values(), 1e-12, DropoutMask(0.0, SEED, 0))
+    expected = dropout_add_norm_reference(*wide(x).values(), 1e-12, DropoutMask(0.0, SEED, 0))
     assert (found - expected).abs().max() < 1e-3
 
 
@@ -426,7 +426,7 @@ def test_gelu_equals_plain(shape: tuple[int, int], dtype: torch.dtype) -> None:
     inputs = {"x_TF": random(*shape, dtype=dtype) * 3, "bias_F": random(shape[1], seed=1, dtype=dtype)}
     dy = random(*shape, seed=2, dtype=dtype)
     found = values_and_gradients(bias_gelu_triton.bias_gelu, inputs, dy)
-    expected = values_and_gradients(bias_gelu_torch, wide(inputs), dy.double())
+    expected = values_and_gradients(bias_gelu_reference, wide(inputs), dy.double())
     assert_close(found, expected, TOLERANCE[dtype])
 
 
@@ -480,7 +480,7 @@ def test_cross_entropy_equals_plain(columns: int, vocabulary: int, dtype: torch.
     logits, labels = logits_and_labels(columns, vocabulary, dtype)
     weights = random(7, seed=1)
     plain = torch.nan_to_num(logits.double()).requires_grad_()
-    losses, correct = masked_cross_entropy_torch(plain, labels, vocabulary)
+    losses, correct = masked_cross_entropy_reference(plain, labels, vocabulary)
     losses.backward(weights.double())
     leaf = logits.clone().requires_grad_()
     found_losses, found_correct = cross_entropy_triton.masked_cross_entropy(leaf, labels, vocabulary, inplace)

@@ -1,4 +1,4 @@
-"""The Triton operations of a transformer that write FP8 against the plain versions in float64; run by
+"""The Triton operations of a transformer that write FP8 against the references in float64; run by
 tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fp8_oracle import assert_same_fp8
 from torch import Tensor
 
 from common.ops.attention import triton as attention_triton
-from common.ops.attention.plain import attention_torch
+from common.ops.attention.reference import attention_reference
 from common.ops.bias_gelu import triton as bias_gelu_triton
-from common.ops.bias_gelu.plain import bias_gelu_torch
-from common.ops.dropout.plain import DropoutMask
+from common.ops.bias_gelu.reference import bias_gelu_reference
+from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout_add_norm import triton as dropout_add_norm_triton
-from common.ops.dropout_add_norm.plain import dropout_add_norm_torch
-from common.ops.fp8_cast.plain import E4M3, Fp8Tensor, Handover, Scaling, computed_torch
+from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
+from common.ops.fp8_cast.reference import E4M3, Fp8Tensor, Handover, Scaling, computed_reference
 from common.ops.fp8_cast.triton import Tile
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -83,7 +83,7 @@ def test_gelu_and_its_gradient_in_fp8_equal_plain(shape: tuple[int, int], scale:
     )
     ours, plain = ((scaling(scale), scaling(100 * scale)) for _ in range(2))
     y8, dx8, d_bias = gelu(bias_gelu_triton.bias_gelu, *given, ours)
-    expected_y8, expected_dx8, expected_d_bias = gelu(bias_gelu_torch, *(x.double() for x in given), plain)
+    expected_y8, expected_dx8, expected_d_bias = gelu(bias_gelu_reference, *(x.double() for x in given), plain)
     assert_same_fp8(y8, ours[0], expected_y8, plain[0], dtype)
     assert_same_fp8(dx8, ours[1], expected_dx8, plain[1], dtype)
     assert_close(d_bias, expected_d_bias)
@@ -150,14 +150,14 @@ def test_norm_and_its_gradient_in_fp8_equal_plain(
     wide = {name: None if given is None else given.double() for name, given in inputs.items()}
     ours, plain = ((scaling(scale), scaling(100 * scale)) for _ in range(2))
     y8, y, dx8, gradients = norm(dropout_add_norm_triton.dropout_add_norm, inputs, dys, ours)
-    expected = norm(dropout_add_norm_torch, wide, [dy.double() for dy in dys], plain)
+    expected = norm(dropout_add_norm_reference, wide, [dy.double() for dy in dys], plain)
     assert_same_fp8(dx8, ours[1], expected[2], plain[1], dtype)
     assert_close(y, expected[1])
     for name, gradient in expected[3].items():
         assert_close(gradients[name], gradient)
     again = scaling(scale)  # FP8 is that of the 16-bit result itself
-    assert_same_fp8(y8, ours[0], computed_torch(y.float(), again, E4M3, dtype), again, dtype)
-    assert torch.equal(y8.data.float(), computed_torch(y.float(), scaling(scale), E4M3, dtype).data.float())
+    assert_same_fp8(y8, ours[0], computed_reference(y.float(), again, E4M3, dtype), again, dtype)
+    assert torch.equal(y8.data.float(), computed_reference(y.float(), scaling(scale), E4M3, dtype).data.float())
 
 
 def test_norm_in_fp8_with_a_gradient_in_16_bits() -> None:
@@ -203,7 +203,7 @@ def test_the_gradient_of_attention_in_fp8_equals_plain(scale: float) -> None:
     qkv[outside], d_context[outside] = 0.0, 0.0
     plain, ours = scaling(1e5 * scale), scaling(1e5 * scale)
     expected, expected_d_bias = attention_gradient(
-        attention_torch, qkv.double(), bias.double(), d_context.double(), plain
+        attention_reference, qkv.double(), bias.double(), d_context.double(), plain
     )
     qkv[outside], d_context[outside] = float("nan"), float("nan")
     found, d_bias = attention_gradient(attention_triton.attention, qkv, bias, d_context, ours)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from upsample_convolution_oracle import expected, inputs
 
-from common.ops.implementation import AUTO, OperationRequest, select
-from common.ops.upsample_convolution import IMPLEMENTATIONS, triton
+from common.ops.operation import AUTO, OperationRequest
+from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION, triton
 from common.ops.upsample_convolution.taps import summed_taps
 from tests.capturable import Capturable
 
@@ -29,7 +29,7 @@ def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_result_and_gradients_are_the_definitions(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight, bias, dy = inputs(*sizes, dtype)
     leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
-    y = IMPLEMENTATIONS["transposed"].function(*leaves)
+    y = UPSAMPLE_CONVOLUTION.function("transposed")(*leaves)
     found = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
     for value, formula in zip(found, expected(x, weight, bias, dy), strict=True):
         assert value.dtype == dtype
@@ -60,4 +60,4 @@ def test_both_directions_are_capturable() -> None:
 
 def test_the_kernels_are_chosen_where_triton_runs() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float16, {"channels": 64})
-    assert select(IMPLEMENTATIONS, AUTO, request).name == "transposed"
+    assert UPSAMPLE_CONVOLUTION.select(AUTO, request).name == "transposed"

@@ -11,7 +11,7 @@ from torch import Tensor
 from common.optim.rules import GroupSettings, Rule, Update
 from common.optim.shard import Fragment, Shard
 
-IMPLEMENTATIONS_HERE = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["torch"]
+IMPLEMENTATIONS_HERE = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["reference"]
 """What the tests of the rules run in this process: test_adaptive_triton.py starts another with the interpreter."""
 
 RATES = [0.05, 0.1, 0.2, 0.15, 0.025]

@@ -85,14 +85,14 @@ def shared_by_ranks(rank: int, world: int, folder: str) -> None:
     found = {}
     for masters in KINDS:
         named = parameters()
-        one = optimizer(named, masters, "torch", layout, shard="all", bucket_bytes=2048)
+        one = optimizer(named, masters, "reference", layout, shard="all", bucket_bytes=2048)
         for seed in range(STEPS):
             if seed == 5:
                 saved = [one.state_dict()]  # the first rank has it
                 dist.broadcast_object_list(saved)
                 one.close()
                 named = parameters()
-                one = optimizer(named, masters, "torch", layout, shard="all", bucket_bytes=2048)
+                one = optimizer(named, masters, "reference", layout, shard="all", bucket_bytes=2048)
                 one.load_state_dict(saved[0])
             step(one, named, seed, allowed=seed != 7)
         one.materialize()

@@ -229,7 +229,7 @@ def test_adam_equals_torch_optim(implementation, rule, theirs):
 @pytest.mark.parametrize("rule", [AdamW(), Adam()], ids=["AdamW", "Adam"])
 def test_adam_refuses_a_trust_ratio(rule):
     with pytest.raises(ValueError, match="use LAMB"):
-        make_problem(rule, "torch", [noise(2)], [group(trust=True)])
+        make_problem(rule, "reference", [noise(2)], [group(trust=True)])
 
 
 @pytest.mark.parametrize("rule", [LAMB, AdamW, Adam])
@@ -257,4 +257,4 @@ def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
 def test_float64_in_any_shard_takes_the_plain_implementation(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     shards = [make_shard([noise(2)], [0], dtype, [i]) for i, dtype in enumerate((torch.float32, torch.float64))]
-    assert LAMB().bind(shards, [group()], 2, lambda _: None, "auto").implementation == "torch"
+    assert LAMB().bind(shards, [group()], 2, lambda _: None, "auto").implementation == "reference"

@@ -48,19 +48,19 @@ def test_the_weight_is_the_nearest_and_of_two_the_larger() -> None:
 
 
 def test_updates_are_those_of_float32_masters() -> None:
-    steps_of_both("torch")
+    steps_of_both("reference")
 
 
 def test_a_state_goes_on_with_either_kind_of_masters() -> None:
     whole, saved = parameters(), {}
-    first = optimizer(whole, "remainder", "torch")
+    first = optimizer(whole, "remainder", "reference")
     for seed in range(STEPS):
         if seed == 5:
             saved = {"weights": {name: p.detach().clone() for name, p in whole.items()}, "state": first.state_dict()}
         step(first, whole, seed)
     for masters in ("fp32", "remainder"):
         named = parameters()
-        resumed = optimizer(named, masters, "torch")
+        resumed = optimizer(named, masters, "reference")
         with torch.no_grad():
             for name, parameter in named.items():
                 parameter.copy_(saved["weights"][name])
@@ -75,7 +75,7 @@ def test_averages_are_of_the_values_that_weight_and_remainder_are() -> None:
     averages = []
     for masters in ("fp32", "remainder"):
         named = parameters()
-        trained = optimizer(named, masters, "torch")
+        trained = optimizer(named, masters, "reference")
         average = WeightAverage(trained, 0.75)
         for seed in range(3):
             step(trained, named, seed)
@@ -100,7 +100,7 @@ def test_ranks_that_share_them_have_those_of_float32_masters(tmp_path: Path) -> 
 
 def test_other_weights_keep_masters_of_their_own() -> None:
     named = parameters(torch.float32)
-    one = optimizer(named, "remainder", "torch")
+    one = optimizer(named, "remainder", "reference")
     step(one, named, 0)
     assert not any(state.dtype == torch.int16 for _, state in one.named_state())
 

@@ -277,5 +277,5 @@ def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
 
 @pytest.mark.parametrize("rule", [SGD(0.9), LAMB()], ids=["sgd", "lamb"])
 def test_an_unknown_implementation_is_refused_with_its_key_and_the_choices(rule):
-    with pytest.raises(UnsupportedImplementation, match=r"^optimizer\.implementation=foo: .*auto, triton, torch"):
+    with pytest.raises(UnsupportedImplementation, match=r"^optimizer\.implementation=foo: .*auto, triton, reference"):
         build([ParameterGroup({"w": parameter(2)})], rule, [1.0], implementation="foo")

@@ -25,7 +25,7 @@ from common.nn import main_gradient
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, trained_product
-from common.ops.fp8_cast.plain import Fp8Tensor, widen_fp8
+from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
 from common.optim.adaptive import AdamW
 from common.optim.flat import FlatBuffer
 from common.optim.learning_rate import constant
@@ -146,11 +146,11 @@ def test_gradients_without_an_optimizer_are_those_of_the_parameter() -> None:
 @pytest.mark.parametrize("clip", list(CLIPS))
 @pytest.mark.parametrize("rule", list(RULES))
 def test_every_rule_reads_all_bits(rule: str, clip: str) -> None:
-    follows_float32_weights(rule, clip, "torch")
+    follows_float32_weights(rule, clip, "reference")
 
 
 def test_updates_are_those_of_torch() -> None:
-    follows_torch("torch")
+    follows_torch("reference")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

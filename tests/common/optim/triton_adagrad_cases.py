@@ -1,4 +1,4 @@
-"""Adagrad's Triton kernel against the plain implementation; run by tests/test_interpreted_kernels.py."""
+"""Adagrad's Triton kernel against the reference; run by tests/test_interpreted_kernels.py."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def run(implementation, dtype, *, nonfinite_at=None, skip_at=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_triton_equals_plain(dtype):
     ours, _ = run("triton", dtype)
-    plain, _ = run("torch", dtype)
+    plain, _ = run("reference", dtype)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-6, atol=1e-6)
 
@@ -58,7 +58,7 @@ def test_triton_writes_nothing_when_it_must_not(reason):
 def test_triton_measures_the_norm_as_the_plain_update_does():
     weight = parameter(200, 50)
     found = []
-    for implementation in ("triton", "torch"):
+    for implementation in ("triton", "reference"):
         optimizer = build([ParameterGroup({"w": weight}, grad_scale=0.5)], Adagrad(), RATES, implementation)
         (update,) = [value for value in vars(optimizer).values() if hasattr(value, "kinds")]
         optimizer.begin()

@@ -1,4 +1,4 @@
-"""The Triton kernels against the plain implementation; run by
+"""The Triton kernels against the reference; run by
 tests/test_interpreted_kernels.py."""
 
 import pytest
@@ -52,7 +52,7 @@ RULES = {
 def test_triton_equals_plain(name, inside, dtype):
     rule, trust = RULES[name]
     ours, _ = run("triton", rule, inside=inside, dtype=dtype, trust=trust)
-    plain, _ = run("torch", rule, inside=inside, dtype=dtype, trust=trust)
+    plain, _ = run("reference", rule, inside=inside, dtype=dtype, trust=trust)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
 
@@ -61,7 +61,7 @@ def test_triton_equals_plain(name, inside, dtype):
 def test_triton_writes_nothing_when_it_must_not(reason):
     rule, trust = RULES["lars"]
     ours, told = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
-    plain, _ = run("torch", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
+    plain, _ = run("reference", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
     assert told == [False] * 4 + [reason == "nonfinite_at"]
     assert int(ours[4]) == 4  # the step counter follows the four parameters
     for a, b in zip(ours, plain, strict=True):

@@ -71,7 +71,7 @@ def build(
     groups: Sequence[ParameterGroup],
     rule: Rule,
     rates: Sequence[float],
-    implementation: str = "torch",
+    implementation: str = "reference",
     grad_divisor: float = 1.0,
 ) -> Optimizer:
     """An optimizer on one rank."""

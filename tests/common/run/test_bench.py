@@ -14,6 +14,7 @@ import pytest
 from common import cli
 from common.config.schema import BenchConfig
 from common.errors import ConfigError
+from common.ops.operation import Operation
 from common.run.bench import LABEL, _breakdown, _table, capture_rows
 from common.run.kernels import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
@@ -215,7 +216,8 @@ def test_a_workloads_own_kernels_come_first():
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
 def test_every_kernel_of_an_operation_has_a_kind(folder, operation):
-    names = importlib.import_module(operation).KERNEL_NAMES
+    declared = [found for found in vars(importlib.import_module(operation)).values() if isinstance(found, Operation)]
+    names = [pair for found in declared for pair in found.kernel_names]
     kernels = {
         name
         for path in folder.glob("*kernels.py")

@@ -32,13 +32,13 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"vectors": VECTORS, "width": WIDTH}
-    return each("dot_interaction", dot_interaction.IMPLEMENTATIONS, "triton", sizes, case)
+    return each("dot_interaction", dot_interaction.DOT_INTERACTION, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:
     """Samples of a program, warps and stages."""
     from benchmarks.dlrm.ops.dot_interaction import triton
 
-    build = functools.partial(case, dot_interaction.IMPLEMENTATIONS["triton"].function, SAMPLES)
+    build = functools.partial(case, dot_interaction.DOT_INTERACTION.function("triton"), SAMPLES)
     tiles = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4), (1, 2, 3, 4)))
     return {f"dot_interaction {key}": Sweep(triton.TILES, key, tiles, build, key == "backward") for key in triton.TILES}

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.dlrm.ops.dot_interaction import kernels
-from benchmarks.dlrm.ops.dot_interaction.plain import Passes, apply
+from benchmarks.dlrm.ops.dot_interaction.reference import Passes, apply
 from common.ops.triton_support import require_contiguous
 
 _LEAST = 16
@@ -81,5 +81,5 @@ PASSES = Passes(forward, backward)
 
 
 def dot_interaction(x_BFW: Tensor, columns: int) -> Tensor:
-    """See :func:`benchmarks.dlrm.ops.dot_interaction.plain.dot_interaction_torch`."""
+    """See :func:`benchmarks.dlrm.ops.dot_interaction.reference.dot_interaction_reference`."""
     return apply(PASSES, x_BFW, columns)

@@ -7,38 +7,21 @@ Shapes: B samples, X inputs, R rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from benchmarks.dlrm_dcnv2.ops.cross_network.reference import cross_network_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.dlrm_dcnv2.ops.cross_network.plain import cross_network_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _triton(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.dlrm_dcnv2.ops.cross_network.triton import cross_network
-
-    return cross_network(x0_BX, v, w, b)
-
-
-def _fused(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    from benchmarks.dlrm_dcnv2.ops.cross_network.triton import cross_network_fused
-
-    return cross_network_fused(x0_BX, v, w, b)
-
-
-IMPLEMENTATIONS = {
-    "fused": Implementation("fused", _fused, triton_unsupported),
-    "triton": Implementation("triton", _triton, triton_unsupported),
-    "torch": Implementation("torch", cross_network_torch, always),
-}
+CROSS_NETWORK = Operation(
+    "cross_network",
+    cross_network_reference,
+    {
+        "fused": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network_fused"),
+        "triton": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network"),
+    },
+    kernel_names=(("cross network", r"^cross_(product|between|gradient)_"),),
+)
 """Signature: ``cross_network(x0_BX, v, w, b)``, with V, W and b of every layer.
 
 ``triton`` has the cross in the epilogue of a product of ours, and what follows the gradient of a layer's input in that
 of another. ``fused`` has all products and the cross from PyTorch, and one pass of ours in the backward pass of a
 layer."""
-
-KERNEL_NAMES = (("cross network", r"^cross_(product|between|gradient)_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

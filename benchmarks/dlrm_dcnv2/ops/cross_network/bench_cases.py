@@ -42,14 +42,14 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"inputs": INPUTS, "rank": RANK}
-    return each("cross_network", cross_network.IMPLEMENTATIONS, "triton", sizes, case)
+    return each("cross_network", cross_network.CROSS_NETWORK, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:
     """Tiles of the product and of the backward pass."""
     from benchmarks.dlrm_dcnv2.ops.cross_network import triton
 
-    build = functools.partial(case, cross_network.IMPLEMENTATIONS["triton"].function, SAMPLES)
+    build = functools.partial(case, cross_network.CROSS_NETWORK.function("triton"), SAMPLES)
     shapes = ((128, 128), (128, 256), (256, 128), (128, 64), (64, 128), (64, 256))
     products = [
         (*shape, depth, warps, stages, group)

@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.dlrm_dcnv2.ops.cross_network import kernels
-from benchmarks.dlrm_dcnv2.ops.cross_network.plain import Passes, apply, cross_torch
+from benchmarks.dlrm_dcnv2.ops.cross_network.reference import Passes, apply, cross_reference
 from common.ops.tiling import tiles
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
@@ -141,11 +141,14 @@ def add_then_gradient(
     return dx_BX, dh_BX, dx0_BX, db_X
 
 
-TRITON, FUSED = Passes(cross, gradient, between), Passes(cross_torch, gradient, add_then_gradient)
+TRITON, FUSED = Passes(cross, gradient, between), Passes(cross_reference, gradient, add_then_gradient)
 
 
 def cross_network(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.plain.cross_network_torch`. Epilogues by our kernels."""
+    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.reference.cross_network_reference`.
+
+    Our kernels compute the epilogues.
+    """
     return apply(TRITON, x0_BX, v, w, b)
 
 

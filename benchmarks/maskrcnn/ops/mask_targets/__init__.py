@@ -13,40 +13,24 @@ the line wherever the line passes the middle of a column of the raster, which is
 grid. From there on down the column what was outside is inside and the other way round. The parts of an object are
 joined.
 
-Both versions here draw without walking. An edge passes the middle of a column once at most, at a step that follows from
+Both draw without walking. An edge passes the middle of a column once at most, at a step that follows from
 its slope, and the same float64 expression in the same order of operations, nothing fused, gives that step's row.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.maskrcnn.ops.mask_targets.reference import MOST_ROWS, mask_targets_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.maskrcnn.ops.mask_targets.plain import MOST_ROWS, mask_targets_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import no_triton
-
-
-def _mask_targets_triton(*args: Any, **kwargs: Any) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.maskrcnn.ops.mask_targets.triton import mask_targets
-
-    return mask_targets(*args, **kwargs)
-
-
-def _triton_unsupported(request: OperationRequest) -> str | None:
-    size = request.sizes.get("size", 0)
-    if size > MOST_ROWS:
-        return f"masks have at most {MOST_ROWS} rows, not {size}"
-    return no_triton(request.device)  # whatever the network's dtype, coordinates are fp32
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _mask_targets_triton, _triton_unsupported),
-    "torch": Implementation("torch", mask_targets_torch, always),
-}
+MASK_TARGETS = Operation(
+    "mask_targets",
+    mask_targets_reference,
+    {
+        "triton": triton_kernels(
+            "benchmarks.maskrcnn.ops.mask_targets.triton:mask_targets", most={"size": MOST_ROWS}, dtypes=()
+        ),
+    },
+    kernel_names=(("mask targets", r"^mask_targets_"),),
+)
 """Signature: ``mask_targets(table, object_R, boxes_R4, transform_R4, size)``; a request's sizes have ``size``."""
-
-KERNEL_NAMES = (("mask targets", r"^mask_targets_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.config import PolygonRoom
 from benchmarks.maskrcnn.ops import mask_targets
-from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonTable
+from benchmarks.maskrcnn.polygon_table import MADE_UP_BOX, PolygonRoom, PolygonTable
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
@@ -39,9 +38,8 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 
 
 def entries() -> list[Entry]:
-    """The kernel; the plain version waits for the device and cannot be captured."""
-    kernel = {"triton": mask_targets.IMPLEMENTATIONS["triton"]}
-    return each("mask_targets", kernel, "triton", {"size": SIZE}, case)
+    """The kernel. The reference waits for the device and cannot be captured."""
+    return each("mask_targets", mask_targets.MASK_TARGETS, "triton", {"size": SIZE}, case, only=["triton"])
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -49,5 +47,5 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.maskrcnn.ops.mask_targets import triton
 
     tiles = list(itertools.product((8, 16, 32, 64), (1, 2, 4)))
-    build = functools.partial(case, mask_targets.IMPLEMENTATIONS["triton"].function, PICTURES)
+    build = functools.partial(case, mask_targets.MASK_TARGETS.function("triton"), PICTURES)
     return {"mask_targets": Sweep(triton.TILES, "targets", tiles, build, False)}

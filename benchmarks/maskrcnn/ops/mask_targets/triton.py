@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.maskrcnn.ops.mask_targets import kernels
-from benchmarks.maskrcnn.ops.mask_targets.plain import MOST_ROWS
+from benchmarks.maskrcnn.ops.mask_targets.reference import MOST_ROWS
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from common.ops.triton_support import require_contiguous
 
@@ -35,7 +35,7 @@ TILES: dict[str, Tile] = {"targets": Tile(32, 2)}
 
 @torch.no_grad()
 def mask_targets(table: PolygonTable, object_R: Tensor, boxes_R4: Tensor, transform_R4: Tensor, size: int) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.mask_targets.plain.mask_targets_torch`, whose masks these are bit by bit.
+    """See :func:`benchmarks.maskrcnn.ops.mask_targets.reference.mask_targets_reference`; equal to it bit by bit.
 
     Raises:
         ValueError: a mask has more rows than a column has bits.

@@ -12,40 +12,26 @@ of the box and at the one below each of its columns. Nothing else of the picture
 Two passes: how many runs each detection has, and, when their sums say where, the places at which they end. So many
 detections share one buffer, and the host waits once for its size.
 
-Nothing is fused, so both versions here agree bit for bit. PyTorch's own resizing on CPUs fuses products with sums where
+Nothing is fused, so both agree bit for bit. PyTorch's own resizing on CPUs fuses products with sums where
 the CPU can, and differs in the last bit: pixels within 2e-7 of the threshold may fall on the other side.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from benchmarks.maskrcnn.ops.paste.masks import Paste
-from benchmarks.maskrcnn.ops.paste.plain import PLAIN
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
+from benchmarks.maskrcnn.ops.paste.reference import count_runs_reference, write_ends_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-
-def _count_runs_triton(*args: Any, **kwargs: Any) -> Any:
-    from benchmarks.maskrcnn.ops.paste.triton import count_runs  # triton is imported only where it is used
-
-    return count_runs(*args, **kwargs)
-
-
-def _write_ends_triton(*args: Any, **kwargs: Any) -> None:
-    from benchmarks.maskrcnn.ops.paste.triton import write_ends
-
-    write_ends(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", Paste(_count_runs_triton, _write_ends_triton), triton_unsupported),
-    "torch": Implementation("torch", PLAIN, always),
-}
+PASTE = Operation(
+    "paste",
+    Paste(count_runs_reference, write_ends_reference),
+    {
+        "triton": triton_kernels("benchmarks.maskrcnn.ops.paste.triton"),
+    },
+    kernel_names=(("paste", r"^paste_"),),
+)
 """Functions of a :class:`Paste`:
 
 ``count_runs(masks, threshold)`` gives (D,) int32;
 ``write_ends(masks, threshold, first_D, ends_T)`` fills ``ends_T``, int32."""
-
-KERNEL_NAMES = (("paste", r"^paste_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

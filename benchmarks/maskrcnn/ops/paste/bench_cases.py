@@ -50,8 +50,8 @@ def case(function: Paste, batch: int, dtype: torch.dtype) -> list[Pass]:
 
 
 def entries() -> list[Entry]:
-    """The kernel; the plain version runs on the CPU."""
-    return each("paste", {"triton": paste.IMPLEMENTATIONS["triton"]}, "triton", {}, case, calls=0)
+    """The kernel. The reference runs on the CPU."""
+    return each("paste", paste.PASTE, "triton", {}, case, calls=0, only=["triton"])
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -59,5 +59,5 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.maskrcnn.ops.paste import triton
 
     tiles = list(itertools.product((256, 512, 1024, 2048), (2, 4, 8)))
-    build = functools.partial(case, paste.IMPLEMENTATIONS["triton"].function, PICTURES)
+    build = functools.partial(case, paste.PASTE.function("triton"), PICTURES)
     return {"paste": Sweep(triton.TILES, "paste", tiles, build, False)}

@@ -33,7 +33,7 @@ TILES: dict[str, Tile] = {"paste": Tile(512, 4)}
 
 @torch.no_grad()
 def count_runs(masks: Masks, threshold: float) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.paste.plain.count_runs_torch`."""
+    """See :func:`benchmarks.maskrcnn.ops.paste.reference.count_runs_reference`."""
     counts_D = torch.empty(len(masks.there_D), dtype=torch.int32, device=masks.there_D.device)
     _launch(masks, threshold, counts_D, counts_D, writes=False)
     return counts_D
@@ -41,7 +41,7 @@ def count_runs(masks: Masks, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def write_ends(masks: Masks, threshold: float, first_D: Tensor, ends_T: Tensor) -> None:
-    """See :func:`benchmarks.maskrcnn.ops.paste.plain.write_ends_torch`."""
+    """See :func:`benchmarks.maskrcnn.ops.paste.reference.write_ends_reference`."""
     _launch(masks, threshold, first_D.contiguous(), ends_T, writes=True)
 
 

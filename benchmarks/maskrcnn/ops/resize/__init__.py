@@ -8,27 +8,17 @@ of COCO is larger than it is resized to.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.maskrcnn.ops.resize.reference import resize_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.maskrcnn.ops.resize.plain import resize_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _resize_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from benchmarks.maskrcnn.ops.resize.triton import resize  # triton is imported only where it is used
-
-    return resize(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _resize_triton, triton_unsupported),
-    "torch": Implementation("torch", resize_torch, always),
-}
+RESIZE = Operation(
+    "resize",
+    resize_reference,
+    {
+        "triton": triton_kernels("benchmarks.maskrcnn.ops.resize.triton:resize"),
+    },
+    kernel_names=(("resize", r"^resize_"),),
+)
 """Signature: ``resize(pixels_BSS3, decoded_size_B2, size_B2, mirrored_B, mean, shape, dtype)``; a request's dtype is
 that of the batch."""
-
-KERNEL_NAMES = (("resize", r"^resize_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

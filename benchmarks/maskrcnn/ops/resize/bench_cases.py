@@ -39,7 +39,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("resize", resize.IMPLEMENTATIONS, "triton", {}, case)
+    return each("resize", resize.RESIZE, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -47,7 +47,7 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.maskrcnn.ops.resize import triton
 
     tiles = list(itertools.product((256, 512, 1024), (4, 8, 16, 32), (2, 4, 8)))
-    function = resize.IMPLEMENTATIONS["triton"].function
+    function = resize.RESIZE.function("triton")
     return {
         f"resize n {batch}": Sweep(triton.TILES, "resize", tiles, functools.partial(case, function, batch), False)
         for batch in BATCHES

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""Triton kernel that makes a batch of decoded pictures, with the bits of the plain version.
+"""Triton kernel that makes a batch of decoded pictures, with the bits of the reference.
 
 A program writes BLOCK neighbouring values, channels of pixels, of ROWS rows of a picture: where its columns come from
 is found once, in float64, and used for all of them. Reads of neighbours meet in the cache; each value is written once.

@@ -40,7 +40,7 @@ def resize(
     shape: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.resize.plain.resize_torch`, whose bits these are.
+    """See :func:`benchmarks.maskrcnn.ops.resize.reference.resize_reference`, whose bits these are.
 
     Raises:
         ValueError: an input is not contiguous.

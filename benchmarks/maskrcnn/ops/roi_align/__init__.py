@@ -14,30 +14,19 @@ Legend: B pictures, R regions of a picture, C channels, S bins along each side o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from benchmarks.maskrcnn.ops.roi_align.reference import Regions, RoiAlign, roi_align_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.maskrcnn.ops.roi_align.plain import Regions, RoiAlign, roi_align_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "Regions", "RoiAlign"]
+__all__ = ["ROI_ALIGN", "Regions", "RoiAlign"]
 
 
-def _roi_align_triton(
-    levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
-) -> tuple[Tensor, ...]:
-    from benchmarks.maskrcnn.ops.roi_align.triton import roi_align  # triton is imported only where it is used
-
-    return roi_align(levels, regions, strides, samples)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", RoiAlign(_roi_align_triton), triton_unsupported),
-    "torch": Implementation("torch", RoiAlign(roi_align_torch), always),
-}
+ROI_ALIGN = Operation(
+    "roi_align",
+    RoiAlign(roi_align_reference),
+    {
+        "triton": triton_kernels("benchmarks.maskrcnn.ops.roi_align.triton:ROI_ALIGN"),
+    },
+    kernel_names=(("RoIAlign", r"^roi_align_"),),
+)
 """Functions: :class:`RoiAlign`, called itself for one set of regions, ``several`` for two."""
-
-KERNEL_NAMES = (("RoIAlign", r"^roi_align_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

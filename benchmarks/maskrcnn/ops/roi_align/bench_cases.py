@@ -71,7 +71,7 @@ def case(function: RoiAlign, batch: int, dtype: torch.dtype) -> list[Pass]:
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("roi_align", roi_align.IMPLEMENTATIONS, "triton", {}, case)
+    return each("roi_align", roi_align.ROI_ALIGN, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -83,7 +83,7 @@ def sweeps() -> dict[str, Sweep]:
         "lists": list(itertools.product((128, 256, 512), (1, 2, 4))),
         "backward": list(itertools.product((4, 8), (64, 128, 256), (16, 32, 64), (4, 8))),
     }
-    function = roi_align.IMPLEMENTATIONS["triton"].function
+    function = roi_align.ROI_ALIGN.function("triton")
     return {
         f"roi_align {name} n {batch}": Sweep(
             triton.TILES, name, choices[name], functools.partial(case, function, batch), name != "forward"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.maskrcnn.ops.roi_align import kernels
-from benchmarks.maskrcnn.ops.roi_align.plain import Regions, check, least_areas
+from benchmarks.maskrcnn.ops.roi_align.reference import Regions, RoiAlign, check, least_areas
 
 _SETS = 2
 """Sets of regions that share a pass."""
@@ -163,7 +163,7 @@ def _lists(
 def roi_align(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """See :func:`benchmarks.maskrcnn.ops.roi_align.plain.roi_align_torch`.
+    """See :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
 
     Raises:
         ValueError: the shapes don't fit, or there are more than 32,768 regions of a picture or more than two sets.
@@ -174,3 +174,7 @@ def roi_align(
             raise ValueError(f"{own.there_BR.shape[1]} regions of a picture: at most {_MOST_REGIONS}")
     results: tuple[Tensor, ...] = _RoiAlign.apply(regions, strides, samples, *levels)
     return results
+
+
+ROI_ALIGN = RoiAlign(roi_align)
+"""The implementation; see :class:`benchmarks.maskrcnn.ops.roi_align.reference.RoiAlign`."""

@@ -7,28 +7,16 @@ permutation each candidate has a key, a hash of the batch's seed, the picture an
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.maskrcnn.ops.sampling.reference import sample_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from benchmarks.maskrcnn.ops.sampling.plain import Sample, sample_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import no_triton
-
-
-def _sample_triton(*args: Any) -> Sample:
-    from benchmarks.maskrcnn.ops.sampling.triton import sample  # triton is imported only where it is used
-
-    return sample(*args)
-
-
-def _triton_unsupported(request: OperationRequest) -> str | None:
-    return no_triton(request.device)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _sample_triton, _triton_unsupported),
-    "torch": Implementation("torch", sample_torch, always),
-}
-"""Functions: :func:`sample_torch`. Keys are integers, so all give the same sample."""
-
-KERNEL_NAMES = (("sampling", r"^sampling_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""
+SAMPLING = Operation(
+    "sampling",
+    sample_reference,
+    {
+        "triton": triton_kernels("benchmarks.maskrcnn.ops.sampling.triton:sample", dtypes=()),
+    },
+    kernel_names=(("sampling", r"^sampling_"),),
+)
+"""Functions: :func:`sample_reference`. Keys are integers, so all give the same sample."""

@@ -34,7 +34,7 @@ def entries() -> list[Entry]:
     return [
         entry
         for name, sizes in (("sampling anchors", ANCHORS), ("sampling proposals", PROPOSALS))
-        for entry in each(name, sampling.IMPLEMENTATIONS, "triton", {}, functools.partial(case, sizes=sizes), calls=0)
+        for entry in each(name, sampling.SAMPLING, "triton", {}, functools.partial(case, sizes=sizes), calls=0)
     ]
 
 
@@ -42,7 +42,7 @@ def sweeps() -> dict[str, Sweep]:
     """Candidates or slots of a program, and warps."""
     from benchmarks.maskrcnn.ops.sampling import triton
 
-    build = functools.partial(case, sampling.IMPLEMENTATIONS["triton"].function, 12, sizes=ANCHORS)
+    build = functools.partial(case, sampling.SAMPLING.function("triton"), 12, sizes=ANCHORS)
     rows = {"count": (512, 1024, 2048), "digit": (1,), "collect": (512, 1024, 2048), "order": (16, 32, 64)}
     return {
         f"sampling {key}": Sweep(triton.TILES, key, list(itertools.product(rows[key], (4, 8))), build, False)

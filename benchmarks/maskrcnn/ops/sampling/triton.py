@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.maskrcnn.ops.sampling import kernels
-from benchmarks.maskrcnn.ops.sampling.plain import Sample
+from benchmarks.maskrcnn.ops.sampling.reference import Sample
 from common.ops.triton_support import require_contiguous
 
 DIGITS = ((21, 11), (10, 11), (0, 10))
@@ -38,7 +38,7 @@ TILES: dict[str, Tile] = {"count": Tile(1024, 4), "digit": Tile(1, 4), "collect"
 
 @torch.no_grad()
 def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
-    """See :func:`benchmarks.maskrcnn.ops.sampling.plain.sample_torch`, whose sample this is.
+    """See :func:`benchmarks.maskrcnn.ops.sampling.reference.sample_reference`, whose sample this is.
 
     Raises:
         ValueError: labels that aren't contiguous.

@@ -9,34 +9,22 @@ Legend: R regions, P pixels of a region, in any order, C channels, K classes wit
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from benchmarks.maskrcnn.ops.selected_logits.plain import selected_logits_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
+from benchmarks.maskrcnn.ops.selected_logits.reference import selected_logits_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
 MOST_CHANNELS = 2048
 """What a program holds of a pixel at once."""
 
 
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["channels"] > MOST_CHANNELS:
-        return f"{request.sizes['channels']} channels of a pixel are more than {MOST_CHANNELS}"
-    return triton_unsupported(request)
-
-
-def _selected_logits_triton(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.maskrcnn.ops.selected_logits.triton import selected_logits
-
-    return selected_logits(x_RPC, weight_KC, bias_K, class_R)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _selected_logits_triton, _unsupported),
-    "torch": Implementation("torch", selected_logits_torch, always),
-}
+SELECTED_LOGITS = Operation(
+    "selected_logits",
+    selected_logits_reference,
+    {
+        "triton": triton_kernels(
+            "benchmarks.maskrcnn.ops.selected_logits.triton:selected_logits", most={"channels": MOST_CHANNELS}
+        ),
+    },
+    kernel_names=(("mask logits", r"^selected_logits_"),),
+)
 """Signature: ``selected_logits(x_RPC, weight_KC, bias_K, class_R)``. Sizes of a request: ``channels``."""
-
-KERNEL_NAMES = (("mask logits", r"^selected_logits_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -55,7 +55,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"channels": fixed_facts(Facts, "maskrcnn").pyramid_channels}
-    return each("selected_logits", selected_logits.IMPLEMENTATIONS, "triton", sizes, case)
+    return each("selected_logits", selected_logits.SELECTED_LOGITS, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -67,7 +67,7 @@ def sweeps() -> dict[str, Sweep]:
         "backward": list(itertools.product((4096, 8192, 16384), (1, 2, 4, 8), (2, 4, 8))),
         "sums": list(itertools.product((32, 64, 128), (16, 32, 64), (2, 4))),
     }
-    function = selected_logits.IMPLEMENTATIONS["triton"].function
+    function = selected_logits.SELECTED_LOGITS.function("triton")
     return {
         f"selected_logits {name} n {batch}": Sweep(
             triton.TILES, name, choices[name], functools.partial(case, function, batch), name != "forward"

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.maskrcnn.ops.selected_logits import kernels
-from benchmarks.maskrcnn.ops.selected_logits.plain import check
+from benchmarks.maskrcnn.ops.selected_logits.reference import check
 
 
 class Forward(NamedTuple):
@@ -108,7 +108,7 @@ def _block(elements: int, pixels: int, channels: int) -> tuple[int, int]:
 
 
 def selected_logits(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.selected_logits.plain.selected_logits_torch`."""
+    """See :func:`benchmarks.maskrcnn.ops.selected_logits.reference.selected_logits_reference`."""
     check(x_RPC, weight_KC, bias_K, class_R)
     logits_RP: Tensor = _SelectedLogits.apply(x_RPC, weight_KC, bias_K, class_R.contiguous())
     return logits_RP

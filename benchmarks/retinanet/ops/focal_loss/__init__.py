@@ -17,27 +17,16 @@ whose gradient is NaN says that it was not.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.retinanet.ops.focal_loss.reference import focal_loss_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.retinanet.ops.focal_loss.plain import focal_loss_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _focal_loss_triton(*args: Any, **kwargs: Any) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.retinanet.ops.focal_loss.triton import focal_loss
-
-    return focal_loss(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _focal_loss_triton, triton_unsupported),
-    "torch": Implementation("torch", focal_loss_torch, always),
-}
+FOCAL_LOSS = Operation(
+    "focal_loss",
+    focal_loss_reference,
+    {
+        "triton": triton_kernels("benchmarks.retinanet.ops.focal_loss.triton:focal_loss"),
+    },
+    kernel_names=(("focal loss", r"^focal_loss_"),),
+)
 """Signature: ``focal_loss(logits_NCHW, bias_C, class_NA, weight_N, alpha, gamma, loss_scale)``."""
-
-KERNEL_NAMES = (("focal loss", r"^focal_loss_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -57,7 +57,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("focal_loss", focal_loss.IMPLEMENTATIONS, "triton", {}, case)
+    return each("focal_loss", focal_loss.FOCAL_LOSS, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -66,7 +66,7 @@ def sweeps() -> dict[str, Sweep]:
 
     shapes = ((64, 2), (128, 4), (256, 8), (256, 4), (512, 8))
     tiles = [(*shape, *rest) for shape, *rest in itertools.product(shapes, (2, 3, 4, 5, 7, 10), (1, 2, 3))]
-    function = focal_loss.IMPLEMENTATIONS["triton"].function
+    function = focal_loss.FOCAL_LOSS.function("triton")
     return {
         f"focal_loss n {batch}": Sweep(triton.TILES, "loss", tiles, functools.partial(case, function, batch), False)
         for batch in BATCHES

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.retinanet.ops.focal_loss import kernels
-from benchmarks.retinanet.ops.focal_loss.plain import FocalLoss, Scaled, anchors_of_a_cell
+from benchmarks.retinanet.ops.focal_loss.reference import FocalLoss, Scaled, anchors_of_a_cell
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
@@ -57,7 +57,7 @@ def compute(
     gamma: float,
     loss_scale: Tensor,
 ) -> Scaled:
-    """Loss and gradients; see :func:`benchmarks.retinanet.ops.focal_loss.plain.compute_torch`."""
+    """Loss and gradients; see :func:`benchmarks.retinanet.ops.focal_loss.reference.compute_reference`."""
     pictures, channels, height, width = logits_NCHW.shape
     anchors = anchors_of_a_cell(logits_NCHW, class_NA)
     classes, rows = channels // anchors, pictures * height * width
@@ -92,7 +92,7 @@ def focal_loss(
     gamma: float,
     loss_scale: Tensor,
 ) -> Tensor:
-    """See :func:`benchmarks.retinanet.ops.focal_loss.plain.focal_loss_torch`."""
+    """See :func:`benchmarks.retinanet.ops.focal_loss.reference.focal_loss_reference`."""
     anchors_of_a_cell(logits_NCHW, class_NA)
     loss: Tensor = FocalLoss.apply(compute, logits_NCHW, bias_C, class_NA, weight_N, alpha, gamma, loss_scale)
     return loss

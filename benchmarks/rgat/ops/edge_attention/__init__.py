@@ -18,25 +18,9 @@ head, D = A d. Of rows, targets and nodes only those that the block's counts say
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention, backward_torch, forward_torch
-from common.ops.implementation import Implementation, OperationRequest, always
+from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention, backward_reference, forward_reference
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
-
-
-def _forward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    from benchmarks.rgat.ops.edge_attention import triton  # triton is imported only where it is used
-
-    return triton.forward(*args, **kwargs)
-
-
-def _backward_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from benchmarks.rgat.ops.edge_attention import triton  # triton is imported only where it is used
-
-    return triton.backward(*args, **kwargs)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -46,11 +30,12 @@ def _unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", EdgeAttention(_forward_triton, _backward_triton), _unsupported),
-    "torch": Implementation("torch", EdgeAttention(forward_torch, backward_torch), always),
-}
+EDGE_ATTENTION = Operation(
+    "edge_attention",
+    EdgeAttention(forward_reference, backward_reference),
+    {
+        "triton": Implementation("benchmarks.rgat.ops.edge_attention.triton", _unsupported),
+    },
+    kernel_names=(("attention over edges", r"^edge_attention_"),),
+)
 """Functions: :class:`EdgeAttention`; a request's size is ``heads``."""
-
-KERNEL_NAMES = (("attention over edges", r"^edge_attention_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

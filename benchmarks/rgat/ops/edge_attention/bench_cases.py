@@ -10,11 +10,11 @@ import torch
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import edge_attention
 from benchmarks.rgat.ops.bench_block import FANOUTS, bench_block
-from benchmarks.rgat.ops.edge_attention.plain import EdgeAttention
+from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 
 HEADS, WIDTH = 4, 128
 SLOPE, ACTIVATION_SLOPE, PROBABILITY = 0.2, 0.01, 0.2
@@ -74,7 +74,7 @@ def _build(level: int, functions: EdgeAttention, batch: int, dtype: torch.dtype)
 
 def entries() -> list[Entry]:
     """Every implementation at every level."""
-    implementations, sizes = edge_attention.IMPLEMENTATIONS, {"heads": HEADS}
+    implementations, sizes = edge_attention.EDGE_ATTENTION, {"heads": HEADS}
     return [
         entry
         for level in range(len(FANOUTS), 0, -1)
@@ -96,7 +96,7 @@ def sweeps() -> dict[str, Sweep]:
         "long_rows": ((8, 32), (16, 32, 64), (2, 4, 8)),
         "rows": ((1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)),
     }
-    functions = edge_attention.IMPLEMENTATIONS["triton"].function
+    functions = edge_attention.EDGE_ATTENTION.function("triton")
     build = functools.partial(case, functions, len(FANOUTS), SEEDS)
     return {
         f"edge_attention {key}": Sweep(triton.TILES, key, list(itertools.product(*choices)), build, key != "forward")

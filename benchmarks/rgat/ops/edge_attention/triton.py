@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
 from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation, edge_counts_place
-from common.ops.dropout.plain import DropoutMask, scale_of_kept, threshold
+from common.ops.dropout.reference import DropoutMask, scale_of_kept, threshold
 from common.ops.triton_support import require_contiguous
 
 _SUMS = (256, 16)
@@ -95,7 +95,7 @@ def forward(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.plain.forward_torch`. One launch."""
+    """See :func:`benchmarks.rgat.ops.edge_attention.reference.forward_reference`. One launch."""
     require_contiguous(z=z_MD, source_term=source_term_MA, target_term=target_term_TA, bias=bias_RD)
     tile, heads, columns = TILES["forward"], source_term_MA.shape[1], z_MD.shape[1]
     table = by_kind(block.shape, level, z_MD.device, tile.items, False)
@@ -127,7 +127,7 @@ def backward(
     dropout: DropoutMask | None,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.plain.backward_torch`; the bits are always the same."""
+    """See :func:`benchmarks.rgat.ops.edge_attention.reference.backward_reference`; the bits are always the same."""
     require_contiguous(
         dout=dout_PD, out=out_PD, z=z_MD, source_term=source_term_MA, target_term=target_term_TA, log_sum=log_sum_TA,
         att_source=att_source_RAd,

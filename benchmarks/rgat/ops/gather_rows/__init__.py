@@ -6,28 +6,16 @@ there is read where they are copied, and what lies beyond them stays as it is.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.rgat.ops.gather_rows.reference import gather_rows_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from benchmarks.rgat.ops.gather_rows.plain import gather_rows_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import no_triton
-
-
-def _gather_rows_triton(*args: Any, **kwargs: Any) -> None:
-    from benchmarks.rgat.ops.gather_rows.triton import gather_rows  # triton is imported only where it is used
-
-    gather_rows(*args, **kwargs)
-
-
-def _unsupported(request: OperationRequest) -> str | None:
-    return no_triton(request.device)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _gather_rows_triton, _unsupported),
-    "torch": Implementation("torch", gather_rows_torch, always),
-}
+GATHER_ROWS = Operation(
+    "gather_rows",
+    gather_rows_reference,
+    {
+        "triton": triton_kernels("benchmarks.rgat.ops.gather_rows.triton:gather_rows", dtypes=()),
+    },
+    kernel_names=(("gather", r"^gather_rows_"),),
+)
 """Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB, programs)``; a request's dtype is uint8."""
-
-KERNEL_NAMES = (("gather", r"^gather_rows_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

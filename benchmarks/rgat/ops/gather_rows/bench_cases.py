@@ -12,7 +12,7 @@ import torch
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, igbh_proportions
 from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.bench_block import bench_block
-from benchmarks.rgat.ops.gather_rows.plain import ShardedRows
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
 from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.partition import Partition
 from common.ops.bench import cases
@@ -67,19 +67,19 @@ def entries() -> list[Entry]:
 
         return passes
 
-    kernel = {"triton": gather_rows.IMPLEMENTATIONS["triton"]}
-    found = each("gather_rows", gather_rows.IMPLEMENTATIONS, "triton", {}, build(1, False, None))
-    found += each(f"gather_rows {PEERS} shards", kernel, "", {}, build(PEERS, False, None))
+    operation, kernel = gather_rows.GATHER_ROWS, ["triton"]
+    found = each("gather_rows", operation, "triton", {}, build(1, False, None))
+    found += each(f"gather_rows {PEERS} shards", operation, "", {}, build(PEERS, False, None), only=kernel)
     for programs in CAPPED:
-        found += each(f"gather_rows {programs} programs", kernel, "", {}, build(1, False, programs))
-    return found + each("gather_rows host", kernel, "", {}, build(1, True, None))
+        found += each(f"gather_rows {programs} programs", operation, "", {}, build(1, False, programs), only=kernel)
+    return found + each("gather_rows host", operation, "", {}, build(1, True, None), only=kernel)
 
 
 def sweeps() -> dict[str, Sweep]:
     """Bytes under way, warps and programs; with few programs, bytes and warps."""
     from benchmarks.rgat.ops.gather_rows import triton
 
-    function = gather_rows.IMPLEMENTATIONS["triton"].function
+    function = gather_rows.GATHER_ROWS.function("triton")
     sizes = (8192, 16384, 32768, 65536)
     every = list(itertools.product(sizes, (2, 4, 8), (2, 3, 4, 6, 8)))
     few = list(itertools.product((*sizes, 131072), (4, 8, 16, 32), (1,)))

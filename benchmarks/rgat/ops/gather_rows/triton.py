@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.ops.gather_rows import kernels
-from benchmarks.rgat.ops.gather_rows.plain import ShardedRows, check
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, check
 from common.ops.triton_support import multiprocessors
 
 VECTOR = 16
@@ -53,7 +53,7 @@ def gather_rows(
     out_NB: Tensor,
     programs: int | None = None,
 ) -> None:
-    """See :func:`benchmarks.rgat.ops.gather_rows.plain.gather_rows_torch`.
+    """See :func:`benchmarks.rgat.ops.gather_rows.reference.gather_rows_reference`.
 
     ``programs`` are those that copy, each of which fills most of a multiprocessor; None: as many as fill all of them.
     """

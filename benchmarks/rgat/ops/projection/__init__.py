@@ -15,53 +15,17 @@ of A heads, R relations.
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from benchmarks.rgat.ops.projection.plain import (
+from benchmarks.rgat.ops.projection.reference import (
     MOST_COLUMNS,
-    Projected,
     Projection,
-    input_gradient_torch,
-    project_torch,
-    target_terms_gradient_torch,
-    target_terms_torch,
-    weight_gradient_torch,
+    input_gradient_reference,
+    project_reference,
+    target_terms_gradient_reference,
+    target_terms_reference,
+    weight_gradient_reference,
 )
-from common.ops.implementation import Implementation, OperationRequest, always
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
-
-
-# triton is imported only where it is used
-def _project_triton(*args: Any, **kwargs: Any) -> Projected:
-    from benchmarks.rgat.ops.projection import triton
-
-    return triton.project(*args, **kwargs)
-
-
-def _weight_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from benchmarks.rgat.ops.projection import triton
-
-    return triton.weight_gradient(*args, **kwargs)
-
-
-def _target_terms_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from benchmarks.rgat.ops.projection import triton
-
-    return triton.target_terms(*args, **kwargs)
-
-
-def _target_terms_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from benchmarks.rgat.ops.projection import triton
-
-    return triton.target_terms_gradient(*args, **kwargs)
-
-
-def _input_gradient_triton(*args: Any, **kwargs: Any) -> Tensor:
-    from benchmarks.rgat.ops.projection import triton
-
-    return triton.input_gradient(*args, **kwargs)
 
 
 def unsupported(request: OperationRequest) -> str | None:
@@ -72,31 +36,18 @@ def unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation(
-        "triton",
-        Projection(
-            _project_triton,
-            _weight_gradient_triton,
-            _target_terms_triton,
-            _target_terms_gradient_triton,
-            _input_gradient_triton,
-        ),
-        unsupported,
+PROJECTION = Operation(
+    "projection",
+    Projection(
+        project_reference,
+        weight_gradient_reference,
+        target_terms_reference,
+        target_terms_gradient_reference,
+        input_gradient_reference,
     ),
-    "torch": Implementation(
-        "torch",
-        Projection(
-            project_torch,
-            weight_gradient_torch,
-            target_terms_torch,
-            target_terms_gradient_torch,
-            input_gradient_torch,
-        ),
-        always,
-    ),
-}
+    {
+        "triton": Implementation("benchmarks.rgat.ops.projection.triton", unsupported),
+    },
+    kernel_names=(("products", r"^projection_"),),
+)
 """Functions: :class:`Projection`. Sizes of the request: ``heads``, ``head_size``."""
-
-KERNEL_NAMES = (("products", r"^projection_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

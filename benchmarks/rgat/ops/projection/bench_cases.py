@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.bench_block import FANOUTS, bench_block
-from benchmarks.rgat.ops.projection.plain import Projection, project_stock
+from benchmarks.rgat.ops.projection.reference import Projection, project_stock
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
@@ -96,13 +96,13 @@ def entries() -> list[Entry]:
     for number, level in enumerate(LEVELS):
         name = f"products of convolution {number}"
         build = functools.partial(case, level)
-        found += each(name, projection.IMPLEMENTATIONS, "triton", sizes, build)
+        found += each(name, projection.PROJECTION, "triton", sizes, build)
         found.append(Entry(f"{name} stock", 0, functools.partial(stock, level)))
     return found
 
 
 def _pass(level: int, direction: str, dtype: torch.dtype) -> list[Pass]:
-    passes = case(level, projection.IMPLEMENTATIONS["triton"].function, SEEDS, dtype)
+    passes = case(level, projection.PROJECTION.function("triton"), SEEDS, dtype)
     return [next(own for own in passes if own.name == direction)]
 
 

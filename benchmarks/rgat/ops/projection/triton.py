@@ -14,7 +14,13 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.projection import kernels, sum_kernels, tables, term_kernels
-from benchmarks.rgat.ops.projection.plain import MOST_COLUMNS, Projected, check_gradient_level, check_level, check_parts
+from benchmarks.rgat.ops.projection.reference import (
+    MOST_COLUMNS,
+    Projected,
+    check_gradient_level,
+    check_level,
+    check_parts,
+)
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 _LEAST = 16
@@ -82,7 +88,7 @@ def _vectors(x: Tensor) -> Tensor:
 
 
 def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
-    """See :func:`benchmarks.rgat.ops.projection.plain.project_torch`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. One launch."""
     require_contiguous(x=x_NK, weight=weight_RKD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -102,7 +108,7 @@ def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_sour
 
 
 def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.plain.weight_gradient_torch`. Two launches."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Two launches."""
     require_contiguous(x=x_NK, dz=dz_MD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -127,7 +133,7 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
 
 
 def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.plain.target_terms_torch`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. One launch."""
     require_contiguous(x=x_NK)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -146,7 +152,7 @@ def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tenso
 
 
 def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.plain.target_terms_gradient_torch`. Two launches."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Two launches."""
     require_contiguous(x=x_NK, dterm=dterm_TA)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -179,7 +185,7 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
 def input_gradient(
     dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.plain.input_gradient_torch`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. One launch."""
     require_contiguous(dz=dz_MD, dterm=dterm_TA, weight=weight_RKD)
     shape, device = block.shape, dz_MD.device
     check_gradient_level(shape, level)

@@ -15,31 +15,16 @@ an edge whose source or row has no room at its hop has the last one that has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from benchmarks.rgat.ops.sample.reference import plain_sampler
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.plain import plain_sampler
-from benchmarks.rgat.ops.sample.sampler import Sampler
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import no_triton
-
-
-def _triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
-    from benchmarks.rgat.ops.sample.triton import triton_sampler  # triton is imported only where it is used
-
-    return triton_sampler(graph, fanouts, shape)
-
-
-def _unsupported(request: OperationRequest) -> str | None:
-    return no_triton(request.device)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _triton_sampler, _unsupported),
-    "torch": Implementation("torch", plain_sampler, always),
-}
+SAMPLE = Operation(
+    "sample",
+    plain_sampler,
+    {
+        "triton": triton_kernels("benchmarks.rgat.ops.sample.triton:triton_sampler", dtypes=()),
+    },
+    kernel_names=(("sample", r"^sample_"),),
+)
 """Signature: ``build(graph, fanouts, shape) -> Sampler``; see :mod:`benchmarks.rgat.ops.sample.sampler`."""
-
-KERNEL_NAMES = (("sample", r"^sample_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -41,8 +41,7 @@ def case(function: Callable[..., Sampler], batch: int, dtype: torch.dtype) -> li
 
 def entries() -> list[Entry]:
     """The version that can be captured."""
-    captured = {"triton": sample.IMPLEMENTATIONS["triton"]}
-    return each("sample", captured, "triton", {}, case)
+    return each("sample", sample.SAMPLE, "triton", {}, case, only=["triton"])
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -50,5 +49,5 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.rgat.ops.sample import triton
 
     tiles = list(itertools.product((64, 128, 256, 512, 1024), (1, 2, 4, 8)))
-    build = functools.partial(case, sample.IMPLEMENTATIONS["triton"].function, SEEDS)
+    build = functools.partial(case, sample.SAMPLE.function("triton"), SEEDS)
     return {f"sample {key}": Sweep(triton.TILES, key, tiles, build, False) for key in triton.TILES}

@@ -8,21 +8,11 @@ and its seed alone, but for the masks over frames, which lie anywhere in the lon
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from benchmarks.rnnt.ops.features.plain import features_torch
-from common.ops.implementation import Implementation, OperationRequest, always
+from benchmarks.rnnt.ops.features.reference import features_reference
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
 
 _DEPTH, _LARGEST_MELS, _LEAST_PERCENT = 64, 128, 50
-
-
-def _features_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    from benchmarks.rnnt.ops.features.triton import features  # triton is imported only where it is used
-
-    return features(*args, **kwargs)
 
 
 def _unsupported(request: OperationRequest) -> str | None:
@@ -38,12 +28,13 @@ def _unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _features_triton, _unsupported),
-    "torch": Implementation("torch", features_torch, always),
-}
+FEATURES = Operation(
+    "features",
+    features_reference,
+    {
+        "triton": Implementation("benchmarks.rnnt.ops.features.triton:features", _unsupported),
+    },
+    kernel_names=(("features", r"^features_"),),
+)
 """Signature: ``features(audio, facts, frames, columns, augmented, dtype)``; a request's dtype is that of its
 result."""
-
-KERNEL_NAMES = (("features", r"^features_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -51,7 +51,7 @@ def case(function: Callable[..., Any], batch: int, dtype: torch.dtype) -> list[P
 
 def entries() -> list[Entry]:
     """Every implementation, and the stages of Triton's."""
-    return [*each("features", features.IMPLEMENTATIONS, "triton", {}, case), *_stages()]
+    return [*each("features", features.FEATURES, "triton", {}, case), *_stages()]
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -75,7 +75,7 @@ def sweeps() -> dict[str, Sweep]:
         "log_mel": frames,
         "splice": [(rows, 1, 1, warps, 1) for rows, warps in itertools.product((16, 32, 64), (4, 8))],
     }
-    function = features.IMPLEMENTATIONS["triton"].function
+    function = features.FEATURES.function("triton")
     return {
         f"features {name} n {batch}": Sweep(
             triton.TILES, name, choices[name], functools.partial(case, function, batch), False

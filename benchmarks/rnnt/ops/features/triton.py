@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.rnnt.data_settings import AudioFacts
 from benchmarks.rnnt.ops.features import kernels, resample_kernels
 from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
-from benchmarks.rnnt.ops.features.plain import taps_each_side, widths_by_length
+from benchmarks.rnnt.ops.features.reference import taps_each_side, widths_by_length
 from benchmarks.rnnt.ops.features.tables import hann, mel_filters
 from common.ops.triton_support import require_contiguous
 
@@ -75,7 +75,7 @@ class Signal(NamedTuple):
 def features(
     audio: AudioBatch, facts: AudioFacts, frames: int, columns: int, augmented: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.features.plain.features_torch`. An utterance is longer than half a window.
+    """See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. An utterance is longer than half a window.
 
     Raises:
         ValueError: an input is not contiguous.

@@ -9,34 +9,19 @@ Legend: T frames, S = ceil(T / 2), B rows, H width.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.rnnt.ops.joined_dropout.reference import JOINED, joined_dropout_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.rnnt.ops.joined_dropout.plain import JOINED, joined_dropout_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "JOINED"]
+__all__ = ["JOINED", "JOINED_DROPOUT"]
 
 
-def _joined_dropout_triton(*args: Any) -> Tensor:
-    from benchmarks.rnnt.ops.joined_dropout.triton import joined_dropout  # triton is imported only where it is used
-
-    return joined_dropout(*args)
-
-
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["width"] % 2:
-        return f"a hash decides on two neighbours, and a width of {request.sizes['width']} is odd"
-    return triton_unsupported(request)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _joined_dropout_triton, _unsupported),
-    "torch": Implementation("torch", joined_dropout_torch, always),
-}
+JOINED_DROPOUT = Operation(
+    "joined_dropout",
+    joined_dropout_reference,
+    {
+        "triton": triton_kernels("benchmarks.rnnt.ops.joined_dropout.triton:joined_dropout", multiple_of={"width": 2}),
+    },
+    kernel_names=(("dropout and layer norm", r"^joined_dropout_"),),
+)
 """Signature: ``joined_dropout(x_TBH, p, seed, site) -> y_SB2H``. Sizes of a request: ``width``."""
-
-KERNEL_NAMES = (("dropout and layer norm", r"^joined_dropout_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

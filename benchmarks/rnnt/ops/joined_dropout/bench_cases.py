@@ -31,7 +31,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 def entries() -> list[Entry]:
     """Every implementation."""
     sizes = {"width": fixed_facts(Facts, "rnnt").encoder_width}
-    return each("joined_dropout", joined_dropout.IMPLEMENTATIONS, "triton", sizes, case)
+    return each("joined_dropout", joined_dropout.JOINED_DROPOUT, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:

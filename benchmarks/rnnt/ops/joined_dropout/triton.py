@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.rnnt.ops.joined_dropout import kernels
-from benchmarks.rnnt.ops.joined_dropout.plain import JOINED
+from benchmarks.rnnt.ops.joined_dropout.reference import JOINED
 from common.ops.dropout.triton import Rate, rate
 
 BLOCK = 4096
@@ -45,6 +45,6 @@ class _JoinedDropout(torch.autograd.Function):
 
 
 def joined_dropout(x_TBH: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.joined_dropout.plain.joined_dropout_torch`; B H is even."""
+    """See :func:`benchmarks.rnnt.ops.joined_dropout.reference.joined_dropout_reference`; B H is even."""
     result: Tensor = _JoinedDropout.apply(x_TBH, rate(p), seed, site)
     return result

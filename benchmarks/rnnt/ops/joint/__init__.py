@@ -9,43 +9,22 @@ Legend: S frames, N tokens before, with none at all, B utterances, H width, R ro
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.rnnt.ops.joint.reference import PASSES, JointPasses
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.rnnt.ops.joint.plain import PASSES, JointPasses
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "JointPasses"]
+__all__ = ["JOINT", "JointPasses"]
 
 WIDEST = 2048
 """What a program holds of some rows at once."""
 
 
-def _unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["width"] > WIDEST:
-        return f"a row of {request.sizes['width']} is wider than {WIDEST}"
-    return triton_unsupported(request)
-
-
-def _forward_triton(*args: Any) -> Tensor:
-    from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
-
-    return triton.forward(*args)
-
-
-def _backward_triton(*args: Any) -> tuple[Tensor, Tensor]:
-    from benchmarks.rnnt.ops.joint import triton  # triton is imported only where it is used
-
-    return triton.backward(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", JointPasses(_forward_triton, _backward_triton), _unsupported),
-    "torch": Implementation("torch", PASSES, always),
-}
+JOINT = Operation(
+    "joint",
+    PASSES,
+    {
+        "triton": triton_kernels("benchmarks.rnnt.ops.joint.triton", most={"width": WIDEST}),
+    },
+    kernel_names=(("joint", r"^joint_"),),
+)
 """Functions: :class:`JointPasses`. Sizes of a request: ``width``."""
-
-KERNEL_NAMES = (("joint", r"^joint_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -14,7 +14,7 @@ from common.mlperf.fixed import fixed_facts
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 
 UTTERANCES = 192
 """Of a micro-batch, at which tiles are tried."""
@@ -42,7 +42,7 @@ def entries() -> list[Entry]:
     from benchmarks.rnnt.config import Facts
 
     sizes = {"width": fixed_facts(Facts, "rnnt").joint_width}
-    return each("joint", joint.IMPLEMENTATIONS, "triton", sizes, case)
+    return each("joint", joint.JOINT, "triton", sizes, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -54,5 +54,5 @@ def sweeps() -> dict[str, Sweep]:
         "backward": [(8, 1, 1), (8, 2, 1), (8, 2, 2), (8, 2, 3), (16, 2, 1), (16, 2, 2)],
         "columns": list(itertools.product((2, 4, 8), (2, 4))),
     }
-    build = functools.partial(case, joint.IMPLEMENTATIONS["triton"].function, UTTERANCES)
+    build = functools.partial(case, joint.JOINT.function("triton"), UTTERANCES)
     return {f"joint {key}": Sweep(triton.TILES, key, choices[key], build, key != "forward") for key in choices}

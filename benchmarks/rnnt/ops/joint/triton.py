@@ -13,9 +13,9 @@ import triton
 from torch import Tensor
 
 from benchmarks.rnnt.ops.joint import kernels
-from benchmarks.rnnt.ops.joint.plain import JointPasses, check
+from benchmarks.rnnt.ops.joint.reference import JointPasses, check
 from benchmarks.rnnt.packed_rows import PackedRows
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import rate
 
 
@@ -63,7 +63,10 @@ TILES: dict[str, Any] = {"forward": Forward(4, 2), "backward": Backward(16, 2, 1
 
 
 def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.joint.plain.forward_torch`; rows that do not exist are left as they are."""
+    """See :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
+
+    Rows that do not exist stay uninitialised.
+    """
     check(f_SBH, g_NBH, rows)
     frames, utterances, width = f_SBH.shape
     h_RH = f_SBH.new_empty(rows.capacity, width)
@@ -85,7 +88,7 @@ def backward(
     rows: PackedRows,
     dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.joint.plain.backward_torch`."""
+    """See :func:`benchmarks.rnnt.ops.joint.reference.backward_reference`."""
     utterances, width = rows.utterances, dh_RH.shape[1]
     df_SBH, dg_NBH = dh_RH.new_empty(frames, utterances, width), dh_RH.new_empty(columns, utterances, width)
     tile: Backward = TILES["backward"]

@@ -18,17 +18,18 @@ from __future__ import annotations
 from benchmarks.rnnt.ops.lstm import library, persistent
 from benchmarks.rnnt.ops.lstm.library import lstm_library
 from benchmarks.rnnt.ops.lstm.persistent import lstm_persistent
-from benchmarks.rnnt.ops.lstm.plain import Lstm, LstmWeights, lstm_plain
-from common.ops.implementation import Implementation, always
+from benchmarks.rnnt.ops.lstm.reference import Lstm, LstmWeights, lstm_reference
+from common.ops.operation import Implementation, Operation
 
-__all__ = ["IMPLEMENTATIONS", "Lstm", "LstmWeights"]
+__all__ = ["LSTM", "Lstm", "LstmWeights"]
 
-IMPLEMENTATIONS = {
-    "persistent": Implementation("persistent", lstm_persistent, persistent.unsupported),
-    "torch": Implementation("torch", lstm_library, library.unsupported),
-    "plain": Implementation("plain", lstm_plain, always),
-}
+LSTM = Operation(
+    "lstm",
+    lstm_reference,
+    {
+        "persistent": Implementation(lstm_persistent, persistent.unsupported),
+        "library": Implementation(lstm_library, library.unsupported),
+    },
+    kernel_names=(("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),),
+)
 """Signature: ``lstm(x_TBI, weights, lengths_B) -> y_TBH``. Sizes of a request: ``inputs`` and ``width``."""
-
-KERNEL_NAMES = (("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

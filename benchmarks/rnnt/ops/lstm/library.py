@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.rnnt.ops.lstm.plain import LstmWeights, check
-from common.ops.implementation import OperationRequest
+from benchmarks.rnnt.ops.lstm.reference import LstmWeights, check
+from common.ops.operation import OperationRequest
 
 
 def unsupported(request: OperationRequest) -> str | None:
@@ -22,7 +22,7 @@ def unsupported(request: OperationRequest) -> str | None:
 
 
 def lstm_library(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.lstm.plain.lstm_plain`.
+    """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
 
     A row that has ended runs on through its padding, which nobody sees.
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from benchmarks.rnnt.ops.lstm.plain import GATES, LstmWeights, check
 from benchmarks.rnnt.ops.lstm.plan import MOST_ROWS, THREADS, TILE_ROWS, Plan, plans
+from benchmarks.rnnt.ops.lstm.reference import GATES, LstmWeights, check
 from common.ops.cuda_program import Kernel, compiled, no_compiler
-from common.ops.implementation import OperationRequest
+from common.ops.operation import OperationRequest
 from common.ops.triton_support import multiprocessors
 
 _ARCHITECTURE = "sm_90a"
@@ -206,7 +206,7 @@ class _Lstm(Function):
 
 
 def lstm_persistent(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """See :func:`benchmarks.rnnt.ops.lstm.plain.lstm_plain`.
+    """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
 
     The backward pass runs once: it overwrites what forward has kept.
 

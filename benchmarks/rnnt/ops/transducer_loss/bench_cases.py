@@ -18,8 +18,8 @@ from common.mlperf.fixed import fixed_facts
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, both_ways, each, requested
 from common.ops.bench.sweep import Sweep
-from common.ops.dropout.plain import DropoutMask
-from common.ops.implementation import AUTO, OperationRequest, select
+from common.ops.dropout.reference import DropoutMask
+from common.ops.operation import AUTO, OperationRequest
 
 UTTERANCES = 192
 """Of a micro-batch, at which tiles are tried."""
@@ -87,7 +87,7 @@ def whole(passes: LossPasses, batch: int, dtype: torch.dtype) -> list[Pass]:
     given = bench_rows(batch, torch.device(cases.DEVICE))
     rows, facts = given.rows, given.facts
     width, classes, device = facts.joint_width, facts.classes, torch.device(cases.DEVICE)
-    joints = select(joint.IMPLEMENTATIONS, AUTO, OperationRequest(device, dtype, {"width": width})).function
+    joints = joint.JOINT.select(AUTO, OperationRequest(device, dtype, {"width": width})).function
     leaves = [
         _normal(dtype, rows.most_frames, batch, width),
         _normal(dtype, rows.most_tokens + 1, batch, width),
@@ -159,12 +159,12 @@ def entries() -> list[Entry]:
     """Passes of every implementation, all of it together, and the loss of logits alone."""
     facts = fixed_facts(Facts, "rnnt")
     sizes = {"width": facts.joint_width, "classes": facts.classes}
-    implementations = transducer_loss.IMPLEMENTATIONS
-    found = each("transducer_loss", implementations, "sparse", sizes, case)
-    for implementation in implementations.values():
-        build = functools.partial(requested, implementation, sizes, whole)
-        found.append(Entry(f"joint_and_loss {implementation.name}", 0, build))
-    build = functools.partial(requested, implementations["fused"], sizes, alone)
+    operation = transducer_loss.TRANSDUCER_LOSS
+    found = each("transducer_loss", operation, "sparse", sizes, case)
+    for implementation in operation.names:
+        build = functools.partial(requested, operation, implementation, sizes, whole)
+        found.append(Entry(f"joint_and_loss {implementation}", 0, build))
+    build = functools.partial(requested, operation, "fused", sizes, alone)
     found.append(Entry("loss_of_logits fused", 0, build))
     if importlib.util.find_spec("torchaudio") is not None:
         found.append(Entry("loss_of_logits torchaudio", 0, torchaudios))
@@ -172,7 +172,7 @@ def entries() -> list[Entry]:
 
 
 def _pass(name: str, direction: str, dtype: torch.dtype) -> list[Pass]:
-    passes = case(transducer_loss.IMPLEMENTATIONS[name].function, UTTERANCES, dtype)
+    passes = case(transducer_loss.TRANSDUCER_LOSS.function(name), UTTERANCES, dtype)
     return [next(own for own in passes if own.name == direction)]
 
 
@@ -240,6 +240,6 @@ def sweeps() -> dict[str, Sweep]:
         for name, (key, tiles) in choices.items()
     }
     elements = list(itertools.product((2048, 4096, 8192), (4, 8)))
-    build = functools.partial(alone, transducer_loss.IMPLEMENTATIONS["fused"].function, UTTERANCES)
+    build = functools.partial(alone, transducer_loss.TRANSDUCER_LOSS.function("fused"), UTTERANCES)
     found["transducer_loss statistics"] = Sweep(triton.TILES, "statistics", elements, build, False)
     return found

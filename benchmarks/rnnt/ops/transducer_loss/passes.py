@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from benchmarks.rnnt.ops.joint.plain import JointPasses
+from benchmarks.rnnt.ops.joint.reference import JointPasses
 from benchmarks.rnnt.packed_rows import PackedRows
-from common.ops.dropout.plain import DropoutMask
+from common.ops.dropout.reference import DropoutMask
 
 NO_LABEL = -1
 """Label of rows behind an utterance's last token, which have no arc to another."""
@@ -274,7 +274,7 @@ def joint_loss(
 
     Args:
         joint, loss: implementations.
-        f_SBH, g_NBH: see :func:`benchmarks.rnnt.ops.joint.plain.forward_torch`.
+        f_SBH, g_NBH: see :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
         weight_VH, bias_V: of the joint network's last layer.
         tokens_BU, rows: see :func:`packed_loss`.
         dropout: of the joint network's hidden layer.

@@ -7,27 +7,16 @@ again and writes the gradient where the convolution takes it from.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.ssd300.ops.class_entropy.reference import class_entropy_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.ssd300.ops.class_entropy.plain import class_entropy_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _class_entropy_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    # triton is imported only where it is used
-    from benchmarks.ssd300.ops.class_entropy.triton import class_entropy
-
-    return class_entropy(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _class_entropy_triton, triton_unsupported),
-    "torch": Implementation("torch", class_entropy_torch, always),
-}
+CLASS_ENTROPY = Operation(
+    "class_entropy",
+    class_entropy_reference,
+    {
+        "triton": triton_kernels("benchmarks.ssd300.ops.class_entropy.triton:class_entropy"),
+    },
+    kernel_names=(("cross-entropy", r"^class_entropy_"),),
+)
 """Signature: ``class_entropy(channels, results, class_NA)``."""
-
-KERNEL_NAMES = (("cross-entropy", r"^class_entropy_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

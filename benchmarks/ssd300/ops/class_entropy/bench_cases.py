@@ -53,7 +53,7 @@ def case(function: Callable[..., tuple[Tensor, Tensor]], batch: int, dtype: torc
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("class_entropy", class_entropy.IMPLEMENTATIONS, "triton", {}, case)
+    return each("class_entropy", class_entropy.CLASS_ENTROPY, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -61,7 +61,7 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.ssd300.ops.class_entropy import triton
 
     tiles = list(itertools.product((4, 8, 16, 32, 64), (1, 2, 4, 8)))
-    function = class_entropy.IMPLEMENTATIONS["triton"].function
+    function = class_entropy.CLASS_ENTROPY.function("triton")
     return {
         f"class_entropy {name} n {batch}": Sweep(
             triton.TILES, name, tiles, functools.partial(case, function, batch), name == "backward"

@@ -79,6 +79,6 @@ def _launch(
 def class_entropy(
     channels: Sequence[HeadChannels], results: Sequence[Tensor], class_NA: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.ssd300.ops.class_entropy.plain.class_entropy_torch`."""
+    """See :func:`benchmarks.ssd300.ops.class_entropy.reference.class_entropy_reference`."""
     found: tuple[Tensor, Tensor] = _ClassEntropy.apply(channels, class_NA.contiguous(), *results)
     return found

@@ -10,27 +10,19 @@ n and eps, normal, and u, uniform, are functions of (seed, sample, element) by t
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.stable_diffusion.ops.noising.reference import Noised, Tables, noised_reference, tables
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from benchmarks.stable_diffusion.ops.noising.plain import Noised, Tables, noised_torch, tables
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-__all__ = ["IMPLEMENTATIONS", "KERNEL_NAMES", "Noised", "Tables", "tables"]
+__all__ = ["NOISING", "Noised", "Tables", "tables"]
 
 
-def _noised_triton(*args: Any, **kwargs: Any) -> Noised:
-    # triton is imported only where it is used
-    from benchmarks.stable_diffusion.ops.noising.triton import noised
-
-    return noised(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _noised_triton, triton_unsupported),
-    "torch": Implementation("torch", noised_torch, always),
-}
+NOISING = Operation(
+    "noising",
+    noised_reference,
+    {
+        "triton": triton_kernels("benchmarks.stable_diffusion.ops.noising.triton:noised"),
+    },
+    kernel_names=(("noise and loss", r"^noising_"),),
+)
 """Signature: ``noised(moments_N2CHW, seed, sample_ids_N, tables)``."""
-
-KERNEL_NAMES = (("noise and loss", r"^noising_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

@@ -34,7 +34,7 @@ def case(function: Callable[..., Noised], batch: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("noising", noising.IMPLEMENTATIONS, "triton", {}, case)
+    return each("noising", noising.NOISING, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -42,7 +42,7 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.stable_diffusion.ops.noising import triton
 
     tiles = list(itertools.product((128, 256, 512, 1024, 2048), (1, 2, 4, 8)))
-    function = noising.IMPLEMENTATIONS["triton"].function
+    function = noising.NOISING.function("triton")
     return {
         f"noising n {batch}": Sweep(triton.TILES, "noising", tiles, functools.partial(case, function, batch), False)
         for batch in BATCHES

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.stable_diffusion.ops.noising import kernels
-from benchmarks.stable_diffusion.ops.noising.plain import (
+from benchmarks.stable_diffusion.ops.noising.reference import (
     LARGEST_LOG_VARIANCE,
     SMALLEST_LOG_VARIANCE,
     TIME_INDEX,
@@ -40,7 +40,7 @@ TILES: dict[str, Tile] = {"noising": Tile(512, 4)}
 
 
 def noised(moments_N2CHW: Tensor, seed: Tensor, sample_ids_N: Tensor, tables: Tables) -> Noised:
-    """See :func:`benchmarks.stable_diffusion.ops.noising.plain.noised_torch`. One launch."""
+    """See :func:`benchmarks.stable_diffusion.ops.noising.reference.noised_reference`. One launch."""
     check(moments_N2CHW, sample_ids_N)
     require_contiguous(moments=moments_N2CHW, sample_ids=sample_ids_N)
     samples, channels, height, width = moments_N2CHW.shape

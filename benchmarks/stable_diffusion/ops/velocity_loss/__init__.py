@@ -6,25 +6,16 @@ loss scale, before it rounds: 2 / (elements of the batch) alone, 4e-6 at 32 samp
 
 from __future__ import annotations
 
-from torch import Tensor
+from benchmarks.stable_diffusion.ops.velocity_loss.reference import velocity_loss_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from benchmarks.stable_diffusion.ops.velocity_loss.plain import velocity_loss_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _velocity_loss_triton(prediction_NCHW: Tensor, target_NCHW: Tensor) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.stable_diffusion.ops.velocity_loss.triton import velocity_loss
-
-    return velocity_loss(prediction_NCHW, target_NCHW)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _velocity_loss_triton, triton_unsupported),
-    "torch": Implementation("torch", velocity_loss_torch, always),
-}
+VELOCITY_LOSS = Operation(
+    "velocity_loss",
+    velocity_loss_reference,
+    {
+        "triton": triton_kernels("benchmarks.stable_diffusion.ops.velocity_loss.triton:velocity_loss"),
+    },
+    kernel_names=(("noise and loss", r"^velocity_loss_"),),
+)
 """Signature: ``velocity_loss(prediction_NCHW, target_NCHW)``."""
-
-KERNEL_NAMES = (("noise and loss", r"^velocity_loss_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

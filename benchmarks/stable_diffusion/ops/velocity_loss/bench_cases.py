@@ -34,7 +34,7 @@ def case(function: Callable[..., Tensor], batch: int, dtype: torch.dtype) -> lis
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("velocity_loss", velocity_loss.IMPLEMENTATIONS, "triton", {}, case)
+    return each("velocity_loss", velocity_loss.VELOCITY_LOSS, "triton", {}, case)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -42,7 +42,7 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.stable_diffusion.ops.velocity_loss import triton
 
     tiles = list(itertools.product((512, 1024, 2048, 4096, 8192), (1, 2, 4, 8)))
-    function = velocity_loss.IMPLEMENTATIONS["triton"].function
+    function = velocity_loss.VELOCITY_LOSS.function("triton")
     return {
         f"velocity_loss {key} n {batch}": Sweep(
             triton.TILES, key, tiles, functools.partial(case, function, batch), key == "backward"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.stable_diffusion.ops.velocity_loss import kernels
-from benchmarks.stable_diffusion.ops.velocity_loss.plain import check
+from benchmarks.stable_diffusion.ops.velocity_loss.reference import check
 
 
 class Tile(NamedTuple):
@@ -61,7 +61,7 @@ class _VelocityLoss(torch.autograd.Function):
 
 
 def velocity_loss(prediction_NCHW: Tensor, target_NCHW: Tensor) -> Tensor:
-    """See :func:`benchmarks.stable_diffusion.ops.velocity_loss.plain.velocity_loss_torch`. Two launches forward."""
+    """See :func:`.reference.velocity_loss_reference`. Two launches forward."""
     check(prediction_NCHW, target_NCHW)
     loss: Tensor = _VelocityLoss.apply(prediction_NCHW, target_NCHW)
     return loss

@@ -14,26 +14,16 @@ Legend: N samples of the micro-batch; D H W axes of the crop, D of this rank's s
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.unet3d.ops.augment.reference import augment_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.unet3d.ops.augment.plain import augment_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _augment_triton(*args: Any) -> tuple[Tensor, Tensor]:
-    from benchmarks.unet3d.ops.augment.triton import augment  # triton is imported only where it is used
-
-    return augment(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _augment_triton, triton_unsupported),
-    "torch": Implementation("torch", augment_torch, always),
-}
+AUGMENT = Operation(
+    "augment",
+    augment_reference,
+    {
+        "triton": triton_kernels("benchmarks.unet3d.ops.augment.triton:augment"),
+    },
+    kernel_names=(("augmentation", r"^augment_"),),
+)
 """Signature: ``augment(images, labels, addresses, intensities, slab, dtype)``."""
-
-KERNEL_NAMES = (("augmentation", r"^augment_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

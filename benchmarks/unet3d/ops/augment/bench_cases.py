@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.unet3d.crop import NOISE_DEVIATION, Crop, Draws, Slab
 from benchmarks.unet3d.ops import augment
-from benchmarks.unet3d.ops.augment.plain import parameters
+from benchmarks.unet3d.ops.augment.reference import parameters
 from benchmarks.unet3d.ops.bench_layers import FACTS, SIZE
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, each
@@ -33,7 +33,7 @@ def case(function: Callable[..., Any], batch: int, dtype: torch.dtype) -> list[P
 
 def entries() -> list[Entry]:
     """Every implementation."""
-    return each("augmentation", augment.IMPLEMENTATIONS, "triton", {}, case, calls=0)
+    return each("augmentation", augment.AUGMENT, "triton", {}, case, calls=0)
 
 
 def sweeps() -> dict[str, Sweep]:

@@ -16,7 +16,7 @@ WARPS = 4
 def augment(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.augment.plain.augment_torch`. Nothing waits for the device."""
+    """See :func:`benchmarks.unet3d.ops.augment.reference.augment_reference`. Nothing waits for the device."""
     count = len(addresses)
     image = images.new_empty((count, *slab.shape, 1), dtype=dtype)
     label = labels.new_empty((count, *slab.shape))

@@ -9,12 +9,8 @@ with p the softmax of the logits over the classes and t the one-hot label (the M
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import TRITON_CLASSES, dice_cross_entropy_plain
-from common.ops.implementation import Implementation, OperationRequest, always
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import TRITON_CLASSES, dice_cross_entropy_reference
+from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
 
 
@@ -24,18 +20,14 @@ def _triton_unsupported(request: OperationRequest) -> str | None:
     return triton_unsupported(request)
 
 
-def _dice_cross_entropy_triton(*args: Any, **kwargs: Any) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.unet3d.ops.dice_cross_entropy.triton import dice_cross_entropy
-
-    return dice_cross_entropy(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _dice_cross_entropy_triton, _triton_unsupported),
-    "plain": Implementation("plain", dice_cross_entropy_plain, always),
-}
+DICE_CROSS_ENTROPY = Operation(
+    "dice_cross_entropy",
+    dice_cross_entropy_reference,
+    {
+        "triton": Implementation(
+            "benchmarks.unet3d.ops.dice_cross_entropy.triton:dice_cross_entropy", _triton_unsupported
+        ),
+    },
+    kernel_names=(("cross-entropy", r"^dice_"),),
+)
 """Signature: ``dice_cross_entropy(logits_NKDHW, label_NDHW, smooth, split=None)``; a request's size is ``classes``."""
-
-KERNEL_NAMES = (("cross-entropy", r"^dice_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

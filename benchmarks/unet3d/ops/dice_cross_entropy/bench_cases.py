@@ -33,14 +33,14 @@ def case(
 
 
 def entries() -> list[Entry]:
-    """Every implementation, ours with the other format, and the plain one as the compiler makes it."""
-    losses, sizes = dice_cross_entropy.IMPLEMENTATIONS, {"classes": FACTS.classes}
+    """Every implementation, ours with the other format, and the compiled reference."""
+    losses, sizes = dice_cross_entropy.DICE_CROSS_ENTROPY, {"classes": FACTS.classes}
     build = functools.partial(case, memory_format=torch.contiguous_format)
     last = functools.partial(case, memory_format=torch.channels_last_3d)
-    compiled = torch.compile(losses["plain"].function, dynamic=False)
+    compiled = torch.compile(losses.reference, dynamic=False)
     return [
         *each("loss", losses, "triton", sizes, build),
-        Entry("loss triton, NDHWC", 0, functools.partial(requested, losses["triton"], sizes, last)),
+        Entry("loss triton, NDHWC", 0, functools.partial(requested, losses, "triton", sizes, last)),
         Entry("loss compiled", 0, functools.partial(build, compiled)),
     ]
 
@@ -50,7 +50,7 @@ def sweeps() -> dict[str, Sweep]:
     from benchmarks.unet3d.ops.dice_cross_entropy import triton
 
     build = functools.partial(
-        case, dice_cross_entropy.IMPLEMENTATIONS["triton"].function, memory_format=torch.contiguous_format
+        case, dice_cross_entropy.DICE_CROSS_ENTROPY.function("triton"), memory_format=torch.contiguous_format
     )
     found = {}
     for batch in BATCHES:

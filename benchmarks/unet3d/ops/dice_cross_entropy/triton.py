@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.unet3d.ops.dice_cross_entropy import kernels
-from benchmarks.unet3d.ops.dice_cross_entropy.plain import TRITON_CLASSES, check_shapes
+from benchmarks.unet3d.ops.dice_cross_entropy.reference import TRITON_CLASSES, check_shapes
 from common.distributed.spatial.split import VolumeSplit
 from common.ops.triton_support import multiprocessors
 
@@ -135,9 +135,9 @@ class _DiceCrossEntropy(torch.autograd.Function):
 def dice_cross_entropy(
     logits_NKDHW: Tensor, label_NDHW: Tensor, smooth: float, split: VolumeSplit | None = None
 ) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.dice_cross_entropy.plain.dice_cross_entropy_plain`.
+    """See :func:`benchmarks.unet3d.ops.dice_cross_entropy.reference.dice_cross_entropy_reference`.
 
-    Labels beyond the classes are not looked for: the plain version refuses them, this one takes them for background.
+    Labels beyond the classes are not looked for: the reference refuses them, this one takes them for background.
 
     Raises:
         ValueError: labels and logits have different shapes, or there are not three classes.

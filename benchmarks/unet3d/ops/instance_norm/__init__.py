@@ -10,31 +10,20 @@ gradients, and adds them where it reads them. Where there is one reader, the oth
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_library, instance_norm_relu_reference
+from common.ops.operation import Implementation, Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain, instance_norm_relu_torch
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _instance_norm_relu_triton(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    # triton is imported only where it is used
-    from benchmarks.unet3d.ops.instance_norm.triton import instance_norm_relu
-
-    return instance_norm_relu(*args, **kwargs)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _instance_norm_relu_triton, triton_unsupported),
-    "torch": Implementation("torch", instance_norm_relu_torch, always),
-    "plain": Implementation("plain", instance_norm_relu_plain, always),
-}
-"""Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice."""
-
-KERNEL_NAMES = (
-    ("batch or instance norm", r"^(slab_)?(moments|statistics|normalise|gradient_sums|input_gradient)_kernel"),
-    ("batch or instance norm", r"^(sums_kernel|small_forward_kernel|small_backward_kernel)"),
+INSTANCE_NORM = Operation(
+    "instance_norm",
+    instance_norm_relu_reference,
+    {
+        "triton": triton_kernels("benchmarks.unet3d.ops.instance_norm.triton:instance_norm_relu"),
+        "library": Implementation(instance_norm_relu_library),
+    },
+    kernel_names=(
+        ("batch or instance norm", r"^(slab_)?(moments|statistics|normalise|gradient_sums|input_gradient)_kernel"),
+        ("batch or instance norm", r"^(sums_kernel|small_forward_kernel|small_backward_kernel)"),
+    ),
 )
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""
+"""Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.ops import instance_norm
 from benchmarks.unet3d.ops.bench_layers import BATCHES, FACTS, norms, volumes
-from benchmarks.unet3d.ops.instance_norm.plain import instance_norm_relu_plain
+from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
 from common.ops.bench import cases
 from common.ops.bench.cases import Entry, Pass, both_ways, each
 from common.ops.bench.sweep import Sweep
@@ -57,10 +57,10 @@ def entries() -> list[Entry]:
     for (channels, size, readers), count in norms().items():
         build = functools.partial(case, channels=channels, size=size, readers=readers)
         name = f"norm {channels}@{size}{' read twice' if readers == 2 else ''}"
-        found += each(name, instance_norm.IMPLEMENTATIONS, "triton", {"channels": channels}, build, count)
+        found += each(name, instance_norm.INSTANCE_NORM, "triton", {"channels": channels}, build, count)
     channels, size, readers = next(iter(norms()))
     build = functools.partial(case, channels=channels, size=size, readers=readers)
-    compiled = torch.compile(instance_norm_relu_plain, dynamic=False)
+    compiled = torch.compile(instance_norm_relu_reference, dynamic=False)
     return [*found, Entry(f"norm {channels}@{size} compiled", 0, functools.partial(build, compiled))]
 
 
@@ -73,7 +73,7 @@ def sweeps() -> dict[str, Sweep]:
     tiles = {"moments": walking, "gradient_sums": walking, "normalise": one_each, "input_gradient": one_each}
     # 0 voxels send every volume through the three launches
     small = [(0, 1, 1, 1024), *itertools.product((4096,), (8192, 16384, 32768), (8, 16, 32), (512, 1024, 2048))]
-    build = functools.partial(case, instance_norm.IMPLEMENTATIONS["triton"].function)
+    build = functools.partial(case, instance_norm.INSTANCE_NORM.function("triton"))
     found = {}
     for batch in BATCHES:
         for channels, size in LAYERS:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops.instance_norm import kernels
-from benchmarks.unet3d.ops.instance_norm.plain import whole_volume
+from benchmarks.unet3d.ops.instance_norm.reference import whole_volume
 from common.distributed.spatial.split import VolumeSplit
 from common.ops.norm.moments import moments_kernel
 from common.ops.norm.readers import second_reader
@@ -264,7 +264,10 @@ class _InstanceNormReLU(torch.autograd.Function):
 def instance_norm_relu(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.instance_norm.plain.instance_norm_relu_plain`; results are channels_last_3d."""
+    """See :func:`benchmarks.unet3d.ops.instance_norm.reference.instance_norm_relu_reference`.
+
+    The results are channels_last_3d.
+    """
     split = None if split is None or split.ranks == 1 else split
     whole_volume(x_NCDHW, split)
     result: tuple[Tensor, Tensor] = _InstanceNormReLU.apply(x_NCDHW, weight_C, bias_C, epsilon, split)

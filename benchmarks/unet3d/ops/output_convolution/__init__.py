@@ -6,33 +6,18 @@ kernels. The layer is bound by memory: its input is read once in forward, read a
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.unet3d.ops.output_convolution.reference import MOST_CHANNELS, output_convolution_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.unet3d.ops.output_convolution.plain import MOST_CHANNELS, output_convolution_torch
-from common.ops.implementation import Implementation, OperationRequest, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _triton_unsupported(request: OperationRequest) -> str | None:
-    if request.sizes["channels"] > MOST_CHANNELS:
-        return f"the kernels hold up to {MOST_CHANNELS} channels, not {request.sizes['channels']}"
-    return triton_unsupported(request)
-
-
-def _output_convolution_triton(*args: Any) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.unet3d.ops.output_convolution.triton import output_convolution
-
-    return output_convolution(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _output_convolution_triton, _triton_unsupported),
-    "torch": Implementation("torch", output_convolution_torch, always),
-}
+OUTPUT_CONVOLUTION = Operation(
+    "output_convolution",
+    output_convolution_reference,
+    {
+        "triton": triton_kernels(
+            "benchmarks.unet3d.ops.output_convolution.triton:output_convolution", most={"channels": MOST_CHANNELS}
+        ),
+    },
+    kernel_names=(("convolution, either way", r"^output_convolution_"),),
+)
 """Signature: ``output_convolution(x_NCDHW, weight, bias_K)``; a request's size is ``channels``."""
-
-KERNEL_NAMES = (("convolution, either way", r"^output_convolution_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

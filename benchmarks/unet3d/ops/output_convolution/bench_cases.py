@@ -40,7 +40,7 @@ def entries() -> list[Entry]:
     """Every implementation."""
     layer = layers()[-1]
     build, sizes = functools.partial(case, layer=layer), {"channels": layer.channels}
-    return each("output_convolution", output_convolution.IMPLEMENTATIONS, "triton", sizes, build)
+    return each("output_convolution", output_convolution.OUTPUT_CONVOLUTION, "triton", sizes, build)
 
 
 def sweeps() -> dict[str, Sweep]:
@@ -52,7 +52,7 @@ def sweeps() -> dict[str, Sweep]:
         "forward": list(itertools.product((128, 256, 512, 1024), (4, 8), (0,), (1,))),
         "backward": [(*shape, *rest) for shape, *rest in itertools.product(voxels, (4, 8, 16), (1, 2, 3))],
     }
-    function = output_convolution.IMPLEMENTATIONS["triton"].function
+    function = output_convolution.OUTPUT_CONVOLUTION.function("triton")
     found = {}
     for batch in BATCHES:
         build = functools.partial(case, function, batch, layer=layers()[-1])

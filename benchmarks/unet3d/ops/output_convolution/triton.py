@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops.output_convolution import kernels
-from benchmarks.unet3d.ops.output_convolution.plain import MOST_CHANNELS
+from benchmarks.unet3d.ops.output_convolution.reference import MOST_CHANNELS
 from common.ops.triton_support import multiprocessors
 
 
@@ -108,7 +108,9 @@ class _OutputConvolution(torch.autograd.Function):
 
 
 def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.output_convolution.plain.output_convolution_torch`; the logits are contiguous.
+    """See :func:`benchmarks.unet3d.ops.output_convolution.reference.output_convolution_reference`.
+
+    The logits are contiguous.
 
     Raises:
         ValueError: more channels or classes than the kernels hold in a tile.

@@ -8,27 +8,16 @@ joins them with the skip connection.
 
 from __future__ import annotations
 
-from typing import Any
+from benchmarks.unet3d.ops.upsample.reference import upsample_reference
+from common.ops.operation import Operation
+from common.ops.triton_support import triton_kernels
 
-from torch import Tensor
-
-from benchmarks.unet3d.ops.upsample.plain import upsample_plain
-from common.ops.implementation import Implementation, always
-from common.ops.triton_support import triton_unsupported
-
-
-def _upsample_triton(*args: Any) -> Tensor:
-    # triton is imported only where it is used
-    from benchmarks.unet3d.ops.upsample.triton import upsample
-
-    return upsample(*args)
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation("triton", _upsample_triton, triton_unsupported),
-    "plain": Implementation("plain", upsample_plain, always),
-}
+UPSAMPLE = Operation(
+    "upsample",
+    upsample_reference,
+    {
+        "triton": triton_kernels("benchmarks.unet3d.ops.upsample.triton:upsample"),
+    },
+    kernel_names=(("convolution, either way", r"^upsample_"),),
+)
 """Signature: ``upsample(x_NCDHW, weight, bias_C, skip_NCDHW)``."""
-
-KERNEL_NAMES = (("convolution, either way", r"^upsample_"),)
-"""Kind of work and pattern of the kernels' names, for the breakdown of a step."""

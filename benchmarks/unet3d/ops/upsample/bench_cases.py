@@ -40,7 +40,7 @@ def entries() -> list[Entry]:
         if layer.kernel == 2:
             name, build = layer.name.removesuffix(".transposed"), functools.partial(case, layer=layer)
             sizes = {"channels": layer.filters}
-            found += each(f"upsample {name}", upsample.IMPLEMENTATIONS, "triton", sizes, build)
+            found += each(f"upsample {name}", upsample.UPSAMPLE, "triton", sizes, build)
     return found
 
 
@@ -51,7 +51,7 @@ def sweeps() -> dict[str, Sweep]:
     products: list[tuple[int, ...]] = [(64, 128, 64, 4), (128, 64, 64, 4), (64, 64, 64, 4), (32, 128, 64, 4)]
     products += [(128, 128, 64, 4), (128, 128, 64, 8), (64, 256, 64, 8)]
     walking: list[tuple[int, ...]] = list(itertools.product((64,), (4096, 8192, 16384), (4, 8), (2, 4), (1, 3)))
-    function = upsample.IMPLEMENTATIONS["triton"].function
+    function = upsample.UPSAMPLE.function("triton")
     found = {}
     for batch in BATCHES:
         for layer in layers():

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops.upsample import kernels
-from benchmarks.unet3d.ops.upsample.plain import check_shapes
+from benchmarks.unet3d.ops.upsample.reference import check_shapes
 from common.ops.tiling.tiles import Tile, cut
 
 
@@ -94,7 +94,7 @@ class _Upsample(torch.autograd.Function):
 
 
 def upsample(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
-    """See :func:`benchmarks.unet3d.ops.upsample.plain.upsample_plain`; the result is channels_last_3d."""
+    """See :func:`benchmarks.unet3d.ops.upsample.reference.upsample_reference`; the result is channels_last_3d."""
     check_shapes(x_NCDHW, weight, skip_NCDHW)
     joined: Tensor = _Upsample.apply(x_NCDHW, weight, bias_C, skip_NCDHW)
     return joined

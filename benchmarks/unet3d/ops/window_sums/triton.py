@@ -15,7 +15,7 @@ _LARGEST_INDEX = 2**31 - 1 - _VOXELS
 
 
 def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tensor]) -> None:
-    """See :func:`benchmarks.unet3d.ops.window_sums.plain.add_window_torch`.
+    """See :func:`benchmarks.unet3d.ops.window_sums.reference.add_window_reference`.
 
     Raises:
         ValueError: W and K of the sums are not contiguous.
@@ -32,7 +32,7 @@ def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tens
 
 
 def count_classes(sums_DHWK: Tensor, label_DHW: Tensor, counts_K3: Tensor) -> None:
-    """See :func:`benchmarks.unet3d.ops.window_sums.plain.count_classes_torch`.
+    """See :func:`benchmarks.unet3d.ops.window_sums.reference.count_classes_reference`.
 
     Raises:
         ValueError: W and K of the sums, the label, or the counts are not contiguous, or there are more voxels than a

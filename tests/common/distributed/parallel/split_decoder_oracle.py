@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed.tensor_parallel.layers import Adapter
-from common.ops.dropout.plain import keep_mask, scale_of_kept
+from common.ops.dropout.reference import keep_mask, scale_of_kept
 
 SIZES = SimpleNamespace(layers=2, hidden=16, heads=8, kv_heads=4, head_size=4, feed_forward=24, vocabulary=40)
 ADAPTER = Adapter(rank=3, alpha=6.0)

@@ -245,7 +245,7 @@ def explicit_attention(layout: Layout) -> dict[str, tuple[Tensor, ...]]:
     o = attention(*leaves, split, attend)
     gradients = torch.autograd.grad((o * do).sum(), leaves)
 
-    explicit = attending(causal_attention.IMPLEMENTATIONS["torch"].function, q.shape[-1] ** -0.5, split)
+    explicit = attending(causal_attention.CAUSAL_ATTENTION.reference, q.shape[-1] ** -0.5, split)
     k, v = explicit.gather(k, v)
     o_called, kept = explicit.forward(q, k, v)
     dq, gradients_of_kv = explicit.backward(do, q, k, v, o_called, kept)

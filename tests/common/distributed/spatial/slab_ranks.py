@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from common.distributed.spatial.halo import HaloExchange, Message
 from common.distributed.spatial.point_to_point import PointToPoint
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
-from common.ops.implementation import always
-from common.ops.local_convolution import IMPLEMENTATIONS
+from common.ops.local_convolution import LOCAL_CONVOLUTION
+from common.ops.operation import Implementation
 
 CHANNELS = (3, 4)
 CASES = {
@@ -29,7 +28,7 @@ CASES = {
         stride, overlap, first, implementation
     )
     for stride, overlap, first, implementation in itertools.product(
-        (1, 2), (True, False), (True, False), ("torch", "folded")
+        (1, 2), (True, False), (True, False), ("reference", "folded")
     )
 }  # fmt: skip
 """Convolutions; the input of a first layer needs no gradient."""
@@ -135,7 +134,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     split = VolumeSplit.from_layout(Layout({"cp": world}, rank))
     assert split is not None
-    IMPLEMENTATIONS["folded"] = replace(IMPLEMENTATIONS["folded"], unsupported=always)  # not fast here
+    LOCAL_CONVOLUTION.fast["folded"] = Implementation(LOCAL_CONVOLUTION.function("folded"))  # not fast here
     uneven = torch.full((3,), 0.1 * 3.0**rank, dtype=torch.float32)
     split.sum_(uneven)
     results: dict[str, Any] = {

@@ -1,0 +1,99 @@
+"""The reference of :mod:`benchmarks.dlrm.ops.dot_interaction`, and the autograd that all versions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from common.ops.triton_support import widen
+
+
+class Passes(NamedTuple):
+    """What an implementation is made of; none of it is seen by autograd.
+
+    Attributes:
+        forward: (x, columns) to y.
+        backward: (dy, x) to dx.
+    """
+
+    forward: Callable[[Tensor, int], Tensor]
+    backward: Callable[[Tensor, Tensor], Tensor]
+
+
+class DotInteraction(torch.autograd.Function):
+    """Autograd around the passes of an implementation. Keeps x."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: Passes, x_BFW: Tensor, columns: int) -> Tensor:
+        ctx.save_for_backward(x_BFW)
+        ctx.passes = passes
+        return passes.forward(x_BFW, columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
+        return None, ctx.passes.backward(gradients[0], *ctx.saved_tensors), None
+
+
+def _triangle(x_BFW: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the strictly lower triangle, row by row: (1, 0), (2, 0), (2, 1), ..."""
+    vectors = x_BFW.shape[1]
+    row, column = torch.tril_indices(vectors, vectors, -1, device=x_BFW.device)
+    return row, column
+
+
+def forward_reference(x_BFW: Tensor, columns: int) -> Tensor:
+    """The whole Gram matrix, and what is wanted of it."""
+    row, column = _triangle(x_BFW)
+    wide_BFW = widen(x_BFW)
+    gram_BFF = wide_BFW @ wide_BFW.transpose(1, 2)
+    y_BY = torch.cat([x_BFW[:, 0], gram_BFF[:, row, column].to(x_BFW.dtype)], 1)
+    return F.pad(y_BY, (0, columns - y_BY.shape[1]))
+
+
+def backward_reference(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
+    """The Gram matrix's gradient, which is symmetric, times x."""
+    samples, vectors, width = x_BFW.shape
+    row, column = _triangle(x_BFW)
+    dy_BY = widen(dy_BY)
+    dgram_BFF = dy_BY.new_zeros(samples, vectors, vectors)
+    dgram_BFF[:, row, column] = dgram_BFF[:, column, row] = dy_BY[:, width : width + len(row)]
+    dx_BFW = dgram_BFF @ widen(x_BFW)
+    dx_BFW[:, 0] += dy_BY[:, :width]
+    return dx_BFW.to(x_BFW.dtype)
+
+
+PASSES = Passes(forward_reference, backward_reference)
+
+
+def dot_interaction_reference(x_BFW: Tensor, columns: int) -> Tensor:
+    """Plain version.
+
+    Args:
+        x_BFW: F vectors of W of every sample, the bottom MLP's first; contiguous.
+        columns: of the result, W + F (F - 1) / 2 or more; those beyond are zeros.
+
+    Returns:
+        (B, columns), in the dtype of ``x_BFW``: the first vector, then the products of all pairs of vectors, row by
+        row of the strictly lower triangle of their Gram matrix.
+    """
+    return apply(PASSES, x_BFW, columns)
+
+
+def apply(passes: Passes, x_BFW: Tensor, columns: int) -> Tensor:
+    """An implementation with autograd.
+
+    Raises:
+        ValueError: the columns do not hold the result.
+    """
+    _, vectors, width = x_BFW.shape
+    needed = width + vectors * (vectors - 1) // 2
+    if columns < needed:
+        raise ValueError(f"the interaction of {vectors} vectors of {width} has {needed} columns, not {columns}")
+    y_BY: Tensor = DotInteraction.apply(passes, x_BFW, columns)
+    return y_BY

@@ -1,0 +1,103 @@
+"""The reference of :mod:`benchmarks.maskrcnn.ops.resize`.
+
+Shapes: B pictures in slots of S x S px, H x W px of the batch, L lines along one of its sides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WEIGHT_BITS = 22
+"""Of Pillow's weights behind the point, ``PRECISION_BITS`` in its Resample.c."""
+
+
+class Taps(NamedTuple):
+    """The two lines of the original between which each line of the result lies.
+
+    Attributes:
+        first_BL, second_BL: their numbers, int64; equal at the border.
+        near_BL, far_BL: their weights, int32, in units of 2**-22.
+    """
+
+    first_BL: Tensor
+    second_BL: Tensor
+    near_BL: Tensor
+    far_BL: Tensor
+
+
+def taps_of(lines: int, decoded_B: Tensor, size_B: Tensor, mirrored_B: Tensor | None = None) -> Taps:
+    """Where each of ``lines`` lines comes from, computed in float64 as Pillow does; beyond ``size_B`` without meaning.
+
+    Args:
+        lines: L.
+        decoded_B: lines of the original, int32.
+        size_B: lines that it becomes.
+        mirrored_B: whether the first one becomes the last one.
+    """
+    decoded_B1, size_B1 = decoded_B.long().unsqueeze(1), size_B.double().unsqueeze(1)
+    place_BL = torch.minimum(torch.arange(lines, dtype=torch.float64, device=size_B.device), size_B1 - 1)
+    if mirrored_B is not None:
+        place_BL = torch.where(mirrored_B.unsqueeze(1), size_B1 - 1 - place_BL, place_BL)
+    center_BL = (place_BL + 0.5) * (decoded_B1.double() / size_B1)
+    first_BL = ((center_BL - 1) + 0.5).long().clamp(min=0)
+    end_BL = torch.minimum(((center_BL + 1) + 0.5).long(), decoded_B1)
+    near_BL = _triangle((first_BL - center_BL) + 0.5)
+    far_BL = torch.where(first_BL + 1 < end_BL, _triangle((first_BL + 1 - center_BL) + 0.5), 0.0)
+    whole_BL = near_BL + far_BL
+    weights = [(share_BL / whole_BL * 2**WEIGHT_BITS + 0.5).int() for share_BL in (near_BL, far_BL)]
+    return Taps(first_BL, torch.minimum(first_BL + 1, decoded_B1 - 1), *weights)
+
+
+def resize_reference(
+    pixels_BSS3: Tensor,
+    decoded_size_B2: Tensor,
+    size_B2: Tensor,
+    mirrored_B: Tensor,
+    mean: tuple[float, float, float],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Reference implementation.
+
+    Args:
+        pixels_BSS3: uint8 levels, red first; each picture at the top left of its slot.
+        decoded_size_B2: height and width of the pictures there, px, int32, at least 1 and at most S.
+        size_B2: height and width that they are resized to, px, whole numbers in fp32, at least 1 and within ``shape``.
+        mirrored_B: bool, whether a picture is mirrored left to right.
+        mean: of the levels of blue, green and red.
+        shape: H and W.
+        dtype: of the result.
+
+    Returns:
+        (B, 3, H, W), blue first, channels_last.
+    """
+    height, width = shape
+    columns = taps_of(width, decoded_size_B2[:, 1], size_B2[:, 1], mirrored_B)
+    rows = taps_of(height, decoded_size_B2[:, 0], size_B2[:, 0])
+    wide_BSW3 = _between(pixels_BSS3.int(), columns, 2)
+    levels_BHW3 = _between(wide_BSW3, rows, 1).flip(3)
+    below_BH = torch.arange(height, device=size_B2.device) >= size_B2[:, :1]
+    beside_BW = torch.arange(width, device=size_B2.device) >= size_B2[:, 1:]
+    beyond_BHW = below_BH.unsqueeze(2) | beside_BW.unsqueeze(1)
+    image_BHW3 = torch.stack([levels_BHW3[..., channel].float() - level for channel, level in enumerate(mean)], 3)
+    return image_BHW3.masked_fill(beyond_BHW.unsqueeze(3), 0.0).to(dtype).permute(0, 3, 1, 2)
+
+
+def _triangle(distance: Tensor) -> Tensor:
+    return (1 - distance.abs()).clamp(min=0)
+
+
+def _between(levels_BXY3: Tensor, taps: Taps, dim: int) -> Tensor:
+    """Levels, int32, with the lines along ``dim`` replaced by what ``taps`` say."""
+    along = [len(taps.first_BL), 1, 1, 1]
+    along[dim] = taps.first_BL.shape[1]
+    wanted = list(levels_BXY3.shape)
+    wanted[dim] = along[dim]
+    first, second = (line_BL.view(along).expand(wanted) for line_BL in (taps.first_BL, taps.second_BL))
+    near, far = (weight_BL.view(along) for weight_BL in (taps.near_BL, taps.far_BL))
+    # The weights' sum is 2**22 or one off, so that 255 times it fits int32 and rounds to 255 at most
+    total = levels_BXY3.gather(dim, first) * near + levels_BXY3.gather(dim, second) * far
+    return (total + 2 ** (WEIGHT_BITS - 1)) >> WEIGHT_BITS

@@ -1,0 +1,281 @@
+"""The reference of :mod:`benchmarks.rgat.ops.projection`, and the stock way of the same product.
+
+Everything has the size of its room, so that shapes are static; what is not filled is replaced by zeros where it could
+reach a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from common.ops.triton_support import widen
+
+MOST_COLUMNS = 256
+"""Of z in one program of our kernel, which are whole heads."""
+
+
+class Projected(NamedTuple):
+    """What a convolution's products give its edges.
+
+    Attributes:
+        z_MD: every row through its relation's weight; dtype of the weight.
+        source_term_MA: what a row adds to the logits of its edges; fp32 (fp64 of fp64).
+    """
+
+    z_MD: Tensor
+    source_term_MA: Tensor
+
+
+class Projection(NamedTuple):
+    """The functions of an implementation.
+
+    See :func:`project_reference`, :func:`weight_gradient_reference`, :func:`target_terms_reference`,
+    :func:`target_terms_gradient_reference` and :func:`input_gradient_reference`.
+    """
+
+    project: Callable[..., Projected]
+    weight_gradient: Callable[..., Tensor]
+    target_terms: Callable[..., Tensor]
+    target_terms_gradient: Callable[..., Tensor]
+    input_gradient: Callable[..., Tensor]
+
+
+def check_level(shape: BlockShape, level: int, x_NK: Tensor) -> None:
+    """Refuse inputs of another level.
+
+    Raises:
+        ValueError: the block has no such level, or ``x_NK`` has not as many rows as nodes have room there.
+    """
+    if not 1 <= level <= shape.hops:
+        raise ValueError(f"level={level}, and the block has {shape.hops} hops")
+    room = shape.node_offsets(level)[-1]
+    if len(x_NK) != room:
+        raise ValueError(f"inputs of {len(x_NK)} nodes, and there is room for {room} at level {level}")
+
+
+def check_parts(name: str, part: Tensor, room: int) -> None:
+    """Refuse a tensor of rows or targets of another level.
+
+    Raises:
+        ValueError: it has not ``room`` rows.
+    """
+    if len(part) != room:
+        raise ValueError(f"{name} has {len(part)} rows, and there is room for {room}")
+
+
+def _filled(room: int, count: Tensor) -> Tensor:
+    """Which of ``room`` entries are among the first ``count``, a 0-d tensor: (room, 1)."""
+    return (torch.arange(room, device=count.device) < count).unsqueeze(1)
+
+
+def _rows(block: Block, level: int, relation: int) -> tuple[Tensor, Tensor]:
+    """Node of each row of a relation, 0 where none is filled in, and which are, (rows, 1)."""
+    start, room = block.shape.row_offsets(block.shape.hops)[relation], block.shape.rows[level - 1][relation]
+    filled = _filled(room, block.row_counts[level - 1, relation])
+    return torch.where(filled.squeeze(1), block.rows[start : start + room], 0), filled
+
+
+def _of_type(x_NK: Tensor, shape: BlockShape, level: int, node_type: int, hop: int | None = None) -> Tensor:
+    """Inputs of the nodes of a type, all or only those that have room within ``hop`` hops."""
+    start = shape.node_offsets(level)[node_type]
+    return x_NK[start : start + shape.nodes[level if hop is None else hop][node_type]]
+
+
+def _gathered(x_nK: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of a type's inputs; PyTorch has no gather of FP8."""
+    if x_nK.dtype == torch.float8_e4m3fn:
+        return x_nK.view(torch.uint8).index_select(0, index).view(x_nK.dtype).to(dtype)
+    return x_nK.index_select(0, index).to(dtype)
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _source_term(z_MD: Tensor, att_Ad: Tensor) -> Tensor:
+    return (widen(z_MD).unflatten(1, att_Ad.shape) * widen(att_Ad)).sum(2)
+
+
+@torch.no_grad()
+def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
+    """Project the rows of every relation, each from its source's type.
+
+    Args:
+        x_NK: inputs of all nodes within ``level`` hops, by ``shape.node_offsets(level)``; float8_e4m3fn, fp16, bf16 or
+            fp32, brought to the weight's dtype before the product.
+        block: sampled.
+        level: of the convolution, 1 to H.
+        weight_RKD: fp16, bf16 or fp32.
+        att_source_RAd: what the heads of z are multiplied with for the source's term; any dtype.
+
+    Returns:
+        Rows by ``shape.row_offsets(level)``. Those beyond ``block.row_counts[level - 1]`` hold anything.
+
+    Raises:
+        ValueError: the level is none of the block, or ``x_NK`` one of another.
+    """
+    shape = block.shape
+    check_level(shape, level, x_NK)
+    parts = [weight_RKD.new_empty((0, weight_RKD.shape[2]))]
+    terms = [torch.empty((0, att_source_RAd.shape[1]), dtype=_wide_dtype(weight_RKD), device=weight_RKD.device)]
+    for relation, source in enumerate(shape.schema.sources):
+        if shape.rows[level - 1][relation]:
+            node, _ = _rows(block, level, relation)
+            x_MK = _gathered(_of_type(x_NK, shape, level, source), node, weight_RKD.dtype)
+            parts.append(x_MK @ weight_RKD[relation])
+            terms.append(_source_term(parts[-1], att_source_RAd[relation]))
+    return Projected(torch.cat(parts), torch.cat(terms))
+
+
+@torch.no_grad()
+def project_stock(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
+    """Project every node of a type for every relation that it is the source of.
+
+    Only for comparison. Arguments, result and errors are those of :func:`project_reference`.
+    """
+    shape = block.shape
+    check_level(shape, level, x_NK)
+    parts = [weight_RKD.new_empty((0, weight_RKD.shape[2]))]
+    terms = [torch.empty((0, att_source_RAd.shape[1]), dtype=_wide_dtype(weight_RKD), device=weight_RKD.device)]
+    for relation, source in enumerate(shape.schema.sources):
+        if shape.rows[level - 1][relation]:
+            node, _ = _rows(block, level, relation)
+            z_ND = _of_type(x_NK, shape, level, source).to(weight_RKD.dtype) @ weight_RKD[relation]
+            parts.append(z_ND.index_select(0, node))
+            terms.append(_source_term(z_ND, att_source_RAd[relation]).index_select(0, node))
+    return Projected(torch.cat(parts), torch.cat(terms))
+
+
+@torch.no_grad()
+def weight_gradient_reference(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
+    """Gradient of :func:`project_reference`'s weight.
+
+    Args:
+        x_NK, block, level: as there; the inputs are brought to the dtype of ``dz_MD``.
+        dz_MD: gradient of z, that by way of the source's term included; what is not filled may hold anything.
+        out_dtype: of the result.
+
+    Returns:
+        (R, K, D); zeros for relations without rows.
+
+    Raises:
+        ValueError: the level is none of the block, or a tensor one of another.
+    """
+    shape = block.shape
+    check_level(shape, level, x_NK)
+    check_parts("dz", dz_MD, shape.row_offsets(level)[-1])
+    relations = len(shape.schema.relations)
+    dw_RKD = torch.zeros((relations, x_NK.shape[1], dz_MD.shape[1]), dtype=out_dtype, device=dz_MD.device)
+    for relation, source in enumerate(shape.schema.sources):
+        if shape.rows[level - 1][relation]:
+            node, filled = _rows(block, level, relation)
+            x_MK = _gathered(_of_type(x_NK, shape, level, source), node, dz_MD.dtype)
+            first, last = shape.row_offsets(level)[relation : relation + 2]
+            product_KD = torch.where(filled, x_MK, 0).T @ torch.where(filled, dz_MD[first:last], 0)
+            dw_RKD[relation] = product_KD.to(out_dtype)
+    return dw_RKD
+
+
+@torch.no_grad()
+def target_terms_reference(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
+    """What the targets of every relation add to the logits of their edges: x v, without projecting them.
+
+    Args:
+        x_NK, block, level: see :func:`project_reference`.
+        v_RKA: of each relation its weight times its ``att_target``, (K, D) (D of a head) for each head; any dtype.
+
+    Returns:
+        (T, A) by ``shape.target_offsets(level)``, fp32 (fp64 of fp64). Targets beyond ``block.node_counts[level - 1]``
+        hold anything.
+
+    Raises:
+        ValueError: the level is none of the block, or ``x_NK`` one of another.
+    """
+    shape = block.shape
+    check_level(shape, level, x_NK)
+    terms = [torch.empty((0, v_RKA.shape[2]), dtype=_wide_dtype(v_RKA), device=v_RKA.device)]
+    for relation, target in enumerate(shape.schema.targets):
+        terms.append(_of_type(x_NK, shape, level, target, level - 1).to(terms[0].dtype) @ widen(v_RKA[relation]))
+    return torch.cat(terms)
+
+
+@torch.no_grad()
+def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
+    """Gradient of :func:`target_terms_reference`'s v.
+
+    Args:
+        x_NK, block, level: as there.
+        dterm_TA: gradient of the terms, fp32; what is not filled may hold anything.
+
+    Returns:
+        (R, K, A), fp32 (fp64 of fp64); zeros for relations without targets.
+
+    Raises:
+        ValueError: the level is none of the block, or a tensor one of another.
+    """
+    shape = block.shape
+    check_level(shape, level, x_NK)
+    check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
+    found = []
+    for relation, target in enumerate(shape.schema.targets):
+        first, last = shape.target_offsets(level)[relation : relation + 2]
+        filled = _filled(last - first, block.node_counts[level - 1, target])
+        x_TK = _of_type(x_NK, shape, level, target, level - 1).to(dterm_TA.dtype)
+        found.append(torch.where(filled, x_TK, 0).T @ torch.where(filled, dterm_TA[first:last], 0))
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def input_gradient_reference(
+    dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
+) -> Tensor:
+    """Gradient of the inputs by way of :func:`project_reference` and :func:`target_terms_reference`.
+
+    Args:
+        dz_MD, dterm_TA: gradients of z, that by way of the source's term included, and of the target's terms.
+        block: sampled.
+        level: 1 to H - 1: the inputs of a block's first convolution are features, which need none.
+        weight_RKD, v_RKA: as there; the weight has the dtype of ``dz_MD``.
+
+    Returns:
+        (N, K), dtype of ``dz_MD``. Rows beyond ``block.node_counts[level]`` hold anything.
+
+    Raises:
+        ValueError: there is no such level with gradients, or a tensor is one of another.
+    """
+    shape = block.shape
+    check_gradient_level(shape, level)
+    check_parts("dz", dz_MD, shape.row_offsets(level)[-1])
+    check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
+    size = (shape.node_offsets(level)[-1], weight_RKD.shape[1])
+    dx_NK = torch.zeros(size, dtype=_wide_dtype(dz_MD), device=dz_MD.device)
+    for relation, (source, target) in enumerate(zip(shape.schema.sources, shape.schema.targets, strict=True)):
+        if shape.rows[level - 1][relation]:
+            first, last = shape.row_offsets(level)[relation : relation + 2]
+            start = shape.node_row_offsets[relation]
+            own_NK = _of_type(dx_NK, shape, level, source)
+            row = block.node_row[start : start + len(own_NK)]
+            filled = _filled(len(own_NK), block.node_counts[level, source]).squeeze(1)
+            found = filled & (row >= 0) & (row < block.row_counts[level - 1, relation])
+            dz_ND = dz_MD[first:last].index_select(0, torch.where(found, row, 0))
+            own_NK += torch.where(found.unsqueeze(1), dz_ND, 0) @ weight_RKD[relation].T
+        first, last = shape.target_offsets(level)[relation : relation + 2]
+        filled = _filled(last - first, block.node_counts[level - 1, target])
+        own_NK = _of_type(dx_NK, shape, level, target, level - 1)
+        own_NK += torch.where(filled, dterm_TA[first:last], 0) @ widen(v_RKA[relation]).T
+    return dx_NK.to(dz_MD.dtype)
+
+
+def check_gradient_level(shape: BlockShape, level: int) -> None:
+    """Refuse a level whose inputs need no gradient.
+
+    Raises:
+        ValueError: the block numbers no rows of the nodes there.
+    """
+    if not 1 <= level < shape.hops:
+        raise ValueError(f"level={level}: inputs have gradients at levels 1 to {shape.hops - 1} of {shape.hops} hops")

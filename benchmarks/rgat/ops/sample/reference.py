@@ -1,0 +1,240 @@
+"""The reference of :mod:`benchmarks.rgat.ops.sample`: PyTorch, hop by hop; it waits for the device.
+
+Legend: M targets of a hop, E edges, F fanout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
+from common.ops.random_bits.reference import words
+
+
+@dataclass
+class _Sampled:
+    """What of a relation has been sampled: the sources of its edges by hop, as nodes of the graph."""
+
+    sources: list[Tensor]
+    edges: list[int]
+
+    @property
+    def last(self) -> int:
+        """Edges so far."""
+        return self.edges[-1] if self.edges else 0
+
+
+class PlainSampler:
+    """See :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
+
+    def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
+        require_room(graph, fanouts, shape)
+        self._graph = graph
+        self._fanouts = tuple(fanouts)
+        self._shape = shape
+        self._stamps = graph.stamps.split(list(graph.nodes))
+
+    @torch.no_grad()
+    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
+        graph, shape = self._graph, self._shape
+        schema, offsets = shape.schema, shape.node_offsets(shape.hops)
+        block = Block.empty(shape, graph.device)
+        block.overflow.zero_()
+        nodes = block.nodes.split([end - start for start, end in pairwise(offsets)])
+        known = [0] * len(schema.types)
+        known[schema.seed_type] = min(int(count), shape.seeds)
+        first = seeds[: known[schema.seed_type]]
+        nodes[schema.seed_type][: len(first)] = first
+        self._stamps[schema.seed_type][first.long()] = -1 - torch.arange(
+            len(first), dtype=torch.int32, device=graph.device
+        )
+        block.node_counts[0] = block.counts.new_tensor(known)
+        expanded = [0] * len(schema.types)
+        sampled = [_Sampled([], []) for _ in schema.relations]
+        for hop in range(shape.hops):
+            self._draw(hop, block, nodes, expanded, known, sampled, seed)
+            expanded = known
+            known = self._discover(hop, block, nodes, known, sampled)
+        self._number_rows(block, expanded, sampled)
+        for stamps, numbered, total in zip(self._stamps, nodes, known, strict=True):
+            stamps[numbered[:total].long()] = UNSEEN
+        return block
+
+    def _draw(
+        self,
+        hop: int,
+        block: Block,
+        nodes: Sequence[Tensor],
+        expanded: Sequence[int],
+        known: Sequence[int],
+        sampled: Sequence[_Sampled],
+        seed: Tensor,
+    ) -> None:
+        """Draw the edges of the nodes that the last hop found; those beyond ``expanded`` of the ``known`` ones."""
+        shape, schema, fanout = self._shape, self._shape.schema, self._fanouts[hop]
+        targets = [nodes[target][expanded[target] : known[target]].long() for target in schema.targets]
+        spans = [self._span(relation, each) for relation, each in enumerate(targets)]
+        sizes = [len(each) for each in targets]
+        degree_M = torch.cat([degree for _, degree in spans])
+        site_M = torch.cat(
+            [each.new_full((1,), SITES * number).expand(len(each)) for number, each in enumerate(targets)]
+        )
+        pick_MF = _floyd(torch.cat(targets), degree_M, site_M, fanout, seed)
+        take_M = degree_M.clamp(max=fanout)
+        there_MF = torch.arange(fanout, device=pick_MF.device) < take_M[:, None]
+        for relation, (pick, there, take) in enumerate(
+            zip(pick_MF.split(sizes), there_MF.split(sizes), take_M.split(sizes), strict=True)
+        ):
+            target, room = schema.targets[relation], shape.edges[hop][relation]
+            before, wanted = sampled[relation].last, sampled[relation].last + int(take.sum())
+            now = min(wanted, room)
+            if wanted > room:
+                block.overflow.fill_(1)
+            indptr = block.indptr[shape.indptr_offsets[relation] :]
+            indptr[expanded[target]] = before
+            indptr[expanded[target] + 1 : known[target] + 1] = (before + take.cumsum(0)).clamp(max=room)
+            drawn = there.flatten().nonzero().flatten()[: now - before]
+            place = drawn // fanout
+            position = spans[relation][0].index_select(0, place) + pick.flatten().index_select(0, drawn)
+            start = shape.edge_offsets[relation]
+            block.edge_target[start + before : start + now] = expanded[target] + place
+            sampled[relation].sources.append(
+                self._sources(relation, targets[relation].index_select(0, place), position)
+            )
+            sampled[relation].edges.append(now)
+        block.edge_counts[hop] = block.counts.new_tensor([each.last for each in sampled])
+
+    def _span(self, relation: int, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the edges of each target begin in its shard, and how many they are; int64."""
+        per_shard, shards = self._graph.targets_per_shard[relation], self._graph.indptr[relation]
+        if len(shards) == 1:
+            first = _read(shards[0], targets)
+            return first, _read(shards[0], targets + 1) - first
+        shard, place = targets // per_shard, targets % per_shard
+        first, end = torch.zeros_like(targets), torch.zeros_like(targets)
+        for number, indptr in enumerate(shards):
+            here = shard == number
+            first[here] = _read(indptr, place[here])
+            end[here] = _read(indptr, place[here] + 1)
+        return first, end - first
+
+    def _sources(self, relation: int, targets: Tensor, position: Tensor) -> Tensor:
+        """[E]: sources of the edges at ``position`` in the shards of their targets."""
+        if self._graph.shards == 1:
+            return _read(self._graph.indices[relation][0], position).long()
+        shard = targets // self._graph.targets_per_shard[relation]
+        sources = torch.empty_like(position)
+        for number, indices in enumerate(self._graph.indices[relation]):
+            here = shard == number
+            sources[here] = _read(indices, position[here]).long()
+        return sources
+
+    def _discover(
+        self, hop: int, block: Block, nodes: Sequence[Tensor], known: Sequence[int], sampled: Sequence[_Sampled]
+    ) -> list[int]:
+        """Number the sources that the hop reached first, in the order of the edges that reached them."""
+        shape, now = self._shape, list(known)
+        for number, (stamps, numbered) in enumerate(zip(self._stamps, nodes, strict=True)):
+            reached = [
+                each.sources[hop]
+                for each, source in zip(sampled, shape.schema.sources, strict=True)
+                if source == number
+            ]
+            sources = torch.cat([numbered.new_empty(0, dtype=torch.int64), *reached])
+            position = torch.arange(len(sources), dtype=torch.int32, device=sources.device)
+            stamps.scatter_reduce_(0, sources, position, "amin")
+            new = sources.index_select(0, (stamps.index_select(0, sources) == position).nonzero().flatten())
+            stamps[new] = UNSEEN
+            fits = new[: shape.nodes[hop + 1][number] - known[number]]
+            now[number] += len(fits)
+            if len(fits) < len(new):
+                block.overflow.fill_(1)
+            numbered[known[number] : now[number]] = fits.to(numbered)
+            stamps[fits] = -1 - torch.arange(known[number], now[number], dtype=torch.int32, device=sources.device)
+        block.node_counts[hop + 1] = block.counts.new_tensor(now)
+        return now
+
+    def _number_rows(self, block: Block, inner: Sequence[int], sampled: Sequence[_Sampled]) -> None:
+        """Rows of all relations; ``inner`` nodes of each type lie within H - 1 hops."""
+        shape, schema = self._shape, self._shape.schema
+        counts = [[0] * len(schema.relations) for _ in range(shape.hops)]
+        for relation, (source, each) in enumerate(zip(schema.sources, sampled, strict=True)):
+            local = torch.cat([self._local(source, hop, found) for hop, found in enumerate(each.sources)])
+            position = torch.arange(len(local), device=local.device)
+            first_of = torch.full((shape.nodes[-1][source],), UNSEEN, dtype=torch.int64, device=local.device)
+            first_of.scatter_reduce_(0, local, position, "amin")
+            first = first_of.index_select(0, local)
+            opens = first == position
+            number = opens.cumsum(0) - 1
+            room_E = torch.cat(
+                [
+                    position.new_full((end - start,), shape.rows[hop][relation])
+                    for hop, (start, end) in enumerate(pairwise([0, *each.edges]))
+                ]
+            )
+            total = [int(number[end - 1]) + 1 if end else 0 for end in each.edges]
+            for hop, rows in enumerate(total):
+                counts[hop][relation] = min(rows, shape.rows[hop][relation])
+                if rows > shape.rows[hop][relation]:
+                    block.overflow.fill_(1)
+            rows, start = counts[-1][relation], shape.edge_offsets[relation]
+            edge_row = torch.minimum(number.index_select(0, first), room_E - 1)
+            block.edge_row[start : start + each.last] = edge_row
+            begin = shape.row_offsets(shape.hops)[relation]
+            block.rows[begin : begin + rows] = local.index_select(0, opens.nonzero().flatten()[:rows])
+            reached = first_of[: inner[source]]
+            there = (reached != UNSEEN).nonzero().flatten()
+            row = number.index_select(0, reached.index_select(0, there))
+            begin = shape.node_row_offsets[relation]
+            node_row = block.node_row[begin : begin + len(reached)].fill_(-1)
+            node_row[there] = row.where(row < rows, -1).to(node_row)
+            block.row_edges[start : start + each.last] = edge_row.to(torch.int32).sort(stable=True).indices
+            begin = shape.row_indptr_offsets[relation]
+            block.row_indptr[begin] = 0
+            block.row_indptr[begin + 1 : begin + rows + 1] = edge_row.bincount(minlength=rows).cumsum(0)
+        block.row_counts.copy_(block.counts.new_tensor(counts))
+
+    def _local(self, source: int, hop: int, sources: Tensor) -> Tensor:
+        """[E], int64: numbers of a hop's sources in their type; the last that has room for one that has none."""
+        stamp = self._stamps[source].index_select(0, sources).long()
+        room = self._shape.nodes[hop + 1][source]
+        return torch.where(stamp < 0, -1 - stamp, room - 1).clamp(max=room - 1)
+
+
+def _read(shard: Tensor, places: Tensor) -> Tensor:
+    """Entries of a shard, wherever it lies."""
+    return shard.index_select(0, places.to(shard.device)).to(places.device)
+
+
+def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: Tensor) -> Tensor:
+    """[M, F], int64: distinct positions among the edges of each node (R. W. Floyd's sampling; CACM 30 (9), 1987).
+
+    A node with no more edges than the fanout takes them in their order, and the slots beyond them mean nothing.
+    """
+    slot_F = torch.arange(fanout, device=node_M.device)
+    pick_MF = slot_F.expand(len(node_M), fanout).clone()
+    many = (degree_M > fanout).nonzero(as_tuple=True)[0]
+    last_MF = degree_M[many, None] - fanout + slot_F
+    bits_MF = words(node_M[many, None], seed, site_M[many, None] + slot_F).long() & 0xFFFFFFFF
+    draw_MF = (bits_MF * (last_MF + 1)) >> 32
+    for slot in range(1, fanout):
+        taken = (draw_MF[:, :slot] == draw_MF[:, slot : slot + 1]).any(1)
+        draw_MF[:, slot] = torch.where(taken, last_MF[:, slot], draw_MF[:, slot])
+    pick_MF[many] = draw_MF
+    return pick_MF
+
+
+def plain_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> PlainSampler:
+    """A sampler in plain PyTorch, for any device.
+
+    Raises:
+        ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.
+    """
+    return PlainSampler(graph, fanouts, shape)

@@ -1,0 +1,266 @@
+"""The reference of :mod:`benchmarks.rnnt.ops.features`: PyTorch, on any device, in fp32 or fp64.
+
+Legend: B utterances of a micro-batch, N samples after resampling (padded), T spliced frames (padded), S = splice * T
+frames (padded), W samples of a window, C taps and P phases of the resampling
+filter, K bins of the spectrogram, M mel filters, F features of a spliced frame.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.data_settings import AudioFacts
+from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
+from benchmarks.rnnt.ops.features.tables import hann, mask_widths, mel_filters
+from common.ops.random_bits.reference import normal_pairs, words
+
+PHASES = 512
+"""Of the resampling filter between two samples. Straight lines between them are off by 2e-6 of its maximum at most."""
+
+_CHUNK = {"cpu": 1 << 12, "cuda": 1 << 18}
+"""Samples of all utterances that are resampled at a time: what a core's cache holds the windows of, or much more."""
+
+
+@torch.no_grad()
+def features_reference(
+    audio: AudioBatch,
+    facts: AudioFacts,
+    frames: int,
+    columns: int,
+    augmented: bool,
+    dtype: torch.dtype,
+    precision: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The features of a micro-batch.
+
+    Args:
+        audio: its utterances.
+        facts: of the features.
+        frames: T, which none of them exceeds.
+        columns: F, at least ``facts.splice * facts.mel_filters``; the last ones are zero.
+        augmented: with SpecAugment's masks.
+        dtype: of the features.
+        precision: that they are made in: fp32, or fp64 to compare others with.
+
+    Returns:
+        (T, B, F), zero beyond each utterance's length, and those lengths, (B,) int32.
+    """
+    padded, device = frames, audio.length_B.device
+    if device.type == "cpu":  # where nobody waits for lengths
+        frames = min(frames, -(-(int(audio.resampled_B.max()) // facts.hop + 1) // facts.splice))
+    signal_BN = resample(audio, facts.largest_resampled(frames), facts, precision)
+    first_B, trimmed_B = sounding(signal_BN, audio.resampled_B, facts)
+    emphasised_BN = emphasise(signal_BN, first_B, audio.seed_B, facts)
+    length_B = trimmed_B // facts.hop + 1
+    mel_BSM = log_mel(emphasised_BN, first_B, trimmed_B, frames * facts.splice, facts)
+    mel_BSM = normalised(mel_BSM, length_B)
+    if augmented:
+        kept_BS, kept_BM = kept_by_masks(audio.seed_B, length_B, frames * facts.splice, facts)
+        mel_BSM = mel_BSM * kept_BS[:, :, None] * kept_BM[:, None, :]
+    spliced_BTF = mel_BSM.reshape(len(audio), frames, facts.splice * facts.mel_filters)
+    features_TBF = torch.zeros((padded, len(audio), columns), dtype=dtype, device=device)
+    features_TBF[:frames, :, : spliced_BTF.shape[2]] = spliced_BTF.transpose(0, 1)
+    return features_TBF, (-(-length_B // facts.splice)).to(torch.int32)
+
+
+def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torch.dtype) -> Tensor:
+    """The utterances at their speeds, (B, N), between -1 and 1, zero beyond their ends.
+
+    Sample m of an utterance that is played c times as long lies at m / c of the recorded ones, as DALI's does. Around
+    it, those at a distance d are weighted by the filter r sinc(r d) cos^2(pi r d / (2 LOBES)) with r = min(1, c), which
+    is zero from |r d| = LOBES on; there are zeros beyond the ends. The filter is symmetric: its phase is linear. Its
+    values come from a table of :data:`PHASES` places between two samples, and straight lines between these.
+
+    Args:
+        audio: the utterances.
+        samples: N.
+        facts: of the speeds.
+        precision: fp32 or fp64.
+    """
+    side, device = taps_each_side(facts), audio.speed_B.device
+    if device.type == "cpu" and bool((audio.speed_B == 1).all()):
+        return _recorded(audio, 0, samples, precision)
+    # The window at n has the recorded samples from n - side on.
+    windows_BNC = _recorded(audio, -side, math.ceil(samples / min(1.0, facts.speed_min)) + 1 + side, precision).unfold(
+        1, 2 * side, 1
+    )
+    table_BPC = _filters(audio.speed_B, side).to(precision)
+    row_B1 = torch.arange(len(audio), device=device)[:, None]
+    made_BN = torch.empty((len(audio), samples), dtype=precision, device=device)
+    chunk = max(1, _CHUNK[device.type] // len(audio))
+    for first in range(0, samples, chunk):
+        place_N = torch.arange(first, min(first + chunk, samples), device=device)
+        place_BN = place_N / audio.speed_B[:, None]
+        below_BN = place_BN.floor()
+        phase_BN = (place_BN - below_BN) * PHASES
+        table_BN = phase_BN.floor().clamp(max=PHASES - 1)
+        share_BN1 = (phase_BN - table_BN)[:, :, None].to(precision)
+        low_BNC, high_BNC = (table_BPC[row_B1, table_BN.long() + more] for more in (0, 1))
+        filter_BNC = low_BNC.lerp(high_BNC, share_BN1)
+        heard_BNC = windows_BNC[row_B1, below_BN.long().clamp(-1, windows_BNC.shape[1] - 2) + 1]
+        made_BN[:, first : first + chunk] = (heard_BNC * filter_BNC).sum(2)
+    return torch.where(_within(audio.resampled_B, samples), made_BN, 0.0)
+
+
+def _recorded(audio: AudioBatch, first: int, end: int, precision: torch.dtype) -> Tensor:
+    """The recorded samples at ``first`` ... ``end - 1``, (B, end - first), and zeros beyond the utterances' ends."""
+    place_N = torch.arange(first, end, device=audio.length_B.device)
+    inside_BN = (place_N >= 0) & (place_N < audio.length_B[:, None])
+    source_BN = torch.where(inside_BN, place_N + audio.offset_B[:, None], 0)
+    return torch.where(inside_BN, audio.audio_A[source_BN].to(precision) / 32768.0, 0.0)
+
+
+def _filters(speed_B: Tensor, side: int) -> Tensor:
+    """The filter at the taps around each of the places from one sample to the next, (B, PHASES + 1, 2 * side), fp64."""
+    cut_B11 = speed_B[:, None, None].clamp(max=1.0)
+    fraction_P1 = (torch.arange(PHASES + 1, device=speed_B.device, dtype=torch.float64) / PHASES)[:, None]
+    distance_BPC = cut_B11 * (fraction_P1 - torch.arange(1 - side, side + 1, device=speed_B.device))
+    envelope_BPC = 0.5 + 0.5 * (distance_BPC * (math.pi / LOBES)).cos()
+    return torch.where(distance_BPC.abs() < LOBES, cut_B11 * torch.sinc(distance_BPC) * envelope_BPC, 0.0)
+
+
+def taps_each_side(facts: AudioFacts) -> int:
+    """Recorded samples to each side that a resampled one is made of at most."""
+    return math.ceil(LOBES / min(1.0, facts.speed_min))
+
+
+def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[Tensor, Tensor]:
+    """The part of each utterance that is left without silence at its ends: first sample and number of samples, int64.
+
+    From the start of the first window of ``silence_window`` samples whose mean square is at least ``silence_db`` of the
+    utterance's largest, to the end of the last one. Utterances that are shorter than a window, or silent throughout,
+    stay whole.
+
+    Args:
+        signal_BN: the utterances, zero beyond their ends.
+        samples_B: how long they are.
+        facts: of the silence.
+    """
+    window, samples = facts.silence_window, signal_BN.shape[1]
+    power_BN = torch.nn.functional.pad(signal_BN.double().square().cumsum(1), (1, window))
+    power_BN[:, samples + 1 :] = power_BN[:, samples : samples + 1]
+    windows_B = samples_B - window + 1
+    place_N = torch.arange(samples, device=signal_BN.device)
+    sum_BN = power_BN[:, window : window + samples] - power_BN[:, :samples]
+    sum_BN = torch.where(place_N < windows_B[:, None], sum_BN, 0.0)
+    largest_B = sum_BN.amax(1)
+    loud_BN = (sum_BN >= largest_B[:, None] * 10.0 ** (facts.silence_db / 10.0)) & (place_N < windows_B[:, None])
+    whole_B = (windows_B < 1) | (largest_B <= 0)
+    first_B = torch.where(whole_B, 0, loud_BN.int().argmax(1))
+    last_B = samples - 1 - loud_BN.flip(1).int().argmax(1)
+    return first_B, torch.where(whole_B, samples_B, last_B + window - first_B)
+
+
+def emphasise(signal_BN: Tensor, first_B: Tensor, seed_B: Tensor, facts: AudioFacts) -> Tensor:
+    """Noise added, and then a share of the sample before subtracted from each, (B, N); before ``first_B``, where the
+    utterance begins, stands the first sample itself. What lies before that is of no meaning."""
+    place_N = torch.arange(signal_BN.shape[1], device=signal_BN.device)
+    pairs = normal_pairs(place_N[: (len(place_N) + 1) // 2], seed_B[:, None], DITHER, signal_BN.dtype)
+    noise_BN = torch.stack(pairs, 2).flatten(1)[:, : len(place_N)]
+    noisy_BN = signal_BN + facts.dither * noise_BN
+    before_BN = torch.where(place_N == first_B[:, None], noisy_BN, noisy_BN.roll(1, 1))
+    return noisy_BN - facts.preemphasis * before_BN
+
+
+def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, facts: AudioFacts) -> Tensor:
+    """Logarithms of the power in the mel filters, (B, S, M), zero beyond each utterance's frames.
+
+    Frame s is centred on sample s * hop of the utterance, which is reflected at its ends.
+
+    Args:
+        signal_BN: holds the utterances.
+        first_B, samples_B: where each begins, and how long it is.
+        frames: S.
+        facts: of the spectrogram.
+    """
+    device, half = signal_BN.device, facts.window // 2
+    place_SW = (
+        torch.arange(frames, device=device)[:, None] * facts.hop + torch.arange(-half, half, device=device)[None, :]
+    )
+    # A triangle wave: up from 0 to the last sample, and down again.
+    last_B11 = (samples_B - 1)[:, None, None]
+    turning_BSW = place_SW.remainder((2 * last_B11).clamp(min=1))
+    reflected_BSW = turning_BSW.minimum(2 * last_B11 - turning_BSW).clamp(min=0)
+    source_BSW = (reflected_BSW + first_B[:, None, None]).clamp(max=signal_BN.shape[1] - 1)
+    window_W, filters_KM = _constants(facts, device, signal_BN.dtype)
+    framed_BSW = signal_BN.gather(1, source_BSW.flatten(1)).view(source_BSW.shape) * window_W
+    spectrum_BSK = torch.fft.rfft(framed_BSW, facts.fft)
+    power_BSK = spectrum_BSK.real.square() + spectrum_BSK.imag.square()
+    logarithm_BSM = (power_BSK @ filters_KM).clamp(min=facts.log_floor).log()
+    return torch.where(_within(samples_B // facts.hop + 1, frames)[:, :, None], logarithm_BSM, 0.0)
+
+
+def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
+    """Mean 0 and deviation 1 of each feature over each utterance's own frames; zero beyond, and where all are alike."""
+    real_BS1 = _within(length_B, mel_BSM.shape[1])[:, :, None]
+    count_B11 = length_B[:, None, None]
+    mean_B1M = torch.where(real_BS1, mel_BSM, 0.0).sum(1, keepdim=True) / count_B11
+    centred_BSM = torch.where(real_BS1, mel_BSM - mean_B1M, 0.0)
+    variance_B1M = centred_BSM.square().sum(1, keepdim=True) / count_B11
+    return centred_BSM * torch.where(variance_B1M > 0, variance_B1M.rsqrt(), 0.0)
+
+
+def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> tuple[Tensor, Tensor]:
+    """First and width of SpecAugment's masks, (B, masks) int64: those over features, then those over frames.
+
+    As the reference draws them, all from uniform integers with both ends included: the width from the least to the
+    largest, the first from 0 to ``size - width``, so that a mask can reach the last feature or frame. The size is the
+    number of features, and for masks over frames the length of the longest utterance of the micro-batch.
+
+    Args:
+        seed_B: of each utterance.
+        length_B: frames of each.
+        frames: none of them has more.
+        facts: of the masks.
+    """
+    count, device = facts.freq_masks + facts.time_masks, seed_B.device
+    least, most = (widths[length_B].long() for widths in widths_by_length(facts, frames, device))
+    over_features = torch.arange(count, device=device) < facts.freq_masks
+    least_BC = torch.where(over_features, facts.freq_mask_min, least[:, None])
+    most_BC = torch.where(over_features, facts.freq_mask_max, most[:, None])
+    size_BC = torch.where(over_features, facts.mel_filters, length_B.amax())
+    width_BC = least_BC + _below(most_BC - least_BC + 1, seed_B, torch.arange(count, device=device))
+    first_BC = _below(size_BC - width_BC + 1, seed_B, torch.arange(count, 2 * count, device=device))
+    return first_BC, width_BC
+
+
+def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> tuple[Tensor, Tensor]:
+    """Which frames, (B, S), and which features, (B, M), no mask of :func:`masks` covers."""
+    first_BC, width_BC = masks(seed_B, length_B, frames, facts)
+    kept = []
+    for chosen, size in ((slice(facts.freq_masks), facts.mel_filters), (slice(facts.freq_masks, None), frames)):
+        place, first_BC1 = torch.arange(size, device=seed_B.device), first_BC[:, chosen, None]
+        covered = (place >= first_BC1) & (place < first_BC1 + width_BC[:, chosen, None])
+        kept.append(~covered.any(1))
+    return kept[1], kept[0]
+
+
+@functools.lru_cache(maxsize=64)
+def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Least and largest width of a mask over frames, by an utterance's frames, (frames + 1,) int32; brought to the
+    device once, which takes a wait."""
+    shares = facts.time_mask_min, facts.time_mask_max
+    least, most = (torch.from_numpy(mask_widths(share, frames)).to(device) for share in shares)
+    return least, most
+
+
+@functools.lru_cache(maxsize=8)
+def _constants(facts: AudioFacts, device: torch.device, precision: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Window and mel filters; brought to the device once, which takes a wait."""
+    window_W, filters_KM = hann(facts.window), mel_filters(facts).T.copy()
+    return torch.from_numpy(window_W).to(device, precision), torch.from_numpy(filters_KM).to(device, precision)
+
+
+def _below(count_BC: Tensor, seed_B: Tensor, index_C: Tensor) -> Tensor:
+    """Integers from 0 to below ``count_BC``, each about as likely: the upper half of a product with 32 random bits."""
+    bits_BC = words(index_C, seed_B[:, None], MASKS).long() & 0xFFFFFFFF
+    return (bits_BC * count_BC) >> 32
+
+
+def _within(length_B: Tensor, size: int) -> Tensor:
+    """Which of ``size`` places lie within each length: (B, size)."""
+    return torch.arange(size, device=length_B.device) < length_B[:, None]

@@ -1,0 +1,112 @@
+"""The reference of :mod:`benchmarks.rnnt.ops.joint`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.packed_rows import PackedRows, places
+from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
+from common.ops.triton_support import widen
+
+MOST_INDICES = 1 << 32
+"""Elements that the dropout mask can number."""
+
+
+class JointPasses(NamedTuple):
+    """The packed joint without autograd.
+
+    Attributes:
+        forward: see :func:`forward_reference`.
+        backward: see :func:`backward_reference`.
+    """
+
+    forward: Callable[[Tensor, Tensor, PackedRows, DropoutMask], Tensor]
+    backward: Callable[[Tensor, Tensor | None, Tensor | None, int, int, PackedRows, DropoutMask], tuple[Tensor, Tensor]]
+
+
+def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
+    """Refuse tensors of other shapes than the rows'.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+    width = f_SBH.shape[2]
+    wanted = (
+        (rows.most_frames, rows.utterances, width),
+        (rows.most_tokens + 1, rows.utterances, width),
+    )
+    if (tuple(f_SBH.shape), tuple(g_NBH.shape)) != wanted or f_SBH.dtype != g_NBH.dtype:
+        raise ValueError(
+            f"f and g must be {wanted[0]} and {wanted[1]} and of one dtype, not {tuple(f_SBH.shape)} {f_SBH.dtype} "
+            f"and {tuple(g_NBH.shape)} {g_NBH.dtype}"
+        )
+    if rows.capacity * width > MOST_INDICES:
+        raise ValueError(
+            f"{rows.capacity} rows of {width}: dropout numbers {MOST_INDICES} elements; take fewer utterances"
+        )
+
+
+def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
+    """Plain version.
+
+    Args:
+        f_SBH: of the encoder, for each frame.
+        g_NBH: of the prediction network, for each number of tokens before, 0 ... U: N = U + 1.
+        rows: which of the pairs exist.
+        dropout: row r of the result has the bits of elements r * H ... r * H + H - 1.
+
+    Returns:
+        (capacity, H) in the dtype of f: ``dropout(relu(f[s, b] + g[u, b]))``, zero in rows that do not exist.
+    """
+    check(f_SBH, g_NBH, rows)
+    place = places(rows)
+    h_RH = widen(f_SBH)[place.frame_R, place.utterance_R] + widen(g_NBH)[place.token_R, place.utterance_R]
+    h_RH = h_RH.clamp_(min=0).masked_fill_(~place.exists_R[:, None], 0)
+    if dropout.p:
+        row_R = torch.arange(rows.capacity, device=rows.device)
+        keep_RH = keep_rows(dropout.seed, dropout.site, row_R, h_RH.shape[1], dropout.p)
+        h_RH = h_RH.masked_fill_(~keep_RH, 0) * scale_of_kept(dropout.p)
+    return h_RH.to(f_SBH.dtype)
+
+
+def backward_reference(
+    dh_RH: Tensor,
+    h_RH: Tensor | None,
+    live_R: Tensor | None,
+    frames: int,
+    columns: int,
+    rows: PackedRows,
+    dropout: DropoutMask,
+) -> tuple[Tensor, Tensor]:
+    """Plain version.
+
+    Args:
+        dh_RH: gradient of the result; rows that do not exist are not read.
+        h_RH: the result, where it is zero no gradient passes; None if ``dh_RH`` is zero there already.
+        live_R: rows with a gradient, bool; all others are not read. None for all that exist.
+        frames, columns: S and N of the arguments of forward.
+        rows, dropout: those of forward.
+
+    Returns:
+        Gradients of f and g, in the dtype of ``dh_RH``; zero in padding.
+    """
+    place = places(rows)
+    exists_R = place.exists_R if live_R is None else place.exists_R & live_R
+    dead_RH = ~exists_R[:, None]
+    if h_RH is not None:
+        dead_RH = dead_RH | (h_RH == 0)
+    dz_RH = widen(dh_RH).masked_fill(dead_RH, 0) * scale_of_kept(dropout.p)
+
+    def added(index_R: Tensor, size: int) -> Tensor:
+        sums = dz_RH.new_zeros(size * rows.utterances, dz_RH.shape[1])
+        sums.index_add_(0, index_R * rows.utterances + place.utterance_R, dz_RH)
+        return sums.view(size, rows.utterances, -1).to(dh_RH.dtype)
+
+    return added(place.frame_R, frames), added(place.token_R, columns)
+
+
+PASSES = JointPasses(forward_reference, backward_reference)

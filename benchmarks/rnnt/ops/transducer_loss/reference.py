@@ -1,0 +1,180 @@
+"""The reference of :mod:`benchmarks.rnnt.ops.transducer_loss`.
+
+Recursions run over anti-diagonals, forward and backward variables of all utterances side by side.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.rnnt.ops.transducer_loss.passes import (
+    NO_LABEL,
+    NO_ROW,
+    Chosen,
+    LossPasses,
+    Recursion,
+    Statistics,
+    Transitions,
+)
+from benchmarks.rnnt.packed_rows import PackedRows, places
+from common.ops.triton_support import widen
+
+IMPOSSIBLE = -1e30
+"""Logarithm of the probability of what cannot be; finite, so that differences of it are numbers."""
+
+
+def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
+    """What a row's arc to the next token emits: its class, ``NO_LABEL`` behind the last token, ``NO_ROW``; int32."""
+    place = places(rows)
+    after_R = place.token_R >= rows.tokens_B[place.utterance_R]
+    if tokens_BU.shape[1]:
+        label_R = tokens_BU[place.utterance_R, place.token_R.clamp(max=tokens_BU.shape[1] - 1)].int()
+    else:
+        label_R = torch.full_like(after_R, NO_LABEL, dtype=torch.int32)
+    return label_R.masked_fill_(after_R, NO_LABEL).masked_fill_(~place.exists_R, NO_ROW)
+
+
+def statistics_reference(logits_RV: Tensor, label_R: Tensor) -> Statistics:
+    """Of logits, whose last class is blank."""
+    wide_RV = widen(logits_RV).masked_fill((label_R == NO_ROW)[:, None], 0)
+    lse_R = wide_RV.logsumexp(1)
+    label_R1 = label_R.clamp(min=0).long()[:, None]
+    of_label_R = (wide_RV.gather(1, label_R1)[:, 0] - lse_R).masked_fill_(label_R < 0, IMPOSSIBLE)
+    return Statistics(lse_R, wide_RV[:, -1] - lse_R, of_label_R)
+
+
+def product_reference(
+    h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
+) -> tuple[Tensor, Statistics]:
+    """Logits and their statistics; rows of h that do not exist, which may hold anything, become zero."""
+    h_RH.masked_fill_((label_R == NO_ROW)[:, None], 0)
+    logits_RV = torch.nn.functional.linear(h_RH, weight_VH, bias_V)
+    return logits_RV, statistics_reference(logits_RV, label_R)
+
+
+def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
+    """Both variables in one loop: backward's coordinates count from the last frame and token."""
+    columns = rows.most_tokens + 1
+    diagonals = rows.most_frames + columns - 1
+    step_D11 = torch.arange(diagonals, device=rows.device)[:, None, None]
+    column_N = torch.arange(columns, device=rows.device)
+    frames_B1, tokens_B1 = rows.frames_B.long()[:, None], rows.tokens_B.long()[:, None]
+    frame_DBN = (step_D11 - column_N).expand(-1, rows.utterances, -1)
+    inside_DBN = (frame_DBN >= 0) & (frame_DBN < frames_B1) & (column_N <= tokens_B1)
+    start_B1, width_B1 = rows.offsets[:-1, None], tokens_B1 + 1
+    ahead_DBN = start_B1 + frame_DBN * width_B1 + column_N
+    behind_DBN = start_B1 + (frames_B1 - 1 - frame_DBN) * width_B1 + tokens_B1 - column_N
+    most = max(rows.capacity - 1, 0)
+
+    def taken(values_R: Tensor, row_DBN: Tensor, known_DBN: Tensor, other: float) -> Tensor:
+        return torch.where(known_DBN, values_R[row_DBN.clamp(0, most)], other)
+
+    has_label_DBN = inside_DBN & (column_N > 0)
+    blank_D2BN = torch.stack(
+        (
+            taken(statistics.blank_R, ahead_DBN - width_B1, inside_DBN & (frame_DBN > 0), 0.0),
+            taken(statistics.blank_R, behind_DBN, inside_DBN, 0.0),
+        ),
+        1,
+    )
+    label_D2BN = torch.stack(
+        (
+            taken(statistics.label_R, ahead_DBN - 1, has_label_DBN, IMPOSSIBLE),
+            taken(statistics.label_R, behind_DBN, has_label_DBN, IMPOSSIBLE),
+        ),
+        1,
+    )
+    before = torch.full_like(blank_D2BN[0], IMPOSSIBLE)
+    before[..., 0].zero_()
+    shifted = torch.full_like(before, IMPOSSIBLE)
+    found_D2BN = torch.empty_like(blank_D2BN)
+    for step in range(diagonals):
+        shifted[..., 1:] = before[..., :-1]
+        before = torch.logaddexp(before + blank_D2BN[step], shifted + label_D2BN[step], out=found_D2BN[step])
+    place = places(rows)
+    own_frames_R, own_tokens_R = frames_B1[place.utterance_R, 0], tokens_B1[place.utterance_R, 0]
+    left_R = (own_tokens_R - place.token_R).clamp(0, columns - 1)
+    remaining_R = (own_frames_R - 1 - place.frame_R + left_R).clamp(0, diagonals - 1)
+    alpha_R = found_D2BN[(place.frame_R + place.token_R).clamp(max=diagonals - 1), 0, place.utterance_R, place.token_R]
+    beta_R = found_D2BN[remaining_R, 1, place.utterance_R, left_R]
+    last_B = (rows.frames_B.long() - 1 + rows.tokens_B.long()).clamp(0, diagonals - 1)
+    utterance_B = torch.arange(rows.utterances, device=rows.device)
+    total_B = found_D2BN[last_B, 1, utterance_B, rows.tokens_B.long()]
+    total_B = total_B.masked_fill(rows.frames_B == 0, -torch.inf)
+    return Recursion(alpha_R, beta_R, total_B)
+
+
+def transitions_reference(
+    statistics: Statistics, recursion: Recursion, d_loss_B: Tensor, rows: PackedRows
+) -> Transitions:
+    """How likely each arc is used, times the loss's gradient."""
+    place = places(rows)
+    own_frames_R = rows.frames_B.long()[place.utterance_R]
+    own_tokens_R = rows.tokens_B.long()[place.utterance_R]
+    row_R = torch.arange(rows.capacity, device=rows.device)
+    most = max(rows.capacity - 1, 0)
+    alpha_R, beta_R, total_B = recursion
+    last_frame_R, last_token_R = place.frame_R + 1 >= own_frames_R, place.token_R >= own_tokens_R
+    below_R = beta_R[(row_R + own_tokens_R + 1).clamp(max=most)]
+    below_R = torch.where(last_frame_R, torch.where(last_token_R, 0.0, IMPOSSIBLE), below_R)
+    right_R = beta_R[(row_R + 1).clamp(max=most)].masked_fill(last_token_R, IMPOSSIBLE)
+    before_R = alpha_R - total_B[place.utterance_R]
+    d_loss_R = d_loss_B.to(alpha_R.dtype)[place.utterance_R]
+
+    def used(arc_R: Tensor, after_R: Tensor) -> Tensor:
+        return ((before_R + arc_R + after_R).exp() * d_loss_R).masked_fill(~place.exists_R, 0)
+
+    return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
+
+
+def choose_all(transitions: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> None:
+    """Gradients are made of all rows that exist."""
+
+
+def gradient_reference(
+    logits_RV: Tensor,
+    d_logits_RV: Tensor,
+    lse_R: Tensor,
+    transitions: Transitions,
+    label_R: Tensor,
+    first: int,
+    rows: PackedRows,
+    chosen: Chosen | None,
+    clear: bool,
+) -> Tensor:
+    """The gradient of logits, always zero in rows that do not exist; returns its sums over the rows."""
+    through_R = transitions.blank_R + transitions.label_R
+    d_RV = (widen(logits_RV) - lse_R[:, None]).exp_() * through_R[:, None]
+    d_RV[:, -1] -= transitions.blank_R
+    d_RV.scatter_add_(1, label_R.clamp(min=0).long()[:, None], -transitions.label_R[:, None])
+    d_RV.masked_fill_((label_R == NO_ROW)[:, None], 0)
+    d_logits_RV.copy_(d_RV)
+    return d_RV.sum(0)
+
+
+def weight_gradient_reference(
+    d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
+) -> Tensor:
+    """In the dtype of sums."""
+    return widen(d_logits_RV).t() @ widen(h_RH)
+
+
+def input_gradient_torch_(
+    d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
+) -> None:
+    """Turn the input into its gradient, zero where the input is zero."""
+    h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
+
+
+PASSES = LossPasses(
+    labels_reference,
+    statistics_reference,
+    product_reference,
+    recursion_reference,
+    transitions_reference,
+    choose_all,
+    gradient_reference,
+    weight_gradient_reference,
+    input_gradient_torch_,
+)

@@ -1,0 +1,145 @@
+"""The reference of :mod:`common.ops.batch_norm`."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.ops.norm.ranks import SumOverRanks
+
+
+class Norm(NamedTuple):
+    """Parameters and running statistics of one batch norm.
+
+    Attributes:
+        weight, bias: (C,), scale and shift after normalising.
+        running_mean, running_var: (C,), updated in place: ``r <- (1 - momentum) r + momentum s`` with the unbiased
+            variance, as PyTorch does.
+        momentum: weight of the new statistics (1 minus the decay of other frameworks).
+        eps: added to the variance.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+def _normalise(x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None) -> Tensor:
+    if group is None:
+        return F.batch_norm(
+            x_NCHW,
+            norm.running_mean,
+            norm.running_var,
+            norm.weight,
+            norm.bias,
+            training=True,
+            momentum=norm.momentum,
+            eps=norm.eps,
+        )
+    wide = x_NCHW.to(norm.weight.dtype)
+    shape = (1, -1, 1, 1)
+    count = wide.new_tensor([wide.numel() // wide.shape[1]])
+    sum_in_place = functools.partial(dist.all_reduce, group=group)
+    total_C1 = SumOverRanks.apply(torch.cat([wide.sum((0, 2, 3)), count]), sum_in_place)
+    elements = total_C1[-1]
+    mean_C = total_C1[:-1] / elements
+    centred = wide - mean_C.view(shape)
+    variance_C = SumOverRanks.apply(centred.square().sum((0, 2, 3)), sum_in_place) / elements
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean_C, norm.momentum)
+        norm.running_var.lerp_(variance_C * (elements / (elements - 1)), norm.momentum)
+    scaled = centred * torch.rsqrt(variance_C + norm.eps).view(shape)
+    return (scaled * norm.weight.view(shape) + norm.bias.view(shape)).to(x_NCHW.dtype)
+
+
+def batch_norm_reference(
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
+) -> Tensor:
+    """Batch norm with batch statistics, then ReLU if ``relu``.
+
+    Args:
+        x_NCHW: input.
+        norm: parameters; its running statistics are updated.
+        relu: whether ReLU follows.
+        group: ranks that share statistics; None for this rank alone.
+        moments: sums of x and of its square over N, H, W, fp32 (2, 1, C), if the convolution left them (see
+            :mod:`common.ops.convolution`); the reference takes its own.
+
+    Returns:
+        Tensor of the shape and dtype of ``x_NCHW``.
+    """
+    y_NCHW = _normalise(x_NCHW, norm, group)
+    return F.relu(y_NCHW) if relu else y_NCHW
+
+
+def batch_norm_add_relu_reference(
+    x_NCHW: Tensor,
+    norm: Norm,
+    residual_NCHW: Tensor,
+    residual_norm: Norm | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    moments: Tensor | None = None,
+    residual_moments: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The end of a residual block: ``relu(BN(x) + residual)``, the residual itself normalised where a
+    ``residual_norm`` is given. Plain version; ``moments`` and ``residual_moments`` as in :func:`batch_norm_reference`.
+
+    Returns:
+        The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Neither may be changed in place.
+    """
+    if residual_norm is not None:
+        residual_NCHW = _normalise(residual_NCHW, residual_norm, group)
+    y_NCHW = F.relu(_normalise(x_NCHW, norm, group) + residual_NCHW)
+    return y_NCHW, y_NCHW
+
+
+def batch_norm_relu_max_pool_reference(x_NCHW: Tensor, norm: Norm, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """``max_pool(relu(BN(x)), kernel 3, stride 2, padding 1)``.
+
+    Returns:
+        (N, C, (H + 1) // 2, (W + 1) // 2), dtype of ``x_NCHW``.
+    """
+    return F.max_pool2d(batch_norm_reference(x_NCHW, norm, relu=True, group=group), 3, stride=2, padding=1)
+
+
+def batch_norm_evaluate_reference(
+    x_NCHW: Tensor,
+    norm: Norm,
+    *,
+    relu: bool = False,
+    residual_NCHW: Tensor | None = None,
+    residual_norm: Norm | None = None,
+) -> Tensor:
+    """Batch norm with the running statistics, plus the residual, then ReLU if ``relu``.
+
+    Args:
+        x_NCHW: input.
+        norm: parameters and statistics; nothing is updated.
+        relu: whether ReLU follows.
+        residual_NCHW: added before the ReLU; normalised itself where ``residual_norm`` is given.
+
+    Returns:
+        Tensor of the shape and dtype of ``x_NCHW``.
+    """
+
+    def normalise(value_NCHW: Tensor, by: Norm) -> Tensor:
+        return F.batch_norm(value_NCHW, by.running_mean, by.running_var, by.weight, by.bias, training=False, eps=by.eps)
+
+    y_NCHW = normalise(x_NCHW, norm)
+    if residual_NCHW is not None:
+        y_NCHW = y_NCHW + (residual_NCHW if residual_norm is None else normalise(residual_NCHW, residual_norm))
+    return F.relu(y_NCHW) if relu else y_NCHW

@@ -1,0 +1,166 @@
+"""The reference of :mod:`common.ops.conv_bias_relu`, and the autograd that all versions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Shape(NamedTuple):
+    """Of a square 2-D convolution without dilation.
+
+    Attributes:
+        stride, padding: of both height and width.
+        groups: of the channels.
+    """
+
+    stride: int
+    padding: int
+    groups: int
+
+
+WIDEST_GROUP = 32
+"""Channels of a group up to which Triton's kernels of grouped convolutions take it."""
+
+
+def grouped_3x3(weight_shape: Sequence[int], shape: Shape) -> bool:
+    """Whether Triton's kernels of grouped convolutions are written for it: as many channels in as out, 3x3, padded."""
+    filters, width, *kernel = weight_shape
+    return (
+        shape.groups > 1
+        and filters == width * shape.groups
+        and width <= WIDEST_GROUP
+        and width & (width - 1) == 0
+        and kernel == [3, 3]
+        and shape.padding == 1
+        and shape.stride in (1, 2)
+    )
+
+
+class Passes(NamedTuple):
+    """What an implementation is made of; none of it is seen by autograd.
+
+    Attributes:
+        forward: (x, weight, bias, residual or None, shape, relu) to y.
+        masked: (dy, y or None, whether the bias needs a gradient) to dy where y is positive, everywhere without a y,
+            and its sum over N, H, W or None.
+        convolution: (dz, x, weight, shape, needs) to the gradients of x and of the weight, each None where ``needs``
+            is False for it.
+    """
+
+    forward: Callable[[Tensor, Tensor, Tensor, Tensor | None, Shape, bool], Tensor]
+    masked: Callable[[Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
+    convolution: Callable[[Tensor, Tensor, Tensor, Shape, tuple[bool, bool]], tuple[Tensor | None, Tensor | None]]
+
+
+class ConvBiasRelu(torch.autograd.Function):
+    """Autograd around the passes of an implementation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        passes: Passes,
+        x_NCHW: Tensor,
+        weight: Tensor,
+        bias_C: Tensor,
+        residual_NCHW: Tensor | None,
+        shape: Shape,
+        relu: bool,
+    ) -> Tensor:
+        y_NCHW = passes.forward(x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
+        factors = (x_NCHW, weight) if any(ctx.needs_input_grad[1:3]) else (None, None)
+        ctx.save_for_backward(*factors, y_NCHW if relu else None)
+        ctx.passes, ctx.shape, ctx.bias_dtype = passes, shape, bias_C.dtype
+        return y_NCHW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_NCHW, weight, y_NCHW = ctx.saved_tensors
+        _, needs_x, needs_weight, needs_bias, needs_residual, _, _ = ctx.needs_input_grad
+        dz_NCHW, d_bias_C = ctx.passes.masked(gradients[0], y_NCHW, needs_bias)
+        dx_NCHW = d_weight = None
+        if needs_x or needs_weight:
+            dx_NCHW, d_weight = ctx.passes.convolution(dz_NCHW, x_NCHW, weight, ctx.shape, (needs_x, needs_weight))
+        if d_bias_C is not None:
+            d_bias_C = d_bias_C.to(ctx.bias_dtype)
+        return None, dx_NCHW, d_weight, d_bias_C, dz_NCHW if needs_residual else None, None, None
+
+
+def forward_reference(
+    x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
+) -> Tensor:
+    """The convolution, then what follows it in place."""
+    y_NCHW = F.conv2d(x_NCHW, weight, bias_C, shape.stride, shape.padding, 1, shape.groups)
+    if residual_NCHW is not None:
+        y_NCHW += residual_NCHW
+    return y_NCHW.relu_() if relu else y_NCHW
+
+
+def masked_reference(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient in front of the ReLU, and the bias's."""
+    dz_NCHW = dy_NCHW if y_NCHW is None else torch.where(y_NCHW > 0, dy_NCHW, 0.0)
+    if not needs_bias:
+        return dz_NCHW, None
+    wide = torch.float64 if dz_NCHW.dtype == torch.float64 else torch.float32
+    return dz_NCHW, dz_NCHW.sum((0, 2, 3), dtype=wide)
+
+
+def convolution_gradients(
+    dz_NCHW: Tensor, x_NCHW: Tensor, weight: Tensor, shape: Shape, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """PyTorch's own gradients of x and of the weight, which are cuDNN's on a GPU."""
+    dx_NCHW, d_weight, _ = torch.ops.aten.convolution_backward(
+        dz_NCHW, x_NCHW, weight, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0], shape.groups,
+        [*needs, False],
+    )  # fmt: skip
+    return dx_NCHW, d_weight
+
+
+PASSES = Passes(forward_reference, masked_reference, convolution_gradients)
+
+
+def conv_bias_relu_reference(
+    x_NCHW: Tensor,
+    weight: Tensor,
+    bias_C: Tensor,
+    stride: int,
+    padding: int,
+    groups: int,
+    relu: bool,
+    residual_NCHW: Tensor | None = None,
+) -> Tensor:
+    """Square 2-D convolution without dilation, and what follows it.
+
+    Args:
+        x_NCHW: input.
+        weight: (C out, C in / groups, kernel, kernel).
+        bias_C: frozen or trained.
+        stride, padding: of both height and width.
+        groups: of the channels.
+        relu: whether negative results become 0.
+        residual_NCHW: added before the ReLU; of the result's shape.
+
+    Returns:
+        The result. All tensors have one dtype. Sums of the bias's gradient are in fp32, fp64 of fp64.
+    """
+    return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)
+
+
+def apply(
+    passes: Passes,
+    x_NCHW: Tensor,
+    weight: Tensor,
+    bias_C: Tensor,
+    shape: Shape,
+    relu: bool,
+    residual_NCHW: Tensor | None,
+) -> Tensor:
+    """An implementation with autograd."""
+    y_NCHW: Tensor = ConvBiasRelu.apply(passes, x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
+    return y_NCHW

@@ -1,0 +1,55 @@
+"""The reference of :mod:`common.ops.dropout_add_norm`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.ops.dropout.reference import DropoutMask, dropout_reference
+from common.ops.fp8_cast.reference import E4M3, Fp8Tensor, Handover, Scaling, computed_reference, widened
+from common.ops.triton_support import widen
+
+
+def dropout_add_norm_reference(
+    x_TE: Tensor,
+    bias_E: Tensor | None,
+    residual_TE: Tensor | None,
+    weight_E: Tensor,
+    norm_bias_E: Tensor,
+    epsilon: float,
+    dropout: DropoutMask,
+    twice: bool = False,
+    *,
+    fp8: Scaling | None = None,
+    handover: Handover | None = None,
+) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
+    """Plain version.
+
+    Args:
+        x_TE: input; contiguous.
+        bias_E: added to it, or None for nothing.
+        residual_TE: added after the dropout, or None for nothing.
+        weight_E, norm_bias_E: scale and shift after normalising.
+        epsilon: added to the variance.
+        dropout: its elements count over (T, E).
+        twice: hand the result out twice, for two readers: a fused version then adds their gradients itself.
+        fp8: scale of the result in e4m3, if that is wanted: rounded to the dtype of ``x_TE`` first, as the source is.
+        handover: of the gradient of ``x_TE``, if that is wanted in e5m2.
+
+    Returns:
+        (T, E), dtype of ``x_TE``, or in FP8 without a transpose; with ``twice`` a pair of it, the second never in FP8,
+        which must not be written to.
+    """
+    y_TE = widened(x_TE, handover)
+    if bias_E is not None:
+        y_TE = y_TE + widen(bias_E)
+    y_TE = dropout_reference(y_TE, *dropout)
+    if residual_TE is not None:
+        y_TE = y_TE + widen(residual_TE)
+    y_TE = F.layer_norm(y_TE, weight_E.shape, weight_E.to(y_TE), norm_bias_E.to(y_TE), epsilon).to(x_TE.dtype)
+    first: Tensor | Fp8Tensor = y_TE
+    if fp8 is not None:
+        first = replace(computed_reference(widen(y_TE), fp8, E4M3, y_TE.dtype), source=y_TE)
+    return (first, y_TE) if twice else first

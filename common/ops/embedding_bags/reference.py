@@ -1,0 +1,156 @@
+"""The reference of :mod:`common.ops.embedding_bags`. Shapes: see :mod:`common.ops.embedding_bags.bags`.
+
+fp64 is computed in fp64, all else in fp32. Nothing has a shape that depends on keys. ``update`` and ``dense_gradient``
+add up with ``index_add_``, whose order is fixed on a CPU, and on a GPU with PyTorch's deterministic algorithms only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.embedding_bags.rounding import round_by_chance
+from common.ops.triton_support import widen
+
+
+class EmbeddingBags(NamedTuple):
+    """The functions of an implementation; see :func:`pool_reference` and those behind it."""
+
+    pool: Callable[..., None]
+    sort: Callable[..., SortedKeys]
+    update: Callable[..., None]
+    dense_gradient: Callable[..., None]
+
+
+@torch.no_grad()
+def pool_reference(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
+    """Write the sum of the rows of every bag: 0 for a bag of which no key is ours.
+
+    Args:
+        rows_RW: the store; fp32 or fp16.
+        ids_NL: keys of the samples, integers, dense within a sample.
+        bags: of the store.
+        out_NBW: written; any float dtype, dense vectors any distance apart.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+    bags.check(ids_NL, out_NBW)
+    if not bags.rows:
+        out_NBW.zero_()
+        return
+    for number, bag in enumerate(bags.bags):
+        key_NH = ids_NL[:, bag.column : bag.column + bag.hotness]
+        own_NH = (key_NH >= 0) & (key_NH < bag.rows) & (key_NH % bag.shards == bag.shard)
+        row_NH = torch.where(own_NH, bag.base + key_NH // bag.shards, 0)
+        vectors_NHW = widen(rows_RW[row_NH]).masked_fill(~own_NH.unsqueeze(2), 0)
+        out_NBW[:, number] = vectors_NHW.sum(1)
+
+
+@torch.no_grad()
+def sort_reference(ids_NL: Tensor, bags: Bags) -> SortedKeys:
+    """Find the row of every key in every bag, and sort them by it.
+
+    Args:
+        ids_NL: keys of the samples, integers, dense within a sample.
+        bags: of the store.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+    bags.check(ids_NL)
+    bag_K, column_K = bags.lookup_K2.long().unbind(1)
+    _, _, base_K, rows_K, shard_K, shards_K = bags.table_B6[bag_K].unbind(1)
+    key_NK = ids_NL[:, column_K]
+    own_NK = (key_NK >= 0) & (key_NK < rows_K) & (key_NK % shards_K == shard_K)
+    row_NK = torch.where(own_NK, base_K + key_NK // shards_K, bags.rows)
+    row_M, place_M = row_NK.flatten().to(torch.int32).sort(stable=True)
+    source_M = place_M // bags.lookups * len(bags) + bag_K[place_M % bags.lookups]
+    ours = (row_M < bags.rows).sum(dtype=torch.int32)
+    return SortedKeys(row_M, source_M.to(torch.int32), ours, len(bags), bags.rows)
+
+
+@torch.no_grad()
+def update_reference(
+    keys: SortedKeys,
+    gradient_NBW: Tensor,
+    rows_RW: Tensor,
+    state_RW: Tensor | None,
+    rule: Rule,
+    learning_rate: Tensor,
+    grad_factor: Tensor,
+    write: Tensor,
+    rounding_seed: Tensor | None = None,
+) -> None:
+    """Update the rows that have keys, each once, by the sum of its gradients over all keys.
+
+    Args:
+        keys: of the batch.
+        gradient_NBW: gradient of each bag's vector, any float dtype, dense vectors any distance apart, all finite where
+            ``write`` is true.
+        rows_RW: the store, updated in place; fp32 or fp16; contiguous.
+        state_RW: fp32, updated in place; None for a rule without a state; contiguous.
+        rule: of the update.
+        learning_rate: 0-d fp32, on the device.
+        grad_factor: 0-d fp32, on the device, that the sums are multiplied with.
+        write: 0-d bool, on the device; where it is false, rows and state stay as they are.
+        rounding_seed: 0-d int64, on the device: round fp16 rows by chance, with other bits for every seed; without it
+            they are rounded to the nearest.
+
+    Raises:
+        ValueError: shapes, dtypes or strides do not fit.
+    """
+    check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
+    if not keys.rows or not len(keys.row_M):
+        return
+    # There are at most as many runs of equal rows as slots. Slots behind the last run of ours repeat it, so that each
+    # row is written by one value only; where no key is ours, row 0 is written as it was.
+    slots = min(len(keys.row_M), keys.rows + 1)
+    new_M = torch.ones_like(keys.row_M, dtype=torch.bool)
+    new_M[1:] = keys.row_M[1:] != keys.row_M[:-1]
+    run_M = new_M.cumsum(0) - 1
+    gradient_MW = widen(gradient_NBW[keys.source_M // keys.bags, keys.source_M % keys.bags])
+    sum_SW = gradient_MW.new_zeros((slots, gradient_MW.shape[1])).index_add_(0, run_M, gradient_MW)
+    row_S = keys.row_M.new_zeros(slots).scatter_(0, run_M, keys.row_M)
+    runs = (new_M & (keys.row_M < keys.rows)).sum()
+    slot_S = torch.arange(slots, device=row_S.device).minimum((runs - 1).clamp(min=0))
+    row_S = row_S[slot_S].clamp(max=keys.rows - 1).long()
+    allowed = write & (runs > 0)
+
+    # in place where it can be: on a CPU most of the time goes into fresh memory
+    step_SW = sum_SW[slot_S].to(torch.promote_types(sum_SW.dtype, rows_RW.dtype)).mul_(grad_factor)
+    if isinstance(rule, AdagradRows):
+        assert state_RW is not None  # checked above
+        state_SW = state_RW[row_S]
+        added_SW = torch.addcmul(state_SW, step_SW, step_SW)
+        state_RW.index_copy_(0, row_S, torch.where(allowed, added_SW, state_SW, out=state_SW))
+        step_SW.div_(added_SW.sqrt_().add_(rule.epsilon))
+    before_SW = rows_RW[row_S]
+    after_SW = torch.sub(before_SW, step_SW.mul_(learning_rate), out=step_SW)
+    if rounding_seed is not None and rows_RW.dtype == torch.float16:
+        after_SW = round_by_chance(after_SW, rounding_seed, row_S)
+    rows_RW.index_copy_(0, row_S, torch.where(allowed, after_SW.to(rows_RW.dtype), before_SW, out=before_SW))
+
+
+@torch.no_grad()
+def dense_gradient_reference(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
+    """Write the sum of the gradients of each row over all its keys, 0 for a row without one.
+
+    Args:
+        keys: of the batch.
+        gradient_NBW: gradient of each bag's vector, any float dtype, dense vectors any distance apart. One that is not
+            finite may spoil other rows too.
+        out_RW: written; any float dtype; contiguous.
+
+    Raises:
+        ValueError: shapes or strides do not fit.
+    """
+    check_sums(keys, gradient_NBW, out_RW)
+    gradient_MW = widen(gradient_NBW[keys.source_M // keys.bags, keys.source_M % keys.bags])
+    sum_RW = gradient_MW.new_zeros((keys.rows + 1, gradient_MW.shape[1]))  # the last for keys that are not ours
+    sum_RW.index_add_(0, keys.row_M, gradient_MW)
+    out_RW.copy_(sum_RW[:-1])

@@ -1,0 +1,25 @@
+"""The reference of :mod:`common.ops.geglu`. Shapes: R rows, C features, 2C: value and gate side by side."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.ops.triton_support import widen
+
+
+def geglu_reference(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
+    """Plain version.
+
+    Args:
+        x_R2C: the product, without its bias.
+        bias_2C: the bias, or None for nothing.
+
+    Returns:
+        (R, C), dtype of ``x_R2C``.
+    """
+    wide_R2C = widen(x_R2C)
+    if bias_2C is not None:
+        wide_R2C = wide_R2C + widen(bias_2C)
+    value_RC, gate_RC = wide_R2C.chunk(2, 1)
+    return (value_RC * F.gelu(gate_RC)).to(x_R2C.dtype)

@@ -1,0 +1,212 @@
+"""Operations: one declaration each, and the choice among their implementations.
+
+The ``__init__`` of an operation's package declares an :class:`Operation`. Its reference is plain PyTorch, runs on every
+device and is what tests compare the other implementations with. The faster implementations follow in order of
+preference. The choice is made once, when a model is built, and an implementation's module is imported only then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from common.errors import ConfigError, UnsupportedImplementation
+
+AUTO = "auto"
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True)
+class OperationRequest:
+    """What a model will use an operation for.
+
+    Attributes:
+        device: device of the tensors.
+        dtype: dtype of the activations.
+        sizes: sizes of the tensors, by the names that the operation's docstring lists.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+def runs_anywhere(request: OperationRequest) -> None:
+    """``unsupported`` of an implementation that serves every request."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """A faster implementation of an operation.
+
+    Attributes:
+        source: the function, or a named tuple of functions of the same type as the reference. A string
+            ``module:attribute`` is imported when the implementation is chosen. With ``module`` alone the module has the
+            functions of the reference under the names of the tuple's fields.
+        unsupported: returns the reason why the implementation cannot serve a request, or None if it can.
+        automatic: whether ``auto`` may choose it. False where its results have another precision.
+    """
+
+    source: Any
+    unsupported: Callable[[OperationRequest], str | None] = runs_anywhere
+    automatic: bool = True
+
+
+class Choice(NamedTuple):
+    """The implementation that a model uses.
+
+    Attributes:
+        name: ``reference``, or a name in :attr:`Operation.fast`.
+        function: the function or named tuple of functions.
+    """
+
+    name: str
+    function: Any
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation and everything that computes it. All implementations share the signatures of the reference.
+
+    Attributes:
+        name: name of the operation in messages, and in ``model.implementations`` unless the workload uses it twice.
+        reference: a function, or a named tuple of functions that belong together, such as forward and backward.
+        fast: name to faster implementation, in order of preference.
+        kernel_names: pairs of a kind of work and a regular expression that matches the names of the kernels, for the
+            breakdown of a step.
+    """
+
+    name: str
+    reference: Any
+    fast: dict[str, Implementation] = field(default_factory=dict)
+    kernel_names: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (AUTO, REFERENCE):
+            if name in self.fast:
+                raise ValueError(f"{self.name}: {name} cannot name a faster implementation")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all implementations, the reference last."""
+        return (*self.fast, REFERENCE)
+
+    def require(self, name: str) -> None:
+        """Check that an implementation exists.
+
+        Raises:
+            UnsupportedImplementation: ``name`` is neither ``auto`` nor one of :attr:`names`.
+        """
+        if name not in (AUTO, *self.names):
+            known = ", ".join((AUTO, *self.names))
+            raise UnsupportedImplementation(f"{self.name} has no implementation {name!r}; choose one of {known}")
+
+    def unsupported(self, name: str, request: OperationRequest) -> str | None:
+        """Return why the implementation ``name`` cannot serve ``request``, or None if it can."""
+        return None if name == REFERENCE else self.fast[name].unsupported(request)
+
+    def function(self, name: str) -> Any:
+        """Import an implementation, whether or not this machine can run it.
+
+        Returns:
+            A function, or a named tuple of functions of the type of the reference.
+
+        Raises:
+            KeyError: there is no such implementation.
+        """
+        if name == REFERENCE:
+            return self.reference
+        source = self.fast[name].source
+        if not isinstance(source, str):
+            return source
+        module, _, attribute = source.partition(":")
+        imported = importlib.import_module(module)
+        if attribute:
+            return getattr(imported, attribute)
+        return type(self.reference)(*(getattr(imported, field) for field in self.reference._fields))
+
+    def choice(self, name: str) -> Choice:
+        """Return the implementation ``name`` without asking whether it can serve a request; see :meth:`function`."""
+        return Choice(name, self.function(name))
+
+    def select(self, requested: str, request: OperationRequest) -> Choice:
+        """Choose an implementation and import it.
+
+        Args:
+            requested: one of :attr:`names`, or ``auto`` for the first that supports the request.
+            request: what the model will use it for.
+
+        Raises:
+            UnsupportedImplementation: the requested implementation does not exist or cannot serve the request.
+        """
+        self.require(requested)
+        if requested != AUTO:
+            reason = self.unsupported(requested, request)
+            if reason is not None:
+                raise UnsupportedImplementation(f"implementation {requested!r} of {self.name} cannot be used: {reason}")
+            return self.choice(requested)
+        for name, implementation in self.fast.items():
+            if implementation.automatic and implementation.unsupported(request) is None:
+                return self.choice(name)
+        return self.choice(REFERENCE)
+
+
+OPTION = "model.implementations"
+"""The key of the configuration that maps the name of an operation to an implementation."""
+
+
+@contextlib.contextmanager
+def asked_for(option: str, name: str) -> Iterator[None]:
+    """Name the option of the configuration in the error about the implementation ``name`` that it asks for."""
+    try:
+        yield
+    except UnsupportedImplementation as error:
+        raise UnsupportedImplementation(f"{option}={name}: {error}") from error
+
+
+def select(requested: Mapping[str, str], name: str, operation: Operation, request: OperationRequest) -> Choice:
+    """Choose the implementation of an operation.
+
+    Args:
+        requested: ``model.implementations``. The choice for an operation that it does not name is ``auto``.
+        name: key of the operation in it.
+        operation: the operation.
+        request: what the model will use it for.
+
+    Raises:
+        UnsupportedImplementation: naming the key of the configuration.
+    """
+    implementation = requested.get(name, AUTO)
+    with asked_for(f"{OPTION}.{name}", implementation):
+        return operation.select(implementation, request)
+
+
+def choose(
+    requested: Mapping[str, str], operations: Mapping[str, Operation], request: OperationRequest
+) -> dict[str, Choice]:
+    """Choose the implementations of several operations for one request; see :func:`select`."""
+    return {name: select(requested, name, operation, request) for name, operation in operations.items()}
+
+
+def all_implementations(requested: Mapping[str, str], operations: Mapping[str, Operation]) -> dict[str, str]:
+    """Check ``model.implementations`` against the operations that a workload uses.
+
+    Returns:
+        The implementation that is requested of each operation, ``auto`` where the user names none.
+
+    Raises:
+        ConfigError: the workload has no such operation, or the operation no such implementation.
+    """
+    for name, implementation in requested.items():
+        if name not in operations:
+            raise ConfigError(f"implementations.{name}: unknown operation; there are {', '.join(operations)}")
+        try:
+            operations[name].require(implementation)
+        except UnsupportedImplementation as error:
+            raise ConfigError(f"implementations.{name}={implementation}: {error}") from error
+    return {name: requested.get(name, AUTO) for name in operations}

@@ -1,0 +1,91 @@
+"""The reference of :mod:`common.ops.qkv_gradient`. Shapes: T tokens, H heads, D their size, N = 3 H D."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.ops.fp8_cast.reference import E5M2, Fp8Tensor, Scaling, computed_reference
+from common.ops.triton_support import widen
+
+
+class QkvGradient(NamedTuple):
+    """The gradient of a product of heads of query, key and value.
+
+    Attributes:
+        d_qkv: (T, N), dtype of the parts; None where it was not wanted.
+        d_qkv8: (T, N), e5m2; None where it was not wanted.
+        bias: (N,), its sums over tokens, fp32, or fp64 of fp64.
+    """
+
+    d_qkv: Tensor | None
+    d_qkv8: Fp8Tensor | None
+    bias: Tensor
+
+
+JoinQkv = Callable[..., QkvGradient]
+
+
+@torch.no_grad()
+def join_reference(
+    dq_THD: Tensor,
+    dk_THD: Tensor,
+    dv_THD: Tensor,
+    *,
+    half: bool = True,
+    fp8: Scaling | None = None,
+    transpose: bool = False,
+    frozen_scales: bool = False,
+) -> QkvGradient:
+    """Plain version.
+
+    Args:
+        dq_THD, dk_THD, dv_THD: gradients of queries, keys and values, in any strides but 1 of the last dimension: of
+            tensors of their own, or views of one (T, H, 3, D).
+        half: whether the gradient is wanted in their dtype; views of one tensor are given as that tensor.
+        fp8: scale of it in e5m2, if that is wanted.
+        transpose: whether FP8 has its transpose too.
+        frozen_scales: leave the scale as it is.
+
+    Raises:
+        ValueError: the shapes differ, or a last dimension is not dense.
+    """
+    check(dq_THD, dk_THD, dv_THD)
+    d_qkv_TN = joined(dq_THD, dk_THD, dv_THD)
+    if d_qkv_TN is None:
+        d_qkv_TN = torch.stack([dq_THD, dk_THD, dv_THD], 2).flatten(1)
+    wide_TN = widen(d_qkv_TN)
+    d_qkv8 = None if fp8 is None else computed_reference(wide_TN, fp8, E5M2, dq_THD.dtype, frozen_scales)
+    if d_qkv8 is not None and transpose:
+        d_qkv8 = replace(d_qkv8, transposed=d_qkv8.data.t().contiguous())
+    return QkvGradient(d_qkv_TN if half else None, d_qkv8, wide_TN.sum(0))
+
+
+def check(dq_THD: Tensor, dk_THD: Tensor, dv_THD: Tensor) -> None:
+    """Refuse what would be misread.
+
+    Raises:
+        ValueError: the shapes differ, or a last dimension is not dense.
+    """
+    shapes = [tuple(x.shape) for x in (dq_THD, dk_THD, dv_THD)]
+    if len(set(shapes)) > 1 or len(shapes[0]) != 3:
+        raise ValueError(f"gradients of queries, keys and values are (T, H, D) each, not {shapes}")
+    strides = [x.stride(2) for x in (dq_THD, dk_THD, dv_THD)]
+    if shapes[0][2] > 1 and strides != [1, 1, 1]:
+        raise ValueError(f"the last dimension of each gradient must be dense, not of strides {strides}")
+
+
+def joined(dq_THD: Tensor, dk_THD: Tensor, dv_THD: Tensor) -> Tensor | None:
+    """The tensor (T, N) that the three are all of, each head's side by side; None where there is none."""
+    tokens, heads, size = dq_THD.shape
+    columns = 3 * heads * size
+    first = dq_THD.storage_offset()
+    for part, x in enumerate((dq_THD, dk_THD, dv_THD)):
+        same_memory = x.untyped_storage().data_ptr() == dq_THD.untyped_storage().data_ptr()
+        if not same_memory or x.storage_offset() != first + part * size or x.stride() != (columns, 3 * size, 1):
+            return None
+    return dq_THD.as_strided((tokens, columns), (columns, 1))

@@ -1,0 +1,73 @@
+"""The reference of :mod:`common.ops.random_bits`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
+    """``hash(index)``.
+
+    Args:
+        index: integers, 0 ... 2**32 - 1.
+        seed: int64, on the device of ``index``; its shape and that of ``index`` broadcast.
+        site: number of the place that asks, not negative; each has bits of its own. A tensor of them, on the same
+            device, broadcasts too.
+
+    Returns:
+        int32 with the 32 bits of the hash, of the shape that all broadcast to.
+    """
+    if isinstance(site, Tensor):
+        number = (site.long() * 0x9E3779B9 + 1).to(torch.int32)
+        site = site.to(torch.int32)
+    else:
+        number = torch.full((), _int32(site * 0x9E3779B9 + 1), dtype=torch.int32, device=seed.device)
+    low, high = (seed & 0xFFFFFFFF).to(torch.int32), (seed >> 32).to(torch.int32)
+    first = _mix(low ^ _mix(number))
+    second = _mix(high + _mix(first ^ site))
+    return _mix(_mix(index.to(torch.int32) ^ first) ^ second)
+
+
+def normal_pairs(
+    index: Tensor, seed: Tensor, site: int | Tensor = 0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Two independent normal numbers of every index.
+
+    Args:
+        index: integers, 0 ... 2**31 - 1.
+        seed, site: as :func:`words` takes them.
+        dtype: fp32, or fp64 where more digits of the same numbers are wanted.
+
+    Returns:
+        Both, of the shape that all broadcast to.
+    """
+    index = index.long()
+    radius = (-2 * _uniform(words(2 * index, seed, site)).to(dtype).log()).sqrt()
+    angle = 2 * math.pi * _uniform(words(2 * index + 1, seed, site)).to(dtype)
+    return radius * angle.cos(), radius * angle.sin()
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """Numbers in (0, 1] of hashes, fp32."""
+    return ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
+
+
+def _int32(word: int) -> int:
+    """The int32 with the low 32 bits of ``word``."""
+    return (word + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """``mix`` of words in int32, whose products wrap and whose shifts need the sign cut off.
+
+    Three times as fast on a CPU as int64, which has no vector product there.
+    """
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _int32(0x846CA68B)
+    x ^= (x >> 16) & 0xFFFF
+    return x

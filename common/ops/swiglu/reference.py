@@ -1,0 +1,84 @@
+"""The reference of :mod:`common.ops.swiglu`. Shapes: T tokens, F features, 2F: gate and up side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling, computed_reference, widen_fp8
+from common.ops.triton_support import widen
+
+
+class Activated(NamedTuple):
+    """What forward gives.
+
+    Attributes:
+        y: (T, F), dtype of the product; None where FP8 was asked for.
+        y8: (T, F), e4m3; None where it was not asked for.
+        saved: (T, 2F), what backward takes: the product, or its e4m3 form.
+    """
+
+    y: Tensor | None
+    y8: Fp8Tensor | None
+    saved: Tensor | Fp8Tensor
+
+
+class SwiGlu(NamedTuple):
+    """The functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
+
+    forward: Callable[..., Activated]
+    backward: Callable[..., tuple[Tensor | None, Fp8Tensor | None]]
+
+
+@torch.no_grad()
+def forward_reference(
+    gate_up_T2F: Tensor,
+    *,
+    fp8: Scaling | None = None,
+    save_fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> Activated:
+    """Plain version.
+
+    Args:
+        gate_up_T2F: the product; contiguous.
+        fp8: scale of the result in e4m3, which then takes the place of y.
+        save_fp8: scale of the product in e4m3, if that is what is to be saved.
+        frozen_scales: leave the scales as they are.
+    """
+    dtype = gate_up_T2F.dtype
+    wide_T2F = widen(gate_up_T2F)
+    gate_TF, up_TF = wide_T2F.chunk(2, 1)
+    y_TF = gate_TF * gate_TF.sigmoid() * up_TF
+    y8 = None if fp8 is None else computed_reference(y_TF, fp8, E4M3, dtype, frozen_scales)
+    saved = gate_up_T2F if save_fp8 is None else computed_reference(wide_T2F, save_fp8, E4M3, dtype, frozen_scales)
+    return Activated(y_TF.to(dtype) if y8 is None else None, y8, saved)
+
+
+@torch.no_grad()
+def backward_reference(
+    dy_TF: Tensor, saved: Tensor | Fp8Tensor, *, fp8: Scaling | None = None, frozen_scales: bool = False
+) -> tuple[Tensor | None, Fp8Tensor | None]:
+    """Plain version.
+
+    Args:
+        dy_TF: gradient of the result; contiguous.
+        saved: of :class:`Activated`.
+        fp8: scale of the gradient in e5m2, if that is wanted.
+        frozen_scales: leave the scale as it is.
+
+    Returns:
+        Gradient of the product, (T, 2F): in the dtype of ``dy_TF``, or in FP8; None for the other.
+    """
+    dy_wide_TF = widen(dy_TF)
+    wide_T2F = widen_fp8(saved).to(dy_wide_TF.dtype) if isinstance(saved, Fp8Tensor) else widen(saved)
+    gate_TF, up_TF = wide_T2F.chunk(2, 1)
+    sigmoid_TF = gate_TF.sigmoid()
+    d_gate_TF = dy_wide_TF * up_TF * sigmoid_TF * (1 + gate_TF * (1 - sigmoid_TF))
+    d_gate_up_T2F = torch.cat([d_gate_TF, dy_wide_TF * gate_TF * sigmoid_TF], 1)
+    if fp8 is None:
+        return d_gate_up_T2F.to(dy_TF.dtype), None
+    return None, computed_reference(d_gate_up_T2F, fp8, E5M2, dy_TF.dtype, frozen_scales)

@@ -1,0 +1,171 @@
+"""What every operation declares, and the choice among its implementations."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from common.errors import ConfigError, UnsupportedImplementation
+from common.ops.operation import (
+    Choice,
+    Implementation,
+    Operation,
+    OperationRequest,
+    all_implementations,
+    choose,
+    select,
+)
+from tests.conftest import ROOT
+
+REQUEST = OperationRequest(torch.device("cpu"), torch.float32)
+
+
+def declared() -> list[Operation]:
+    """All operations, by the modules that declare them."""
+    packages = sorted(ROOT.glob("common/ops/*/__init__.py")) + sorted(ROOT.glob("benchmarks/*/ops/*/__init__.py"))
+    rules = [ROOT / "common/optim" / f"{name}.py" for name in ("adagrad", "adaptive", "momentum")]
+    found: dict[int, Operation] = {}
+    for path in [*packages, *rules]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module = importlib.import_module(".".join(part for part in parts if part != "__init__"))
+        found |= {id(value): value for value in vars(module).values() if isinstance(value, Operation)}
+    return list(found.values())
+
+
+DECLARED = declared()
+OPTIONAL = ("cudnn", "triton")
+"""Packages that an implementation may import when it is chosen."""
+OF_EVERY_ONE = pytest.mark.parametrize("operation", DECLARED, ids=lambda operation: operation.name)
+
+
+def test_all_operations_are_found() -> None:
+    assert len(DECLARED) > 60
+    assert {"rms_norm", "linear", "transducer_loss", "adaptive"} <= {operation.name for operation in DECLARED}
+
+
+def functions_of(implementation: Any) -> dict[str, Any]:
+    """The functions of an implementation, by the names of the tuple's fields."""
+    return implementation._asdict() if hasattr(implementation, "_asdict") else {"": implementation}
+
+
+def parameters_of(function: Any) -> tuple[int, dict[str, Any]]:
+    """Number of the parameters without a default, and the names of the others with their defaults."""
+    given = inspect.signature(function).parameters.values()
+    optional = {each.name: each.default for each in given if each.default is not each.empty}
+    return sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in given) - len(optional), optional
+
+
+@OF_EVERY_ONE
+def test_implementations_have_the_parameters_of_the_reference(operation: Operation) -> None:
+    reference = functions_of(operation.reference)
+    for name in operation.fast:
+        try:
+            found = functions_of(operation.function(name))
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in OPTIONAL:
+                raise
+            continue
+        assert found.keys() == reference.keys(), name
+        for part, function in found.items():
+            (wanted, wanted_optional), (own, own_optional) = parameters_of(reference[part]), parameters_of(function)
+            assert own == wanted, (name, part)
+            assert own_optional.items() <= wanted_optional.items(), (name, part)
+
+
+@OF_EVERY_ONE
+def test_a_modules_functions_are_imported_by_name_only_when_they_are_asked_for(operation: Operation) -> None:
+    for name, implementation in operation.fast.items():
+        if isinstance(implementation.source, str):
+            module = implementation.source.partition(":")[0]
+            path = ROOT / f"{module.replace('.', '/')}"
+            assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), (operation.name, name)
+
+
+class Pair(NamedTuple):
+    forward: Any
+    backward: Any
+
+
+def forward(x: int) -> int:
+    return x + 1
+
+
+def backward(x: int) -> int:
+    return x - 1
+
+
+def on_gpus_only(request: OperationRequest) -> str | None:
+    return None if request.device.type == "cuda" else "it needs a GPU"
+
+
+def small(**fast: Implementation) -> Operation:
+    return Operation("increment", forward, fast)
+
+
+def test_auto_takes_the_first_implementation_that_serves_the_request() -> None:
+    operation = small(
+        first=Implementation(backward, on_gpus_only), second=Implementation(abs), third=Implementation(min)
+    )
+    assert operation.select("auto", REQUEST) == Choice("second", abs)
+    assert operation.select("auto", OperationRequest(torch.device("cuda"), torch.float32)).name == "first"
+
+
+def test_auto_never_takes_an_implementation_of_another_precision() -> None:
+    operation = small(coarse=Implementation(abs, automatic=False))
+    assert operation.select("auto", REQUEST) == Choice("reference", forward)
+    assert operation.select("coarse", REQUEST).function is abs
+
+
+def test_an_implementation_is_imported_when_it_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "functions_of_a_test.py").write_text("def forward(): ...\ndef backward(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    operation = Operation(
+        "increment",
+        Pair(forward, backward),
+        {
+            "one": Implementation("functions_of_a_test:forward"),
+            "pair": Implementation("functions_of_a_test"),
+            "absent": Implementation("no_such_module_of_a_test", on_gpus_only),
+        },
+    )
+    module = importlib.import_module("functions_of_a_test")
+    assert operation.select("one", REQUEST).function is module.forward
+    assert operation.select("pair", REQUEST).function == Pair(module.forward, module.backward)
+    with pytest.raises(UnsupportedImplementation, match="it needs a GPU"):
+        operation.select("absent", REQUEST)
+    with pytest.raises(ModuleNotFoundError):
+        operation.function("absent")
+
+
+def test_the_refusal_names_the_option_the_operation_and_the_reason() -> None:
+    operation = small(fast=Implementation(abs, on_gpus_only))
+    message = r"^model\.implementations\.plus=fast: implementation 'fast' of increment cannot be used: it needs a GPU$"
+    with pytest.raises(UnsupportedImplementation, match=message):
+        select({"plus": "fast"}, "plus", operation, REQUEST)
+
+
+def test_several_operations_are_chosen_at_once_and_auto_serves_those_without_a_request() -> None:
+    operations = {"a": small(fast=Implementation(abs)), "b": small(fast=Implementation(abs))}
+    chosen = choose({"a": "reference"}, operations, REQUEST)
+    assert chosen == {"a": Choice("reference", forward), "b": Choice("fast", abs)}
+
+
+def test_the_mapping_of_the_configuration_is_checked_and_completed() -> None:
+    operations = {"a": small(fast=Implementation(abs)), "b": small()}
+    assert all_implementations({"a": "fast"}, operations) == {"a": "fast", "b": "auto"}
+    with pytest.raises(ConfigError, match=r"^implementations\.c: unknown operation; there are a, b$"):
+        all_implementations({"c": "auto"}, operations)
+    message = r"^implementations\.b=fast: increment has no implementation 'fast'; choose one of auto, reference$"
+    with pytest.raises(ConfigError, match=message):
+        all_implementations({"b": "fast"}, operations)
+
+
+@pytest.mark.parametrize("name", ["auto", "reference"])
+def test_names_with_a_meaning_cannot_be_an_implementations(name: str) -> None:
+    with pytest.raises(ValueError, match=f"increment: {name} cannot name"):
+        small(**{name: Implementation(abs)})

@@ -1,0 +1,75 @@
+"""``model.implementations`` of every workload: the recipes, the loader and the errors know the same operations."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from benchmarks import WORKLOADS
+from common import cli
+from common.config.composition import compose
+from common.errors import ConfigError
+from common.ops.operation import Operation
+
+NAMES = sorted(WORKLOADS)
+
+
+def operations(workload: str) -> dict[str, Operation]:
+    """Operations that the workload's configuration takes."""
+    found: dict[str, Operation] = importlib.import_module(f"benchmarks.{workload}.config").OPERATIONS
+    return found
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
+    tree = compose([f"benchmark={workload}", "scale=test"])
+    assert set(tree["model"]["implementations"]) == set(operations(workload))
+    run, _ = cli.load(tree)
+    assert run.workload.model.implementations.keys() == operations(workload).keys()
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workload: str) -> None:
+    for name in operations(workload):
+        with pytest.raises(ConfigError) as error:
+            compose([f"benchmark={workload}", "scale=test", f"model.{name}=auto"])
+        assert str(error.value).endswith(f"; did you mean model.implementations.{name}?")
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload: str) -> None:
+    name = next(iter(operations(workload)))
+    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree["model"][name] = "auto"
+    with pytest.raises(
+        ConfigError, match=rf"^model\.{name}: unknown key; .*; did you mean model\.implementations\.{name}"
+    ):
+        cli.load(tree)
+
+
+@pytest.mark.parametrize("key", ["embeddings.implementation", "sliding_window.implementation"])
+def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(key: str) -> None:
+    workload = "dlrm_dcnv2" if key.startswith("embeddings") else "unet3d"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown .*; it is model\.implementations\.\w+ now$"):
+        compose([f"benchmark={workload}", "scale=test", f"{key}=auto"])
+
+
+@pytest.mark.parametrize("workload", NAMES)
+@pytest.mark.parametrize("former", ["torch", "plain"])
+def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload: str, former: str) -> None:
+    tree = compose([f"benchmark={workload}", "scale=test"])
+    for name, operation in operations(workload).items():
+        tree["model"]["implementations"] = {name: former}
+        with pytest.raises(ConfigError, match=rf"^model\.implementations\.{name}={former}: .*{operation.names[-1]}$"):
+            cli.load(tree)
+
+
+@pytest.mark.parametrize("workload", NAMES)
+def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload: str) -> None:
+    tree = compose([f"benchmark={workload}", "scale=test", "+model.implementations.softmax=triton"])
+    known = ", ".join(operations(workload))
+    with pytest.raises(ConfigError, match=rf"^model\.implementations\.softmax: unknown operation; there are {known}$"):
+        cli.load(tree)

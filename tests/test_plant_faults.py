@@ -1,0 +1,105 @@
+"""The script that measures how many planted faults the tests of an operation catch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.plant_faults import Fault, chosen, faults_of, find_tests, main, operations
+from tests.conftest import ROOT
+
+KERNEL = '''"""A docstring: 1.5."""
+
+
+def kernel(x_ptr, T, E):
+    row = tl.arange(0, 8)
+    mask = row < T
+    place = row.to(tl.int64) * E + 3
+    total = 0.0
+    total += x[place] / E
+    return total * 0.5, tl.cdiv(T, 8), mask, T == E
+'''
+
+
+def planted(tmp_path: Path) -> dict[str, list[str]]:
+    """Kind of fault to the lines that it changes."""
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNEL)
+    found: dict[str, list[str]] = {}
+    for fault in faults_of(path, tmp_path):
+        changed = fault.planted(path.read_bytes()).decode().splitlines()
+        (line,) = [new.strip() for old, new in zip(KERNEL.splitlines(), changed, strict=True) if old != new]
+        found.setdefault(fault.kind, []).append(line)
+    return found
+
+
+def test_every_kind_of_fault_changes_one_expression(tmp_path: Path) -> None:
+    assert planted(tmp_path) == {
+        "index": ["row = (tl.arange(0, 8) + 1)"],
+        "mask": ["mask = row <= T", "return total * 0.5, tl.cdiv(T, 8), mask, T != E"],
+        "offset": ["place = row.to(tl.int64) * E + 3 + 1"],
+        "stride": ["place = row.to(tl.int64) * (E + 1) + 3"],
+        "dtype": ["place = row.to(tl.int32) * E + 3"],
+        "sum": ["total = x[place] / E"],
+        "scale": ["total += x[place] / (2 * (E))", "return total * 1.0, tl.cdiv(T, 8), mask, T == E"],
+        "tile edge": ["return total * 0.5, ((T) // (8)), mask, T == E"],
+    }
+
+
+def test_faults_are_spread_over_the_kinds() -> None:
+    found = [Fault("f", line, kind, line, line, "") for line in range(9) for kind in ("mask", "sum")]
+    found.append(Fault("f", 20, "dtype", 0, 0, ""))
+    kinds = [fault.kind for fault in chosen(found, 5)]
+    assert sorted(kinds) == ["dtype", "mask", "mask", "sum", "sum"]
+    assert chosen(found, 5) == chosen(found, 5)
+    assert len(chosen(found, 100)) == len(found)
+
+
+def test_all_operations_and_their_tests_are_found() -> None:
+    assert {"common/ops/rms_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
+    assert "tests/common/ops/triton_decoder_cases.py" in find_tests("common/ops/rms_norm", ROOT, gpu=False)
+    assert "tests/gpu/test_decoder_ops_gpu.py" in find_tests("common/ops/rms_norm", ROOT, gpu=True)
+    assert "tests/common/ops/triton_decoder_cases.py" not in find_tests("common/ops/norm", ROOT, gpu=False)
+
+
+OPERATION = """def plus(x, y):
+    z = x + y
+    return z * 2.0 / 2.0
+
+
+def unused(x):
+    return x * 3.0
+"""
+
+
+@pytest.mark.parametrize(("test", "caught"), [("assert plus(1, 2) == 3", 4), ("assert plus(1, 2)", 0)])
+def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_path: Path, capsys) -> None:
+    tree, report = tmp_path / "tree", tmp_path / "report.json"
+    for name, text in {
+        "common/ops/plus/reference.py": "",
+        "common/ops/plus/kernels.py": OPERATION,
+        "tests/triton_plus_cases.py": f"from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n    {test}\n",
+        "pyproject.toml": "",
+    }.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    assert main(["--root", str(tree), "--report", str(report)]) == 0
+    found = json.loads(report.read_text())["common/ops/plus"]
+    assert (found["faults"], found["caught"]) == (5, caught)
+    assert any("kernels.py:7 scale: 6.0" in line for line in found["missed"])
+    assert f"{caught} of 5 caught" in capsys.readouterr().out
+    assert (tree / "common/ops/plus/kernels.py").read_text() == OPERATION
+
+
+def test_tests_that_fail_without_a_fault_are_an_error(tmp_path: Path, capsys) -> None:
+    for name, text in {
+        "common/ops/plus/reference.py": "",
+        "common/ops/plus/kernels.py": OPERATION,
+        "tests/triton_plus_cases.py": "from common.ops.plus import kernels\ndef test_plus(): assert not kernels\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert main(["--root", str(tmp_path)]) == 1
+    assert "the tests fail without a fault: 1 failed" in capsys.readouterr().out
