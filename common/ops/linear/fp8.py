@@ -238,7 +238,7 @@ def check_weight(weight: Tensor) -> None:
         if size % MULTIPLE:
             raise UnsupportedImplementation(
                 f"a weight of {' x '.join(map(str, weight.shape))} can't be multiplied in FP8: {size} is not a "
-                f"multiple of {MULTIPLE}; use model.linear=torch"
+                f"multiple of {MULTIPLE}; use products in 16 bits"
             )
 
 
@@ -247,5 +247,5 @@ def check_rows(rows: int) -> None:
     if rows == 0 or rows % MULTIPLE:
         raise UnsupportedImplementation(
             f"a product of {rows} rows (tokens of a micro-batch) can't run in FP8, which needs a multiple of "
-            f"{MULTIPLE}: choose another micro_batch, or model.linear=torch"
+            f"{MULTIPLE}: choose another micro_batch, or products in 16 bits"
         )
