@@ -67,7 +67,7 @@ def captured(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 # Linear layers with ReLU
 
 
-@pytest.mark.parametrize("name", sorted(linear_relu.LINEAR_RELU))
+@pytest.mark.parametrize("name", linear_relu.LINEAR_RELU.names)
 @pytest.mark.parametrize("sizes", [(SAMPLES, 16, 512), (SAMPLES, 480, 1024), (SAMPLES, 512, 256), (777, 40, 24)])
 @DTYPES
 def test_linear_layers_equal_float64(dtype: torch.dtype, sizes: tuple[int, int, int], name: str) -> None:
@@ -93,7 +93,7 @@ def test_a_gradient_in_wider_rows_is_read_in_place() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", sorted(logit.LOGIT))
+@pytest.mark.parametrize("name", logit.LOGIT.names)
 @pytest.mark.parametrize(("samples", "inputs"), [(SAMPLES, 256), (1001, 200)])
 @DTYPES
 def test_logits_equal_float64(dtype: torch.dtype, samples: int, inputs: int, name: str) -> None:
@@ -120,7 +120,7 @@ def run_cross(name: str, given: cross_network_oracle.Inputs) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, leaves, given.dy)]
 
 
-@pytest.mark.parametrize("name", sorted(cross_network.CROSS_NETWORK))
+@pytest.mark.parametrize("name", cross_network.CROSS_NETWORK.names)
 @pytest.mark.parametrize("sizes", [(SAMPLES, 3456, 512, 3), (1000, 3456, 512, 2), (300, 200, 40, 3)], ids=str)
 @DTYPES
 def test_cross_network_equals_float64(dtype: torch.dtype, sizes: tuple[int, int, int, int], name: str) -> None:
@@ -153,7 +153,7 @@ def test_more_elements_of_x0_than_int32_counts() -> None:
 # The dot interaction
 
 
-@pytest.mark.parametrize("name", sorted(dot_interaction.DOT_INTERACTION))
+@pytest.mark.parametrize("name", dot_interaction.DOT_INTERACTION.names)
 @pytest.mark.parametrize("sizes", [(SAMPLES, 27, 128, 480), (1001, 27, 128, 479), (77, 9, 40, 80)], ids=str)
 @DTYPES
 def test_dot_interaction_equals_loops_in_float64(

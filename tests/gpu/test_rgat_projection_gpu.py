@@ -71,7 +71,7 @@ def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
     return {name: value[masks[name].cuda()] if name in masks else value for name, value in found.items()}
 
 
-@pytest.mark.parametrize("name", sorted(projection.PROJECTION))
+@pytest.mark.parametrize("name", projection.PROJECTION.names)
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("types", TYPES, ids=str)
@@ -94,7 +94,7 @@ def test_the_stock_way_projects_the_same() -> None:
         assert_close("stock", stock[own], ours[own].cpu().double(), 1e-2)
 
 
-@pytest.mark.parametrize("name", sorted(projection.PROJECTION))
+@pytest.mark.parametrize("name", projection.PROJECTION.names)
 def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
     function = projection.PROJECTION.function(name)
     given = case(random_block(0, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)

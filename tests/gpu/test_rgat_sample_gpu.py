@@ -32,7 +32,7 @@ def some_seeds(papers: int, count: int, number: int) -> Tensor:
     return torch.randperm(papers, generator=torch.Generator().manual_seed(number))[:count].int()
 
 
-@pytest.mark.parametrize("name", sorted(sample.SAMPLE))
+@pytest.mark.parametrize("name", sample.SAMPLE.names)
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("fanouts", [FANOUTS, (16, 5), (1,), (2, 1, 1, 1)], ids=str)
 def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: str) -> None:
@@ -70,7 +70,7 @@ def shape(share: Graph) -> BlockShape:
     return bench_room(share, 64, plain_sampler)
 
 
-@pytest.mark.parametrize("name", sorted(sample.SAMPLE))
+@pytest.mark.parametrize("name", sample.SAMPLE.names)
 def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -> None:
     sampler = sample.SAMPLE.function(name)(on("cuda", share), REAL_FANOUTS, shape)
     plain = plain_sampler(share, REAL_FANOUTS, shape)

@@ -30,7 +30,7 @@ LOSS_TOLERANCE = {torch.float16: 2e-4, torch.bfloat16: 2e-3}
 GRADIENT_TOLERANCE = {torch.float16: 8e-3, torch.bfloat16: 3e-2}
 """Of which 2e-3 are those of fp32 variables of 1,600 nats."""
 WIDTH, CLASSES = 512, 1024
-JOINT = {name: joint.JOINT.function(name) for name in joint.JOINT}
+JOINT = {name: joint.JOINT.function(name) for name in joint.JOINT.names}
 LOSS = {name: transducer_loss.TRANSDUCER_LOSS.function(name) for name in transducer_loss.TRANSDUCER_LOSS.names}
 OWN = ("fused", "sparse", "library")
 SCALE = 512.0
