@@ -50,20 +50,35 @@ def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload:
         cli.load(tree)
 
 
-@pytest.mark.parametrize("key", ["embeddings.implementation", "sliding_window.implementation"])
-def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(key: str) -> None:
-    workload = "dlrm_dcnv2" if key.startswith("embeddings") else "unet3d"
+@pytest.mark.parametrize(
+    ("workload", "key"),
+    [
+        ("dlrm_dcnv2", "embeddings.implementation"),
+        ("unet3d", "sliding_window.implementation"),
+        ("unet3d", "reader.augment"),
+        ("rgat", "reader.sample"),
+    ],
+)
+def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(workload: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown .*; it is model\.implementations\.\w+ now$"):
         compose([f"benchmark={workload}", "scale=test", f"{key}=auto"])
+    section, _, name = key.partition(".")
+    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree[section][name] = "auto"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown key.*; it is model\.implementations\.\w+ now$"):
+        cli.load(tree)
 
 
 @pytest.mark.parametrize("workload", NAMES)
 @pytest.mark.parametrize("former", ["torch", "plain"])
 def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload: str, former: str) -> None:
     tree = compose([f"benchmark={workload}", "scale=test"])
-    for name, operation in operations(workload).items():
+    for name in operations(workload):
         tree["model"]["implementations"] = {name: former}
-        with pytest.raises(ConfigError, match=rf"^model\.implementations\.{name}={former}: .*{operation.names[-1]}$"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^model\.implementations\.{name}={former}: .* is '(reference|library)' now.*; choose one of",
+        ):
             cli.load(tree)
 
 
@@ -72,4 +87,12 @@ def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload: s
     tree = compose([f"benchmark={workload}", "scale=test", "+model.implementations.softmax=triton"])
     known = ", ".join(operations(workload))
     with pytest.raises(ConfigError, match=rf"^model\.implementations\.softmax: unknown operation; there are {known}$"):
+        cli.load(tree)
+
+
+@pytest.mark.parametrize("workload", ["resnet", "ssd300"])
+def test_moments_that_no_batch_norm_reads_are_refused(workload: str) -> None:
+    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree["model"]["implementations"] |= {"batch_norm": "reference", "convolution_moments": "cudnn"}
+    with pytest.raises(ConfigError, match=r"^model\.implementations\.batch_norm=reference: only Triton's batch norm"):
         cli.load(tree)

@@ -38,12 +38,12 @@ def planted(tmp_path: Path) -> dict[str, list[str]]:
 def test_every_kind_of_fault_changes_one_expression(tmp_path: Path) -> None:
     assert planted(tmp_path) == {
         "index": ["row = (tl.arange(0, 8) + 1)"],
-        "mask": ["mask = row <= T", "return total * 0.5, tl.cdiv(T, 8), mask, T != E"],
-        "offset": ["place = row.to(tl.int64) * E + 3 + 1"],
-        "stride": ["place = row.to(tl.int64) * (E + 1) + 3"],
+        "mask": ["mask = (row) <= (T)", "return total * 0.5, tl.cdiv(T, 8), mask, (T) != (E)"],
+        "offset": ["place = (row.to(tl.int64) * E) + (3) + 1"],
+        "stride": ["place = (row.to(tl.int64)) * (E + 1) + 3"],
         "dtype": ["place = row.to(tl.int32) * E + 3"],
         "sum": ["total = x[place] / E"],
-        "scale": ["total += x[place] / (2 * (E))", "return total * 1.0, tl.cdiv(T, 8), mask, T == E"],
+        "scale": ["total += (x[place]) / (2 * (E))", "return total * 1.0, tl.cdiv(T, 8), mask, T == E"],
         "tile edge": ["return total * 0.5, ((T) // (8)), mask, T == E"],
     }
 
@@ -78,7 +78,7 @@ def unused(x):
 def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_path: Path, capsys) -> None:
     tree, report = tmp_path / "tree", tmp_path / "report.json"
     for name, text in {
-        "common/ops/plus/reference.py": "",
+        "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
         "tests/triton_plus_cases.py": f"from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n    {test}\n",
         "pyproject.toml": "",
@@ -93,13 +93,28 @@ def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_pa
     assert (tree / "common/ops/plus/kernels.py").read_text() == OPERATION
 
 
-def test_tests_that_fail_without_a_fault_are_an_error(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [("assert not kernels", "1 failed"), ("pytest.skip()", "1 skipped"), ("", "no test imports the operation")],
+    ids=["failed", "skipped", "none"],
+)
+def test_operations_whose_tests_do_not_pass_without_a_fault_are_an_error(
+    test: str, message: str, tmp_path: Path, capsys
+) -> None:
     for name, text in {
-        "common/ops/plus/reference.py": "",
+        "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
-        "tests/triton_plus_cases.py": "from common.ops.plus import kernels\ndef test_plus(): assert not kernels\n",
+        "tests/triton_plus_cases.py": f"import pytest\nfrom common.ops.plus import kernels\ndef test(): {test}\n"
+        if test
+        else "",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert main(["--root", str(tmp_path)]) == 1
-    assert "the tests fail without a fault: 1 failed" in capsys.readouterr().out
+    assert f"without a fault: {message}" in capsys.readouterr().out
+
+
+def test_a_folder_without_an_operation_is_an_error(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["common/ops/norm"])
+    assert "common/ops/norm declares no operation" in capsys.readouterr().err

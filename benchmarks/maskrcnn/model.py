@@ -106,8 +106,8 @@ class MaskRCNN(nn.Module):
     def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
         """Choose how ``convolution`` and ``selected_logits`` run; call it on the final device after :meth:`cast`.
 
-        The hidden layers of the box head are no convolutions. They run as their reference if that of the convolutions
-        is requested, and otherwise as ``auto``.
+        The hidden layers of the box head are no convolutions. They use their reference if ``convolution`` is
+        ``reference``, and otherwise ``auto``.
 
         Args:
             requested: ``model.implementations``.

@@ -21,7 +21,7 @@ from common.config.ranges import (
 from common.errors import ConfigError
 from common.ops.batch_norm import BATCH_NORM
 from common.ops.convolution import CONVOLUTION
-from common.ops.operation import Operation, all_implementations
+from common.ops.operation import AUTO, REFERENCE, Operation, all_implementations
 from common.optim.hparams import LarsHparams
 
 OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM, "convolution_moments": CONVOLUTION}
@@ -105,6 +105,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+        if self.implementations["convolution_moments"] != AUTO and self.implementations["batch_norm"] == REFERENCE:
+            raise ConfigError(
+                "implementations.batch_norm=reference: only Triton's batch norm reads the moments of "
+                f"implementations.convolution_moments={self.implementations['convolution_moments']}"
+            )
 
 
 @dataclass(frozen=True)

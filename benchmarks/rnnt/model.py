@@ -71,12 +71,14 @@ class Rnnt(nn.Module):
     ) -> None:
         super().__init__()
         shape = self.architecture = architecture
-        lstm = config.implementations["lstm"]
+        requested_lstm = config.implementations["lstm"]
         initial = Initial(shape.forget_bias, shape.hidden_bias_scale, init_scale)
 
         def stack(inputs: int, width: int, layers: int, dropout: float, real: int | None = None) -> LstmStack:
-            with asked_for(f"{OPTION}.lstm", lstm):
-                return LstmStack(inputs, width, layers, dropout, initial, generator, device, dtype, lstm, real)
+            with asked_for(f"{OPTION}.lstm", requested_lstm):
+                return LstmStack(
+                    inputs, width, layers, dropout, initial, generator, device, dtype, requested_lstm, real
+                )
 
         width, predicted = shape.encoder_width, shape.prediction_width
         self.pred_embed = nn.Embedding(shape.blank, predicted, device="meta").to_empty(device="cpu")

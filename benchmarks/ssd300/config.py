@@ -23,14 +23,14 @@ from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.batch_norm import BATCH_NORM
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
 from common.ops.convolution import CONVOLUTION
-from common.ops.operation import Operation, all_implementations
+from common.ops.operation import AUTO, REFERENCE, Operation, all_implementations
 from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import SgdHparams
 
 OPERATIONS: dict[str, Operation] = {
     "batch_norm": BATCH_NORM,
-    "convolution_moments": CONVOLUTION,  # of the convolutions in front of a batch norm
-    "convolution": CONV_BIAS_RELU,  # of those with a bias
+    "convolution_moments": CONVOLUTION,  # convolutions in front of a batch norm
+    "convolution": CONV_BIAS_RELU,  # convolutions with a bias
     "class_entropy": CLASS_ENTROPY,
     "anchor_matching": ANCHOR_MATCHING,
     "suppression": SUPPRESSION,
@@ -180,6 +180,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+        if self.implementations["convolution_moments"] != AUTO and self.implementations["batch_norm"] == REFERENCE:
+            raise ConfigError(
+                "implementations.batch_norm=reference: only Triton's batch norm reads the moments of "
+                f"implementations.convolution_moments={self.implementations['convolution_moments']}"
+            )
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ OPERATIONS: dict[str, Operation] = {
 }
 """Operations that ``model.implementations`` can choose an implementation of.
 
-``attention`` is that of the positions of a picture to each other, ``cross_attention`` that to the tokens of the
+``attention`` is self-attention between the positions of a picture, ``cross_attention`` attends to the tokens of the
 caption, ``bias_gradient`` sums the gradients at the ends of blocks over positions, and ``upsampling`` includes the
-convolution that follows. ``group_norm`` and ``upsampling`` are those of the autoencoder, too.
+convolution that follows. The autoencoder uses ``group_norm`` and ``upsampling``, too.
 """
 
 LAYERS: dict[str, type[choice.Choosing]] = {

@@ -56,7 +56,7 @@ class DataSettings:
     """How crops are made.
 
     Attributes:
-        variant: whose augmentation they get.
+        variant: ``nvidia`` or ``reference``: whose rules for the augmentation apply.
         dtype: of the images.
         implementations: ``model.implementations``, of which ``augment`` is used.
     """

@@ -171,7 +171,7 @@ class UNet3DSegmentation(Workload):
         return self.own.facts.training_flops(self.own.facts.input_shape)
 
     def kernel_names(self) -> list[tuple[str, str]]:
-        """Of the network's operations, its loss and the crops."""
+        """Kinds of work of all operations of this workload; see :class:`common.contract.workload.Workload`."""
         return [pair for operation in OPERATIONS.values() for pair in operation.kernel_names]
 
 

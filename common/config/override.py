@@ -19,6 +19,8 @@ from common.errors import ConfigError
 # A relative or absolute path of these characters alone is the same text with and without quotes.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
 RENAMED = {
+    "reader.augment": "model.implementations.augment",
+    "reader.sample": "model.implementations.sample",
     "embeddings.implementation": "model.implementations.embedding_bags",
     "sliding_window.implementation": "model.implementations.window_sums",
 }

@@ -19,11 +19,20 @@ from common.errors import ConfigError, UnsupportedImplementation
 
 AUTO = "auto"
 REFERENCE = "reference"
+FORMER_NAMES = {
+    ("lstm", "torch"): "library",
+    ("instance_norm", "torch"): "library",
+    ("upsample_convolution", "transposed_torch"): "transposed_library",
+    ("batch_norm", "cudnn"): "convolution_moments=cudnn",
+    ("", "torch"): REFERENCE,
+    ("", "plain"): REFERENCE,
+}
+"""Operation, or "" for all others, and former name of an implementation to the name that it has now."""
 
 
 @dataclass(frozen=True)
 class OperationRequest:
-    """What a model will use an operation for.
+    """Device, dtype and sizes for which a model needs an operation.
 
     Attributes:
         device: device of the tensors.
@@ -49,7 +58,8 @@ class Implementation:
             ``module:attribute`` is imported when the implementation is chosen. With ``module`` alone the module has the
             functions of the reference under the names of the tuple's fields.
         unsupported: returns the reason why the implementation cannot serve a request, or None if it can.
-        automatic: whether ``auto`` may choose it. False where its results have another precision.
+        automatic: whether ``auto`` may choose it. False where the results have another precision or differ from run to
+            run.
     """
 
     source: Any
@@ -74,7 +84,7 @@ class Operation:
     """An operation and everything that computes it. All implementations share the signatures of the reference.
 
     Attributes:
-        name: name of the operation in messages, and in ``model.implementations`` unless the workload uses it twice.
+        name: name of the operation in messages. A workload's ``OPERATIONS`` has the keys of the configuration.
         reference: a function, or a named tuple of functions that belong together, such as forward and backward.
         fast: name to faster implementation, in order of preference.
         kernel_names: pairs of a kind of work and a regular expression that matches the names of the kernels, for the
@@ -104,7 +114,9 @@ class Operation:
         """
         if name not in (AUTO, *self.names):
             known = ", ".join((AUTO, *self.names))
-            raise UnsupportedImplementation(f"{self.name} has no implementation {name!r}; choose one of {known}")
+            now = FORMER_NAMES.get((self.name, name)) or FORMER_NAMES.get(("", name))
+            hint = f" ({name!r} is {now!r} now)" if now else ""
+            raise UnsupportedImplementation(f"{self.name} has no implementation {name!r}{hint}; choose one of {known}")
 
     def unsupported(self, name: str, request: OperationRequest) -> str | None:
         """Return why the implementation ``name`` cannot serve ``request``, or None if it can."""

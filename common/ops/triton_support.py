@@ -54,10 +54,10 @@ def _refusal(
 ) -> str | None:
     for name, limit in most.items():
         if request.sizes[name] > limit:
-            return f"at most {limit} {name}, not {request.sizes[name]}"
+            return f"{name} is at most {limit}, not {request.sizes[name]}"
     for name, divisor in multiple_of.items():
         if request.sizes[name] % divisor:
-            return f"{name} must be a multiple of {divisor}, not {request.sizes[name]}"
+            return f"{name} is a multiple of {divisor}, not {request.sizes[name]}"
     if dtypes and request.dtype not in dtypes:
         *others, last = (NAMES[dtype] for dtype in dtypes)
         return f"activations are {', '.join(others)} or {last}, not {request.dtype}"

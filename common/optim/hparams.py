@@ -36,7 +36,7 @@ class SgdHparams:
     weight_decay: Annotated[float, FiniteNotNegative]
 
     def sgd(self, nesterov: bool = False) -> SGD:
-        """The update rule; without momentum Nesterov's step is the reference."""
+        """The update rule. Without momentum, Nesterov's step equals the ordinary one."""
         return SGD(self.momentum, nesterov=nesterov and self.momentum > 0)
 
 

@@ -190,7 +190,7 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
         return dlrm.DenseNetwork(sizes, TABLES, AUTOMATIC, CUDA, dtype, generator)
     crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
-    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, dlrm_dcnv2.AUTOMATIC, CUDA, dtype, generator)
+    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, AUTOMATIC, CUDA, dtype, generator)
 
 
 def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:

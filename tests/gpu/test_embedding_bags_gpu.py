@@ -144,7 +144,7 @@ def test_rows_beyond_two_to_the_31_values() -> None:
 
 
 @pytest.mark.parametrize("skewed", [False, True], ids=["uniform", "skewed"])
-def test_the_benchmarks_batch_has_the_same_bits_twice_and_is_the_plain_versions(
+def test_the_benchmarks_batch_has_the_same_bits_twice_and_is_the_references(
     skewed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients are integers, whose sums are exact in any order."""

@@ -179,7 +179,7 @@ def allowed(case: str, wanted: Tensor, ranks: int) -> float:
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("mode", list(MODES))
-def test_every_way_equals_the_plain_one(ranks, mode, captured):
+def test_every_way_equals_the_reference(ranks, mode, captured):
     expected = cases(ranks, "plain" + SPLIT * mode.endswith(SPLIT), captured=False)
     for case, found in cases(ranks, mode, captured).items():
         for name, tensor in found.items():

@@ -14,7 +14,7 @@ from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.bench_block import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.bench_block import bench_graph, bench_room
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
@@ -39,7 +39,7 @@ def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: 
     graph = small_graph()
     shape = largest_shape(graph, SEEDS, fanouts)
     sampler = sample.SAMPLE.function(name)(on("cuda", sharded(graph, shards)), fanouts, shape)
-    plain = plain_sampler(graph, fanouts, shape)
+    plain = sampler_reference(graph, fanouts, shape)
     for number, count in ((0, SEEDS), (1, 4), (2, SEEDS), (0, SEEDS), (3, 0)):
         seeds, seed = some_seeds(NODES[1], SEEDS, number), torch.tensor(number - (1 << 50))
         expected = filled(plain(seeds, count, seed))
@@ -51,9 +51,9 @@ def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: 
 def test_what_has_no_room_is_left_out_as_on_the_cpu(room: tuple[str, int, str]) -> None:
     graph, seeds = small_graph(), some_seeds(NODES[1], SEEDS, 0)
     shape = largest_shape(graph, SEEDS, FANOUTS)
-    full = plain_sampler(graph, FANOUTS, shape)(seeds, SEEDS, torch.tensor(1))
+    full = sampler_reference(graph, FANOUTS, shape)(seeds, SEEDS, torch.tensor(1))
     shape = smaller(full, shape, *room)
-    sampler, plain = triton_sampler(on("cuda", graph), FANOUTS, shape), plain_sampler(graph, FANOUTS, shape)
+    sampler, plain = triton_sampler(on("cuda", graph), FANOUTS, shape), sampler_reference(graph, FANOUTS, shape)
     for number in (1, 2, 3, 1):
         cut = sampler(seeds.cuda(), SEEDS, torch.tensor(number, device="cuda"))
         assert filled(cut) == filled(plain(seeds, SEEDS, torch.tensor(number)))
@@ -67,13 +67,13 @@ def share() -> Graph:
 
 @pytest.fixture(scope="module")
 def shape(share: Graph) -> BlockShape:
-    return bench_room(share, 64, plain_sampler)
+    return bench_room(share, 64, sampler_reference)
 
 
 @pytest.mark.parametrize("name", sample.SAMPLE.names)
 def test_a_large_block_is_the_cpus(name: str, share: Graph, shape: BlockShape) -> None:
     sampler = sample.SAMPLE.function(name)(on("cuda", share), REAL_FANOUTS, shape)
-    plain = plain_sampler(share, REAL_FANOUTS, shape)
+    plain = sampler_reference(share, REAL_FANOUTS, shape)
     for number in (0, 1, 0):
         seeds = some_seeds(share.nodes[0], 64, number)
         block = sampler(seeds.cuda(), 64, torch.tensor(number, device="cuda"))
@@ -114,7 +114,7 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
 
 def test_samplers_are_made_and_blocks_sampled_again_without_a_copy_that_waits(share: Graph, shape: BlockShape) -> None:
     numbers = (7, 8, 9)
-    plain = plain_sampler(share, REAL_FANOUTS, shape)
+    plain = sampler_reference(share, REAL_FANOUTS, shape)
     expected = [filled(plain(some_seeds(share.nodes[0], 64, each), 64, torch.tensor(each))) for each in numbers]
     batches = [
         SeedBatch(some_seeds(share.nodes[0], 64, each).cuda(), 64, torch.tensor(each, device="cuda"))

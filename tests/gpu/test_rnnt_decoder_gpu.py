@@ -109,7 +109,7 @@ def samples_of(run: RunConfig) -> np.ndarray:
 def evaluation_of(run: RunConfig, workload: SpeechRecognition, samples_N: np.ndarray, capture: bool) -> Transcription:
     own, device = workload.own, workload.layout.device
     source = Noise(samples_N, own, device)
-    preparer = Preparer(own.facts, own.model.features, own.model.audio, device, workload.dtype)
+    preparer = Preparer(own.facts, own.model.features, own.model.implementations["audio"], device, workload.dtype)
     evaluation = Transcription(
         workload.model, own, lambda root: source, len(samples_N), workload.layout, preparer, capture
     )

@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("shape", "p"), [((642, 192, 1024), 0.1), ((41, 7, 1024), 0.1), ((5, 3, 66), 0.3), ((6, 8, 128), 0.0)]
 )
-def test_both_directions_are_those_of_the_plain_version(shape, p, dtype):
+def test_both_directions_are_those_of_the_reference(shape, p, dtype):
     generator = torch.Generator("cuda").manual_seed(1)
     x_TBH = torch.randn(shape, generator=generator, device="cuda").to(dtype)
     seed = torch.tensor(9, device="cuda")

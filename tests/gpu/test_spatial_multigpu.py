@@ -54,13 +54,13 @@ class Trainee:
     def __init__(
         self,
         layout: Layout,
-        implementations: NetworkSettings,
+        settings: NetworkSettings,
         captured: bool = False,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.layout, self.split, self.dtype = layout, VolumeSplit.from_layout(layout), dtype
         generator, device = torch.Generator().manual_seed(11), layout.device
-        self.model = UNet3D(ARCHITECTURE, implementations, generator, device=device, dtype=dtype, split=self.split)
+        self.model = UNet3D(ARCHITECTURE, settings, generator, device=device, dtype=dtype, split=self.split)
         redundant = self.model.redundant_parameters()
         named = dict(self.model.named_parameters())
         groups = [

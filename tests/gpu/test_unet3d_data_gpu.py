@@ -49,7 +49,7 @@ def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("slab", [Slab(SIZE, 0, 128), Slab(SIZE, 48, 16)], ids=str)
 @pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("cached", [torch.float32, torch.bfloat16])
-def test_kernel_is_the_plain_version(slab: Slab, dtype: torch.dtype, cached: torch.dtype) -> None:
+def test_kernel_is_the_reference(slab: Slab, dtype: torch.dtype, cached: torch.dtype) -> None:
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
     images, labels = volumes(cached)
     image, label = AUGMENT.function("triton")(images, labels, *given, slab, dtype)

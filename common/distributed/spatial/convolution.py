@@ -42,7 +42,7 @@ class SpatialConv3d(nn.Module):
         in_channels, out_channels: C of input and result.
         stride: 1 or 2, of all three axes.
         exchange: moves halos between the slabs; None where each rank holds whole volumes.
-        implementation: a name out of :data:`common.ops.local_convolution.IMPLEMENTATIONS`, or ``auto``.
+        implementation: a name out of :data:`common.ops.local_convolution.LOCAL_CONVOLUTION`, or ``auto``.
         device, dtype: of weight and activations. The weight, of nn.Conv3d's shape and channels last on a GPU, is not
             initialised.
 

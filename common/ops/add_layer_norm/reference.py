@@ -17,7 +17,7 @@ def add_layer_norm_reference(
     *,
     added_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_RC: a product, without its bias, or the first sum.

@@ -44,7 +44,7 @@ class MatchingRule:
 
 @torch.no_grad()
 def match_reference(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         anchors_A4: corners x1, y1, x2, y2, or (B, A, 4) where each picture has its own; the arithmetic is in fp32.

@@ -38,7 +38,7 @@ def attention_reference(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention over a padded copy of the sequences. Plain version: takes S * H * max_length**2 probabilities.
+    """Attention over a padded copy of the sequences. The reference takes S * H * max_length**2 probabilities.
 
     Args:
         qkv_T3HD: queries, keys and values of every token.

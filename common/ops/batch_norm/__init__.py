@@ -1,6 +1,6 @@
 """Training batch normalisation fused with what follows it: ReLU, a residual, a second batch norm, max pooling.
 
-Four operations, each with a plain PyTorch version (the oracle) and a Triton one:
+Four operations, each with a PyTorch reference and Triton kernels:
 
 ``batch_norm``                ``BN(x)`` or ``relu(BN(x))``
 ``batch_norm_add_relu``       ``relu(BN(x) + residual)`` or ``relu(BN(x) + BN(projection))``, returned twice: the next

@@ -96,7 +96,7 @@ def batch_norm_add_relu_reference(
     residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The end of a residual block: ``relu(BN(x) + residual)``, the residual itself normalised where a
-    ``residual_norm`` is given. Plain version; ``moments`` and ``residual_moments`` as in :func:`batch_norm_reference`.
+    ``residual_norm`` is given. ``moments`` and ``residual_moments`` as in :func:`batch_norm_reference`.
 
     Returns:
         The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Neither may be changed in place.

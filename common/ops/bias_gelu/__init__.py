@@ -26,7 +26,7 @@ BIAS_GELU = Operation(
 """Signature: ``bias_gelu(x_TF, bias_F, *, fp8=None, handover=None)``."""
 
 BIAS_GELU_PASSES = Operation(
-    "bias_gelu",
+    "bias_gelu_passes",
     BiasGelu(forward_reference, backward_reference),
     {
         "triton": triton_kernels("common.ops.bias_gelu.triton"),

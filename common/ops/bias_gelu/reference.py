@@ -62,7 +62,7 @@ class BiasGelu(NamedTuple):
 def bias_gelu_reference(
     x_TF: Tensor, bias_F: Tensor, *, fp8: Scaling | None = None, handover: Handover | None = None
 ) -> Tensor | Fp8Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_TF: the product, without its bias.
@@ -88,7 +88,7 @@ def forward_reference(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_TF: the product; contiguous.
@@ -114,7 +114,7 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Gradients:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dy_TF: gradient of the result; contiguous.

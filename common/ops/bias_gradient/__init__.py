@@ -1,8 +1,8 @@
 """The gradient of a bias that a product or a convolution added: the sums over rows of its result's gradient.
 
 ``function(d_RC, dtype)`` gives (C,); it works without autograd, and its caller writes the backward pass. Shapes: R
-rows, C columns. Tall and narrow gradients, such as 131,072 rows of 320, decide; PyTorch's own reduction is the plain
-version.
+rows, C columns. Tall and narrow gradients, such as 131,072 rows of 320, decide; the reference is PyTorch's own
+reduction.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class CausalAttention(NamedTuple):
 
 @torch.no_grad()
 def forward_reference(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float) -> tuple[Tensor, Saved]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         q_BQHD: queries, those of the last Sq positions of the keys.
@@ -81,7 +81,7 @@ def forward_reference(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: flo
 
 @torch.no_grad()
 def backward_reference(do_BQHD: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     With P the probabilities and dP = do v^T: dS = P (dP - sum(do o)), dq = scale dS k, dk = scale dS^T q, dv = P^T do
     (Dao et al., arXiv:2205.14135, appendix B.4).

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.conv_bias_relu`, and the autograd that all versions share."""
+"""The reference of :mod:`common.ops.conv_bias_relu`, and the autograd function of all implementations."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 from common.ops.convolution.reference import convolution_reference
 from common.ops.libraries import CUDNN_FRONTEND
 from common.ops.operation import Implementation, Operation, OperationRequest
+from common.ops.triton_support import no_triton
 
 
 def _cudnn_unsupported(request: OperationRequest) -> str | None:
@@ -26,7 +27,7 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
         return f"{request.sizes['channels']} channels are not a multiple of 8"
     if not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
-    return CUDNN_FRONTEND.unavailable()
+    return CUDNN_FRONTEND.unavailable() or no_triton(request.device)  # our kernels add up the moments
 
 
 CONVOLUTION = Operation(

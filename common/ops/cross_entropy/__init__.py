@@ -29,7 +29,7 @@ CROSS_ENTROPY = Operation(
 """Signature: ``masked_cross_entropy(logits_MV, labels_M, vocabulary, inplace=False)``."""
 
 OF_A_PART = Operation(
-    "of_a_part",
+    "cross_entropy_of_a_part",
     OfAPart(log_sum_exp_reference, gradient_reference),
     {
         "triton": triton_kernels("common.ops.cross_entropy.triton"),

@@ -18,14 +18,14 @@ NO_LABEL = -1
 def masked_cross_entropy_reference(
     logits_MV: Tensor, labels_M: Tensor, vocabulary: int, inplace: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         logits_MV: logits; columns from ``vocabulary`` on are padding.
         labels_M: int32 or int64, 0 ... vocabulary - 1 or ``NO_LABEL``.
         vocabulary: words.
-        inplace: the caller has no more use for the logits, so that their memory may hold the gradient; the plain
-            version makes no use of it.
+        inplace: the caller has no more use for the logits, so that their memory may hold the gradient; the
+            reference ignores this.
 
     Returns:
         losses (M,): ``-log softmax(logits)[label]``, fp32 (fp64 for fp64 logits); and correct (M,): whether the label

@@ -23,7 +23,7 @@ import torch
 from common.ops.causal_attention import CAUSAL_ATTENTION, cudnn, cudnn_frontend, flash, flash_attention_4, requirements
 from common.ops.dense_attention import flash_attention_3
 from common.ops.dense_attention.library import LibraryAttention
-from common.ops.dense_attention.reference import Attention, PlainAttention
+from common.ops.dense_attention.reference import Attention, ReferenceAttention
 from common.ops.operation import Implementation, Operation, OperationRequest
 
 __all__ = ["DENSE_ATTENTION", "Attention"]
@@ -47,7 +47,7 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
 
 DENSE_ATTENTION = Operation(
     "dense_attention",
-    PlainAttention(),
+    ReferenceAttention(),
     {
         "flash_attention_4": Implementation(
             LibraryAttention(flash_attention_4.LIBRARY), requirements.flash_4_unsupported

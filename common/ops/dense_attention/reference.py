@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.dense_attention`, and what every version offers.
+"""The reference of :mod:`common.ops.dense_attention`, and the interface of all implementations.
 
 Shapes: B rows, S queries and T keys of each, H heads, D their size.
 """
@@ -37,8 +37,8 @@ class Attention(Protocol):
         """
 
 
-class PlainAttention:
-    """Products and softmax in fp32, or fp64 of fp64. Plain version: takes B * H * S * T probabilities."""
+class ReferenceAttention:
+    """Products and softmax in fp32, or fp64 of fp64. The reference takes B * H * S * T probabilities."""
 
     def __call__(self, q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         """See :class:`Attention`."""

@@ -25,7 +25,7 @@ def dropout_add_norm_reference(
     fp8: Scaling | None = None,
     handover: Handover | None = None,
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_TE: input; contiguous.

@@ -82,7 +82,7 @@ class Handover:
 def cast_reference(
     x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
 ) -> Fp8Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_MK: fp16 or bf16; contiguous.

@@ -9,7 +9,7 @@ from common.ops.triton_support import widen
 
 
 def geglu_reference(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_R2C: the product, without its bias.

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.group_norm`, and what every version checks."""
+"""The reference of :mod:`common.ops.group_norm`, and the checks of all implementations."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def forward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         residual_TE: contiguous.
@@ -106,7 +106,7 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """Plain version.
+    """Reference implementation.
 
     With n the normalised row and g = dy (1 + weight): dx = (g - mean(g) - n mean(g n)) / deviation.
 
@@ -146,7 +146,7 @@ def recompute_reference(residual_TE: Tensor, moments_2T: Tensor, weight_E: Tenso
 def parameter_gradients_reference(
     dy_TE: Tensor, residual_TE: Tensor, moments_2T: Tensor, dx_TE: Tensor | None = None
 ) -> ParameterGradients:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dy_TE: gradient of y; contiguous.

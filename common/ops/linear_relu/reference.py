@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.linear_relu`, and the autograd that all versions share."""
+"""The reference of :mod:`common.ops.linear_relu`, and the autograd function of all implementations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PASSES = Passes(forward_reference, masked_reference)
 
 
 def linear_relu_reference(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_BK: B samples of K inputs; rows may lie apart.

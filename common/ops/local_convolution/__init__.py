@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from common.ops.local_convolution.folded import folded_convolution
-from common.ops.local_convolution.reference import plain_convolution
+from common.ops.local_convolution.reference import local_convolution_reference
 from common.ops.operation import Implementation, Operation, OperationRequest
 from common.ops.triton_support import triton_unsupported
 
@@ -30,12 +30,13 @@ def _folded_unsupported(request: OperationRequest) -> str | None:
 
 LOCAL_CONVOLUTION = Operation(
     "local_convolution",
-    plain_convolution,
+    local_convolution_reference,
     {
         "triton": Implementation("common.ops.local_convolution.triton:triton_convolution", _triton_unsupported),
         "folded": Implementation(folded_convolution, _folded_unsupported),
     },
     kernel_names=(("convolution, either way", r"^single_channel_"),),
 )
-"""``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. ``folded`` and ``torch`` are of
-cuDNN on a GPU; the former asks it for the weight's gradient in another way where there are few output channels."""
+"""``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. On a GPU
+``folded`` and ``reference`` call cuDNN; ``folded`` computes the weight's gradient in another way where there are few
+output channels."""

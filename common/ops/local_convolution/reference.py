@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.local_convolution`, and what all versions are."""
+"""The reference of :mod:`common.ops.local_convolution`, and the interface of all implementations."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def backward(
     return dx_NCDHW, dweight
 
 
-def plain_convolution() -> LocalConvolution:
+def local_convolution_reference() -> LocalConvolution:
     """That of PyTorch, which is cuDNN's on a GPU."""
     return LocalConvolution(forward, backward)

@@ -9,7 +9,7 @@ from common.ops.triton_support import widen
 
 
 def logit_reference(x_BK: Tensor, weight_1K: Tensor, bias_1: Tensor) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_BK: inputs, contiguous.

@@ -42,7 +42,7 @@ WHOLE = Region()
 
 @torch.no_grad()
 def dropped_reference(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_TE: contiguous.

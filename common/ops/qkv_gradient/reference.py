@@ -41,7 +41,7 @@ def join_reference(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> QkvGradient:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dq_THD, dk_THD, dv_THD: gradients of queries, keys and values, in any strides but 1 of the last dimension: of

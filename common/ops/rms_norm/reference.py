@@ -52,7 +52,7 @@ def forward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         residual_TE: contiguous.
@@ -85,7 +85,7 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dy_TE: gradient of y; contiguous.

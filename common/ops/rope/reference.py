@@ -79,7 +79,7 @@ def tables(
 def forward_reference(
     qkv_TN: Tensor, cos_TD2: Tensor, sin_TD2: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         qkv_TN: the product: H heads of queries, K of keys, K of values; contiguous.
@@ -108,7 +108,7 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dq_THD, dk_TKD, dv_TKD: gradients of the three results; contiguous.

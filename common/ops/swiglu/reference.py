@@ -41,7 +41,7 @@ def forward_reference(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         gate_up_T2F: the product; contiguous.
@@ -62,7 +62,7 @@ def forward_reference(
 def backward_reference(
     dy_TF: Tensor, saved: Tensor | Fp8Tensor, *, fp8: Scaling | None = None, frozen_scales: bool = False
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dy_TF: gradient of the result; contiguous.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def transpose_reference(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         matrix_NK: FP8, contiguous.

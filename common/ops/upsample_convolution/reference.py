@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def upsample_convolution_reference(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
-    """``conv(upsample(x)) + bias``. Plain version: writes the upsampled picture.
+    """``conv(upsample(x)) + bias``. The reference writes the upsampled picture.
 
     Args:
         x_NIHW: input.

@@ -15,7 +15,7 @@ Room = Callable[[Sequence[int], torch.dtype], Tensor]
 def accumulate_reference(
     dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, room: Room
 ) -> None:
-    """Plain version: the product is written in 16 bits, fp32 where the gradient is, and added.
+    """Reference: the product is written in 16 bits, fp32 where the gradient is, and added.
 
     Args:
         dy_OT: FP8, contiguous.

@@ -128,5 +128,5 @@ def test_bounds_that_point_elsewhere_are_refused() -> None:
 
 def test_the_kernel_refuses_masks_of_more_rows_than_its_integers_have_bits() -> None:
     request = OperationRequest(torch.device("cuda"), torch.float16, {"size": 56})
-    with pytest.raises(UnsupportedImplementation, match="at most 31 rows, not 56"):
+    with pytest.raises(UnsupportedImplementation, match="size is at most 31, not 56"):
         mask_targets.MASK_TARGETS.select("triton", request)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.capacities import at_most, enough_shape, grown, largest_shape, moments
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.schema import Schema
 from tests.benchmarks.rgat.sample_oracle import NODES, graph_of, small_graph
 
@@ -45,7 +45,7 @@ def test_there_may_be_room_for_more_seeds_than_nodes() -> None:
 @pytest.mark.parametrize("fanouts", [(2, 2), (16, 16, 16)], ids=str)
 def test_no_batch_exceeds_the_bounds(fanouts: tuple[int, ...]) -> None:
     graph = small_graph()
-    sampler = plain_sampler(graph, fanouts, largest_shape(graph, 9, fanouts))
+    sampler = sampler_reference(graph, fanouts, largest_shape(graph, 9, fanouts))
     for seed in range(5):
         seeds = torch.randperm(NODES[1], generator=torch.Generator().manual_seed(seed))[:9].int()
         assert sampler(seeds, 9, torch.tensor(seed)).overflow.item() == 0

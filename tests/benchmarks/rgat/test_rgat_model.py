@@ -11,7 +11,7 @@ from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.model import RGAT, Architecture
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.schema import Schema
 from common.mlperf.fixed import benchmark_settings
 from tests.benchmarks.rgat.small_rgat import CPU, NODES, SCHEMA, SMALL, features_of, network, random_graph
@@ -86,7 +86,7 @@ def test_logits_and_gradients_are_those_of_pytorch_geometric(fanouts: tuple[int,
     torch.manual_seed(0)
     graph = random_graph(1)
     shape = largest_shape(graph, 12, fanouts)
-    block = plain_sampler(graph, fanouts, shape)(torch.arange(12, dtype=torch.int32), 9, torch.tensor(5))
+    block = sampler_reference(graph, fanouts, shape)(torch.arange(12, dtype=torch.int32), 9, torch.tensor(5))
     features = [torch.randn(count, SMALL.feature_size) for count in NODES]
     model = network(SMALL, SCHEMA, 3).eval()
     x_NF, by_type = features_of(block, features)

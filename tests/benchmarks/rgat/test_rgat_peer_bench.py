@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.peer_bench import Peer, inputs_of, step_of
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 
@@ -15,7 +15,7 @@ def test_the_trimmed_peer_gives_our_logits_and_learns() -> None:
     torch.manual_seed(0)
     fanouts = (3, 2, 2)
     graph = random_graph(1)
-    block = plain_sampler(graph, fanouts, largest_shape(graph, 12, fanouts))(
+    block = sampler_reference(graph, fanouts, largest_shape(graph, 12, fanouts))(
         torch.arange(12, dtype=torch.int32), 12, torch.tensor(5)
     )
     x_NF, _ = features_of(block, [torch.randn(count, SMALL.feature_size) for count in NODES])

@@ -14,7 +14,7 @@ from benchmarks.rgat import stage_bench
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.data import Sources
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.sampling import SeedBatch
 from common.data.batches import Batch, HostBatch
 from common.data.prefetch import Prefetcher
@@ -48,7 +48,7 @@ class _Noted:
 
 def test_a_block_is_planned_for_a_batch_before_it_is_gathered() -> None:
     graph, features = random_graph(2), _Noted()
-    sources = Sources(graph, features, FANOUTS, plain_sampler)
+    sources = Sources(graph, features, FANOUTS, sampler_reference)
     sampler = sources.sampler(largest_shape(graph, 4, FANOUTS))
 
     def batches() -> Iterator[tuple[SeedBatch, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import at_most, largest_shape
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch, measured
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 
@@ -42,9 +42,9 @@ def filled(block: Block) -> list[list[int]]:
 
 @pytest.mark.parametrize("limit", [3, 20])
 def test_a_block_that_lacks_room_is_sampled_again_with_more(limit: int) -> None:
-    small = BlockSampler(GRAPH, FANOUTS, plain_sampler, at_most(LARGEST, limit))
+    small = BlockSampler(GRAPH, FANOUTS, sampler_reference, at_most(LARGEST, limit))
     found = list(small.blocks(batches(4)))
-    expected = [plain_sampler(GRAPH, FANOUTS, LARGEST)(each.seeds, each.count, each.seed) for each in batches(4)]
+    expected = [sampler_reference(GRAPH, FANOUTS, LARGEST)(each.seeds, each.count, each.seed) for each in batches(4)]
     assert [filled(block) for block in found] == [filled(block) for block in expected]
     assert (small.sampled, small.larger) == (4, 4)
     assert all(not int(block.overflow) for block in found)
@@ -52,7 +52,7 @@ def test_a_block_that_lacks_room_is_sampled_again_with_more(limit: int) -> None:
 
 
 def test_blocks_that_fit_have_the_shape_and_come_one_behind_the_sampler() -> None:
-    sampler, asked = BlockSampler(GRAPH, FANOUTS, plain_sampler, LARGEST), []
+    sampler, asked = BlockSampler(GRAPH, FANOUTS, sampler_reference, LARGEST), []
 
     def given() -> Iterator[SeedBatch]:
         for batch in batches(5):
@@ -72,10 +72,10 @@ def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.Mo
         lacking.fill_(max(int(lacking), int(len(said) == 3)))
 
     monkeypatch.setattr("torch.distributed.all_reduce", another_rank_lacks_room_once)
-    alone = BlockSampler(GRAPH, FANOUTS, plain_sampler, ENOUGH)
+    alone = BlockSampler(GRAPH, FANOUTS, sampler_reference, ENOUGH)
     expected = [filled(block) for block in alone.blocks(batches(5))]
     assert alone.larger == 0
-    sampler = BlockSampler(GRAPH, FANOUTS, plain_sampler, ENOUGH, cast(dist.ProcessGroup, object()))
+    sampler = BlockSampler(GRAPH, FANOUTS, sampler_reference, ENOUGH, cast(dist.ProcessGroup, object()))
     found = list(sampler.blocks(batches(5)))
     assert [block.shape == ENOUGH for block in found] == [True, True, False, True, True]
     assert [filled(block) for block in found] == expected
@@ -83,8 +83,8 @@ def test_all_ranks_leave_the_captured_shape_when_one_must(monkeypatch: pytest.Mo
 
 
 def test_what_batches_fill_is_measured_whatever_room_they_begin_with() -> None:
-    counts = [plain_sampler(GRAPH, FANOUTS, LARGEST)(b.seeds, b.count, b.seed).counts for b in batches(3)]
-    found = measured(GRAPH, FANOUTS, plain_sampler, 8, batches(3))
+    counts = [sampler_reference(GRAPH, FANOUTS, LARGEST)(b.seeds, b.count, b.seed).counts for b in batches(3)]
+    found = measured(GRAPH, FANOUTS, sampler_reference, 8, batches(3))
     assert found[: LARGEST.counts].tolist() == torch.stack(counts).sum(0).tolist()
     assert found[-1] == 3
 
@@ -92,7 +92,7 @@ def test_what_batches_fill_is_measured_whatever_room_they_begin_with() -> None:
 def loss_and_gradients(shape: BlockShape, real: int = 8) -> tuple[Tensor, list[Tensor]]:
     """Of the first batch in a shape, with dropout."""
     (batch,) = batches(1, real)
-    block = plain_sampler(GRAPH, FANOUTS, shape)(batch.seeds, batch.count, batch.seed)
+    block = sampler_reference(GRAPH, FANOUTS, shape)(batch.seeds, batch.count, batch.seed)
     torch.manual_seed(3)
     features = [torch.randn(count, SMALL.feature_size, dtype=torch.float64) for count in NODES]
     x_NF, _ = features_of(block, features)
@@ -106,7 +106,7 @@ def loss_and_gradients(shape: BlockShape, real: int = 8) -> tuple[Tensor, list[T
 @pytest.mark.parametrize("real", [8, 5])
 def test_the_room_of_a_block_changes_neither_loss_nor_gradients(real: int) -> None:
     (batch,) = batches(1, real)
-    counts = plain_sampler(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
+    counts = sampler_reference(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
 
     def lines(table: Tensor) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(line) for line in table.tolist())
@@ -123,7 +123,7 @@ def test_the_room_of_a_block_changes_neither_loss_nor_gradients(real: int) -> No
 
 def test_another_seed_drops_others() -> None:
     (batch,) = batches(1)
-    block = plain_sampler(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
+    block = sampler_reference(GRAPH, FANOUTS, LARGEST)(batch.seeds, batch.count, batch.seed)
     x_NF, _ = features_of(block, [torch.randn(count, SMALL.feature_size) for count in NODES])
     model = network(SMALL, SCHEMA, 3).train()
     first, second = model(x_NF, block, torch.tensor(1)), model(x_NF, block, torch.tensor(2))

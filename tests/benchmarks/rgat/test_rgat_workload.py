@@ -15,7 +15,7 @@ import torch
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.sampler import Sampler
 from benchmarks.rgat.workload import RgatClassification
 from common import cli
@@ -212,7 +212,7 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
 
     def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
         made.append(shape)
-        return plain_sampler(graph, fanouts, shape)
+        return sampler_reference(graph, fanouts, shape)
 
     monkeypatch.setitem(sample.SAMPLE.fast, "counted", Implementation(counted))
     workload = built("model.implementations.sample=counted", "reader.eval_batch=16")

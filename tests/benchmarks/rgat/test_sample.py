@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.schema import Schema
 from tests.benchmarks.rgat.sample_oracle import (
     NODES,
@@ -40,7 +40,7 @@ def some_seeds(number: int = 0, count: int = SEEDS) -> torch.Tensor:
 
 def sample(graph: Graph, fanouts: tuple[int, ...], seeds: torch.Tensor, seed: int = 5) -> Block:
     shape = largest_shape(graph, len(seeds), fanouts)
-    return plain_sampler(graph, fanouts, shape)(seeds, len(seeds), torch.tensor(seed))
+    return sampler_reference(graph, fanouts, shape)(seeds, len(seeds), torch.tensor(seed))
 
 
 def star(sources: int, centres: int) -> Graph:
@@ -149,7 +149,7 @@ def test_a_fanout_above_all_degrees_takes_all_edges() -> None:
 @pytest.mark.parametrize("count", [0, 1, SEEDS - 1])
 def test_a_short_batch_reads_no_more_seeds(count: int) -> None:
     graph, seeds = small_graph(), some_seeds()
-    sampler = plain_sampler(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))
+    sampler = sampler_reference(graph, FANOUTS, largest_shape(graph, SEEDS, FANOUTS))
     expected = sampled(graph, FANOUTS, seeds[:count].tolist(), 9)
     seeds[count:] = -1
     for given in (count, torch.tensor(count, dtype=torch.int32), torch.tensor([count], dtype=torch.int32)):
@@ -159,11 +159,11 @@ def test_a_short_batch_reads_no_more_seeds(count: int) -> None:
 def test_calls_know_nothing_of_each_other() -> None:
     graph = small_graph()
     shape = largest_shape(graph, SEEDS, FANOUTS)
-    sampler = plain_sampler(graph, FANOUTS, shape)
+    sampler = sampler_reference(graph, FANOUTS, shape)
     calls = [(some_seeds(number), torch.tensor(number)) for number in (0, 1, 0)]
     blocks = [sampler(seeds, SEEDS, seed) for seeds, seed in calls]
     for block, (seeds, seed) in zip(blocks, calls, strict=True):
-        assert filled(block) == filled(plain_sampler(graph, FANOUTS, shape)(seeds, SEEDS, seed))
+        assert filled(block) == filled(sampler_reference(graph, FANOUTS, shape)(seeds, SEEDS, seed))
     assert filled(blocks[0]) != filled(blocks[1])
 
 
@@ -203,16 +203,16 @@ def assert_within(block: Block) -> None:
 def test_what_has_no_room_is_left_out_and_leaves_no_trace(table: str, hop: int, name: str) -> None:
     graph, seeds = small_graph(), some_seeds()
     largest = largest_shape(graph, SEEDS, FANOUTS)
-    full = plain_sampler(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
+    full = sampler_reference(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
     shape = smaller(full, largest, table, hop, name)
-    sampler = plain_sampler(graph, FANOUTS, shape)
+    sampler = sampler_reference(graph, FANOUTS, shape)
     cut = sampler(seeds, SEEDS, torch.tensor(1))
     assert cut.overflow.item() != 0
     assert_within(cut)
     for number in (2, 1):
         again, fresh = (
             each(some_seeds(number), SEEDS, torch.tensor(number))
-            for each in (sampler, plain_sampler(graph, FANOUTS, shape))
+            for each in (sampler, sampler_reference(graph, FANOUTS, shape))
         )
         assert filled(again) == filled(fresh)
 
@@ -220,10 +220,10 @@ def test_what_has_no_room_is_left_out_and_leaves_no_trace(table: str, hop: int, 
 def test_a_block_that_just_fits_is_whole() -> None:
     graph, seeds = small_graph(), some_seeds()
     largest = largest_shape(graph, SEEDS, FANOUTS)
-    block = plain_sampler(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
+    block = sampler_reference(graph, FANOUTS, largest)(seeds, SEEDS, torch.tensor(1))
     rooms = (block.node_counts, block.edge_counts, block.row_counts)
     nodes, edges, rows = (tuple(map(tuple, counts.tolist())) for counts in rooms)
-    exact = plain_sampler(graph, FANOUTS, BlockShape(SCHEMA, nodes, edges, rows))(seeds, SEEDS, torch.tensor(1))
+    exact = sampler_reference(graph, FANOUTS, BlockShape(SCHEMA, nodes, edges, rows))(seeds, SEEDS, torch.tensor(1))
     assert filled(exact) == filled(block)
 
 
@@ -232,13 +232,13 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     shape = largest_shape(graph, SEEDS, FANOUTS)
     for fanouts in ((4, 3), (4, 3, 0), (17, 3, 2)):
         with pytest.raises(ValueError, match="one for each of 3 hops, 1 to 16"):
-            plain_sampler(graph, fanouts, shape)
+            sampler_reference(graph, fanouts, shape)
     other = replace(shape, schema=replace(SCHEMA, seeds="author"))
     with pytest.raises(ValueError, match="another schema"):
-        plain_sampler(graph, FANOUTS, other)
+        sampler_reference(graph, FANOUTS, other)
     rows = ((0,) * len(SCHEMA.relations), *shape.rows[1:])
     with pytest.raises(ValueError, match="hop 1: paper__cites__paper has room for edges and no row"):
-        plain_sampler(graph, FANOUTS, replace(shape, rows=rows))
+        sampler_reference(graph, FANOUTS, replace(shape, rows=rows))
     huge = tuple((1 << 30,) * len(SCHEMA.types) for _ in shape.nodes)
     with pytest.raises(ValueError, match="more than int32 numbers"):
-        plain_sampler(graph, FANOUTS, replace(shape, nodes=huge))
+        sampler_reference(graph, FANOUTS, replace(shape, nodes=huge))

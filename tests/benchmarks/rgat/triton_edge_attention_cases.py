@@ -98,7 +98,7 @@ ALSO_SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=ALSO_SLOW), 2, pytest.param(3, marks=ALSO_SLOW)])
-def test_both_ways_are_the_plain_versions(level: int) -> None:
+def test_both_ways_are_the_references(level: int) -> None:
     block = small_block(5)
     assert block.edge_counts[level - 1].sum() > 5 * level
     assert_as_plain(block, level)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.sample import triton as sample_triton
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import Tile, triton_sampler
 from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, sharded, small_graph
@@ -35,20 +35,20 @@ def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_as_plain(fanouts: tuple[int, ...]) -> None:
     graph = small_graph()
     shape = largest_shape(graph, SEEDS, fanouts)
-    sampler, plain = triton_sampler(graph, fanouts, shape), plain_sampler(graph, fanouts, shape)
+    sampler, plain = triton_sampler(graph, fanouts, shape), sampler_reference(graph, fanouts, shape)
     for number, count in ((0, SEEDS), (1, torch.tensor([3], dtype=torch.int32))):
         seeds, seed = some_seeds(number), torch.tensor(number - (1 << 50))
         assert filled(sampler(seeds, count, seed)) == filled(plain(seeds, count, seed))
 
 
-def test_blocks_are_the_plain_ones_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_the_references_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     few_items(monkeypatch)
     assert_as_plain((3, 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fanouts", [(4, 3, 2), (16, 5), (2, 1, 1, 1)], ids=str)
-def test_blocks_of_all_hops_and_fanouts_are_the_plain_ones(
+def test_blocks_of_all_hops_and_fanouts_are_the_references(
     fanouts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_items(monkeypatch)
@@ -59,31 +59,33 @@ def test_blocks_of_all_hops_and_fanouts_are_the_plain_ones(
 def test_other_fanouts_and_shards(fanouts: tuple[int, ...], count: int) -> None:
     graph, seeds = sharded(small_graph(1), 2), some_seeds(1)
     shape = largest_shape(graph, SEEDS, fanouts)
-    blocks = [build(graph, fanouts, shape)(seeds, count, torch.tensor(3)) for build in (triton_sampler, plain_sampler)]
+    blocks = [
+        build(graph, fanouts, shape)(seeds, count, torch.tensor(3)) for build in (triton_sampler, sampler_reference)
+    ]
     assert filled(blocks[0]) == filled(blocks[1])
 
 
 def assert_cut_as_plain(fanouts: tuple[int, ...], rooms: Sequence[tuple[str, int, str]]) -> None:
     graph, seeds = small_graph(), some_seeds(0)
     shape = largest_shape(graph, SEEDS, fanouts)
-    full = plain_sampler(graph, fanouts, shape)(seeds, SEEDS, torch.tensor(1))
+    full = sampler_reference(graph, fanouts, shape)(seeds, SEEDS, torch.tensor(1))
     for table, hop, name in rooms:
         shape = smaller(full, shape, table, hop, name)
-    sampler, plain = triton_sampler(graph, fanouts, shape), plain_sampler(graph, fanouts, shape)
+    sampler, plain = triton_sampler(graph, fanouts, shape), sampler_reference(graph, fanouts, shape)
     for number in (1, 2):
         cut, expected = (each(seeds, SEEDS, torch.tensor(number)) for each in (sampler, plain))
         assert expected.overflow.item() == 1 or number == 2
         assert filled(cut) == filled(expected)
 
 
-def test_what_has_no_room_is_left_out_as_by_the_plain_one() -> None:
+def test_what_has_no_room_is_left_out_as_by_the_reference() -> None:
     rooms = [("nodes", 1, "paper"), ("edges", 1, "author__rev_by__paper"), ("rows", 1, "paper__cites__paper")]
     assert_cut_as_plain((3, 2), rooms)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", SMALL_ROOMS, ids=str)
-def test_every_kind_of_room_is_cut_as_by_the_plain_one(
+def test_every_kind_of_room_is_cut_as_by_the_reference(
     room: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_items(monkeypatch)

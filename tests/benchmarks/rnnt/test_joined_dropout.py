@@ -28,4 +28,4 @@ def test_an_odd_width_is_not_for_the_kernel():
     request = OperationRequest(torch.device("cuda"), torch.float16, {"width": 3})
     reason = joined_dropout.JOINED_DROPOUT.unsupported("triton", request)
     assert reason is not None
-    assert "width must be a multiple of 2, not 3" in reason
+    assert "width is a multiple of 2, not 3" in reason

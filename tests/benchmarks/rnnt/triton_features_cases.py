@@ -25,7 +25,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("augmented", "columns"), [(False, 256), (True, 241)])
-def test_features_are_those_of_the_plain_version(augmented: bool, columns: int) -> None:
+def test_features_are_those_of_the_reference(augmented: bool, columns: int) -> None:
     audio = oracle.utterances(LENGTHS, SPEEDS)
     found, length_B = features_triton.features(audio, FACTS, FRAMES, columns, augmented, torch.float32)
     expected, expected_B = reference.features_reference(

@@ -24,7 +24,7 @@ SEED = torch.tensor(11)
         ((0, 2, 4), 0.3, torch.float32),
     ],
 )
-def test_both_directions_are_those_of_the_plain_version(shape, p, dtype):
+def test_both_directions_are_those_of_the_reference(shape, p, dtype):
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(shape, generator=generator).to(dtype)
     found_x, expected_x = x.clone().requires_grad_(), x.clone().requires_grad_()

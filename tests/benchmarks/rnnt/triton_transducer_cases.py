@@ -79,7 +79,7 @@ def networks(given: Case, width: int, dtype: torch.dtype) -> tuple[Tensor, Tenso
     ],
     ids=str,
 )
-def test_joint_and_its_gradients_are_the_plain_ones(dtype: torch.dtype, width: int, dropout: DropoutMask) -> None:
+def test_joint_and_its_gradients_are_the_references(dtype: torch.dtype, width: int, dropout: DropoutMask) -> None:
     given = case(*MIXED, classes=5)
     f, g = networks(given, width, dtype)
     used = used_rows(given.rows)
@@ -181,7 +181,7 @@ EVEN, ODD, PARTS = (torch.float16, 32, 32, 1), (torch.bfloat16, 40, 24, 1), (tor
         (DESCRIBED, ODD), (DESCRIBED, PARTS),
     ],
 )  # fmt: skip
-def test_loss_of_both_networks_and_its_gradients_are_the_plain_ones_in_float64(
+def test_loss_of_both_networks_and_its_gradients_are_the_references_in_float64(
     sizes: tuple[torch.dtype, int, int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype, width, classes, parts = sizes
@@ -212,7 +212,7 @@ def test_rows_are_left_out_whose_gradient_is_rounded_to_zero(dtype: torch.dtype)
     assert chosen.row_R[:3].tolist() == [2, 4, 5]
 
 
-def test_confident_rows_are_few_and_their_gradients_the_plain_ones() -> None:
+def test_confident_rows_are_few_and_their_gradients_the_references() -> None:
     given = case([12, 9], [3, 2], classes=16)
     weight, bias = last_layer(16, 16, torch.float16)
     drawn = [*networks(given, 16, torch.float16), 6 * weight, bias]
@@ -255,5 +255,5 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch() -> None:
         ("reference", torch.float16, 512, 16384),
     ):
         assert transducer_loss.TRANSDUCER_LOSS.select(AUTO, request(dtype, width, classes)).name == chosen
-    with pytest.raises(UnsupportedImplementation, match="at most 2048 width, not 4096"):
+    with pytest.raises(UnsupportedImplementation, match="width is at most 2048, not 4096"):
         joint.JOINT.select("triton", request(torch.float16, 4096, 1024))

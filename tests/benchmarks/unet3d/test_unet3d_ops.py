@@ -255,7 +255,7 @@ def test_the_loss_kernels_are_for_three_classes() -> None:
 
 def test_the_kernels_of_the_last_convolution_hold_64_channels() -> None:
     pytest.importorskip("triton")
-    with pytest.raises(UnsupportedImplementation, match="up to 64 channels, not 65"):
+    with pytest.raises(UnsupportedImplementation, match="channels is at most 64, not 65"):
         output_convolution.OUTPUT_CONVOLUTION.select("triton", OperationRequest(CPU, torch.float32, {"channels": 65}))
 
 

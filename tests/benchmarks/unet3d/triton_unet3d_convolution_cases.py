@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.unet3d.ops import output_convolution, upsample
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
-from common.ops.operation import AUTO, OperationRequest, select
+from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products", "poisoned_memory")
@@ -153,5 +153,5 @@ def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> No
 
 def test_auto_takes_the_kernels() -> None:
     request = OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
-    for operation in (upsample, output_convolution):
-        assert select(operation.IMPLEMENTATIONS, AUTO, request).name == "triton"
+    for operation in (upsample.UPSAMPLE, output_convolution.OUTPUT_CONVOLUTION):
+        assert operation.select(AUTO, request).name == "triton"

@@ -38,9 +38,9 @@ class Trainee:
     def __init__(self, layout: Layout, overlap: bool = True) -> None:
         self.layout = layout
         self.split = VolumeSplit.from_layout(layout)
-        implementations = NetworkSettings(overlap=overlap)
+        settings = NetworkSettings(overlap=overlap)
         generator = torch.Generator().manual_seed(11)
-        self.model = UNet3D(ARCHITECTURE, implementations, generator, dtype=torch.float64, split=self.split)
+        self.model = UNet3D(ARCHITECTURE, settings, generator, dtype=torch.float64, split=self.split)
 
     def local(self, whole: Tensor, dim: int) -> Tensor:
         return whole if self.split is None else self.split.slab(whole, dim).contiguous()

@@ -104,7 +104,7 @@ def test_mean_far_from_zero_keeps_the_variance() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "relu", "add", "dual"])
-def test_evaluation_equals_the_plain_version(kind: str) -> None:
+def test_evaluation_equals_the_reference(kind: str) -> None:
     x, residual = inputs((2, 24, 5, 3), torch.float32)
     found = []
     for function, dtype in (

@@ -32,7 +32,7 @@ PLAIN = SimpleNamespace(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_version_equals_the_formula(kind: str) -> None:
+def test_reference_equals_the_formula(kind: str) -> None:
     x, residual = inputs((3, 6, 5, 7), torch.float64)
     errors = disagreement(run(PLAIN, kind, x, residual), run(Formula, kind, x, residual))
     assert max(errors.values()) < 1e-12, errors

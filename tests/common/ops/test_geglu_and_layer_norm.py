@@ -84,5 +84,5 @@ def test_a_cpu_without_an_interpreter_takes_the_reference(operation, monkeypatch
 
 def test_rows_that_no_program_can_hold_are_refused() -> None:
     request = OperationRequest(torch.device("cuda"), torch.float16, {"features": 16384})
-    with pytest.raises(UnsupportedImplementation, match="at most 8192 features, not 16384"):
+    with pytest.raises(UnsupportedImplementation, match="features is at most 8192, not 16384"):
         add_layer_norm.ADD_LAYER_NORM.select("triton", request)

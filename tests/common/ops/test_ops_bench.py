@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import itertools
 from pathlib import Path
@@ -19,8 +20,11 @@ from common.ops.bench.supervisor import supervise, work
 from common.ops.bench.sweep import Sweep
 from common.ops.bench.table import Measured, line, totals
 from common.ops.bias_gelu import BIAS_GELU_PASSES
+from common.ops.causal_attention import CAUSAL_ATTENTION
 from common.ops.cross_entropy import OF_A_PART
+from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.linear import LINEAR
+from common.ops.operation import runs_anywhere
 from common.run.kernels import OPERATIONS
 from tests.references import run_references
 
@@ -29,7 +33,11 @@ from tests.references import run_references
 def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors have shapes only, and the references stand in for the kernels, which cannot run on them."""
     monkeypatch.setattr(cases, "DEVICE", "meta")
+    own = ((LINEAR, "fp8"), (CAUSAL_ATTENTION, "cudnn"), (CAUSAL_ATTENTION, "flash"), (DENSE_ATTENTION, "cudnn"))
+    kept = [(operation, name, operation.fast[name]) for operation, name in (*own, (DENSE_ATTENTION, "flash"))]
     run_references(monkeypatch, *OPERATIONS, BIAS_GELU_PASSES, OF_A_PART, LINEAR)
+    for operation, name, implementation in kept:  # PyTorch's operators run on tensors without memory
+        monkeypatch.setitem(operation.fast, name, dataclasses.replace(implementation, unsupported=runs_anywhere))
     # The references take many small steps for each box, which take their time without memory, too.
     monkeypatch.setattr(detection, "MOST_BOXES", 4)
     monkeypatch.setattr(detection, "CANDIDATES", 40)

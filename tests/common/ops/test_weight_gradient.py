@@ -48,7 +48,7 @@ def test_products_add_up(dtype: torch.dtype) -> None:
     assert taken == [(48, 32)] * 2
 
 
-def test_a_cpu_takes_the_plain_one_and_the_library_says_why_not() -> None:
+def test_a_cpu_takes_the_reference_and_the_library_says_why_not() -> None:
     request = OperationRequest(CPU, torch.bfloat16)
     assert weight_gradient.WEIGHT_GRADIENT.select(AUTO, request).name == "reference"
     with pytest.raises(UnsupportedImplementation, match="CUDA device"):

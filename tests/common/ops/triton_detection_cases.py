@@ -46,7 +46,7 @@ def boxes(random: torch.Generator, *shape: int, fractions: bool = False) -> Tens
 
 @pytest.mark.parametrize("fractions", [False, True])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_matches_are_the_plain_versions(rule: MatchingRule, fractions: bool) -> None:
+def test_matches_are_the_references(rule: MatchingRule, fractions: bool) -> None:
     random = torch.Generator().manual_seed(1)
     anchors, real = boxes(random, 200, fractions=fractions), boxes(random, 4, 9, fractions=fractions)
     anchors = torch.cat([anchors, anchors.flip(0)])  # the first of two, in different programs, is a box's own best
@@ -139,7 +139,7 @@ def assert_as_plain(
 @pytest.mark.parametrize(("count", "classes", "decimals"), [(120, 1, 4), (90, 5, 1), (16, 2, 4), (1, 1, 4)])
 @pytest.mark.parametrize("threshold", [0.5, 0.45])
 @pytest.mark.usefixtures("both_ways")
-def test_what_is_kept_is_the_plain_versions(count: int, classes: int, decimals: int, threshold: float) -> None:
+def test_what_is_kept_is_the_references(count: int, classes: int, decimals: int, threshold: float) -> None:
     assert_as_plain(*candidates(count, 2, count, classes, decimals), threshold, keep=count)
 
 

@@ -74,7 +74,7 @@ def both(keys: SortedKeys, gradient: Tensor, rows: Tensor, state: Tensor | None,
 
 
 @DTYPES
-def test_vectors_are_the_plain_versions(store: str, dtype: torch.dtype) -> None:
+def test_vectors_are_the_references(store: str, dtype: torch.dtype) -> None:
     bags = BAGS[store]
     rows = integers(bags.rows, WIDTH, dtype=torch.float16 if dtype == torch.float16 else torch.float32)
     wide, expected = (torch.full((SAMPLES, 1 + len(bags), WIDTH), 7.0, dtype=dtype) for _ in range(2))
@@ -86,7 +86,7 @@ def test_vectors_are_the_plain_versions(store: str, dtype: torch.dtype) -> None:
 
 @STORES
 @pytest.mark.parametrize("samples", [SAMPLES, 1])
-def test_keys_are_sorted_as_the_plain_version_does(bags: Bags, samples: int) -> None:
+def test_keys_are_sorted_as_the_reference_does(bags: Bags, samples: int) -> None:
     found, expected = triton.sort(batch(samples=samples), bags), reference.sort_reference(batch(samples=samples), bags)
     assert found[3:] == expected[3:]
     for one, other in zip(found[:3], expected[:3], strict=True):
@@ -97,7 +97,7 @@ def test_keys_are_sorted_as_the_plain_version_does(bags: Bags, samples: int) -> 
 
 @DTYPES
 @pytest.mark.parametrize("adagrad", [True, False], ids=["Adagrad", "SGD"])
-def test_rows_are_updated_as_by_the_plain_version(store: str, dtype: torch.dtype, adagrad: bool) -> None:
+def test_rows_are_updated_as_by_the_reference(store: str, dtype: torch.dtype, adagrad: bool) -> None:
     bags = BAGS[store]
     keys = reference.sort_reference(batch(), bags)
     rows, state = integers(bags.rows, WIDTH), integers(bags.rows, WIDTH, seed=5).abs()
@@ -133,7 +133,7 @@ def test_runs_that_end_and_begin_at_the_borders_of_tiles() -> None:
 
 @STORES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_dense_gradients_are_the_plain_versions(bags: Bags, dtype: torch.dtype) -> None:
+def test_dense_gradients_are_the_references(bags: Bags, dtype: torch.dtype) -> None:
     keys = reference.sort_reference(batch(3), bags)
     gradient = gradient_of(keys, SAMPLES, torch.bfloat16)
     out, expected = (torch.full((bags.rows, WIDTH), torch.nan, dtype=dtype) for _ in range(2))
@@ -156,7 +156,7 @@ def test_rows_and_state_keep_their_bits(case: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, -0x0123456789ABCDEF], ids=["to the nearest", "by chance"])
-def test_half_rows_are_rounded_as_the_plain_version_rounds(seed: int | None) -> None:
+def test_half_rows_are_rounded_as_the_reference_rounds(seed: int | None) -> None:
     bags = BAGS["one store"]
     keys = reference.sort_reference(batch(), bags)
     before = (integers(bags.rows, WIDTH) / 4).half()

@@ -64,7 +64,7 @@ def test_rows_that_do_not_fit_are_left_to_pytorch() -> None:
 
     assert logit.LOGIT.select(AUTO, request(2048)).name == "fused"
     assert logit.LOGIT.select(AUTO, request(2049)).name == "reference"
-    with pytest.raises(UnsupportedImplementation, match="at most 2048 inputs, not 2049"):
+    with pytest.raises(UnsupportedImplementation, match="inputs is at most 2048, not 2049"):
         logit.LOGIT.select("fused", request(2049))
 
 

@@ -65,7 +65,7 @@ def wide(inputs: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
 @pytest.mark.parametrize("count", [1, 1001, 3 * dropout_triton.BLOCK])
-def test_dropout_mask_is_the_plain_one(count: int, p: float) -> None:
+def test_dropout_mask_is_the_reference(count: int, p: float) -> None:
     for site, seed in ((0, SEED), (1, SEED), (16, torch.tensor(5)), (1_000_003, torch.tensor(1 << 40))):
         kept = dropout_triton.dropout(torch.ones(count), p, seed, site) != 0
         assert torch.equal(kept, keep_mask(seed, site, count, p))
@@ -190,7 +190,7 @@ def test_attention_over_many_sequences() -> None:
     check_attention(4 * 64 + 5, starts, lengths, 16, 0.1, heads=1)
 
 
-def test_attention_mask_is_the_plain_one() -> None:
+def test_attention_mask_is_the_reference() -> None:
     """Equal scores and one-hot values: the context is the mask, whose row sums are known."""
     length, heads, max_length, start, site = 64, 2, 80, 5, 9
     qkv = torch.zeros(length + start, 3, heads, 64)

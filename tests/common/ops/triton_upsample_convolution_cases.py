@@ -38,7 +38,7 @@ def test_result_and_gradients_are_the_definitions(sizes: tuple[int, ...], dtype:
 
 @DTYPES
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_sums_and_their_gradient_are_the_plain_versions_to_the_bit(
+def test_sums_and_their_gradient_are_the_references_to_the_bit(
     memory_format: torch.memory_format, dtype: torch.dtype
 ) -> None:
     random = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.dlrm.ops.dot_interaction`, and the autograd that all versions share."""
+"""The reference of :mod:`benchmarks.dlrm.ops.dot_interaction`, and the autograd function of all implementations."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PASSES = Passes(forward_reference, backward_reference)
 
 
 def dot_interaction_reference(x_BFW: Tensor, columns: int) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_BFW: F vectors of W of every sample, the bottom MLP's first; contiguous.

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.dlrm_dcnv2.ops.cross_network`, and the autograd that all versions share."""
+"""The reference of :mod:`benchmarks.dlrm_dcnv2.ops.cross_network`, and the autograd function of all implementations."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ PASSES = Passes(cross_reference, gradient_reference, between_reference)
 
 
 def cross_network_reference(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x0_BX: contiguous.

@@ -13,8 +13,9 @@ the line wherever the line passes the middle of a column of the raster, which is
 grid. From there on down the column what was outside is inside and the other way round. The parts of an object are
 joined.
 
-Both draw without walking. An edge passes the middle of a column once at most, at a step that follows from
-its slope, and the same float64 expression in the same order of operations, nothing fused, gives that step's row.
+The reference and the Triton kernel draw without walking. An edge passes the middle of a column once at most, at a step
+that follows from its slope, and the same float64 expression in the same order of operations, nothing fused, gives that
+step's row.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ of the box and at the one below each of its columns. Nothing else of the picture
 Two passes: how many runs each detection has, and, when their sums say where, the places at which they end. So many
 detections share one buffer, and the host waits once for its size.
 
-Nothing is fused, so both agree bit for bit. PyTorch's own resizing on CPUs fuses products with sums where
-the CPU can, and differs in the last bit: pixels within 2e-7 of the threshold may fall on the other side.
+No product is fused with a sum, so the reference and the Triton kernels agree bit for bit. PyTorch's resizing on CPUs
+fuses products with sums where the CPU can, and differs in the last bit: pixels within 2e-7 of the threshold may fall on
+the other side.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def forward_reference(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         z_MD: projected rows.
@@ -232,7 +232,7 @@ def backward_reference(
     dropout: DropoutMask | None,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dout_PD: gradient of the result, dtype of z.

@@ -15,13 +15,13 @@ an edge whose source or row has no room at its hop has the last one that has.
 
 from __future__ import annotations
 
-from benchmarks.rgat.ops.sample.reference import plain_sampler
+from benchmarks.rgat.ops.sample.reference import sampler_reference
 from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels
 
 SAMPLE = Operation(
     "sample",
-    plain_sampler,
+    sampler_reference,
     {
         "triton": triton_kernels("benchmarks.rgat.ops.sample.triton:triton_sampler", dtypes=()),
     },

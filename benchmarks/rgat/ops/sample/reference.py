@@ -31,7 +31,7 @@ class _Sampled:
         return self.edges[-1] if self.edges else 0
 
 
-class PlainSampler:
+class ReferenceSampler:
     """See :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
@@ -231,10 +231,10 @@ def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: 
     return pick_MF
 
 
-def plain_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> PlainSampler:
+def sampler_reference(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> ReferenceSampler:
     """A sampler in plain PyTorch, for any device.
 
     Raises:
         ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.
     """
-    return PlainSampler(graph, fanouts, shape)
+    return ReferenceSampler(graph, fanouts, shape)

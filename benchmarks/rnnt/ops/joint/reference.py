@@ -51,7 +51,7 @@ def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
 
 
 def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         f_SBH: of the encoder, for each frame.
@@ -82,7 +82,7 @@ def backward_reference(
     rows: PackedRows,
     dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         dh_RH: gradient of the result; rows that do not exist are not read.

@@ -63,7 +63,7 @@ def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> None:
 
 
 def lstm_reference(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         x_TBI: input.

@@ -58,7 +58,7 @@ def tables(abar_T: Tensor, latent_scale: float, dtype: torch.dtype, device: torc
 
 
 def noised_reference(moments_N2CHW: Tensor, seed: Tensor, sample_ids_N: Tensor, tables: Tables) -> Noised:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         moments_N2CHW: mean and log-variance of every latent, the means' channels first, fp32 or 16 bit, contiguous.

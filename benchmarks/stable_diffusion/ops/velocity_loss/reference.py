@@ -9,7 +9,7 @@ from common.ops.triton_support import widen
 
 
 def velocity_loss_reference(prediction_NCHW: Tensor, target_NCHW: Tensor) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         prediction_NCHW: of the network.

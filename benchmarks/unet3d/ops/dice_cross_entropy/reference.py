@@ -32,7 +32,7 @@ class _Whole(torch.autograd.Function):
 def dice_cross_entropy_reference(
     logits_NKDHW: Tensor, label_NDHW: Tensor, smooth: float, split: VolumeSplit | None = None
 ) -> Tensor:
-    """Plain version.
+    """Reference implementation.
 
     Args:
         logits_NKDHW: before the softmax; this rank's slab where volumes are split.
