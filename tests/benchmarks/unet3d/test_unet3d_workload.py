@@ -128,7 +128,6 @@ def test_the_closed_division_trains_with_momentum():
     ("overrides", "kind", "message"),
     [
         (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: 3D U-Net's ranks"),
-        (["model.implementations.instance_norm=foo"], ConfigError, "model.implementations.instance_norm=foo"),
         (
             ["model.implementations.dice_cross_entropy=triton"],
             UnsupportedImplementation,
