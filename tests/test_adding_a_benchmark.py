@@ -1,4 +1,4 @@
-"""What docs/adding_a_benchmark.md shows of the example stands in the example."""
+"""The excerpts in docs/adding_a_benchmark.md are those of the files that they name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "adding_a_benchmark.md").read_text()
-SHOWN = re.findall(r"^```(?:python|yaml)\n# (tests/toy/\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+SHOWN = re.findall(r"^```(?:python|yaml)\n# ((?:tests/toy|common)/\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize(("name", "text"), SHOWN, ids=[f"{number}-{name}" for number, (name, _) in enumerate(SHOWN)])
