@@ -13,7 +13,7 @@ from benchmarks.unet3d.ops.output_convolution import triton as output_convolutio
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
 from common.ops.local_convolution import triton as local_convolution_triton
 
-PLAIN = NetworkSettings(implementations=dict.fromkeys(OPERATIONS, "reference"))
+REFERENCES = NetworkSettings(implementations=dict.fromkeys(OPERATIONS, "reference"))
 SHAPE = (1, 1, 64, 32, 32)
 
 
@@ -29,12 +29,10 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(products, "forward", products["forward"]._replace(rows=1024))
 
 
-def logits_and_gradients(
-    implementations: NetworkSettings, dtype: torch.dtype
-) -> tuple[dict[str, str], dict[str, Tensor]]:
+def logits_and_gradients(settings: NetworkSettings, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
     architecture = Architecture(classes=3, filters=(3, 4, 5, 6, 7), norm_epsilon=1e-5)
-    model = UNet3D(architecture, implementations, generator, dtype=dtype)
+    model = UNet3D(architecture, settings, generator, dtype=dtype)
     image, gradient = (torch.randn(1, size, *SHAPE[2:], generator=generator).to(dtype) for size in (1, 3))
     logits = model(image)
     logits.backward(gradient)
@@ -45,16 +43,16 @@ def logits_and_gradients(
     return model.chosen(), found
 
 
-def test_logits_and_gradients_follow_the_plain_network() -> None:
+def test_logits_and_gradients_follow_the_reference() -> None:
     chosen, found = logits_and_gradients(NetworkSettings(), torch.float32)
     assert chosen == {
         "instance_norm": "triton",
         "upsample": "triton",
-        "convolution": "torch+triton",
+        "convolution": "reference+triton",
         "output_convolution": "triton",
         "halo": "none",
     }
-    _, expected = logits_and_gradients(PLAIN, torch.float64)
+    _, expected = logits_and_gradients(REFERENCES, torch.float64)
     for name, reference in expected.items():
         error = float((found[name].double() - reference).norm() / reference.norm())
         assert error < 1e-3, f"{name}: relative error {error:.2e}"
