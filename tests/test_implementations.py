@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import re
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,12 @@ from common.ops.operation import Operation
 NAMES = sorted(WORKLOADS)
 
 
+@functools.cache
+def composed(workload: str) -> dict[str, Any]:
+    """The configuration of the workload's ``test`` recipe. Copy it before a change."""
+    return compose([f"benchmark={workload}", "scale=test"])
+
+
 def operations(workload: str) -> dict[str, Operation]:
     """Operations that the workload's configuration takes."""
     found: dict[str, Operation] = importlib.import_module(f"benchmarks.{workload}.config").OPERATIONS
@@ -24,7 +33,7 @@ def operations(workload: str) -> dict[str, Operation]:
 
 @pytest.mark.parametrize("workload", NAMES)
 def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
-    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree = copy.deepcopy(composed(workload))
     assert set(tree["model"]["implementations"]) == set(operations(workload))
     run, _ = cli.load(tree)
     assert run.workload.model.implementations.keys() == operations(workload).keys()
@@ -32,7 +41,7 @@ def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
 
 @pytest.mark.parametrize("workload", NAMES)
 def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workload: str) -> None:
-    for name in operations(workload):
+    for name in (min(operations(workload)), max(operations(workload))):  # composing takes its time
         with pytest.raises(ConfigError) as error:
             compose([f"benchmark={workload}", "scale=test", f"model.{name}=auto"])
         assert str(error.value).endswith(f"; did you mean model.implementations.{name}?")
@@ -41,13 +50,12 @@ def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workl
 
 @pytest.mark.parametrize("workload", NAMES)
 def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload: str) -> None:
-    name = next(iter(operations(workload)))
-    tree = compose([f"benchmark={workload}", "scale=test"])
-    tree["model"][name] = "auto"
-    with pytest.raises(
-        ConfigError, match=rf"^model\.{name}: unknown key; .*; did you mean model\.implementations\.{name}"
-    ):
-        cli.load(tree)
+    for name in operations(workload):
+        tree = copy.deepcopy(composed(workload))
+        tree["model"][name] = "auto"
+        message = rf"^model\.{name}: unknown key; .*; did you mean model\.implementations\.{name}\?"
+        with pytest.raises(ConfigError, match=message):
+            cli.load(tree)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +71,7 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown .*; it is model\.implementations\.\w+ now$"):
         compose([f"benchmark={workload}", "scale=test", f"{key}=auto"])
     section, _, name = key.partition(".")
-    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree = copy.deepcopy(composed(workload))
     tree[section][name] = "auto"
     with pytest.raises(ConfigError, match=rf"^{re.escape(key)}: unknown key.*; it is model\.implementations\.\w+ now$"):
         cli.load(tree)
@@ -72,7 +80,7 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
 @pytest.mark.parametrize("workload", NAMES)
 @pytest.mark.parametrize("former", ["torch", "plain"])
 def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload: str, former: str) -> None:
-    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree = copy.deepcopy(composed(workload))
     for name in operations(workload):
         tree["model"]["implementations"] = {name: former}
         with pytest.raises(
@@ -92,7 +100,7 @@ def test_an_unknown_operation_is_an_error_that_lists_those_there_are(workload: s
 
 @pytest.mark.parametrize("workload", ["resnet", "ssd300"])
 def test_moments_that_no_batch_norm_reads_are_refused(workload: str) -> None:
-    tree = compose([f"benchmark={workload}", "scale=test"])
+    tree = copy.deepcopy(composed(workload))
     tree["model"]["implementations"] |= {"batch_norm": "reference", "convolution_moments": "cudnn"}
     with pytest.raises(ConfigError, match=r"^model\.implementations\.batch_norm=reference: only Triton's batch norm"):
         cli.load(tree)
