@@ -150,7 +150,12 @@ def run(tests: Sequence[str], tree: Path, gpu: bool, seconds: float) -> tuple[bo
         Whether no test failed and at least one passed, and the last line of the output.
     """
     options = ["-x", "-q", "-p", "no:cacheprovider", *(["-m", "gpu"] if gpu else [])]
-    environment = {**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": str(tree), **({} if gpu else {"TRITON_INTERPRET": "1"})}
+    environment = {
+        **os.environ,
+        "PYTEST_ADDOPTS": "",
+        "PYTHONPATH": str(tree),
+        **({} if gpu else {"TRITON_INTERPRET": "1"}),
+    }
     command = [sys.executable, "-m", "pytest", *options, *tests]
     process = subprocess.Popen(
         command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
