@@ -77,6 +77,26 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
         cli.load(tree)
 
 
+@pytest.mark.parametrize(
+    ("workload", "operation", "former", "now"),
+    [
+        ("rnnt", "lstm", "torch", "library"),
+        ("rnnt", "lstm", "plain", "reference"),
+        ("rnnt", "joint", "torch", "reference"),
+        ("unet3d", "instance_norm", "torch", "library"),
+        ("stable_diffusion", "upsampling", "transposed_torch", "transposed_library"),
+        ("resnet", "batch_norm", "cudnn", "convolution_moments=cudnn"),
+    ],
+)
+def test_the_former_name_of_an_implementation_is_an_error_that_names_the_new_one(
+    workload: str, operation: str, former: str, now: str
+) -> None:
+    tree = copy.deepcopy(composed(workload))
+    tree["model"]["implementations"][operation] = former
+    with pytest.raises(ConfigError, match=rf"\('{former}' is '{now}' now\); choose one of auto, "):
+        cli.load(tree)
+
+
 @pytest.mark.parametrize("workload", NAMES)
 @pytest.mark.parametrize("former", ["torch", "plain"])
 def test_the_former_name_of_the_reference_is_an_error_that_lists_the_names(workload: str, former: str) -> None:

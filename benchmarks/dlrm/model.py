@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.dlrm.ops.dot_interaction import DOT_INTERACTION
+from common.nn.choice import choose_layers
 from common.nn.mlp import MLP, padded_columns
 from common.ops.embedding_bags import EMBEDDING_BAGS
 from common.ops.linear_relu import LINEAR_RELU
-from common.ops.operation import OPTION, Operation, OperationRequest, asked_for, select
+from common.ops.operation import Operation, OperationRequest, select
 from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
 OPERATIONS: dict[str, Operation] = {
@@ -68,12 +69,10 @@ class DenseNetwork(ClickNetwork):
         self.top_l.draw(draw)
         self.to(device, dtype)
 
-        with asked_for(f"{OPTION}.linear_relu", implementations["linear_relu"]):
-            linear_relu = self.bot_l.choose(implementations["linear_relu"], dtype)
-            self.top_l.choose(implementations["linear_relu"], dtype)
+        layers = choose_layers(self, {"linear_relu": MLP}, implementations, dtype)
         request = OperationRequest(device, dtype, {"vectors": self.vectors, "width": self._width})
         self._dot_interaction = select(implementations, "dot_interaction", DOT_INTERACTION, request)
-        self.choices = {"linear_relu": linear_relu, "dot_interaction": self._dot_interaction.name}
+        self.choices = {**layers, "dot_interaction": self._dot_interaction.name}
 
     def sample_flops(self) -> float:
         """FLOPs of a sample's forward pass three times, which is forward and backward; of the pairs each once."""

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from benchmarks.dlrm_dcnv2.ops.cross_network import CROSS_NETWORK
 from common.config.ranges import AtLeast
+from common.nn.choice import choose_layers
 from common.nn.mlp import MLP
 from common.ops.embedding_bags import EMBEDDING_BAGS
 from common.ops.linear_relu import LINEAR_RELU
-from common.ops.operation import OPTION, Operation, OperationRequest, asked_for, select
+from common.ops.operation import Operation, OperationRequest, select
 from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
 
@@ -114,12 +115,10 @@ class DenseNetwork(ClickNetwork):
         self.over_arch.draw(draw)
         self.to(device, dtype)
 
-        with asked_for(f"{OPTION}.linear_relu", implementations["linear_relu"]):
-            linear_relu = self.dense_arch.choose(implementations["linear_relu"], dtype)
-            self.over_arch.choose(implementations["linear_relu"], dtype)
+        layers = choose_layers(self, {"linear_relu": MLP}, implementations, dtype)
         request = OperationRequest(device, dtype, {"inputs": self.inputs, "rank": architecture.cross_rank})
         self._cross_network = select(implementations, "cross_network", CROSS_NETWORK, request)
-        self.choices = {"linear_relu": linear_relu, "cross_network": self._cross_network.name}
+        self.choices = {**layers, "cross_network": self._cross_network.name}
 
     def sample_flops(self) -> float:
         """FLOPs of a sample's forward pass three times, which is forward and backward."""

@@ -29,7 +29,7 @@ class PolygonRoom:
     """How large a table of polygons the device has room for: it is laid out before the data are in reach.
 
     Attributes:
-        objects, polygons, points: of all training pictures, at most.
+        objects, polygons, points: upper bounds of their numbers over all training pictures.
     """
 
     objects: Annotated[int, AtLeast(1)]

@@ -74,7 +74,7 @@ def choose_operations(
     Args:
         requested: ``model.implementations``.
         architecture: shape of the network.
-        device, dtype: of activations.
+        device, dtype: device and dtype of the activations.
 
     Raises:
         UnsupportedImplementation: naming ``model.implementations.<operation>``.

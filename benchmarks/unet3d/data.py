@@ -36,7 +36,7 @@ def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draw
     """Draw what happens to a crop.
 
     Args:
-        generator: of all draws.
+        generator: source of all random numbers.
         facts: the probabilities.
         variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
             noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
@@ -57,7 +57,7 @@ class DataSettings:
 
     Attributes:
         variant: ``nvidia`` or ``reference``: whose rules for the augmentation apply.
-        dtype: of the images.
+        dtype: dtype of the images in a batch.
         implementations: ``model.implementations``, of which ``augment`` is used.
     """
 

@@ -19,15 +19,6 @@ from common.errors import ConfigError, UnsupportedImplementation
 
 AUTO = "auto"
 REFERENCE = "reference"
-FORMER_NAMES = {
-    ("lstm", "torch"): "library",
-    ("instance_norm", "torch"): "library",
-    ("upsample_convolution", "transposed_torch"): "transposed_library",
-    ("batch_norm", "cudnn"): "convolution_moments=cudnn",
-    ("", "torch"): REFERENCE,
-    ("", "plain"): REFERENCE,
-}
-"""Operation, or "" for all others, and former name of an implementation to the name that it has now."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +80,15 @@ class Operation:
         fast: name to faster implementation, in order of preference.
         kernel_names: pairs of a kind of work and a regular expression that matches the names of the kernels, for the
             breakdown of a step.
+        former: former name of an implementation to its name now, for the error. ``plain`` and ``torch`` are former
+            names of the reference, unless this mapping has another entry for them.
     """
 
     name: str
     reference: Any
     fast: dict[str, Implementation] = field(default_factory=dict)
     kernel_names: tuple[tuple[str, str], ...] = ()
+    former: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (AUTO, REFERENCE):
@@ -114,7 +108,7 @@ class Operation:
         """
         if name not in (AUTO, *self.names):
             known = ", ".join((AUTO, *self.names))
-            now = FORMER_NAMES.get((self.name, name)) or FORMER_NAMES.get(("", name))
+            now = {"plain": REFERENCE, "torch": REFERENCE, **self.former}.get(name)
             hint = f" ({name!r} is {now!r} now)" if now else ""
             raise UnsupportedImplementation(f"{self.name} has no implementation {name!r}{hint}; choose one of {known}")
 
@@ -140,7 +134,7 @@ class Operation:
         imported = importlib.import_module(module)
         if attribute:
             return getattr(imported, attribute)
-        return type(self.reference)(*(getattr(imported, field) for field in self.reference._fields))
+        return type(self.reference)(*(getattr(imported, part) for part in self.reference._fields))
 
     def choice(self, name: str) -> Choice:
         """Return the implementation ``name`` without asking whether it can serve a request; see :meth:`function`."""

@@ -42,7 +42,7 @@ def triton_kernels(
         source: see :class:`common.ops.operation.Implementation`.
         most: name of a size to the largest that the kernels can serve.
         multiple_of: name of a size to the number that must divide it.
-        dtypes: of the activations. Empty where the kernels do not depend on it.
+        dtypes: dtypes that the activations may have; empty for any.
     """
     return Implementation(
         source, functools.partial(_refusal, most=most or {}, multiple_of=multiple_of or {}, dtypes=dtypes)

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-AUTOMATIC = dict.fromkeys(("linear_relu", "dot_interaction", "cross_network"), "auto")
-
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -188,9 +186,9 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(1)
     if name == "dlrm":
         sizes = ClickArchitecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1))
-        return dlrm.DenseNetwork(sizes, TABLES, AUTOMATIC, CUDA, dtype, generator)
+        return dlrm.DenseNetwork(sizes, TABLES, {}, CUDA, dtype, generator)
     crossed = dlrm_dcnv2.Architecture(13, WIDTH, (512, 256, WIDTH), (1024, 1024, 512, 256, 1), 3, 512)
-    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, AUTOMATIC, CUDA, dtype, generator)
+    return dlrm_dcnv2.DenseNetwork(crossed, TABLES, {}, CUDA, dtype, generator)
 
 
 def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:

@@ -51,6 +51,7 @@ BATCH_NORM = Operation(
         ("batch or instance norm", r"^(group_)?(statistics|coefficients)_kernel"),
         ("pooling", r"^pool_"),
     ),
+    former={"cudnn": "convolution_moments=cudnn"},
 )
 BATCH_NORM_ADD_RELU = Operation(
     "batch_norm_add_relu",

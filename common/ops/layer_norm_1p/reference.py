@@ -133,7 +133,7 @@ def backward_reference(
 
 @torch.no_grad()
 def recompute_reference(residual_TE: Tensor, moments_2T: Tensor, weight_E: Tensor, bias_E: Tensor) -> Tensor:
-    """y once more, (T, E).
+    """Recompute y, (T, E).
 
     Args:
         residual_TE, moments_2T: of :class:`Normed`.

@@ -110,7 +110,7 @@ def backward_reference(
 
 @torch.no_grad()
 def recompute_reference(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> Tensor:
-    """y once more, (T, E).
+    """Recompute y, (T, E).
 
     Args:
         residual_TE, inverse_rms_T: of :class:`Normed`.

@@ -46,6 +46,7 @@ UPSAMPLE_CONVOLUTION = Operation(
         "folded": Implementation(upsample_convolution_folded),
     },
     kernel_names=(("convolution, either way", r"^(sum|spread)_taps_"),),
+    former={"transposed_torch": "transposed_library"},
 )
 """Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. The first two differ in what sums the weights; no
 bias is added where it is None."""

@@ -15,22 +15,20 @@ from common.errors import ConfigError, UnsupportedImplementation
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.capturable import Capturable
 
-AUTOMATIC = dict.fromkeys(("linear_relu", "dot_interaction", "cross_network"), "auto")
-
 CPU = torch.device("cpu")
 PUBLISHED = ClickArchitecture(13, 128, (512, 256, 128), (1024, 1024, 512, 256, 1))
 SMALL, TABLES = ClickArchitecture(13, 8, (16, 8), (12, 8, 1)), 3
 
 
 def small(dtype: torch.dtype = torch.float64, seed: int = 0) -> DenseNetwork:
-    return DenseNetwork(SMALL, TABLES, AUTOMATIC, CPU, dtype, torch.Generator().manual_seed(seed))
+    return DenseNetwork(SMALL, TABLES, {}, CPU, dtype, torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
 def published() -> DenseNetwork:
     """At its full size."""
     generator = torch.Generator().manual_seed(1)
-    return DenseNetwork(PUBLISHED, 26, AUTOMATIC, CPU, torch.float32, generator)
+    return DenseNetwork(PUBLISHED, 26, {}, CPU, torch.float32, generator)
 
 
 def made_up(samples: int, tables: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,4 +143,4 @@ def test_an_unknown_implementation_is_refused_by_its_option(option: str) -> None
     with pytest.raises(
         UnsupportedImplementation, match=f"model.implementations.{option}=fast: .* no implementation 'fast'"
     ):
-        DenseNetwork(SMALL, TABLES, AUTOMATIC | {option: "fast"}, CPU, torch.float32, torch.Generator())
+        DenseNetwork(SMALL, TABLES, {option: "fast"}, CPU, torch.float32, torch.Generator())

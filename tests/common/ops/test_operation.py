@@ -78,15 +78,6 @@ def test_implementations_have_the_parameters_of_the_reference(operation: Operati
             assert own_optional == {name: value for name, value in wanted_optional.items() if name != "precision"}
 
 
-@OF_EVERY_ONE
-def test_the_module_of_every_implementation_exists(operation: Operation) -> None:
-    for name, implementation in operation.fast.items():
-        if isinstance(implementation.source, str):
-            module = implementation.source.partition(":")[0]
-            path = ROOT / f"{module.replace('.', '/')}"
-            assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), (operation.name, name)
-
-
 class Pair(NamedTuple):
     forward: Any
     backward: Any

@@ -31,5 +31,6 @@ LSTM = Operation(
         "library": Implementation(lstm_library, library.unsupported),
     },
     kernel_names=(("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),),
+    former={"torch": "library"},
 )
 """Signature: ``lstm(x_TBI, weights, lengths_B) -> y_TBH``. Sizes of a request: ``inputs`` and ``width``."""

@@ -25,5 +25,6 @@ INSTANCE_NORM = Operation(
         ("batch or instance norm", r"^(slab_)?(moments|statistics|normalise|gradient_sums|input_gradient)_kernel"),
         ("batch or instance norm", r"^(sums_kernel|small_forward_kernel|small_backward_kernel)"),
     ),
+    former={"torch": "library"},
 )
 """Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice."""
