@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import multiprocessing.dummy
 import os
+import queue
 import random
 import shutil
 import signal
@@ -149,11 +151,11 @@ def run(tests: Sequence[str], tree: Path, gpu: bool, seconds: float) -> tuple[bo
     Returns:
         Whether no test failed and at least one passed, and the last line of the output.
     """
-    options = ["-x", "-q", "-p", "no:cacheprovider", *(["-m", "gpu"] if gpu else [])]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow" if gpu else "not slow"]
     environment = {
         **os.environ,
         "PYTEST_ADDOPTS": "",
-        "PYTHONPATH": str(tree),
+        "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
         **({} if gpu else {"TRITON_INTERPRET": "1"}),
     }
     command = [sys.executable, "-m", "pytest", *options, *tests]
@@ -211,36 +213,53 @@ def operations(root: Path) -> list[str]:
     return sorted(str(path.parent.relative_to(root)) for path in found if "= Operation(" in path.read_text())
 
 
+def copied(root: Path, tree: Path) -> Path:
+    """Copy what the tests need from ``root`` to ``tree``."""
+    for name in TREE:
+        source = root / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.is_file():
+            shutil.copy(source, tree / name)
+    return tree
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure the operations named on the command line, by default all, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operation", nargs="*", help="folder of an operation; default: all")
     parser.add_argument("--faults", type=int, default=8, help="faults for each operation (default: 8)")
     parser.add_argument("--gpu", action="store_true", help="run the tests of tests/gpu instead of the interpreter's")
+    parser.add_argument("--processes", type=int, default=1, help="operations at the same time (default: 1)")
     parser.add_argument("--seconds", type=float, default=600.0, help="time limit of one run of the tests")
     parser.add_argument("--report", type=Path, help="file for the results, JSON")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
+    known = operations(arguments.root)
+    wanted = arguments.operation or known
+    if unknown := [package for package in wanted if package not in known]:
+        parser.error(f"{', '.join(unknown)} declares no operation")
     results: dict[str, dict[str, object]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        for name in TREE:
-            source = arguments.root / name
-            if source.is_dir():
-                shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.is_file():
-                shutil.copy(source, tree / name)
-        known = operations(tree)
-        for package in arguments.operation or known:
-            if package not in known:
-                parser.error(f"{package} declares no operation")
-            results[package] = found = measure(package, tree, arguments.faults, arguments.gpu, arguments.seconds)
+    trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def measured(package: str) -> tuple[str, dict[str, object]]:
+        tree = trees.get()
+        try:
+            return package, measure(package, tree, arguments.faults, arguments.gpu, arguments.seconds)
+        finally:
+            trees.put(tree)
+
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.dummy.Pool(arguments.processes) as pool:
+        for number in range(arguments.processes):
+            trees.put(copied(arguments.root, Path(folder) / str(number)))
+        for package, found in pool.imap_unordered(measured, wanted):
+            results[package] = found
             said = found.get("error") or f"{found['caught']} of {found['faults']} caught"
             print(f"{package:48s} {said}", flush=True)
             for line in found.get("missed", []):  # type: ignore[attr-defined]
                 print(f"    missed {line}", flush=True)
             if arguments.report:
-                arguments.report.write_text(json.dumps(results, indent=1) + "\n")
+                arguments.report.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     return 1 if any("error" in found for found in results.values()) else 0
 
 
