@@ -77,10 +77,12 @@ def suite(
     return _finished([sys.executable, "-m", toy.entry(arguments), *arguments], timeout, threads, cwd, environment)
 
 
-def interpreted(*arguments: str, timeout: float = SECONDS) -> Finished:
+def interpreted(*arguments: str, timeout: float = SECONDS, **environment: str) -> Finished:
     """Run pytest with ``arguments`` in a process of its own, in which Triton's kernels are interpreted."""
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
-    return _finished([sys.executable, "-m", "pytest", *options], timeout, 1, ROOT, {"TRITON_INTERPRET": "1"})
+    return _finished(
+        [sys.executable, "-m", "pytest", *options], timeout, 1, ROOT, {"TRITON_INTERPRET": "1", **environment}
+    )
 
 
 def _finished(

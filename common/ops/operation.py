@@ -82,6 +82,7 @@ class Operation:
             breakdown of a step.
         former: former name of an implementation to its name now, for the error. ``plain`` and ``torch`` are former
             names of the reference, unless this mapping has another entry for them.
+        cases: module with ``CASES``, of :class:`common.ops.cases.Case`, for tests, bench and sweep.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Operation:
     fast: dict[str, Implementation] = field(default_factory=dict)
     kernel_names: tuple[tuple[str, str], ...] = ()
     former: Mapping[str, str] = field(default_factory=dict)
+    cases: str = ""
 
     def __post_init__(self) -> None:
         for name in (AUTO, REFERENCE):

@@ -12,7 +12,7 @@ from torch import Tensor
 from common.ops import attention, bias_gelu, dropout_add_norm
 from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Handover, Scaling, computed_reference
-from tests.common.ops.fp8_oracle import assert_same_fp8, codes
+from tests.fp8_oracle import assert_same_fp8, codes
 
 pytestmark = pytest.mark.gpu
 

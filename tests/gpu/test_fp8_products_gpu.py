@@ -12,7 +12,7 @@ from torch import Tensor
 from common.ops.fp8_cast import triton as fp8_cast_triton
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling, cast_reference
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
-from tests.common.ops import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from common.ops.libraries import TRANSFORMER_ENGINE
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT
 from common.ops.linear.te import TeProduct
 from common.ops.operation import OperationRequest
-from tests.common.ops import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 
 pytestmark = pytest.mark.gpu
 

@@ -29,5 +29,6 @@ RMS_NORM = Operation(
         "triton": triton_kernels("common.ops.rms_norm.triton", most={"features": MOST_FEATURES}),
     },
     kernel_names=(("RMSNorm", r"^rms_norm_"),),
+    cases="common.ops.rms_norm.cases",
 )
 """Functions: :class:`RmsNorm`. A request says ``features``."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops import transpose_fp8

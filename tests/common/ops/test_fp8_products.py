@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor, nn
 
 from common.data.batches import Batch

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 
-import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops.bias_gelu import reference as bias_gelu

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-import fp8_oracle as oracle
+from tests import fp8_oracle as oracle
 import pytest
 import torch
-from fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops.fp8_cast import triton as fp8_cast_triton

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fp8_oracle import assert_same_fp8, codes
+from tests.fp8_oracle import assert_same_fp8, codes
 from torch import Tensor
 
 from common.ops.bias_gelu import reference as gelu_plain

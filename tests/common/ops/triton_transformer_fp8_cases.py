@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fp8_oracle import assert_same_fp8
+from tests.fp8_oracle import assert_same_fp8
 from torch import Tensor
 
 from common.ops.attention import triton as attention_triton

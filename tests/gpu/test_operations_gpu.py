@@ -1,0 +1,36 @@
+"""Every case of every operation on a GPU, in each implementation that this machine can run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from common.ops.cases import Case
+from common.ops.catalogue import all_operations, cases_of
+from common.ops.operation import Operation
+from tests.operation_checks import check, parameters
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "case", "sizes", "dtype"),
+    [
+        each
+        for package, operation in all_operations().items()
+        for each in parameters(package, operation, cases_of(operation), gpu=True)
+    ],
+)
+def test_an_implementation_gives_what_the_reference_does(
+    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    if reason := operation.unsupported(name, case.request(GPU, dtype, **sizes)):
+        pytest.skip(reason)
+    check(operation, name, case, sizes, dtype, GPU)

@@ -1,0 +1,36 @@
+"""Every case of an operation through Triton's interpreter; run by tests/test_operations.py, which names the operation
+in ``OPERATION``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from common.ops.cases import Case
+from common.ops.catalogue import all_operations, cases_of
+from common.ops.operation import Operation
+from tests.operation_checks import check, parameters
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
+
+
+def interpretable() -> Iterator[Any]:
+    package = os.environ["OPERATION"]
+    operation = all_operations()[package]
+    for each in parameters(package, operation, cases_of(operation), gpu=False):
+        _, name, case, sizes, dtype = each.values
+        if operation.unsupported(name, case.request(CPU, dtype, **sizes)) is None:
+            yield each
+
+
+@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable()))
+def test_kernels_give_what_the_reference_does(
+    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    check(operation, name, case, sizes, dtype, CPU)

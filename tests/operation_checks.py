@@ -1,0 +1,112 @@
+"""Compare an implementation of an operation with its reference on a case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.ops.cases import TOLERANCE, Case, Draw
+from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
+from common.ops.operation import REFERENCE, Operation
+from tests.fp8_oracle import assert_same_fp8
+
+NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def parameters(package: str, operation: Operation, cases: tuple[Case, ...], *, gpu: bool) -> Iterator[Any]:
+    """Parameters of a test: operation, implementation, case, sizes that replace the case's, dtype.
+
+    Args:
+        package, operation, cases: the operation.
+        gpu: every dtype, and the sizes for a GPU too; else the first and the last dtype.
+    """
+    for case in cases:
+        dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
+        tests = [*case.tests, *([case.gpu] if gpu and case.gpu is not None else [])]
+        for name in case.implementations(operation):
+            for number, sizes in enumerate(tests):
+                for dtype in dtypes:
+                    identity = f"{package}-{name}-{case.name}-{number}-{NAMES[dtype]}"
+                    yield pytest.param(operation, name, case, sizes, dtype, id=identity)
+
+
+def check(
+    operation: Operation, name: str, case: Case, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Every pass of an implementation gives what the reference does.
+
+    Floating-point results are near those of the reference in float64 for the same rounded inputs, where the reference
+    in the same dtype may be as far from them. FP8, the states of
+    scales and integers are those of the reference in the same dtype, and so are all results of an ``exact`` case.
+    """
+
+    def run(name: str, wide: bool) -> dict[str, Any]:
+        draw = Draw(device, dtype, wide=wide)
+        return {each.name: each.run() for each in case.passes(operation.function(name), draw, **sizes)}
+
+    same = run(REFERENCE, False)
+    expected = run(REFERENCE, True) if case.wide and not case.exact else same
+    if device.type == "cuda":
+        _poison(device)
+    found = run(name, False)
+    assert found.keys() == same.keys()
+    for pass_ in found:
+        _assert_same(pass_, found[pass_], expected[pass_], same[pass_], dtype, case)
+
+
+def _poison(device: torch.device) -> None:
+    """Leave NaN in the memory that the allocator hands out next."""
+    held = [torch.full((1 << 20 << power,), float("nan"), device=device) for power in range(8)]
+    del held
+
+
+def _assert_same(place: str, found: Any, expected: Any, same: Any, dtype: torch.dtype, case: Case) -> None:
+    assert (found is None) == (same is None), f"{place}: {type(found)}, not {type(same)}"
+    match same:
+        case None:
+            return
+        case Fp8Tensor():
+            assert_same_fp8(found, None, same, None, same.source.dtype)
+        case Scaling():
+            torch.testing.assert_close(found.scale, same.scale, rtol=1e-5, atol=0, msg=lambda text: f"{place}: {text}")
+            assert torch.equal(found.pending, same.pending), place
+        case Tensor():
+            _assert_same_tensor(place, found, expected, same, dtype, case)
+        case Mapping():
+            assert found.keys() == same.keys(), place
+            for key in same:
+                _assert_same(f"{place}[{key!r}]", found[key], expected[key], same[key], dtype, case)
+        case tuple() | list():
+            assert len(found) == len(same), place
+            for number, parts in enumerate(zip(found, expected, same, strict=True)):
+                _assert_same(f"{place}[{number}]", *parts, dtype, case)
+        case _:
+            assert found == same, place
+
+
+def _assert_same_tensor(
+    place: str, found: Tensor, expected: Tensor, same: Tensor, dtype: torch.dtype, case: Case
+) -> None:
+    assert found.shape == same.shape, place
+    assert found.dtype == same.dtype, place
+    if case.exact or not same.dtype.is_floating_point:
+        assert torch.equal(found, same), f"{place}: {(found != same).sum()} of {same.numel()} elements differ"
+        return
+    if same.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        assert torch.equal(found.view(torch.uint8), same.view(torch.uint8)), place
+        return
+    assert torch.equal(found.isfinite(), same.isfinite()), f"{place}: other elements are not finite"
+    limit = case.tolerance * max(TOLERANCE[same.dtype], min(2 * _error(same, expected), TOLERANCE[dtype]))
+    error = _error(found, expected)
+    assert error <= limit, f"{place}: relative error {error:.2e} is above {limit:.2e}"
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """Relative error of the finite elements, as a norm."""
+    finite = expected.isfinite() & found.isfinite()
+    apart, norm = (found.double() - expected.double())[finite].norm(), expected.double()[finite].norm()
+    return (apart / norm.clamp(min=torch.finfo(torch.float32).tiny)).item()
