@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("benchmarks", "common", "configs", "scripts", "tests", "pyproject.toml")
-NOT_FAST = {"__init__.py", "bench_cases.py", "reference.py"}
+NOT_FAST = {"__init__.py", "cases.py", "reference.py"}
 """Files of an operation's package that get no fault."""
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!="}
@@ -129,10 +129,11 @@ def chosen(found: Sequence[Fault], count: int) -> list[Fault]:
 
 
 def find_tests(package: str, root: Path, gpu: bool) -> list[str]:
-    """Return the test modules that import a package, relative to the tree."""
+    """Return the test modules of a package, relative to the tree: that of all cases, and those that import it."""
     dotted, parent, name = package.replace("/", "."), *package.replace("/", ".").rsplit(".", 1)
-    found = []
-    for path in sorted(root.glob("tests/gpu/test_*.py" if gpu else "tests/**/*_cases.py")):
+    of_cases = "tests/gpu/test_operations_gpu.py" if gpu else "tests/operation_cases.py"
+    found = [of_cases] if (root / package / "cases.py").is_file() else []
+    for path in sorted(root.glob("tests/gpu/test_*.py" if gpu else "tests/*/**/*_cases.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             match node:
                 case ast.ImportFrom(module=module, names=names) if (
@@ -145,8 +146,8 @@ def find_tests(package: str, root: Path, gpu: bool) -> list[str]:
     return found
 
 
-def run(tests: Sequence[str], tree: Path, gpu: bool, seconds: float) -> tuple[bool, str]:
-    """Run tests in a tree.
+def run(package: str, tests: Sequence[str], tree: Path, gpu: bool, seconds: float) -> tuple[bool, str]:
+    """Run the tests of a package in a tree.
 
     Returns:
         Whether no test failed and at least one passed, and the last line of the output.
@@ -155,6 +156,7 @@ def run(tests: Sequence[str], tree: Path, gpu: bool, seconds: float) -> tuple[bo
     environment = {
         **os.environ,
         "PYTEST_ADDOPTS": "",
+        "OPERATION": package.replace("/", "."),
         "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
         **({} if gpu else {"TRITON_INTERPRET": "1"}),
     }
@@ -191,7 +193,7 @@ def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> 
     tests = find_tests(package, tree, gpu)
     if not planted:
         return {"faults": 0, "caught": 0, "tests": tests, "missed": []}
-    passed, said = run(tests, tree, gpu, 10 * seconds) if tests else (False, "no test imports the operation")
+    passed, said = run(package, tests, tree, gpu, 10 * seconds) if tests else (False, "no test imports the operation")
     if not passed:
         return {"tests": tests, "error": f"without a fault: {said}"}
     missed = []
@@ -200,7 +202,7 @@ def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> 
         source = path.read_bytes()
         path.write_bytes(fault.planted(source))
         try:
-            if run(tests, tree, gpu, seconds)[0]:
+            if run(package, tests, tree, gpu, seconds)[0]:
                 missed.append(f"{fault.path}:{fault.line} {fault.kind}: {fault.text}")
         finally:
             path.write_bytes(source)

@@ -41,11 +41,11 @@ def test_the_base_of_all_recipes_lists_every_operation(workload: str) -> None:
 
 @pytest.mark.parametrize("workload", NAMES)
 def test_the_former_key_of_an_operation_is_an_error_that_names_the_new_one(workload: str) -> None:
-    for name in (min(operations(workload)), max(operations(workload))):  # composing takes its time
-        with pytest.raises(ConfigError) as error:
-            compose([f"benchmark={workload}", "scale=test", f"model.{name}=auto"])
-        assert str(error.value).endswith(f"; did you mean model.implementations.{name}?")
-        assert "\n" not in str(error.value)
+    name = min(operations(workload))  # composing takes its time
+    with pytest.raises(ConfigError) as error:
+        compose([f"benchmark={workload}", "scale=test", f"model.{name}=auto"])
+    assert str(error.value).endswith(f"; did you mean model.implementations.{name}?")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("workload", NAMES)

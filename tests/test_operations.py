@@ -9,17 +9,18 @@ import pytest
 from common.ops.catalogue import all_operations, cases_of
 from tests.conftest import interpreted
 
-OPERATIONS = {package: operation for package, operation in all_operations().items() if cases_of(operation)}
+OPERATIONS = {key: operation for key, operation in all_operations().items() if cases_of(operation)}
+PACKAGES = sorted({key.partition(":")[0] for key in OPERATIONS})
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("package", OPERATIONS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_kernels_give_what_the_reference_does(package: str) -> None:
     done = interpreted("tests/operation_cases.py", OPERATION=package)
     assert done.code in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.output + done.errors
 
 
-@pytest.mark.parametrize("package", OPERATIONS)
-def test_cases_of_an_operation_have_different_names(package: str) -> None:
-    names = [case.name for case in cases_of(OPERATIONS[package])]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_cases_of_an_operation_have_different_names(operation: str) -> None:
+    names = [case.name for case in cases_of(OPERATIONS[operation])]
     assert len(set(names)) == len(names)

@@ -59,9 +59,11 @@ def test_faults_are_spread_over_the_kinds() -> None:
 
 def test_all_operations_and_their_tests_are_found() -> None:
     assert {"common/ops/rms_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
-    assert "tests/common/ops/triton_decoder_cases.py" in find_tests("common/ops/rms_norm", ROOT, gpu=False)
-    assert "tests/gpu/test_decoder_ops_gpu.py" in find_tests("common/ops/rms_norm", ROOT, gpu=True)
-    assert "tests/common/ops/triton_decoder_cases.py" not in find_tests("common/ops/norm", ROOT, gpu=False)
+    of_cases = ["tests/operation_cases.py", "tests/common/ops/triton_decoder_cases.py"]
+    assert find_tests("common/ops/rms_norm", ROOT, gpu=False) == of_cases
+    on_gpu = find_tests("common/ops/rms_norm", ROOT, gpu=True)
+    assert on_gpu == ["tests/gpu/test_operations_gpu.py", "tests/gpu/test_decoder_ops_gpu.py"]
+    assert find_tests("common/ops/norm", ROOT, gpu=False) == []
 
 
 OPERATION = """def plus(x, y):
@@ -80,7 +82,7 @@ def test_faults_are_planted_in_a_copy_and_counted(test: str, caught: int, tmp_pa
     for name, text in {
         "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
-        "tests/triton_plus_cases.py": f"from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n    {test}\n",
+        "tests/common/triton_plus_cases.py": f"from common.ops.plus.kernels import plus\n\n\ndef test_plus():\n    {test}\n",
         "pyproject.toml": "",
     }.items():
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +106,7 @@ def test_operations_whose_tests_do_not_pass_without_a_fault_are_an_error(
     for name, text in {
         "common/ops/plus/__init__.py": "Operation = dict\nPLUS = Operation()\n",
         "common/ops/plus/kernels.py": OPERATION,
-        "tests/triton_plus_cases.py": f"import pytest\nfrom common.ops.plus import kernels\ndef test(): {test}\n"
+        "tests/common/triton_plus_cases.py": f"import pytest\nfrom common.ops.plus import kernels\ndef test(): {test}\n"
         if test
         else "",
     }.items():

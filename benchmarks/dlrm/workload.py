@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from benchmarks.dlrm.config import DlrmConfig
 from benchmarks.dlrm.data import FORMAT
 from benchmarks.dlrm.model import DenseNetwork
-from benchmarks.dlrm.ops import dot_interaction
 from common.config.schema import Declaration, RunConfig
 from common.ops.embedding_bags import SgdRows
 from common.optim.learning_rate import held_polynomial
@@ -65,7 +64,3 @@ class Dlrm(ClickPrediction):
             largest_micro_batch=cfg.global_batch,
             initialised_tensors=["embeddings", *dense],
         )
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return list(dot_interaction.DOT_INTERACTION.kernel_names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from benchmarks.dlrm_dcnv2.config import DlrmDcnv2Config
 from benchmarks.dlrm_dcnv2.data import FORMAT
 from benchmarks.dlrm_dcnv2.model import DenseNetwork
-from benchmarks.dlrm_dcnv2.ops import cross_network
 from common.config.schema import Declaration, RunConfig
 from common.ops.embedding_bags import AdagradRows
 from common.optim.learning_rate import constant
@@ -68,7 +67,3 @@ class DlrmDcnv2(ClickPrediction):
                 "decay_steps": 0,
             },
         )
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return list(cross_network.CROSS_NETWORK.kernel_names)

@@ -50,6 +50,7 @@ class LlamaLora(Workload):
 
     config_type: ClassVar[type] = LlamaConfig
     title = "Llama 2"
+    peers = "benchmarks.llama2_70b_lora.peer"
     axes: ClassVar[Mapping[str, str]] = {"dp": "have other rows", "cp": "share rows", "tp": "share layers"}
     own: LlamaConfig
     model: Decoder

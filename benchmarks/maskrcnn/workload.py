@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,12 +16,6 @@ from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.evaluate import Scoring, evaluation
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.ops.mask_targets import MASK_TARGETS
-from benchmarks.maskrcnn.ops.paste import PASTE
-from benchmarks.maskrcnn.ops.resize import RESIZE
-from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
-from benchmarks.maskrcnn.ops.sampling import SAMPLING
-from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
@@ -46,6 +40,7 @@ class MaskRCNNSegmentation(Workload):
 
     config_type: ClassVar[type] = MaskRCNNConfig
     title = "Mask R-CNN"
+    peers = "benchmarks.maskrcnn.peer"
     own: MaskRCNNConfig
     model: MaskRCNN
 
@@ -170,11 +165,6 @@ class MaskRCNNSegmentation(Workload):
         facts = self.own.facts
         largest = max(self.own.reader.shapes, key=lambda shape: shape[0] * shape[1])
         return self.model.sample_flops(largest, RegionsSeen(facts.roi_sampled, facts.mask_slots))
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        operations = (ROI_ALIGN, MASK_TARGETS, SELECTED_LOGITS, SAMPLING, RESIZE, PASTE)
-        return [pair for operation in operations for pair in operation.kernel_names]
 
 
 def _shape(key: Hashable) -> Shape:

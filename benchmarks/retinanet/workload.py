@@ -17,7 +17,6 @@ from benchmarks.retinanet.data_settings import DataSettings
 from benchmarks.retinanet.detect import Detector
 from benchmarks.retinanet.loss import DetectionLoss
 from benchmarks.retinanet.model import RetinaNet
-from benchmarks.retinanet.ops.focal_loss import FOCAL_LOSS
 from benchmarks.retinanet.prepared import FORMAT, is_the_references
 from benchmarks.retinanet.raw import BACKBONES
 from benchmarks.retinanet.targets import AnchorTargets
@@ -42,6 +41,7 @@ class RetinaNetDetection(Workload):
 
     config_type: ClassVar[type] = RetinaNetConfig
     title = "RetinaNet"
+    peers = "benchmarks.retinanet.peer"
     own: RetinaNetConfig
     model: RetinaNet
 
@@ -182,10 +182,6 @@ class RetinaNetDetection(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operation that only this workload has."""
-        return FOCAL_LOSS.kernel_names
 
 
 def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[str]:

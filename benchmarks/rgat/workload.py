@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,8 +16,7 @@ from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import BlockSource, Sources
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
-from benchmarks.rgat.model import OPERATIONS, RGAT
-from benchmarks.rgat.ops.gather_rows import GATHER_ROWS
+from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops.sample import SAMPLE
 from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
@@ -43,6 +42,7 @@ class RgatClassification(Workload):
 
     config_type: ClassVar[type] = RgatConfig
     title = "R-GAT"
+    peers = "benchmarks.rgat.peer"
     own: RgatConfig
     model: RGAT
 
@@ -211,10 +211,6 @@ class RgatClassification(Workload):
             layout,
             self.cfg.cuda_graphs,
         )
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return [pair for operation in (*OPERATIONS.values(), GATHER_ROWS) for pair in operation.kernel_names]
 
     def close(self) -> None:
         """Release the stores."""

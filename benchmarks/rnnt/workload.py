@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.rnnt import example
-from benchmarks.rnnt.config import OPERATIONS, RnntConfig
+from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import open_eval, open_train
 from benchmarks.rnnt.data_settings import DataSettings, Key
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
-from benchmarks.rnnt.ops.joined_dropout import JOINED_DROPOUT
 from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.prepared import FORMAT
 from benchmarks.rnnt.preparer import Preparer
@@ -33,6 +32,7 @@ class SpeechRecognition(Workload):
 
     config_type: ClassVar[type] = RnntConfig
     title = "RNN-T"
+    peers = "benchmarks.rnnt.peer"
     own: RnntConfig
     model: Rnnt
 
@@ -145,7 +145,3 @@ class SpeechRecognition(Workload):
         lengths = example.average_lengths(1, self.own.facts)
         frames, tokens = int(lengths.frames_B[0]), int(lengths.tokens_B[0])
         return training_flops(self.own.facts, self.own.facts.features, frames, tokens)
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return [pair for operation in (*OPERATIONS.values(), JOINED_DROPOUT) for pair in operation.kernel_names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -192,7 +192,3 @@ class Ssd300Detection(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operation that only this workload has."""
-        return CLASS_ENTROPY.kernel_names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +39,7 @@ class StableDiffusion(Workload):
 
     config_type: ClassVar[type] = StableDiffusionConfig
     title = "Stable Diffusion"
+    peers = "benchmarks.stable_diffusion.peer"
     own: StableDiffusionConfig
     model: UNet
 
@@ -193,7 +194,3 @@ class StableDiffusion(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one training sample: of the U-Net alone."""
         return training_flops(self.own.facts)
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Of the operations that only this workload has."""
-        return [*NOISING.kernel_names, *VELOCITY_LOSS.kernel_names]

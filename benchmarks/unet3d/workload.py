@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks.unet3d.config import OPERATIONS, UNet3DConfig
+from benchmarks.unet3d.config import UNet3DConfig
 from benchmarks.unet3d.data import DataSettings, VolumeSource, open_train, order_of_data, warm_up
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import UNet3D
@@ -169,10 +169,6 @@ class UNet3DSegmentation(Workload):
     def sample_flops(self) -> float:
         """FLOPs of one crop."""
         return self.own.facts.training_flops(self.own.facts.input_shape)
-
-    def kernel_names(self) -> list[tuple[str, str]]:
-        """Kinds of work of all operations of this workload; see :class:`common.contract.workload.Workload`."""
-        return [pair for operation in OPERATIONS.values() for pair in operation.kernel_names]
 
 
 def _steps_of_epoch(cfg: RunConfig) -> int:

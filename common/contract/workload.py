@@ -51,6 +51,8 @@ class Workload(ABC):
     """The model's name in messages."""
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel"}
     """The axes of the layout that may have several ranks, and what these ranks are or do."""
+    peers: ClassVar[str] = ""
+    """Module with ``PEERS`` (:class:`common.contract.peer.Peer`), other software that ``bench`` times beside it."""
 
     model: nn.Module
     """The network, which the constructor builds; its buffers are restored after warm-up and its tensors go into
@@ -287,10 +289,6 @@ class Workload(ABC):
         """Operation to the implementation chosen for it, for the log and ``bench``: model, optimizer, communicators."""
         optimizer = self._optimizer.choices if self._optimizer is not None else {}
         return {**self.choices, **optimizer, **self.layout.network_choices()}
-
-    def kernel_names(self) -> Sequence[tuple[str, str]]:
-        """Kind of work and pattern of the names of kernels that only this workload has; ``bench`` sorts by it."""
-        return ()
 
     def close(self) -> None:
         """Release what the workload holds. Default: nothing."""

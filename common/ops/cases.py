@@ -26,8 +26,11 @@ Twice the error of the reference in the same dtype counts where that is larger, 
 activations.
 """
 
-ROTATED_BYTES = 400e6
-"""Of inputs that are read in turn: more than an L2 cache holds."""
+TF32_TOLERANCE = 1e-3
+"""That of products of fp32 values on a GPU."""
+
+ROTATED_BYTES, MOST_ROTATED = 400e6, 256
+"""Of inputs that are read in turn: more than an L2 cache holds, and at most so many sets."""
 
 
 class Draw:
@@ -110,6 +113,7 @@ class Case:
         tolerance: factor on :data:`TOLERANCE`.
         exact: whether results equal those of the reference in the same dtype, bit for bit.
         wide: whether the reference computes the expected values in float64; else in the dtype of the activations.
+        tf32: whether kernels multiply matrices in fp32, for which a GPU takes TF32.
     """
 
     name: str
@@ -122,6 +126,7 @@ class Case:
     tolerance: float = 1.0
     exact: bool = False
     wide: bool = True
+    tf32: bool = False
 
     def passes(self, function: Any, draw: Draw, **sizes: Any) -> list[Pass]:
         """The passes of an implementation's ``function`` at ``sizes``, the rest of them a recipe's."""
@@ -175,13 +180,13 @@ def both_ways(
 
 
 def rotating(make: Callable[[], T], input_bytes: float) -> Iterator[T]:
-    """As many sets of inputs, in turn and without end, as exceed the L2 cache together.
+    """As many sets of inputs, in turn and without end, as exceed the L2 cache together, but not many thousands.
 
     Args:
         make: function that makes one set.
         input_bytes: bytes of a set.
     """
-    return itertools.cycle([make() for _ in range(int(ROTATED_BYTES // input_bytes) + 1)])
+    return itertools.cycle([make() for _ in range(min(int(ROTATED_BYTES // input_bytes) + 1, MOST_ROTATED))])
 
 
 def together(cases: Sequence[list[Pass]]) -> list[Pass]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from pathlib import Path
 
 from common.ops.cases import Case
@@ -14,20 +15,21 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 
 @functools.cache
 def all_operations() -> dict[str, Operation]:
-    """Package of an operation, as a dotted name, to the operation; the shared ones and those of all workloads."""
+    """``package:NAME`` of every operation to the operation: the shared ones and those of all workloads."""
     found = {}
     for folder in (_ROOT / "common/ops", *sorted(_ROOT.glob("benchmarks/*/ops"))):
         for path in sorted(folder.glob("*/__init__.py")):
+            declared = re.findall(r"^(\w+)(?:: \w+)? = Operation\(", path.read_text(), re.MULTILINE)
             package = ".".join(path.parent.relative_to(_ROOT).parts)
-            for value in vars(importlib.import_module(package)).values():
-                if isinstance(value, Operation):
-                    found[package] = value
+            for name in declared:
+                found[f"{package}:{name}"] = getattr(importlib.import_module(package), name)
     return found
 
 
 def cases_of(operation: Operation) -> tuple[Case, ...]:
-    """Cases of an operation; none of one that names no module."""
+    """Cases of an operation; none of one that says none."""
     if not operation.cases:
         return ()
-    cases: tuple[Case, ...] = importlib.import_module(operation.cases).CASES
+    module, _, attribute = operation.cases.partition(":")
+    cases: tuple[Case, ...] = getattr(importlib.import_module(module), attribute or "CASES")
     return cases

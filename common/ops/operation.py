@@ -82,7 +82,8 @@ class Operation:
             breakdown of a step.
         former: former name of an implementation to its name now, for the error. ``plain`` and ``torch`` are former
             names of the reference, unless this mapping has another entry for them.
-        cases: module with ``CASES``, of :class:`common.ops.cases.Case`, for tests, bench and sweep.
+        cases: ``module:attribute`` of its :class:`common.ops.cases.Case`, for tests, bench and sweep. Without
+            ``:attribute`` it is ``CASES``. Imported when they are needed.
     """
 
     name: str

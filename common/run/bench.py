@@ -2,13 +2,16 @@
 
 Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
 device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
-is the price of everything around the step. ``bench.only`` measures the step alone, or the reader alone
-(:mod:`common.run.reader_bench`).
+is the price of everything around the step. ``bench.only`` measures one of the two, the reader alone
+(:mod:`common.run.reader_bench`), the operations (:mod:`common.ops.bench.operations`), or the step beside other
+software (:mod:`common.run.peer_bench`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
 import itertools
 import json
 import statistics
@@ -24,28 +27,30 @@ import torch.distributed as dist
 
 from common.config.schema import BenchConfig, RunConfig, SessionConfig
 from common.contract.evaluation import Evaluations
+from common.contract.peer import Peer
 from common.contract.workload import Workload
 from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.layout import Layout
 from common.distributed.roles import Role
+from common.errors import ConfigError
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.scorer_process import ScorerProcess
 from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
+from common.ops.bench.operations import operations_of, report, time_operations
+from common.ops.bench.stopwatch import peak_flops
 from common.optim.updater import SendingUpdater
 from common.optional_packages import broken_packages
 from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
 from common.run.kernels import Breakdown, breakdown, meet, recorded
+from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
 from common.run.start import Start
 from common.step.graphs import WARM_UP_ITERATIONS, CaptureCost, StepRunner
 from common.step.train_step import DeviceResult, TrainStep
-
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
-"""Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
 
 EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
@@ -70,9 +75,12 @@ def bench(start: Start, began: float) -> int:
     phases.end("imports", start.imported)
     phases.end("waiting for a turn", start.turn)
     phases.end("joining ranks")
+    if options.only in ("ops", "tiles"):
+        return _bench_operations(workload_type, run, options)
     role = Role.of(rank_info, run.evaluation.ranks)
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
+    peers = _peers(workload_type, run, options)
     block = _block_between_evaluations(run)
     if not options.accumulate:
         one = run.micro_batch * run.layout["dp"]
@@ -104,36 +112,69 @@ def bench(start: Start, began: float) -> int:
     if options != session.bench:
         times = "" if options.repetitions == 1 else f" {options.repetitions} times"
         say(_table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
-    names = workload.kernel_names()
-    timing, by_rank, text = _measure_step(runner, batches, options, device, names, phases)
-    reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-    say(_step_text(timing, run, workload, device))
-    say(_ranks_text(by_rank))
-    if text:
-        say(text)
-    timing_of_run = without_traffic = None
-    if options.only is None and session.data_dir.is_dir():
+    timing, timing_of_run, without_traffic, reserved = None, None, None, None
+    by_rank: list[RankFigures] = []
+    if options.only in (None, "step", "peer"):
+        timing, by_rank, text = _measure_step(runner, batches, options, device, phases)
+        reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+        say(_step_text(timing, run, workload, device))
+        say(_ranks_text(by_rank))
+        if text and options.only != "peer":
+            say(text)
+    if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
         say(_run_text(timing_of_run, timing))
-    elif options.only is None:
+    elif options.only in (None, "run"):
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
-    if options.traffic == "both" and run.training_ranks > 1:
+    if options.traffic == "both" and timing is not None and run.training_ranks > 1:
         runner.close()
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the graphs' memory, which the next ones need
         _stop_sending(step)
         _warm_up(runner, examples, phases, iterations=1)  # on the same stream, which gradients are bound to
-        coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, names, phases)
+        coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, phases)
         without_traffic = coupled, coupled_by_rank
         say(_table({"step without gradients and weights": _times(coupled)}))
         say(_ranks_text(coupled_by_rank))
     say(_table({"seconds of this process": phases.text()}))
-    if options.report is not None and rank_info.rank == 0:
-        values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
-        write_figures(options.report, {**values, "traffic": bool(options.traffic)})
+    values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
     runner.close()
     workload.close()
+    if peers and timing is not None:
+        del step, runner, workload  # and with them graphs, weights and moments
+        measured = time_peers(peers, run, examples[0], device, options.steps)
+        values["peers"] = [_told(each, timing.step_ms, say) for each in measured]
+    if options.report is not None and rank_info.rank == 0:
+        write_figures(options.report, {**values, "traffic": bool(options.traffic)})
+    return 0
+
+
+def _peers(workload_type: type[Workload], run: RunConfig, options: BenchConfig) -> Sequence[Peer]:
+    """What the workload is timed beside; nothing unless ``options`` asks for it."""
+    if options.only != "peer":
+        return ()
+    if not workload_type.peers:
+        raise ConfigError(f"bench.only=peer: {workload_type.title} is compared with no other software")
+    if run.world_size > 1:
+        raise ConfigError("bench.only=peer: measures one GPU; use a recipe with one rank")
+    peers: Sequence[Peer] = importlib.import_module(workload_type.peers).PEERS
+    return peers
+
+
+def _told(peer: PeerTiming, own_ms: float, say: Callable[[str], object]) -> dict[str, Any]:
+    say(_table({f"peer: {peer.name}": peer.text(own_ms)}))
+    return dataclasses.asdict(peer)
+
+
+def _bench_operations(workload_type: type[Workload], run: RunConfig, options: BenchConfig) -> int:
+    """Measure operations in processes of their own, which have the GPU for themselves."""
+    if run.world_size > 1:
+        raise ConfigError(f"bench.only={options.only}: measures one GPU; use a recipe with one rank")
+    operations = operations_of(workload_type.config_type.__module__, options.operations)
+    measured = time_operations(operations, tiles=options.only == "tiles")
+    if options.report is not None:
+        write_figures(options.report, report(measured))
     return 0
 
 
@@ -157,7 +198,6 @@ def _measure_step(
     batches: list[Batch],
     options: BenchConfig,
     device: torch.device,
-    names: Sequence[tuple[str, str]],
     phases: Phases,
 ) -> tuple[Timing, list[RankFigures], str]:
     """The step's timing, with the energy of all ranks, the figures of each, and this rank's breakdown. Collective."""
@@ -167,7 +207,7 @@ def _measure_step(
     phases.end("measuring")
     text, found = "", None
     if device.type == "cuda":
-        text, found = _breakdown(runner, batches, options.profile_steps, names)
+        text, found = _breakdown(runner, batches, options.profile_steps)
         phases.end("profile")
     by_rank = _of_all_ranks(RankFigures.of(timing, means, found))
     joules = [rank.joules for rank in by_rank if rank.joules is not None]
@@ -178,7 +218,7 @@ def _bench_evaluation(
     workload_type: type[Workload], run: RunConfig, session: SessionConfig, role: Role, device: torch.device
 ) -> int:
     """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
-    if session.bench.only is not None or not session.data_dir.is_dir():
+    if session.bench.only not in (None, "run") or not session.data_dir.is_dir():
         return 0
     layout = Layout(run.evaluation.layout, role.rank, device, 0, role.name, run.system.network.ctas.by_axis())
     torch.backends.cudnn.benchmark = not run.deterministic
@@ -316,7 +356,7 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
     if timing.overflow:
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
     if device.type == "cuda":
-        peak = next((v for k, v in PEAK_FLOPS.items() if k in torch.cuda.get_device_name(device)), None)
+        peak = peak_flops(torch.cuda.get_device_name(device))
         if flops := workload.sample_flops() * per_rank:  # else nobody has counted them
             share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
             rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
@@ -350,15 +390,13 @@ def _device_memory(device: torch.device) -> int:
     return total - free
 
 
-def _breakdown(
-    runner: StepRunner, batches: list[Batch], steps: int, own: Sequence[tuple[str, str]]
-) -> tuple[str, Breakdown]:
+def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[str, Breakdown]:
     """Device time of one step by kind of kernel, and the time in which no kernel ran."""
     with runner.on_stream():
         kernels, seconds = recorded(
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
-    found, total = breakdown(kernels, steps, own), seconds / steps * 1e3
+    found, total = breakdown(kernels, steps), seconds / steps * 1e3
     rows = found.rows(**{"no kernel (gaps)": total - found.busy_ms})
     return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found
 
@@ -432,17 +470,21 @@ def _drain(batches: Iterator[HostBatch]) -> None:
         pass
 
 
-def _run_text(timing: RunTiming, step: Timing) -> str:
+def _run_text(timing: RunTiming, step: Timing | None) -> str:
+    """The run, beside the step where that was measured."""
     run, evaluation = timing.training, timing.evaluation
+
+    def share(throughput: float) -> str:
+        return "" if step is None else f", {throughput / step.throughput:.3f} of the step"
+
     rows = {
-        "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s, "
-        f"{run.throughput / step.throughput:.3f} of the step; host waited {timing.data_wait_ms:.2f} ms for data",
+        "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
+        f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
         "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
         f"of {timing.eval_samples:,} samples"
         + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
         + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
         + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
-        "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s, "
-        f"{timing.with_evaluations / step.throughput:.3f} of the step",
+        "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s{share(timing.with_evaluations)}",
     }
     return _table(rows)

@@ -149,7 +149,7 @@ class RunTiming:
 
 
 def figures(
-    step: Timing,
+    step: Timing | None,
     by_rank: Sequence[RankFigures],
     run: RunTiming | None,
     without_traffic: tuple[Timing, Sequence[RankFigures]] | None,
@@ -162,7 +162,7 @@ def figures(
     """What was measured, for a program to read.
 
     Args:
-        step: the step alone.
+        step: the step alone, where that was measured.
         by_rank: the same on every rank.
         run: through reader and evaluations, where that was measured.
         without_traffic: the step in which ranks send no gradients and no weights, where that was measured.
@@ -183,10 +183,7 @@ def figures(
         "micro_batch": config.micro_batch,
         "precision": config.precision,
         "implementations": workload.implementations(),
-        **_step_figures(step, by_rank),
-        "samples": step.samples,
-        "samples_per_second": step.throughput,
-        "updated": not step.overflow,
+        **({} if step is None else _whole_step_figures(step, by_rank)),
         "without_traffic": None if without_traffic is None else _step_figures(*without_traffic),
         "reserved_bytes": reserved,
         "seconds": phases.seconds,
@@ -198,6 +195,15 @@ def figures(
             "evaluation_seconds": run.later_evaluation,
             "eval_samples": run.eval_samples,
         },
+    }
+
+
+def _whole_step_figures(step: Timing, by_rank: Sequence[RankFigures]) -> dict[str, Any]:
+    return {
+        **_step_figures(step, by_rank),
+        "samples": step.samples,
+        "samples_per_second": step.throughput,
+        "updated": not step.overflow,
     }
 
 

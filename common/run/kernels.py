@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -12,70 +13,13 @@ import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from common.ops.add_layer_norm import ADD_LAYER_NORM
-from common.ops.anchor_matching import ANCHOR_MATCHING
-from common.ops.attention import ATTENTION
-from common.ops.batch_norm import BATCH_NORM
-from common.ops.bias_gelu import BIAS_GELU
-from common.ops.bias_gradient import BIAS_GRADIENT
-from common.ops.causal_attention import CAUSAL_ATTENTION
-from common.ops.conv_bias_relu import CONV_BIAS_RELU
-from common.ops.cross_entropy import CROSS_ENTROPY
-from common.ops.dense_attention import DENSE_ATTENTION
-from common.ops.dropout import DROPOUT
-from common.ops.dropout_add_norm import DROPOUT_ADD_NORM
-from common.ops.fp8_cast import FP8_CAST
-from common.ops.geglu import GEGLU
-from common.ops.group_norm import GROUP_NORM
-from common.ops.layer_norm_1p import LAYER_NORM_1P
-from common.ops.linear_relu import LINEAR_RELU
-from common.ops.local_convolution import LOCAL_CONVOLUTION
-from common.ops.logit import LOGIT
-from common.ops.lora_input import LORA_INPUT
-from common.ops.qkv_gradient import QKV_GRADIENT
-from common.ops.rms_norm import RMS_NORM
-from common.ops.rope import ROPE
-from common.ops.suppression import SUPPRESSION
-from common.ops.swiglu import SWIGLU
-from common.ops.transpose_fp8 import TRANSPOSE_FP8
-from common.ops.upsample_convolution import UPSAMPLE_CONVOLUTION
+from common.ops.catalogue import all_operations
 from common.run.exposed import Span, busy_us, exposed_us
 
 Result = TypeVar("Result")
 
 LONGEST = 16
 """Kernels that a breakdown names."""
-
-OPERATIONS = (
-    ADD_LAYER_NORM,
-    ANCHOR_MATCHING,
-    ATTENTION,
-    BATCH_NORM,
-    BIAS_GELU,
-    BIAS_GRADIENT,
-    CAUSAL_ATTENTION,
-    CONV_BIAS_RELU,
-    CROSS_ENTROPY,
-    DENSE_ATTENTION,
-    DROPOUT,
-    DROPOUT_ADD_NORM,
-    FP8_CAST,
-    GEGLU,
-    GROUP_NORM,
-    LAYER_NORM_1P,
-    LINEAR_RELU,
-    LOCAL_CONVOLUTION,
-    LOGIT,
-    LORA_INPUT,
-    QKV_GRADIENT,
-    RMS_NORM,
-    ROPE,
-    SUPPRESSION,
-    SWIGLU,
-    TRANSPOSE_FP8,
-    UPSAMPLE_CONVOLUTION,
-)
-"""Operations of the shared layer with kernels of their own."""
 
 COMMUNICATION = "communication"
 
@@ -184,13 +128,13 @@ def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[
     return kernels, result
 
 
-def breakdown(kernels: Iterable[Kernel], parts: int, own: Sequence[tuple[str, str]] = ()) -> Breakdown:
-    """What ``kernels`` took, as parts of ``parts`` iterations or micro-batches; ``own``: see :func:`kind_of`."""
+def breakdown(kernels: Iterable[Kernel], parts: int) -> Breakdown:
+    """What ``kernels`` took, as parts of ``parts`` iterations or micro-batches."""
     kinds: dict[str, float] = {}
     times: dict[str, list[float]] = {}
     spans = []
     for kernel in kernels:
-        kind, spent = kind_of(kernel.name, own), (kernel.end - kernel.start) / 1e3
+        kind, spent = kind_of(kernel.name), (kernel.end - kernel.start) / 1e3
         kinds[kind] = kinds.get(kind, 0.0) + spent / parts
         times.setdefault(kernel.name, []).append(spent)
         spans.append(Span(kernel.start, kernel.end, kind == COMMUNICATION))
@@ -202,13 +146,11 @@ def breakdown(kernels: Iterable[Kernel], parts: int, own: Sequence[tuple[str, st
     return Breakdown(kinds, each, exposed, busy, communication)
 
 
-def kind_of(kernel: str, own: Sequence[tuple[str, str]] = ()) -> str:
-    """The kind of work that a kernel of this name does.
+def kind_of(kernel: str) -> str:
+    """The kind of work that a kernel of this name does: by the names of the operations, then by :data:`CATEGORIES`."""
+    return next((kind for kind, pattern in _patterns() if re.search(pattern, kernel, re.IGNORECASE)), "other")
 
-    Args:
-        kernel: its name.
-        own: kinds and patterns of the workload, which come before those of the shared operations and of libraries.
-    """
-    shared = [pair for operation in OPERATIONS for pair in operation.kernel_names]
-    patterns = [*own, *shared, *CATEGORIES]
-    return next((kind for kind, pattern in patterns if re.search(pattern, kernel, re.IGNORECASE)), "other")
+
+@functools.cache
+def _patterns() -> tuple[tuple[str, str], ...]:
+    return (*(pair for operation in all_operations().values() for pair in operation.kernel_names), *CATEGORIES)

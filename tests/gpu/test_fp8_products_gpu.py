@@ -47,7 +47,7 @@ def check(found: Fp8Tensor, x: Tensor, scale: float, to: torch.dtype) -> None:
 @CASTS
 @FORMATS
 @DTYPES
-@pytest.mark.parametrize("shape", [(16, 16), (16, 4096), (4112, 1040), (3072, 1024)])
+@pytest.mark.parametrize("shape", [(16, 16), (4112, 1040)])
 def test_casts_equal_the_definition(cast, shape, dtype, to) -> None:
     x, state = wide_range(*shape, dtype), scaling(1.7)
     found = cast(x.cuda(), state, to, True)
@@ -64,14 +64,6 @@ def test_what_is_not_finite_becomes_nan_and_leaves_the_scale(cast, value, to) ->
     x[1030, 500] = value
     check(cast(x.cuda(), state, to, True), x, 3.0, to)
     assert state.scale.item() == 3.0
-
-
-@CASTS
-@FORMATS
-@pytest.mark.parametrize("rows", [80, 5008])
-def test_the_first_use_takes_its_scale_from_sampled_rows(cast, rows, to) -> None:
-    x, state = torch.randn(rows, 272).mul(1e-7).to(torch.bfloat16), scaling()
-    check(cast(x.cuda(), state, to, True), x, oracle.first_scale(x, to), to)
 
 
 @pytest.mark.parametrize("value", [0.0, 2e-40])
@@ -183,13 +175,3 @@ def test_nothing_waits_for_the_device() -> None:
         problem.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_every_run_gives_the_same() -> None:
-    torch.manual_seed(0)
-    problem, first = Problem(2048, 1024, 1024), None
-    problem.step()
-    for _ in range(5):
-        found = problem.step()
-        first = first or found
-        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))

@@ -1,7 +1,11 @@
-"""Every case of every operation on a GPU, in each implementation that this machine can run."""
+"""Every case of every operation on a GPU, in each implementation that this machine can run.
+
+``OPERATION=common.ops.rms_norm`` leaves out the other packages.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -24,8 +28,9 @@ GPU = torch.device("cuda")
     ("operation", "name", "case", "sizes", "dtype"),
     [
         each
-        for package, operation in all_operations().items()
-        for each in parameters(package, operation, cases_of(operation), gpu=True)
+        for key, operation in all_operations().items()
+        if os.environ.get("OPERATION") in (None, key.partition(":")[0])
+        for each in parameters(key, operation, cases_of(operation), gpu=True)
     ],
 )
 def test_an_implementation_gives_what_the_reference_does(

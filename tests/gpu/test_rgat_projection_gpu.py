@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
-from benchmarks.rgat.ops.projection.reference import Projection, project_stock
+from benchmarks.rgat.ops.projection.reference import Projection
 from tests.benchmarks.rgat.random_rows import SCHEMA, Case, case, expected, filled, random_block
 
 pytestmark = pytest.mark.gpu
@@ -17,22 +17,12 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
-TERM_TOLERANCE = {torch.float8_e4m3fn: 5e-5, torch.bfloat16: 5e-5, torch.float16: 1e-3, torch.float32: 1e-5}
-TYPES = [
-    (torch.float8_e4m3fn, torch.bfloat16),
-    (torch.bfloat16, torch.bfloat16),
-    (torch.float16, torch.float16),
-    (torch.float32, torch.float32),
-]
 ROOM = BlockShape(
     SCHEMA,
     nodes=((0, 300, 0), (500, 900, 20), (1500, 2000, 40), (3000, 4000, 50)),
     edges=((0,) * 5,) * 3,
     rows=((500, 0, 0, 300, 10), (1100, 700, 90, 900, 40), (2100, 1500, 200, 1900, 45)),
 )
-SIZES = [(1024, 4, 128), (512, 4, 128), (128, 4, 8), (200, 3, 48), (384, 3, 128)]
-"""Inputs, heads, head size."""
 
 
 def poison() -> None:
@@ -71,27 +61,13 @@ def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
     return {name: value[masks[name].cuda()] if name in masks else value for name, value in found.items()}
 
 
-@pytest.mark.parametrize("name", projection.PROJECTION.names)
 @pytest.mark.parametrize("level", [1, 2, 3])
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("types", TYPES, ids=str)
-def test_products_and_gradients_equal_float64(
-    types: tuple[torch.dtype, torch.dtype], size: tuple[int, int, int], level: int, name: str
-) -> None:
-    given = case(random_block(level, ROOM, device="cuda"), level, *size, *types)
-    found = only_filled(run(projection.PROJECTION.function(name), given), given)
+@pytest.mark.parametrize("size", [(512, 4, 128), (200, 3, 48)], ids=str)
+def test_products_of_fp16_equal_float64(size: tuple[int, int, int], level: int) -> None:
+    given = case(random_block(level, ROOM, device="cuda"), level, *size, torch.float16, torch.float16)
     formula = expected(given)._asdict()
-    for key, value in found.items():
-        tolerance = TERM_TOLERANCE[types[0]] if key.startswith("term") else TOLERANCE[types[1]]
-        assert_close(key, value, formula[key], tolerance)
-
-
-def test_the_stock_way_projects_the_same() -> None:
-    given = case(random_block(1, ROOM, device="cuda"), 3, 1024, 4, 128, torch.float8_e4m3fn, torch.bfloat16)
-    own = filled(given.block, 3).rows.cuda()
-    arguments = (given.x_NK, given.block, 3, given.weight_RKD, given.att_source_RAd)
-    for stock, ours in zip(project_stock(*arguments), projection_triton.project(*arguments), strict=True):
-        assert_close("stock", stock[own], ours[own].cpu().double(), 1e-2)
+    for key, value in only_filled(run(projection.PROJECTION.function("triton"), given), given).items():
+        assert_close(key, value, formula[key], 1e-3 if key.startswith("term") else 2e-3)
 
 
 @pytest.mark.parametrize("name", projection.PROJECTION.names)

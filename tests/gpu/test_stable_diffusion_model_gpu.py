@@ -67,7 +67,7 @@ def test_the_real_size_in_fp32_is_the_definition_with_all_gradients():
 
 def test_the_real_size_in_fp32_is_diffusers_network():
     pytest.importorskip("diffusers")
-    from benchmarks.stable_diffusion.peer_bench import build
+    from benchmarks.stable_diffusion.peer import build
 
     model = real(torch.float32)
     shape = model.architecture

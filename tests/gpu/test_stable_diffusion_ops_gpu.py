@@ -1,9 +1,10 @@
-"""Attention, upsampling convolution, noising and loss of Stable Diffusion on a GPU: against float64, or for attention
-the reference in fp32, in every implementation, captured, and without a wait for the device."""
+"""Operations of Stable Diffusion on a GPU where no case can say it: captured and repeatable, without a wait for the
+device, and without overflow of offsets in large tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from benchmarks.stable_diffusion.diffusion import abar
 from benchmarks.stable_diffusion.ops import noising, velocity_loss
-from common.nn.upsample_convolution import UpsampleConvolution
-from common.ops import dense_attention, upsample_convolution
+from benchmarks.stable_diffusion.ops.noising.cases import LATENT_SCALE
+from common.ops import add_layer_norm, bias_gradient, dense_attention, geglu, group_norm, upsample_convolution
 from common.ops.bench import diffusion as size
-from common.ops.dense_attention import Attention
-from common.ops.operation import AUTO, OperationRequest
-from tests.common.ops import upsample_convolution_oracle
+from common.ops.cases import Draw
+from common.ops.catalogue import cases_of
+from common.ops.group_norm.reference import group_norm_reference
+from common.ops.operation import AUTO, Operation, OperationRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -24,274 +26,101 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 CUDA = torch.device("cuda")
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
-HALF = [torch.float16, torch.bfloat16]
-LIBRARIES = list(dense_attention.DENSE_ATTENTION.fast)
-LENGTHS = [(*level, keys) for level in size.TOKENS_AND_HEADS for keys in (0, size.CAPTION)]
-LATENT_SCALE = 0.18215
+OFFSETS = 1 << 31
+"""Elements that 32 bits don't count."""
 
 
-@pytest.fixture(autouse=True)
-def exact_single_precision() -> Iterator[None]:
-    """Products in fp32 are not rounded to TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> Tensor:
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
 
 
-def poison() -> None:
-    """Leave NaN in the memory that the allocator hands out next."""
-    held = [torch.full((1 << 20 << power,), float("nan"), device="cuda") for power in range(8)]
-    del held
+# Captured and repeatable
 
 
-def error(found: Tensor, formula: Tensor) -> float:
-    return float((found.double() - formula.double()).norm() / formula.double().norm())
+def tensors_in(results: Any) -> Iterator[Tensor]:
+    """Tensors in tuples and lists of any depth."""
+    if isinstance(results, Tensor):
+        yield results.detach()
+    elif isinstance(results, tuple | list):
+        for each in results:
+            yield from tensors_in(each)
 
 
-def replayed(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What the third replay of a graph leaves, of a run that also waits for nothing."""
+def check_captured(run: Callable[[], Any], noise: float) -> None:
+    """The same again, also from a graph, without waiting for the device; bit for bit without ``noise``."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run()
+        expected = [value.clone() for value in tensors_in(run())]
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            run()
+            again = list(tensors_in(run()))
         finally:
             torch.cuda.set_sync_debug_mode("default")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            found = run()
-    for _ in range(3):
-        for value in found:
-            value.fill_(-1)
-        graph.replay()
+            captured = list(tensors_in(run()))
+        for _ in range(3):
+            for value in captured:
+                value.fill_(-1)
+            graph.replay()
     torch.cuda.synchronize()
-    return found
+    for value, same, replayed in zip(expected, again, captured, strict=True):
+        for found in (same, replayed):
+            if noise:
+                assert (found.double() - value.double()).norm() <= noise * value.double().norm()
+            else:
+                assert torch.equal(found, value)
 
 
-# Attention
+ATTENTION, UPSAMPLING = dense_attention.DENSE_ATTENTION, upsample_convolution.UPSAMPLE_CONVOLUTION
+ONE = {"samples": 4, "channels": 320, "keep": False}
+PAIR = {"samples": 4, "channels": 960, "inputs": 2, "first": 640, "keep": False}
 
 
-def attention(name: str, dtype: torch.dtype, queries: int, keys: int) -> Attention:
-    sizes = {"head_size": size.HEAD_SIZE, "queries": queries, "keys": keys}
-    reason = dense_attention.DENSE_ATTENTION.unsupported(name, OperationRequest(CUDA, dtype, sizes))
-    if reason is not None:
+@pytest.mark.parametrize(
+    ("operation", "name", "sizes", "noise"),
+    [
+        (group_norm.GROUP_NORM, "triton", {**ONE, "added": True}, 0.0),
+        (group_norm.GROUP_NORM, "triton", {**ONE, "side": 8, "groups": 32, "silu": False}, 0.0),
+        (group_norm.GROUP_NORM, "triton", PAIR, 0.0),
+        (group_norm.GROUP_NORM, "triton", {**PAIR, "side": 16}, 0.0),
+        (geglu.GEGLU, "triton", {"rows": 8192}, 0.0),
+        (add_layer_norm.ADD_LAYER_NORM, "triton", {"rows": 8192}, 0.0),
+        (noising.NOISING, "triton", {}, 0.0),
+        (velocity_loss.VELOCITY_LOSS, "triton", {}, 0.0),
+        # some libraries add with atomics
+        *((UPSAMPLING, name, {"pictures": 2, "channels": 320, "filters": 320}, 1e-2) for name in UPSAMPLING.names),
+        *(
+            (ATTENTION, name, {"pictures": 2, "queries": 1024, "keys": 1024 if packed else 77, "packed": packed}, 1e-3)
+            for name in ATTENTION.fast
+            for packed in (True, False)
+        ),
+    ],
+)
+def test_passes_are_repeatable_and_captured(
+    operation: Operation, name: str, sizes: dict[str, Any], noise: float
+) -> None:
+    case = cases_of(operation)[0]
+    dtype = case.dtypes[-1]
+    if reason := operation.unsupported(name, case.request(CUDA, dtype, **sizes)):
         pytest.skip(reason)
-    function: Attention = dense_attention.DENSE_ATTENTION.function(name)
-    return function
+    passes = case.passes(operation.function(name), Draw(CUDA, dtype), **sizes)
+    check_captured(lambda: [each.run() for each in passes], noise)
 
 
-def attended(function: Attention, qkv: Tensor, context: Tensor | None, do: Tensor) -> list[Tensor]:
-    """Context and gradients: of tokens to each other, packed, or of their queries to another's keys and values."""
-    poison()
-    if context is None:
-        o = function.packed(qkv)
-        return [o.detach(), *torch.autograd.grad(o, qkv, do)]
-    o = function(qkv[:, :, 0], *context.unbind(2))
-    return [o.detach(), *torch.autograd.grad(o, (qkv, context), do)]
-
-
-def given(dtype: torch.dtype, rows: int, tokens: int, heads: int, keys: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    qkv = random(rows, tokens, 3, heads, size.HEAD_SIZE, dtype=dtype).requires_grad_()
-    context = random(rows, keys, 2, heads, size.HEAD_SIZE, dtype=dtype, seed=1).requires_grad_() if keys else None
-    return qkv, context, random(rows, tokens, heads, size.HEAD_SIZE, dtype=dtype, seed=2)
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.parametrize(("tokens", "heads", "keys"), LENGTHS)
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_attention_equals_single_precision(dtype: torch.dtype, tokens: int, heads: int, keys: int, name: str) -> None:
-    function = attention(name, dtype, tokens, keys or tokens)
-    tensors = given(dtype, 2, tokens, heads, keys)
-    qkv, context, do = (None if x is None else x.detach().float() for x in tensors)
-    assert qkv is not None
-    assert do is not None
-    qkv.requires_grad_()
-    if context is not None:
-        context.requires_grad_()
-    found = attended(function, *tensors)
-    assert found[0].is_contiguous()
-    assert found[1].is_contiguous() or keys
-    formulas = attended(dense_attention.DENSE_ATTENTION.reference, qkv, context, do)
-    for value, formula in zip(found, formulas, strict=True):
-        assert value.dtype == dtype
-        assert error(value, formula) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.parametrize("head_size", [8, 40, 128])
-@pytest.mark.parametrize("keys", [0, 5])
-def test_attention_of_other_head_sizes(name: str, head_size: int, keys: int) -> None:
-    sizes = {"head_size": head_size, "queries": 130, "keys": keys or 130}
-    reason = dense_attention.DENSE_ATTENTION.unsupported(name, OperationRequest(CUDA, torch.bfloat16, sizes))
-    if reason is not None:
-        pytest.skip(reason)
-    qkv = random(3, 130, 3, 2, head_size, dtype=torch.bfloat16).requires_grad_()
-    context = random(3, keys, 2, 2, head_size, dtype=torch.bfloat16, seed=1).requires_grad_() if keys else None
-    do = random(3, 130, 2, head_size, dtype=torch.bfloat16, seed=2)
-    found = attended(dense_attention.DENSE_ATTENTION.function(name), qkv, context, do)
-    formulas = attended(dense_attention.DENSE_ATTENTION.reference, qkv, context, do)
-    for value, formula in zip(found, formulas, strict=True):
-        assert error(value, formula) < 2 * TOLERANCE[torch.bfloat16]  # both are rounded
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_keys_and_values_of_one_block_among_those_of_all(name: str) -> None:
-    """And a gradient that is not contiguous."""
-    function = attention(name, torch.bfloat16, 256, 77)
-    heads, columns = 20, 2 * 20 * size.HEAD_SIZE
-    wide = random(2, 77, 3 * columns, dtype=torch.bfloat16).requires_grad_()
-    q = random(2, 256, heads, size.HEAD_SIZE, dtype=torch.bfloat16, seed=1).requires_grad_()
-    do = random(2, heads, 256, size.HEAD_SIZE, dtype=torch.bfloat16, seed=2).transpose(1, 2)
-
-    def run(attend: Attention) -> list[Tensor]:
-        own = wide[..., columns : 2 * columns].unflatten(-1, (2, heads, size.HEAD_SIZE))
-        o = attend(q, *own.unbind(2))
-        return [o.detach(), *torch.autograd.grad(o, (q, wide), do)]
-
-    formulas = run(dense_attention.DENSE_ATTENTION.reference)
-    for value, formula in zip(run(function), formulas, strict=True):
-        assert error(value, formula) < 2 * TOLERANCE[torch.bfloat16]
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.parametrize("keys", [0, size.CAPTION])
-def test_attention_is_captured(name: str, keys: int) -> None:
-    function = attention(name, torch.float16, 1024, keys or 1024)
-    tensors = given(torch.float16, 2, 1024, 10, keys)
-
-    def run() -> list[Tensor]:
-        qkv, context, do = tensors
-        if context is None:
-            o = function.packed(qkv)
-            return [o.detach(), *torch.autograd.grad(o, qkv, do)]
-        o = function(qkv[:, :, 0], *context.unbind(2))
-        return [o.detach(), *torch.autograd.grad(o, (qkv, context), do)]
-
-    for value, eager in zip(replayed(run), run(), strict=True):
-        assert error(value, eager) < 1e-3  # some libraries add with atomics
-
-
-def test_a_library_is_chosen() -> None:
-    sizes = {"head_size": size.HEAD_SIZE, "queries": 4096, "keys": size.CAPTION}
-    for dtype in HALF:
-        request = OperationRequest(CUDA, dtype, sizes)
-        best_first = ("flash_attention_4", "cudnn_frontend", "cudnn")
-        usable = [name for name in best_first if dense_attention.DENSE_ATTENTION.unsupported(name, request) is None]
-        assert dense_attention.DENSE_ATTENTION.select(AUTO, request).name == usable[0]
-
-
-# Upsampling
-
-
-def upsampled(name: str, x: Tensor, weight: Tensor, bias: Tensor, dy: Tensor) -> list[Tensor]:
-    leaves = [value.detach().requires_grad_() for value in (x, weight, bias)]
-    poison()
-    y = upsample_convolution.UPSAMPLE_CONVOLUTION.function(name)(*leaves)
-    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
-
-
-@pytest.mark.parametrize("name", upsample_convolution.UPSAMPLE_CONVOLUTION.names)
-@pytest.mark.parametrize("sizes", [(2, 1280, 1280, 8, 8), (2, 640, 640, 32, 32), (3, 40, 72, 5, 9)], ids=str)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_upsampling_equals_float64(dtype: torch.dtype, sizes: tuple[int, ...], name: str) -> None:
-    tensors = upsample_convolution_oracle.inputs(*sizes, dtype, device="cuda")
-    tensors[1] = tensors[1].contiguous(memory_format=torch.channels_last)
-    found = upsampled(name, *tensors)
-    assert found[0].is_contiguous(memory_format=torch.channels_last)
-    tolerance = max(TOLERANCE[dtype], 5e-5)  # in fp32 cuDNN may take 3x3 convolutions by Winograd's
-    for value, formula in zip(found, upsample_convolution_oracle.expected(*tensors), strict=True):
-        assert value.dtype == dtype
-        assert error(value, formula) < tolerance
-
-
-@pytest.mark.parametrize("name", upsample_convolution.UPSAMPLE_CONVOLUTION.names)
-def test_upsampling_is_captured(name: str) -> None:
-    torch.manual_seed(0)
-    layer = UpsampleConvolution(320).to(CUDA, torch.bfloat16, memory_format=torch.channels_last)
-    assert layer.choose(name, torch.bfloat16) == name
-    x = random(2, 320, 16, 16, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last).requires_grad_()
-    dy = random(2, 320, 32, 32, dtype=torch.bfloat16, seed=1).contiguous(memory_format=torch.channels_last)
-
-    def run() -> list[Tensor]:
-        y = layer(x)
-        return [y.detach(), *torch.autograd.grad(y, (x, layer.weight, layer.bias), dy)]
-
-    for value, eager in zip(replayed(run), run(), strict=True):
-        assert error(value, eager) < 1e-2  # weight gradients may be added with atomics
-
-
-def test_summed_weights_are_those_of_pytorch_to_the_bit() -> None:
-    from common.ops.upsample_convolution import triton
-    from common.ops.upsample_convolution.taps import summed_taps
-
-    for dtype in TOLERANCE:
-        weight = random(1280, 640, 3, 3, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
-        dtaps = random(640, 1280, 4, 4, dtype=dtype, seed=1)
-        poison()
-        found, expected = triton.summed_taps(weight), summed_taps(weight)
-        assert torch.equal(found, expected)
-        (gradient,), (wanted,) = (torch.autograd.grad(taps, weight, dtaps) for taps in (found, expected))
-        assert gradient.stride() == weight.stride()
-        assert error(gradient, wanted) < TOLERANCE[dtype]
-
-
-# Noise and loss
-
-
-def moments(samples: int, dtype: torch.dtype) -> Tensor:
-    found = random(samples, 8, 64, 64, dtype=torch.float32) * 5
-    found[:, 4:] -= 10
-    found[0, 4, 0, 0], found[-1, 7, -1, -1] = -100.0, 25.0
-    return found.to(dtype)
-
-
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_noising_equals_float64_and_the_cpu(dtype: torch.dtype, stored: torch.dtype) -> None:
-    held, seed, ids = moments(32, stored), torch.tensor(-12345678901234), torch.arange(32) * 134_217_001
-    exact_tables = noising.tables(abar(), LATENT_SCALE, torch.float64, torch.device("cpu"))
-    expected = noising.NOISING.reference(held.cpu(), seed, ids, exact_tables)
-    poison()
-    found = noising.NOISING.function("triton")(
-        held, seed.cuda(), ids.cuda(), noising.tables(abar(), LATENT_SCALE, dtype, CUDA)
-    )
-    assert torch.equal(found.t_N.cpu(), expected.t_N)
-    assert found.x_t_NCHW.is_contiguous(memory_format=torch.channels_last)
-    assert found.target_NCHW.is_contiguous(memory_format=torch.channels_last)
-    assert (found.x_t_NCHW.dtype, found.target_NCHW.dtype) == (dtype, torch.float32)
-    close = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-    for value, formula in ((found.x_t_NCHW, expected.x_t_NCHW), (found.target_NCHW, expected.target_NCHW)):
-        torch.testing.assert_close(value.cpu().double(), formula, rtol=close[value.dtype], atol=close[value.dtype])
-
-
-@pytest.mark.parametrize("samples", [32, 2, 3])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_loss_equals_float64(dtype: torch.dtype, samples: int) -> None:
-    prediction, target = (
-        random(samples, 4, 64, 64, dtype=kind, seed=seed).contiguous(memory_format=torch.channels_last)
-        for seed, kind in enumerate((dtype, torch.float32))
-    )
-    prediction.requires_grad_()
-    poison()
-    loss = velocity_loss.VELOCITY_LOSS.function("triton")(prediction, target)
-    (gradient,) = torch.autograd.grad(loss * 65536.0, prediction)
-    difference = prediction.detach().double() - target.double()
-    assert loss.item() == pytest.approx(difference.square().mean().item(), rel=1e-6)
-    assert gradient.dtype == dtype
-    assert error(gradient, 65536 * 2 / difference.numel() * difference) < TOLERANCE[dtype]
+def test_gradients_of_biases_are_repeatable_and_captured() -> None:
+    d_RC = random(32 * 64**2, 320)
+    check_captured(lambda: bias_gradient.BIAS_GRADIENT.function("triton")(d_RC, torch.float16), 0.0)
 
 
 def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
-    held, seed, ids = moments(2, torch.float32), torch.tensor(3, device=CUDA), torch.arange(2, device=CUDA)
+    held, seed, ids = (
+        random(2, 8, 64, 64, dtype=torch.float32),
+        torch.tensor(3, device=CUDA),
+        torch.arange(2, device=CUDA),
+    )
     table = noising.tables(abar(), LATENT_SCALE, torch.float16, CUDA)
     noised = noising.NOISING.function("triton")
     loss_of = velocity_loss.VELOCITY_LOSS.function("triton")
@@ -318,3 +147,90 @@ def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
             assert not before or not torch.equal(captured[0], before[0])
             before = [value.clone() for value in captured]
     torch.cuda.synchronize()
+
+
+# Large tensors, large means
+
+
+@pytest.mark.parametrize(("channels", "side"), [(320, 64), (640, 32)])
+def test_group_norm_counts_its_elements_in_64_bits(channels: int, side: int) -> None:
+    samples = OFFSETS // (channels * side**2) + 1
+    x = torch.empty((samples, side, side, channels), dtype=torch.float16, device="cuda").normal_().permute(0, 3, 1, 2)
+    weight, bias = random(channels, seed=1), random(channels, seed=2)
+    function = group_norm.GROUP_NORM.function("triton")
+    # programs differ in number, and so their sums in the last bits
+    check_last_rows(lambda leaf: [function((leaf,), weight, bias, 16, 1e-5, silu=True)], x, 2, 2e-3)
+
+
+def test_geglu_counts_its_elements_in_64_bits() -> None:
+    x = torch.empty((OFFSETS // 2560 + 64, 2560), dtype=torch.float16, device="cuda").normal_()
+    bias = random(2560)
+    check_last_rows(lambda leaf: [geglu.GEGLU.function("triton")(leaf, bias)], x, 64, 0.0)
+
+
+def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
+    x = torch.empty((OFFSETS // 320 + 64, 320), dtype=torch.float16, device="cuda").normal_()
+    weight, bias = random(320), random(320, seed=1)
+    function = add_layer_norm.ADD_LAYER_NORM.function("triton")
+    check_last_rows(lambda leaf: function(leaf, leaf, weight, bias, 1e-5), x, 64, 0.0)
+
+
+def check_last_rows(function: Callable[[Tensor], Any], x: Tensor, rows: int, noise: float) -> None:
+    """Results and gradient of the last rows are those of these rows alone."""
+    last = []
+    for given in (x, x[-rows:]):
+        leaf = given.detach().requires_grad_()
+        results = function(leaf)
+        # the first columns of the input as gradients of the results
+        (dx,) = torch.autograd.grad(results, leaf, [given[:, : y.shape[1]] for y in results])
+        last.append([value[-rows:].detach().clone() for value in (*results, dx)])
+        del leaf, results, dx
+    for large, small in zip(*last, strict=True):
+        torch.testing.assert_close(large, small, rtol=noise, atol=noise)
+
+
+@pytest.mark.parametrize("mean", [30.0, 1000.0])
+@pytest.mark.parametrize(("channels", "side"), [(320, 64), (640, 32), (640, 16), (1280, 8)])
+def test_group_norm_far_from_zero_keeps_its_variance(channels: int, side: int, mean: float) -> None:
+    x = random(2, side, side, channels, dtype=torch.float32).permute(0, 3, 1, 2) + mean
+    weight, bias = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
+    found = group_norm.GROUP_NORM.function("triton")((x,), weight, bias, 16, 1e-5, silu=False)
+    expected = group_norm_reference((x.double(),), weight.double(), bias.double(), 16, 1e-5, silu=False)
+    assert isinstance(expected, Tensor)
+    assert float((found.double() - expected).abs().max()) < 1e-6 * mean
+
+
+def test_summed_weights_are_those_of_the_reference_to_the_bit() -> None:
+    from common.ops.upsample_convolution import triton
+    from common.ops.upsample_convolution.taps import summed_taps
+
+    for dtype in size.DTYPES:
+        weight = random(1280, 640, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
+        assert torch.equal(triton.summed_taps(weight), summed_taps(weight))
+
+
+# Choices
+
+
+@pytest.mark.parametrize(
+    ("operation", "sizes"),
+    [
+        (bias_gradient.BIAS_GRADIENT, {}),
+        (group_norm.GROUP_NORM, {"channels": 320, "groups": 16}),
+        (group_norm.GROUP_NORM, {"channels": 960, "groups": 16, "inputs": 2}),
+        (geglu.GEGLU, {}),
+        (add_layer_norm.ADD_LAYER_NORM, {"features": 1280}),
+    ],
+)
+def test_a_gpu_takes_the_kernels(operation: Operation, sizes: dict[str, int]) -> None:
+    request = OperationRequest(torch.device("cuda"), torch.float16, sizes)
+    assert operation.select(AUTO, request).name == "triton"
+
+
+def test_a_library_is_chosen() -> None:
+    sizes = {"head_size": size.HEAD_SIZE, "queries": 4096, "keys": size.CAPTION}
+    for dtype in size.HALF:
+        request = OperationRequest(CUDA, dtype, sizes)
+        best_first = ("flash_attention_4", "cudnn_frontend", "cudnn")
+        usable = [name for name in best_first if dense_attention.DENSE_ATTENTION.unsupported(name, request) is None]
+        assert dense_attention.DENSE_ATTENTION.select(AUTO, request).name == usable[0]

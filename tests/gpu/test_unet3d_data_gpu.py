@@ -1,4 +1,4 @@
-"""3D U-Net's reader on a GPU: the kernel against the reference, caches, side streams, and graphs."""
+"""3D U-Net's reader on a GPU: random bits, caches, side streams, and graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ if not torch.cuda.is_available():
 SHAPE, SIZE = (150, 161, 143), (128, 128, 128)
 VOXELS = 150 * 161 * 143
 CROP = (64, 64, 64)
-ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 NOISE = 1e-4
 """Two approximations of the logarithm apart, times the largest deviation, and more than that."""
 
@@ -40,25 +39,6 @@ def crops() -> list[Crop]:
     ]
 
 
-def volumes(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator("cuda").manual_seed(0)
-    images = torch.randn(2 * VOXELS, generator=generator, device="cuda").to(dtype)
-    return images, torch.randint(3, (2 * VOXELS,), generator=generator, device="cuda", dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("slab", [Slab(SIZE, 0, 128), Slab(SIZE, 48, 16)], ids=str)
-@pytest.mark.parametrize("dtype", list(ROUNDING))
-@pytest.mark.parametrize("cached", [torch.float32, torch.bfloat16])
-def test_kernel_is_the_reference(slab: Slab, dtype: torch.dtype, cached: torch.dtype) -> None:
-    given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
-    images, labels = volumes(cached)
-    image, label = AUGMENT.function("triton")(images, labels, *given, slab, dtype)
-    expected, expected_label = AUGMENT.function("reference")(images, labels, *given, slab, dtype)
-    assert image.stride() == expected.stride()
-    assert torch.equal(label, expected_label)
-    torch.testing.assert_close(image.float(), expected.float(), rtol=ROUNDING[dtype], atol=NOISE)
-
-
 def test_bits_are_those_of_a_cpu() -> None:
     index, seed = torch.arange(1 << 20), torch.tensor([[-5], [1 << 40]])
     assert torch.equal(words(index.cuda(), seed.cuda(), 3).cpu(), words(index, seed, 3))
@@ -66,7 +46,9 @@ def test_bits_are_those_of_a_cpu() -> None:
 
 def test_a_captured_graph_takes_new_parameters() -> None:
     slab = Slab(SIZE, 0, 128)
-    images, labels = volumes(torch.float32)
+    generator = torch.Generator("cuda").manual_seed(0)
+    images = torch.randn(2 * VOXELS, generator=generator, device="cuda")
+    labels = torch.randint(3, (2 * VOXELS,), generator=generator, device="cuda", dtype=torch.uint8)
     given = [tensor.cuda() for tensor in parameters(crops(), slab).values()]
     augment = AUGMENT.function("triton")
     augment(images, labels, *given, slab, torch.bfloat16)
@@ -122,6 +104,4 @@ def test_crops_of_a_gpu_are_those_of_a_cpu(root: Path, cache: str) -> None:
     assert len(found) == len(expected) == 24
     for some, others in zip(found, expected, strict=True):
         assert torch.equal(some["label"], others["label"])
-        torch.testing.assert_close(
-            some["image"].float(), others["image"].float(), rtol=ROUNDING[torch.bfloat16], atol=NOISE
-        )
+        torch.testing.assert_close(some["image"].float(), others["image"].float(), rtol=8e-3, atol=NOISE)

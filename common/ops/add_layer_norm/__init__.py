@@ -24,6 +24,7 @@ ADD_LAYER_NORM = Operation(
         "triton": triton_kernels("common.ops.add_layer_norm.triton:add_layer_norm", most={"features": MOST_FEATURES}),
     },
     kernel_names=(("layer norm", r"^add_layer_norm_"),),
+    cases="common.ops.add_layer_norm.cases",
 )
 """Signature: ``add_layer_norm(x_RC, residual_RC, weight_C, bias_C, eps, *, added_C=None)``. A request says
 ``features``."""

@@ -17,5 +17,6 @@ ANCHOR_MATCHING = Operation(
         "triton": triton_kernels("common.ops.anchor_matching.triton:match", dtypes=()),
     },
     kernel_names=(("matching", r"^anchor_matching_"),),
+    cases="common.ops.anchor_matching.cases",
 )
 """Functions: :func:`match_reference`. Arithmetic is fp32 whatever the dtype, so all give the same matches."""

@@ -46,6 +46,7 @@ ATTENTION = Operation(
         "te": Implementation(te.attention, _te_unsupported),
     },
     kernel_names=(("attention", r"^attention_|cu_seqlens"),),
+    cases="common.ops.attention.cases",
 )
 """Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, dropout, bias_3HD=None, *,
 handover=None)``.

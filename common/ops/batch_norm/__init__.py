@@ -18,33 +18,25 @@ weight, bias and statistics are fp32.
 
 from __future__ import annotations
 
-import torch
-
 from common.ops.batch_norm.reference import (
     batch_norm_add_relu_reference,
     batch_norm_evaluate_reference,
     batch_norm_reference,
     batch_norm_relu_max_pool_reference,
 )
-from common.ops.operation import Implementation, Operation, OperationRequest
-from common.ops.triton_support import no_triton
+from common.ops.operation import Implementation, Operation
+from common.ops.triton_support import triton_kernels
 
 
-def _triton_unsupported(request: OperationRequest) -> str | None:
-    if request.device.type != "cuda":
-        return f"Triton kernels need a CUDA device, not {request.device.type}"
-    if request.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return f"activations are fp16, bf16 or fp32, not {request.dtype}"
-    if request.sizes["channels"] % 8:
-        return f"{request.sizes['channels']} channels are not a multiple of 8"
-    return no_triton(request.device)
+def _kernels(source: str) -> Implementation:
+    return triton_kernels(source, multiple_of={"channels": 8})
 
 
 BATCH_NORM = Operation(
     "batch_norm",
     batch_norm_reference,
     {
-        "triton": Implementation("common.ops.batch_norm.triton:batch_norm", _triton_unsupported),
+        "triton": _kernels("common.ops.batch_norm.triton:batch_norm"),
     },
     kernel_names=(
         ("batch or instance norm", r"^(moments|normalise|gradient_sums|input_gradient)_kernel"),
@@ -52,25 +44,29 @@ BATCH_NORM = Operation(
         ("pooling", r"^pool_"),
     ),
     former={"cudnn": "convolution_moments=cudnn"},
+    cases="common.ops.batch_norm.cases",
 )
 BATCH_NORM_ADD_RELU = Operation(
     "batch_norm_add_relu",
     batch_norm_add_relu_reference,
     {
-        "triton": Implementation("common.ops.batch_norm.triton:batch_norm_add_relu", _triton_unsupported),
+        "triton": _kernels("common.ops.batch_norm.triton:batch_norm_add_relu"),
     },
+    cases="common.ops.batch_norm.cases:ADD_RELU",
 )
 BATCH_NORM_RELU_MAX_POOL = Operation(
     "batch_norm_relu_max_pool",
     batch_norm_relu_max_pool_reference,
     {
-        "triton": Implementation("common.ops.batch_norm.pool_triton:batch_norm_relu_max_pool", _triton_unsupported),
+        "triton": _kernels("common.ops.batch_norm.pool_triton:batch_norm_relu_max_pool"),
     },
+    cases="common.ops.batch_norm.cases:RELU_MAX_POOL",
 )
 BATCH_NORM_EVALUATE = Operation(
     "batch_norm_evaluate",
     batch_norm_evaluate_reference,
     {
-        "triton": Implementation("common.ops.batch_norm.triton:batch_norm_evaluate", _triton_unsupported),
+        "triton": _kernels("common.ops.batch_norm.triton:batch_norm_evaluate"),
     },
+    cases="common.ops.batch_norm.cases:EVALUATE",
 )

@@ -5,15 +5,17 @@ A batch is 32 pictures, whatever the number of packs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from common.ops.bench import cases
+from common.ops.cases import Draw
 
 PICTURES = 32
 IMAGE_SIZE = 800
 LEVELS = (100, 50, 25, 13, 7)
-"""Places along a side of the pyramid's levels."""
+"""Height and width of the pyramid's levels, in cells."""
 
 ANCHORS = 9
 CLASSES = 264
@@ -28,21 +30,21 @@ DETECTIONS = 300
 OVERLAP = 0.5
 
 
-def anchors() -> Tensor:
-    """Corners (A, 4): of each level places row by row, at each of these three shapes of three sizes."""
+def anchors(levels: Sequence[int], device: torch.device) -> Tensor:
+    """Corners (A, 4): the cells of each level row by row, and in each cell three shapes of three sizes."""
     found = []
-    for places in LEVELS:
-        stride = IMAGE_SIZE // places
-        place = torch.arange(places, device=cases.DEVICE) * stride
+    for cells in levels:
+        stride = IMAGE_SIZE // cells
+        place = torch.arange(cells, device=device) * stride
         corner = torch.stack(torch.meshgrid(place, place, indexing="xy"), -1).reshape(-1, 1, 2)
-        size = 4 * stride * 2 ** (torch.arange(3, device=cases.DEVICE) / 3)
-        root = torch.tensor([0.5, 1.0, 2.0], device=cases.DEVICE).sqrt().unsqueeze(1)
+        size = 4 * stride * 2 ** (torch.arange(3, device=device) / 3)
+        root = torch.tensor([0.5, 1.0, 2.0], device=device).sqrt().unsqueeze(1)
         half = torch.stack([size / root, size * root], -1).reshape(1, ANCHORS, 2) / 2
         found.append(torch.cat([corner - half, corner + half], 2).reshape(-1, 4))
     return torch.cat(found)
 
 
-def boxes(*shape: int, side: float) -> Tensor:
+def boxes(draw: Draw, *shape: int, side: float) -> Tensor:
     """Corners anywhere in the picture, of sides up to ``side``."""
-    corner = torch.rand((*shape, 2), device=cases.DEVICE) * IMAGE_SIZE
-    return torch.cat([corner, corner + 1 + side * torch.rand((*shape, 2), device=cases.DEVICE)], -1)
+    corner = draw.uniform(*shape, 2, high=IMAGE_SIZE)
+    return torch.cat([corner, corner + draw.uniform(*shape, 2, low=1.0, high=1.0 + side)], -1)

@@ -1,7 +1,6 @@
-"""Sizes of a layer of GPT-3 175B, at which its operations are measured: two rows of 2,048 tokens, whatever the batch.
+"""Sizes of a layer of GPT-3 175B, at which its operations are measured: two rows of 2,048 tokens.
 
-Whole, and split by columns over four ranks, each of which has a quarter of the tokens between the products. A step of
-BERT has none of them: they are measured as candidates, and add up to nothing.
+Whole, and split by columns over four ranks, each of which has a quarter of the tokens between the products.
 """
 
 from __future__ import annotations
@@ -16,4 +15,4 @@ FEED_FORWARD = 49152
 EPSILON = 1e-5
 
 RANKS = (4, 1)
-"""That a layer is split over."""
+"""Ranks that a layer is split over."""

@@ -10,6 +10,14 @@ import torch
 
 COPY_BYTES = 4 * 1024**3
 
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+"""Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
+
+
+def peak_flops(gpu: str) -> float | None:
+    """Of a GPU with this name; None where it is not known."""
+    return next((flops for part, flops in PEAK_FLOPS.items() if part in gpu), None)
+
 
 def require_gpu(program: str, otherwise: str = "") -> None:
     """End the process with one line if PyTorch sees no GPU.

@@ -6,12 +6,10 @@ A batch is a number of packs of 512 tokens, of which 23 in 48 have one sequence,
 from __future__ import annotations
 
 import itertools
+import random
 
 import torch
 from torch import Tensor
-
-from common.ops.bench import cases
-from common.ops.fp8_cast.reference import Scaling
 
 PACKS = 48
 LENGTH = 512
@@ -41,52 +39,25 @@ LINEAR = {
 
 def sequence_lengths(packs: int) -> list[int]:
     """Tokens of the sequences, pack after pack; where packs are cut is random but the same in every run."""
-    generator = torch.Generator().manual_seed(0)
+    generator = random.Random(0)
     lengths = []
     most = packs * 23 // 48
     for count, share in ((1, most), (2, packs - 2 * most), (3, most)):
         for _ in range(share):
-            cuts = (torch.randperm(LENGTH - 1, generator=generator)[: count - 1] + 1).sort().values.tolist()
+            cuts = sorted(generator.sample(range(1, LENGTH), count - 1))
             lengths += [end - start for start, end in itertools.pairwise([0, *cuts, LENGTH])]
     return lengths
 
 
-def sequences(packs: int) -> tuple[Tensor, Tensor]:
-    """Starts and lengths, int32 (3 * packs,), absent ones last."""
+def sequences(packs: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Starts and lengths, int32 (3 * packs,) on ``device``, absent ones last."""
     lengths = sequence_lengths(packs)
     starts = [0, *itertools.accumulate(lengths[:-1])]
     absent = [0] * (3 * packs - len(lengths))
-    first, second = (
-        torch.tensor(values + absent, dtype=torch.int32, device=cases.DEVICE) for values in (starts, lengths)
-    )
+    first, second = (torch.tensor(values + absent, dtype=torch.int32, device=device) for values in (starts, lengths))
     return first, second
 
 
 def pairs(packs: int) -> int:
     """Pairs of tokens that attend to each other."""
     return sum(length * length for length in sequence_lengths(packs))
-
-
-def normal(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Normal values."""
-    return torch.randn(shape, device=cases.DEVICE).to(dtype)
-
-
-def leaf(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Normal values that require a gradient."""
-    return normal(dtype, *shape).requires_grad_()
-
-
-def seed() -> Tensor:
-    """The dropout seed."""
-    return torch.tensor(1234567890123, device=cases.DEVICE)
-
-
-def fresh_scaling() -> Scaling:
-    """The state of an FP8 scale before its first use."""
-    return Scaling(torch.zeros((), device=cases.DEVICE), torch.zeros(2, dtype=torch.int32, device=cases.DEVICE))
-
-
-def size_of(x: Tensor) -> float:
-    """Bytes."""
-    return float(x.numel() * x.element_size())

@@ -22,6 +22,7 @@ BIAS_GELU = Operation(
         "triton": triton_kernels("common.ops.bias_gelu.triton:bias_gelu"),
     },
     kernel_names=(("GELU", r"^bias_gelu_"),),
+    cases="common.ops.bias_gelu.cases",
 )
 """Signature: ``bias_gelu(x_TF, bias_F, *, fp8=None, handover=None)``."""
 
@@ -31,5 +32,6 @@ BIAS_GELU_PASSES = Operation(
     {
         "triton": triton_kernels("common.ops.bias_gelu.triton"),
     },
+    cases="common.ops.bias_gelu.cases:SEPARATE",
 )
 """Functions: :class:`BiasGelu`."""

@@ -26,5 +26,6 @@ BIAS_GRADIENT = Operation(
         "triton": triton_kernels("common.ops.bias_gradient.triton:row_sums"),
     },
     kernel_names=(("bias gradient", r"^row_sums_"),),
+    cases="common.ops.bias_gradient.cases",
 )
 """Functions: :data:`RowSums`."""

@@ -37,5 +37,6 @@ CAUSAL_ATTENTION = Operation(
         "te": Implementation(through(te.LIBRARY), requirements.te_unsupported),
     },
     kernel_names=(("attention", r"cudnn.*(sdpa|fmha|flash)|(flash|pytorch_flash).*(fwd|bwd)|sdpa_sm"),),
+    cases="common.ops.causal_attention.cases",
 )
 """Functions: :class:`CausalAttention`. A request says ``head_size``."""

@@ -35,13 +35,14 @@ CONV_BIAS_RELU = Operation(
     {
         "cudnn": Implementation("common.ops.conv_bias_relu.cudnn:conv_bias_relu", _cudnn_unsupported),
         "epilogue": Implementation("common.ops.conv_bias_relu.cudnn:conv_then_epilogue", _epilogue_unsupported),
-        "triton": Implementation("common.ops.conv_bias_relu.grouped:conv_bias_relu", _cudnn_unsupported),
+        "triton": Implementation("common.ops.conv_bias_relu.grouped:conv_bias_relu", _epilogue_unsupported),
     },
     kernel_names=(
         ("convolution's epilogue", r"^conv_epilogue_"),
         ("gradient of ReLU", r"^relu_gradient_"),
         ("convolution, either way", r"^grouped_"),
     ),
+    cases="common.ops.conv_bias_relu.cases",
 )
 """Signature: ``conv_bias_relu(x_NCHW, weight, bias_C, stride, padding, groups, relu, residual_NCHW=None)``.
 

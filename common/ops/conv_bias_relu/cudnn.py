@@ -23,7 +23,8 @@ def fused_forward(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
     """One kernel where cuDNN has it."""
-    if not relu or shape.groups > 1 or weight.shape[0] % _CHANNELS or weight.shape[1] % _CHANNELS:
+    channels_fit = weight.shape[0] % _CHANNELS == weight.shape[1] % _CHANNELS == 0
+    if not x_NCHW.is_cuda or not relu or shape.groups > 1 or not channels_fit:
         return separate_forward(x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
     x_NCHW = triton.channels_last(x_NCHW)
     rest = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], shape.groups)

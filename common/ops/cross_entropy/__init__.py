@@ -25,6 +25,7 @@ CROSS_ENTROPY = Operation(
         "triton": triton_kernels("common.ops.cross_entropy.triton:masked_cross_entropy"),
     },
     kernel_names=(("cross-entropy", r"^cross_entropy_"),),
+    cases="common.ops.cross_entropy.cases",
 )
 """Signature: ``masked_cross_entropy(logits_MV, labels_M, vocabulary, inplace=False)``."""
 
@@ -34,5 +35,6 @@ OF_A_PART = Operation(
     {
         "triton": triton_kernels("common.ops.cross_entropy.triton"),
     },
+    cases="common.ops.cross_entropy.cases:OF_A_PART",
 )
 """Functions: :class:`OfAPart`."""

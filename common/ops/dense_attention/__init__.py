@@ -58,5 +58,6 @@ DENSE_ATTENTION = Operation(
         "flash": Implementation(LibraryAttention(flash.LIBRARY), requirements.flash_unsupported),
     },
     kernel_names=CAUSAL_ATTENTION.kernel_names,
+    cases="common.ops.dense_attention.cases",
 )
 """Functions: :class:`Attention`. A request says ``head_size``, ``queries`` and ``keys``."""

@@ -19,5 +19,6 @@ DROPOUT = Operation(
         "triton": triton_kernels("common.ops.dropout.triton:dropout"),
     },
     kernel_names=(("dropout and layer norm", r"^dropout_kernel"),),
+    cases="common.ops.dropout.cases",
 )
 """Signature: ``dropout(x, p, seed, site)``."""

@@ -20,6 +20,7 @@ DROPOUT_ADD_NORM = Operation(
         "triton": triton_kernels("common.ops.dropout_add_norm.triton:dropout_add_norm"),
     },
     kernel_names=(("dropout and layer norm", r"^dropout_add_norm_"),),
+    cases="common.ops.dropout_add_norm.cases",
 )
 """Signature: ``dropout_add_norm(x, bias, residual, weight, norm_bias, epsilon, dropout, twice=False, *, fp8=None,
 handover=None)``."""

@@ -29,5 +29,6 @@ EMBEDDING_BAGS = Operation(
         "triton": triton_kernels("common.ops.embedding_bags.triton"),
     },
     kernel_names=(("embeddings", r"^embedding_"),),
+    cases="common.ops.embedding_bags.cases",
 )
 """Functions: :class:`EmbeddingBags`."""

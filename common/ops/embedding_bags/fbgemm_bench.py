@@ -19,8 +19,9 @@ from torch import Tensor
 from common.errors import ConfigError
 from common.ops import embedding_bags
 from common.ops.bench.stopwatch import copy_bandwidth, median_ms, require_gpu
+from common.ops.cases import Draw
 from common.ops.embedding_bags.bags import AdagradRows, Bags
-from common.ops.embedding_bags.bench_cases import EPSILON, RATE, SAMPLES, TABLES, WIDTH, bags_of, keys
+from common.ops.embedding_bags.cases import EPSILON, RATE, SAMPLES, TABLES, WIDTH, bags_of, keys
 from common.optional_packages import OptionalPackage
 
 CUDA = torch.device("cuda")
@@ -81,7 +82,7 @@ def compare() -> float:
     """The largest difference between the rows of both after a step from the same rows."""
     function = embedding_bags.EMBEDDING_BAGS.function("triton")
     generator = torch.Generator(CUDA).manual_seed(1)
-    other, bags = Fbgemm(SMALL, torch.float32), bags_of(SMALL)
+    other, bags = Fbgemm(SMALL, torch.float32), bags_of(SMALL, CUDA)
     rows = torch.randn((bags.rows, WIDTH), device=CUDA, generator=generator)
     for mine, theirs in zip(
         rows.split([count for count, _ in SMALL]), other.module.split_embedding_weights(), strict=True
@@ -108,7 +109,8 @@ def _update(
 
 def time_ours(skewed: bool, dtype: torch.dtype) -> tuple[float, float, float]:
     """Milliseconds of pooling, sort and update."""
-    function, bags, ids_NL = embedding_bags.EMBEDDING_BAGS.function("triton"), bags_of(TABLES), keys(SAMPLES, skewed)
+    function, bags = embedding_bags.EMBEDDING_BAGS.function("triton"), bags_of(TABLES, CUDA)
+    ids_NL = keys(Draw(CUDA, dtype), SAMPLES, TABLES, skewed)
     rows, state = (torch.zeros((bags.rows, WIDTH), device=CUDA) for _ in range(2))
     out = torch.empty((SAMPLES, len(bags), WIDTH), dtype=dtype, device=CUDA)
     gradient = torch.randn(out.shape, device=CUDA).to(dtype)
@@ -124,7 +126,7 @@ def time_ours(skewed: bool, dtype: torch.dtype) -> tuple[float, float, float]:
 def time_fbgemm(skewed: bool, dtype: torch.dtype) -> tuple[float, float]:
     """Milliseconds of pooling, and of what its backward pass does, by events on the stream."""
     other = Fbgemm(TABLES, dtype)
-    inputs = other.inputs(keys(SAMPLES, skewed))
+    inputs = other.inputs(keys(Draw(CUDA, dtype), SAMPLES, TABLES, skewed))
     gradient = torch.randn((SAMPLES, len(TABLES) * WIDTH), device=CUDA).to(dtype)
     for _ in range(3):
         other.module(*inputs).backward(gradient)

@@ -32,5 +32,6 @@ FP8_CAST = Operation(
         "triton": triton_kernels("common.ops.fp8_cast.triton:cast"),
     },
     kernel_names=(("FP8 casts", r"^fp8_cast_"),),
+    cases="common.ops.fp8_cast.cases",
 )
 """Signature: ``cast(x, scaling, dtype, transpose, frozen_scales=False) -> Fp8Tensor``."""

@@ -18,5 +18,6 @@ GEGLU = Operation(
         "triton": triton_kernels("common.ops.geglu.triton:geglu"),
     },
     kernel_names=(("GEGLU", r"^geglu_"),),
+    cases="common.ops.geglu.cases",
 )
 """Signature: ``geglu(x_R2C, bias_2C)``."""

@@ -24,6 +24,7 @@ GROUP_NORM = Operation(
         "apex": Implementation(apex.group_norm_apex, apex.unsupported),
     },
     kernel_names=(("group norm", r"^group_norm_|^moments_kernel|group_norm_nhwc"),),
+    cases="common.ops.group_norm.cases",
 )
 """Signature: ``group_norm(inputs, weight_C, bias_C, groups, eps, *, silu, added_NC=None, keep=False)``. A request says
 ``channels`` and ``groups``, and ``inputs`` and ``added`` where they are not 1 and 0."""

@@ -32,5 +32,6 @@ LAYER_NORM_1P = Operation(
         "triton": triton_kernels("common.ops.layer_norm_1p.triton", most={"features": MOST_FEATURES}),
     },
     kernel_names=(("layer norm", r"^layer_norm_1p_"),),
+    cases="common.ops.layer_norm_1p.cases",
 )
 """Functions: :class:`LayerNorm1p`. A request says ``features``."""

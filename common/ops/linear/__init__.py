@@ -87,6 +87,7 @@ LINEAR = Operation(
         "fp8": Implementation(fp8.Fp8Product, fp8.unsupported, automatic=False),
         "te": Implementation(te.TeProduct, te.unsupported, automatic=False),
     },
+    cases="common.ops.linear.cases",
 )
 """Builders of products: ``build(weight) -> Product``. A product with state of its own (scales) is a module, and so
 becomes a part of the layer. ``auto`` never changes the precision, so ``fp8`` and ``te`` are asked for by name."""

@@ -17,6 +17,7 @@ LINEAR_RELU = Operation(
         "fused": triton_kernels("common.ops.linear_relu.triton:linear_relu"),
     },
     kernel_names=(("gradient of ReLU", r"^relu_gradient_"),),
+    cases="common.ops.linear_relu.cases",
 )
 """Signature: ``linear_relu(x_BK, weight_NK, bias_N)``. ``fused`` has its products from cuBLASLt, the forward one with
 an epilogue, and the pass in front of the ReLU from Triton."""

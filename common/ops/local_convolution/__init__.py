@@ -36,6 +36,7 @@ LOCAL_CONVOLUTION = Operation(
         "folded": Implementation(folded_convolution, _folded_unsupported),
     },
     kernel_names=(("convolution, either way", r"^single_channel_"),),
+    cases="common.ops.local_convolution.cases",
 )
 """``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. On a GPU
 ``folded`` and ``reference`` call cuDNN; ``folded`` computes the weight's gradient in another way where there are few

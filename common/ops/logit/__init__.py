@@ -21,5 +21,6 @@ LOGIT = Operation(
         "fused": triton_kernels("common.ops.logit.triton:logit", most={"inputs": MOST_INPUTS}),
     },
     kernel_names=(("logits", r"^logit_"),),
+    cases="common.ops.logit.cases",
 )
 """Signature: ``logit(x_BK, weight_1K, bias_1)``. Sizes of a request: ``inputs``."""

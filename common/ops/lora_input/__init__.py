@@ -25,5 +25,6 @@ LORA_INPUT = Operation(
         "triton": triton_kernels("common.ops.lora_input.triton"),
     },
     kernel_names=(("LoRA dropout", r"^lora_input_"),),
+    cases="common.ops.lora_input.cases",
 )
 """Functions: :class:`LoraInput`."""

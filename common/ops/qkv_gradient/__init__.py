@@ -22,5 +22,6 @@ QKV_GRADIENT = Operation(
         "triton": triton_kernels("common.ops.qkv_gradient.triton:join"),
     },
     kernel_names=(("gradient of query, key and value", r"^qkv_gradient_"),),
+    cases="common.ops.qkv_gradient.cases",
 )
 """Functions: :data:`JoinQkv`, with the signature of :func:`common.ops.qkv_gradient.reference.join_reference`."""

@@ -10,7 +10,15 @@ from common.ops.rms_norm.reference import RmsNorm
 
 
 def passes(
-    function: RmsNorm, draw: Draw, tokens: int, features: int, added: bool, half: bool, fp8: bool, scale: float = 0.0
+    function: RmsNorm,
+    draw: Draw,
+    tokens: int,
+    features: int,
+    added: bool,
+    half: bool,
+    fp8: bool,
+    scale: float = 0.0,
+    frozen: bool = False,
 ) -> list[Pass]:
     """All functions, with results in 16 bits (``half``), FP8 or both; ``scale`` is that of FP8's use before."""
     residual, delta, dy, d_residual = (draw.normal(tokens, features) for _ in range(4))
@@ -23,14 +31,25 @@ def passes(
     return [
         Pass(
             "forward",
-            lambda: (function.forward(residual, other, weight, decoder.EPSILON, half=half, fp8=to_e4m3), to_e4m3),
+            lambda: (
+                function.forward(
+                    residual, other, weight, decoder.EPSILON, half=half, fp8=to_e4m3, frozen_scales=frozen
+                ),
+                to_e4m3,
+            ),
             (1 + 2 * added) * unit + written,
         ),
         Pass(
             "backward",
             lambda: (
                 function.backward(
-                    dy, normed.residual, normed.inverse_rms, weight, d_residual if added else None, fp8=to_e5m2
+                    dy,
+                    normed.residual,
+                    normed.inverse_rms,
+                    weight,
+                    d_residual if added else None,
+                    fp8=to_e5m2,
+                    frozen_scales=frozen,
                 ),
                 to_e5m2,
             ),
@@ -63,7 +82,11 @@ CASES = (
         "Llama-2-70B to FP8",
         passes,
         {**SIZES, "added": True, "half": False, "fp8": True},
-        tests=[{"tokens": 70, "features": 200}, {"tokens": 70, "features": 200, "half": True, "scale": 3.7}],
+        tests=[
+            {"tokens": 70, "features": 200},
+            {"tokens": 70, "features": 200, "half": True, "scale": 3.7},
+            {"tokens": 5, "features": 200, "scale": 3.7, "frozen": True},
+        ],
         gpu={"tokens": 2048},
         dtypes=(torch.bfloat16,),
     ),

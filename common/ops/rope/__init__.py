@@ -22,5 +22,6 @@ ROPE = Operation(
         "triton": triton_kernels("common.ops.rope.triton"),
     },
     kernel_names=(("RoPE", r"^rope_"),),
+    cases="common.ops.rope.cases",
 )
 """Functions: :class:`Rope`."""

@@ -13,6 +13,7 @@ SUPPRESSION = Operation(
         "triton": triton_kernels("common.ops.suppression.triton:suppress"),
     },
     kernel_names=(("suppression", r"^suppression_"),),
+    cases="common.ops.suppression.cases",
 )
 """Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``.
 

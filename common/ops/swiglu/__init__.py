@@ -19,5 +19,6 @@ SWIGLU = Operation(
         "triton": triton_kernels("common.ops.swiglu.triton"),
     },
     kernel_names=(("SwiGLU", r"^swiglu_"),),
+    cases="common.ops.swiglu.cases",
 )
 """Functions: :class:`SwiGlu`."""

@@ -29,6 +29,7 @@ TRANSPOSE_FP8 = Operation(
         "triton": Implementation("common.ops.transpose_fp8.triton:transpose", _unsupported),
     },
     kernel_names=(("transposes in FP8", r"^transpose_fp8_"),),
+    cases="common.ops.transpose_fp8.cases",
 )
 """Signature: ``transpose(matrix_NK, scratch, factors_R=None) -> (K, N)`` in the memory of ``scratch``. The request has
 the matrix's dtype."""

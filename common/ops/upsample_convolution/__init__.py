@@ -47,6 +47,7 @@ UPSAMPLE_CONVOLUTION = Operation(
     },
     kernel_names=(("convolution, either way", r"^(sum|spread)_taps_"),),
     former={"transposed_torch": "transposed_library"},
+    cases="common.ops.upsample_convolution.cases",
 )
 """Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. The first two differ in what sums the weights; no
 bias is added where it is None."""

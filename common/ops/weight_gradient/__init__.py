@@ -18,6 +18,7 @@ WEIGHT_GRADIENT = Operation(
     {
         "cublaslt": Implementation(cublaslt.accumulate, cublaslt.unsupported),
     },
+    cases="common.ops.weight_gradient.cases",
 )
 """Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The request has the weight's
 dtype; the gradient has it too, or fp32, to which all of them add."""

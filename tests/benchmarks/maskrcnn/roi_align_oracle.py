@@ -9,9 +9,11 @@ import torch
 import torchvision
 from torch import Tensor
 
+from benchmarks.maskrcnn.ops.roi_align.cases import special_boxes
+
 STRIDES = (4, 8, 16, 32)
-FINER = (2, 4, 8, 16)
-"""Strides at which small pictures have regions of all levels."""
+ANYWHERE = 12
+"""Boxes of a picture beside the special ones."""
 
 
 def expected(
@@ -37,36 +39,14 @@ def expected(
     return torch.cat(rows)
 
 
-def regions(
-    random: torch.Generator,
-    pictures: int,
-    height: int,
-    width: int,
-    strides: Sequence[int] = STRIDES,
-    anywhere: int = 12,
-) -> tuple[Tensor, Tensor]:
+def regions(random: torch.Generator, pictures: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Boxes and whether they are there: across the borders, at the seams of levels, outside, without size, anywhere.
 
     Boxes that are not there are not numbers. Pictures share out what is special.
     """
-    special = []
-    for stride in strides[1:]:
-        side = 14.0 * stride - 1  # legacy: one less than the size
-        special += [[-40.0, -30.0, side - 40, side - 30], [-40.0, -30.0, side - 40.1, side - 30]]
-    special += [
-        [3.0, 5.0, 3.0, 5.0],
-        [0.0, 0.0, width - 1.0, height - 1.0],
-        [-300.0, -300.0, -250.0, -250.0],
-        [width + 300.0, 10.0, width + 320.0, 40.0],
-        [width - 2.0, height - 3.0, width + 9.0, height + 8.0],
-        [20.0, 20.0, 11.0, 8.0],
-        [1.3, 2.7, 6.1, height + 0.5],
-        [float(width), float(height), width + 0.5, height + 0.5],
-        [torch.nan] * 4,
-        [torch.nan] * 4,
-    ]
-    corner = torch.rand((pictures, anywhere, 2), generator=random) * torch.tensor([width, height]) * 0.9
-    size = torch.rand((pictures, anywhere, 2), generator=random) ** 2 * width
+    special = [*special_boxes(STRIDES, height, width), [torch.nan] * 4, [torch.nan] * 4]
+    corner = torch.rand((pictures, ANYWHERE, 2), generator=random) * torch.tensor([width, height]) * 0.9
+    size = torch.rand((pictures, ANYWHERE, 2), generator=random) ** 2 * width
     boxes = torch.cat([corner - 5, corner - 5 + size], 2)
     boxes = torch.cat([torch.tensor(special).view(-1, pictures, 4).transpose(0, 1), boxes], 1)
     order = torch.rand(boxes.shape[:2], generator=random).argsort(1)
@@ -81,12 +61,11 @@ def pyramid(
     height: int,
     width: int,
     dtype: torch.dtype,
-    strides: Sequence[int] = STRIDES,
 ) -> list[Tensor]:
     """Levels of pictures of this many px, channels_last."""
     return [
         torch.randn((pictures, -(-height // stride), -(-width // stride), channels), generator=random)
         .to(dtype)
         .permute(0, 3, 1, 2)
-        for stride in strides
+        for stride in STRIDES
     ]

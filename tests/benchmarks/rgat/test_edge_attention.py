@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops.bench_block import bench_block
-from benchmarks.rgat.ops.edge_attention import bench_cases
+from benchmarks.rgat.ops.block_of_cases import block_of_cases
 from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
 from benchmarks.rgat.schema import Schema
 from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.aggregate_first import aggregate_first
-from tests.benchmarks.rgat.edge_attention_bounds import TOLERANCE, assert_within, backward_terms, forward_terms
 from tests.benchmarks.rgat.edge_attention_oracle import defined
 from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
 from tests.capturable import Capturable
@@ -98,61 +95,8 @@ def test_a_graph_can_hold_all_of_it() -> None:
         aggregate_first(x_NK, block, 2, weight_RKD, att, att, inputs.bias_RD, **options).sum().backward()
 
 
-def test_rounding_stays_within_the_bounds_and_changed_terms_do_not() -> None:
-    block = random_block(8, graph=10, seeds=8)
-    inputs = random_inputs(block, 2, HEADS, WIDTH, torch.float32)
-    options: dict[str, Any] = {"slope": SLOPE, "activation_slope": 0.01, "dropout": MASK}
-    terms = inputs.source_term_MA, inputs.target_term_TA
-    expected_PD, _, gradients = defined(inputs, block, 2, SLOPE, 0.01, MASK)
-    out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
-    of_out_PD = forward_terms(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
-    assert_within(out_PD, expected_PD, of_out_PD, TOLERANCE[torch.float32])
-    of_gradients = backward_terms(
-        inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, 2, **options
-    )
-
-    def backward(dout_PD: torch.Tensor) -> list[torch.Tensor]:
-        found = backward_reference(
-            dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, 2, **options,
-            deterministic=True,
-        )  # fmt: skip
-        return [torch.where(filled(block, 2, "rows")[:, None], found[0], 0.0), *found[1:]]
-
-    names = ("z_MD", "target_term_TA", "bias_RD", "att_source_RAd")
-    for tensor, name, of_gradient in zip(backward(inputs.dout_PD), names, of_gradients, strict=True):
-        assert_within(tensor, gradients[name], of_gradient, TOLERANCE[torch.float32])
-    z_MD, dout_PD = inputs.z_MD.clone(), inputs.dout_PD.clone()
-    z_MD[:4] *= 1.03
-    dout_PD[:4] *= 1.03
-    changed_PD, _ = forward_reference(z_MD, *terms, inputs.bias_RD, block, 2, **options)
-    with pytest.raises(AssertionError, match="elements, up to"):
-        assert_within(changed_PD, expected_PD, of_out_PD, TOLERANCE[torch.float32])
-    for tensor, name, of_gradient in zip(backward(dout_PD), names, of_gradients, strict=True):
-        with pytest.raises(AssertionError, match="elements, up to"):
-            assert_within(tensor, gradients[name], of_gradient, TOLERANCE[torch.float32])
-
-
-def test_the_bench_runs_its_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_cases.cases, "DEVICE", "cpu")
-    monkeypatch.setattr(bench_cases, "bench_block", functools.partial(bench_block, papers=300))
-    monkeypatch.setattr(bench_cases, "WIDTH", 2)
-    entries = [entry for entry in bench_cases.entries() if entry.name.endswith("reference")]
-    moved = []
-    for entry in entries:
-        forward, backward = entry.build(2, torch.float32)
-        forward.run()
-        backward.run()
-        moved.append((forward.bytes, backward.bytes))
-    assert len(moved) == 3
-    assert moved == sorted(moved, reverse=True)
-    pytest.importorskip("triton")
-    for name, sweep in bench_cases.sweeps().items():
-        tile = sweep.table[sweep.key]
-        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
-
-
-def test_the_block_of_the_bench_is_one() -> None:
-    block = bench_block(2, torch.device("cpu"), 300)
+def test_the_block_of_the_cases_is_one() -> None:
+    block = block_of_cases(torch.device("cpu"), 2, 300)
     assert block.edge_counts[2].sum() > 100
     assert_as_defined(block, 2)
 
@@ -208,3 +152,19 @@ def test_features_may_be_aggregated_first(level: int) -> None:
         expected.items(), torch.autograd.grad(out_PD, wanted, dout_PD.nan_to_num()), strict=True
     ):
         torch.testing.assert_close(found, gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_rows_of_the_block_of_the_cases_are_nodes_of_their_level() -> None:
+    block = block_of_cases(torch.device("cpu"), 3, 300)
+    shape = block.shape
+    assert int((block.edge_counts[-1] > 0).sum()) > 8
+    for relation, source in enumerate(shape.schema.sources):
+        first, into = shape.row_offsets(shape.hops)[relation], shape.node_row_offsets[relation]
+        for level in range(1, shape.hops + 1):
+            count = int(block.row_counts[level - 1, relation])
+            node = block.rows[first : first + count]
+            edges = block.edge_row[shape.edge_offsets[relation] :][: int(block.edge_counts[level - 1, relation])]
+            assert set(edges.tolist()) == set(range(count))
+            assert ((node >= 0) & (node < block.node_counts[level, source])).all()
+            if level < shape.hops:
+                assert torch.equal(block.node_row[into + node.long()], torch.arange(count, dtype=torch.int32))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.ops.joint import JOINT as JOINT
+from benchmarks.rnnt.ops.rows_of_cases import case_rows
 from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS as LOSS
 from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows, places
@@ -357,3 +358,10 @@ def test_a_training_step_is_capturable_and_its_dropout_follows_the_seed() -> Non
             losses.append(loss_B)
     assert torch.equal(losses[0], losses[1])
     assert not torch.equal(losses[0], losses[2])
+
+
+def test_a_micro_batch_of_the_cases_has_librispeechs_rows_and_capacity_for_more() -> None:
+    given = case_rows(192, torch.device("cpu"))
+    assert given.used == int(given.rows.offsets[-1])
+    assert given.used == pytest.approx(2.45e6, rel=0.06)
+    assert given.used < given.rows.capacity < 1.35 * given.used

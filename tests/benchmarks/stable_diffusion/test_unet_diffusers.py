@@ -8,7 +8,7 @@ import torch
 from benchmarks.stable_diffusion.architecture import Architecture
 from benchmarks.stable_diffusion.config import Facts
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.peer_bench import build, step_of
+from benchmarks.stable_diffusion.peer import build, step_of
 from benchmarks.stable_diffusion.published_names import to_published
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.stable_diffusion.diffusers_names import diffusers_name

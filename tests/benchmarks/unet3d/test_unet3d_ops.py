@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
-from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
+from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_library, instance_norm_relu_reference
 from benchmarks.unet3d.ops.output_convolution.reference import output_convolution_reference
 from benchmarks.unet3d.ops.upsample.reference import upsample_reference
 from common.errors import UnsupportedImplementation
@@ -25,7 +25,7 @@ from common.ops.operation import AUTO, OperationRequest
 EPSILON = 1e-5
 SMOOTH = 1e-6
 CPU = torch.device("cpu")
-NORMS = [instance_norm_relu_reference, instance_norm_relu_reference]
+NORMS = [instance_norm_relu_reference, instance_norm_relu_library]
 Norm = Callable[..., tuple[Tensor, Tensor]]
 loss_of = dice_cross_entropy_reference
 

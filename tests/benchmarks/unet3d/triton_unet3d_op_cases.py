@@ -1,5 +1,5 @@
-"""The Triton norm and loss of 3D U-Net against formulas in float64; run by
-tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
+"""What the cases of 3D U-Net's operations do not say about their Triton kernels: memory that is shared or not copied,
+formats of results, special values and errors; run by tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
 
 from __future__ import annotations
 
@@ -8,130 +8,75 @@ import torch
 import unet3d_ops_oracle as oracle
 from torch import Tensor
 
-from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm
+from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.ops.dice_cross_entropy import triton as dice_cross_entropy_triton
-from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
+from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
+from benchmarks.unet3d.ops.upsample import triton as upsample_triton
+from benchmarks.unet3d.ops.window_sums import triton as window_sums_triton
+from common.ops.catalogue import cases_of
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
+from tests.operation_checks import check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 EPSILON = 1e-5
-SMOOTH = 1e-6
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-DTYPES = list(TOLERANCE)
-FORMATS = [torch.contiguous_format, torch.channels_last_3d]
+CHANNELS_LAST = torch.channels_last_3d
+CPU = torch.device("cpu")
 SMALL = instance_norm_triton.SMALL_TILES
-SHAPES = [
-    (1, 8, 5, 6, 7),
-    (3, 48, 3, 5, 4),
-    pytest.param((3, 320, 2, 2, 3), marks=pytest.mark.slow),
-    pytest.param((1, 32, 16, 16, 16), marks=pytest.mark.slow),
-    (2, 16, 9, 10, 11),
-    (17, 8, 3, 2, 2),
-    (2, 3, 4, 5, 3),
-]
-
-
-@pytest.fixture(autouse=True)
-def several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tiles on a device of several multiprocessors, so that samples are dealt to programs of many tiles."""
-    for module in (tiles, dice_cross_entropy_triton):
-        monkeypatch.setattr(module, "multiprocessors", lambda device: 5)
-    for name, tile in instance_norm_triton.TILES.items():
-        monkeypatch.setitem(instance_norm_triton.TILES, name, tile._replace(elements=1024))
-    blocks = dice_cross_entropy_triton.TILES
-    monkeypatch.setitem(blocks, "forward", blocks["forward"]._replace(voxels=128, programs=1))
-    monkeypatch.setitem(blocks, "backward", blocks["backward"]._replace(voxels=128))
 
 
 @pytest.fixture
 def in_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No volume is small."""
+    """No volume is small, tiles are, and the device has several multiprocessors."""
     for direction, tile in SMALL.items():
         monkeypatch.setitem(SMALL, direction, tile._replace(voxels=0))
+    for name, large in instance_norm_triton.TILES.items():
+        monkeypatch.setitem(instance_norm_triton.TILES, name, large._replace(elements=512))
+    monkeypatch.setattr(tiles, "multiprocessors", lambda device: 5)
 
 
-def check_norm(
-    shape: tuple[int, ...],
-    dtype: torch.dtype = torch.float32,
-    memory_format: torch.memory_format = torch.channels_last_3d,
-    parameters: torch.dtype = torch.float32,
-) -> None:
-    """Result and gradients against the formula, for the values that the dtype holds."""
-    case = oracle.norm_case(shape, dtype)
-    case |= {name: case[name].to(parameters) for name in ("weight", "bias")}
-    case |= {name: case[name].contiguous(memory_format=memory_format) for name in ("x", "dy")}
-    leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
-    y, _ = instance_norm_triton.instance_norm_relu(*leaves.values(), EPSILON)
-    gradients = torch.autograd.grad(y, list(leaves.values()), case["dy"])
-    found = {"y": y.detach(), **dict(zip(leaves, gradients, strict=True))}
-    assert y.is_contiguous(memory_format=torch.channels_last_3d)
-    assert found["y"].dtype == found["x"].dtype == dtype
-    assert found["weight"].dtype == found["bias"].dtype == parameters
-    for name, expected in oracle.instance_norm_relu(**case).items():
-        error = oracle.relative_error(found[name], expected)
-        assert error < max(TOLERANCE[dtype], TOLERANCE[parameters]), f"{name}: relative error {error:.2e}"
+# Norm
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_norm_in_one_launch_equals_the_formula(shape: tuple[int, ...]) -> None:
-    check_norm(shape)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.usefixtures("in_three_launches")
-def test_norm_in_three_launches_equals_the_formula(shape: tuple[int, ...]) -> None:
-    check_norm(shape)
+def test_a_large_norm_may_have_several_programs_side_by_side() -> None:
+    case = cases_of(instance_norm.INSTANCE_NORM)[0]
+    sizes = {"samples": 1, "channels": 48, "volume": (3, 5, 4), "readers": (0, 1)}
+    check(instance_norm.INSTANCE_NORM, "triton", case, sizes, torch.float32, CPU)
 
 
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("parameters", ["fp32", "half"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_norm_in_one_launch(
-    dtype: torch.dtype, parameters: str, memory_format: torch.memory_format
-) -> None:
-    check_norm((2, 16, 5, 6, 7), dtype, memory_format, dtype if parameters == "half" else torch.float32)
-
-
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("parameters", ["fp32", "half"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.usefixtures("in_three_launches")
-def test_half_precision_norm_in_three_launches(
-    dtype: torch.dtype, parameters: str, memory_format: torch.memory_format
-) -> None:
-    check_norm((2, 16, 5, 6, 7), dtype, memory_format, dtype if parameters == "half" else torch.float32)
-
-
-def test_parameters_of_a_single_sample_have_gradients_of_their_dtype() -> None:
-    check_norm((1, 16, 5, 6, 7), torch.bfloat16, parameters=torch.bfloat16)
+def test_more_samples_than_are_merged_at_a_time_share_the_gradients_of_the_parameters() -> None:
+    partial = torch.rand((2, 20, 3, 5), generator=torch.Generator().manual_seed(0))
+    sums = torch.empty(2, 20, 5)
+    found = instance_norm_triton._merge_sums(partial, torch.ones(5), sums)
+    torch.testing.assert_close(sums, partial.sum(2), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found, partial.sum((1, 2)), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("small", [True, False])
-def test_norm_of_large_means_keeps_the_variance(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norm_of_large_means_keeps_the_variance(small: bool, request: pytest.FixtureRequest) -> None:
     """In fp32 the mean of squares of such values is known to 0.06 only, and their variance is 1.
 
     The bias keeps every value above the ReLU's corner, which the rounding of x would move a few across.
     """
     if not small:
-        for direction, tile in SMALL.items():
-            monkeypatch.setitem(SMALL, direction, tile._replace(voxels=0))
+        request.getfixturevalue("in_three_launches")
     generator = torch.Generator().manual_seed(0)
-    x = 1000 + torch.randn((2, 8, 11, 12, 13), generator=generator)
-    case = {"x": x, "weight": torch.ones(8), "bias": torch.full((8,), 8.0)}
-    dy = torch.randn(x.shape, generator=generator)
-    leaves = [value.clone().requires_grad_() for value in case.values()]
-    y, _ = instance_norm_triton.instance_norm_relu(*leaves, EPSILON)
-    found = dict(zip(("y", *case), (y.detach(), *torch.autograd.grad(y, leaves, dy)), strict=True))
-    for name, expected in oracle.instance_norm_relu(**case, dy=dy).items():
+    x = 1000 + torch.randn((1, 2, 8, 7, 6), generator=generator)
+    case = {"x": x, "weight": torch.ones(2), "bias": torch.full((2,), 8.0)}
+    case["dy"] = torch.randn(x.shape, generator=generator)
+    found = oracle.values_and_gradients(
+        lambda x, weight, bias: instance_norm_triton.instance_norm_relu(x, weight, bias, EPSILON)[0], case
+    )
+    for name, expected in oracle.instance_norm_relu(**case).items():
         assert oracle.relative_error(found[name], expected) < 1e-4, name
 
 
 @pytest.mark.usefixtures("in_three_launches")
 def test_norm_of_a_constant_volume_is_the_bias() -> None:
-    x, weight, bias = torch.full((2, 8, 5, 6, 7), 1000.0), torch.full((8,), 3.0), torch.linspace(-1, 1, 8)
+    x, weight, bias = torch.full((2, 8, 3, 6, 3), 1000.0), torch.full((8,), 3.0), torch.linspace(-1, 1, 8)
     y, _ = instance_norm_triton.instance_norm_relu(x, weight, bias, EPSILON)
     assert torch.equal(y, bias.clamp(min=0).view(1, 8, 1, 1, 1).expand_as(y))
 
@@ -142,57 +87,14 @@ def test_norm_of_a_single_voxel_is_refused() -> None:
         instance_norm_triton.instance_norm_relu(case["x"], case["weight"], case["bias"], EPSILON)
 
 
-def check_readers(shape: tuple[int, ...], dtype: torch.dtype, first: bool, second: bool) -> None:
-    """Gradients of two readers, the second's a part of joined channels."""
-    case = oracle.norm_case(shape, dtype)
-    leaves = {name: case[name].clone().requires_grad_() for name in ("x", "weight", "bias")}
-    y, again = instance_norm_triton.instance_norm_relu(*leaves.values(), EPSILON)
-    assert y.data_ptr() == again.data_ptr()
-    joined = oracle.normal({"dy": (shape[0], 2 * shape[1], *shape[2:])}, dtype, seed=1)["dy"]
-    joined = joined.contiguous(memory_format=torch.channels_last_3d)
-    read = [(y, case["dy"])] * first + [(again, joined[:, shape[1] :])] * second
-    gradients = torch.autograd.grad([y for y, _ in read], list(leaves.values()), [dy for _, dy in read])
-    case["dy"] = torch.stack([dy.double() for _, dy in read]).sum(0)
-    expected = oracle.instance_norm_relu(**case)
-    for name, found in zip(leaves, gradients, strict=True):
-        error = oracle.relative_error(found, expected[name])
-        assert error < TOLERANCE[dtype], f"{name}: relative error {error:.2e}"
-
-
-READERS = pytest.mark.parametrize(
-    ("first", "second"), [(True, True), (True, False), (False, True)], ids=["both", "first", "second"]
-)
-
-
-@READERS
-@pytest.mark.parametrize("shape", [(2, 8, 5, 6, 7), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3), (1, 1, 2, 3, 4)])
-def test_readers_add_their_gradients_in_one_launch(shape: tuple[int, ...], first: bool, second: bool) -> None:
-    check_readers(shape, torch.float32, first, second)
-
-
-@READERS
-@pytest.mark.parametrize(
-    "shape", [pytest.param((1, 32, 16, 16, 16), marks=pytest.mark.slow), (3, 48, 3, 5, 4), (2, 3, 4, 5, 3)]
-)
-@pytest.mark.usefixtures("in_three_launches")
-def test_readers_add_their_gradients_in_three_launches(shape: tuple[int, ...], first: bool, second: bool) -> None:
-    check_readers(shape, torch.float32, first, second)
-
-
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_readers_add_in_fp32(dtype: torch.dtype, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not small:
-        monkeypatch.setitem(SMALL, "backward", SMALL["backward"]._replace(voxels=0))
-    check_readers((2, 16, 5, 6, 7), dtype, True, True)
-
-
 def test_readers_of_the_same_memory_have_graphs_of_their_own() -> None:
     """The derivative of y^2 + y^3, each term from one of the two results, goes through the norm once."""
     case = oracle.norm_case((1, 8, 2, 3, 4), torch.float32)
     y, again = instance_norm_triton.instance_norm_relu(
         case["x"].requires_grad_(), case["weight"], case["bias"], EPSILON
     )
+    assert y.data_ptr() == again.data_ptr()
+    assert y.is_contiguous(memory_format=CHANNELS_LAST)
     twice = (y * y).sum() + (again * again * again).sum()
     (found,) = torch.autograd.grad(twice, case["x"])
     values = y.detach().double()
@@ -213,73 +115,104 @@ def test_columns_of_programs_cover_all_channels_without_waste_where_they_can(cha
 # Loss
 
 
-def loss_and_gradient(case: dict[str, Tensor], scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    logits = case["logits"].clone().requires_grad_()
-    loss = dice_cross_entropy_triton.dice_cross_entropy(logits, case["label"], SMOOTH)
-    (gradient,) = torch.autograd.grad(loss * scale, logits)
-    return loss.detach(), gradient
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, CHANNELS_LAST])
+def test_the_gradient_of_the_loss_has_the_format_of_the_logits(memory_format: torch.memory_format) -> None:
+    case = oracle.loss_case((1, 3, 2, 3, 4), torch.float32)
+    logits = case["logits"].contiguous(memory_format=memory_format).requires_grad_()
+    dice_cross_entropy_triton.dice_cross_entropy(logits, case["label"], 1e-6).backward()
+    assert logits.grad is not None
+    assert logits.grad.is_contiguous(memory_format=memory_format)
 
 
-@pytest.mark.parametrize("memory_format", FORMATS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 3, 5, 6, 7),
-        pytest.param((3, 3, 8, 8, 16), marks=pytest.mark.slow),
-        (2, 3, 11, 9, 13),
-        pytest.param((40, 3, 1, 2, 1), marks=pytest.mark.slow),
-    ],
-)
-def test_loss_equals_the_formula(
-    shape: tuple[int, ...], dtype: torch.dtype, memory_format: torch.memory_format
-) -> None:
-    case = oracle.loss_case(shape, dtype)
-    case["logits"] = case["logits"].contiguous(memory_format=memory_format)
-    loss, gradient = loss_and_gradient(case, 1024.0)
-    expected = oracle.dice_cross_entropy(**case)
-    assert loss.dtype == torch.float32
-    assert gradient.dtype == dtype
-    assert gradient.is_contiguous(memory_format=memory_format)
-    assert float(loss) == pytest.approx(float(expected["loss"]), rel=2e-6)
-    assert oracle.relative_error(gradient, 1024 * expected["logits"]) < TOLERANCE[dtype]
-
-
-def test_loss_of_strided_logits_and_labels() -> None:
-    case = oracle.loss_case((2, 3, 4, 5, 12), torch.float32)
-    case = {"logits": case["logits"][..., ::2], "label": case["label"][..., ::2]}
-    loss, gradient = loss_and_gradient(case)
-    expected = oracle.dice_cross_entropy(**case)
-    assert float(loss) == pytest.approx(float(expected["loss"]), rel=2e-6)
-    assert oracle.relative_error(gradient, expected["logits"]) < TOLERANCE[torch.float32]
-
-
-@pytest.mark.parametrize("size", [1e4, -1e4])
-def test_loss_of_extreme_logits_is_finite_and_right(size: float) -> None:
-    case = oracle.loss_case((1, 3, 4, 4, 4), torch.float32)
-    case["logits"] *= size
-    loss, gradient = loss_and_gradient(case)
-    plain = case["logits"].double().requires_grad_()
-    expected = dice_cross_entropy_reference(plain, case["label"], SMOOTH)
-    (expected_gradient,) = torch.autograd.grad(expected, plain)
-    assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert oracle.relative_error(gradient, expected_gradient) < 1e-5
+def test_more_samples_than_are_merged_at_a_time_have_a_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.rand((40, 8), generator=generator)
+    entropy, both, predicted, labelled = sums.double().split((1, 2, 2, 3), 1)
+    dice = (2 * both + 0.1) / (predicted + labelled[:, :2] + 0.1)
+    expected = ((1 - dice).mean() + entropy.sum() / 80) / 2
+    found = dice_cross_entropy_triton.loss_of(sums, 0.1, 1 / 80)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0)
 
 
 def test_loss_of_other_class_counts_is_refused() -> None:
     case = oracle.loss_case((1, 4, 2, 2, 2), torch.float32)
     with pytest.raises(ValueError, match="3 classes"):
-        loss_and_gradient(case)
+        dice_cross_entropy_triton.dice_cross_entropy(case["logits"], case["label"], 1e-6)
 
 
-# All
+# The way up
+
+
+def test_the_way_up_is_channels_last_and_does_not_copy_the_gradient_of_the_skip() -> None:
+    case = oracle.upsample_case((2, 8, 3, 4, 5), 4, torch.float32)
+    case["dy"] = case["dy"].contiguous(memory_format=CHANNELS_LAST)
+    found = oracle.values_and_gradients(upsample_triton.upsample, case)
+    assert found["y"].is_contiguous(memory_format=CHANNELS_LAST)
+    assert torch.equal(found["y"][:, 4:], case["skip"])
+    assert found["skip"].data_ptr() == case["dy"][:, 4:].data_ptr()
+
+
+def test_the_weight_alone_may_need_a_gradient() -> None:
+    case = oracle.upsample_case((2, 8, 3, 4, 5), 4, torch.float32)
+    weight = case["weight"].requires_grad_()
+    y = upsample_triton.upsample(case["x"], weight, case["bias"], case["skip"])
+    (found,) = torch.autograd.grad(y, weight, case["dy"])
+    expected = oracle.upsample(**{name: value.detach() for name, value in case.items()})["weight"]
+    assert oracle.relative_error(found, expected) < 2e-6
+
+
+def test_a_skip_that_does_not_fit_is_refused() -> None:
+    case = oracle.upsample_case((1, 2, 2, 2, 2), 3, torch.float32)
+    with pytest.raises(ValueError, match=r"a skip of \(1, 3, 1, 4, 4\)"):
+        upsample_triton.upsample(case["x"], case["weight"], case["bias"], case["skip"][:, :, :1])
+
+
+# The last convolution
+
+
+def test_logits_are_contiguous_and_the_gradient_of_the_input_is_channels_last() -> None:
+    case = oracle.output_case((2, 5, 3, 4, 2), 3, torch.float32)
+    found = oracle.values_and_gradients(output_convolution_triton.output_convolution, case)
+    assert found["y"].is_contiguous()
+    assert found["x"].is_contiguous(memory_format=CHANNELS_LAST)
+
+
+@pytest.mark.parametrize(("classes", "channels"), [(17, 8), (3, 65)])
+def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> None:
+    case = oracle.output_case((1, channels, 2, 2, 2), classes, torch.float32)
+    with pytest.raises(ValueError, match="hold 64 channels and 16 classes"):
+        output_convolution_triton.output_convolution(case["x"], case["weight"], case["bias"])
+
+
+# An evaluation's operations
+
+
+@pytest.mark.parametrize(
+    ("sums", "label", "message"),
+    [
+        (torch.zeros(4, 4, 4, 3)[:, :, ::2], torch.zeros(4, 4, 2, dtype=torch.uint8), "W and K must be contiguous"),
+        (
+            torch.zeros(4, 3, 4, 3),
+            torch.zeros(4, 4, 4, dtype=torch.uint8)[:, 1:],
+            "labels and counts must be contiguous",
+        ),
+    ],
+    ids=["sums", "label"],
+)
+def test_gaps_in_memory_are_an_error(sums: Tensor, label: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        window_sums_triton.count_classes(sums, label, torch.zeros(3, 3).long())
+
+
+# Choices
 
 
 def test_auto_takes_the_kernels() -> None:
-    norm = instance_norm.INSTANCE_NORM.select(
-        AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"channels": 32})
-    )
-    loss = dice_cross_entropy.DICE_CROSS_ENTROPY.select(
-        AUTO, OperationRequest(torch.device("cpu"), torch.float32, {"classes": 3})
-    )
-    assert norm.name == loss.name == "triton"
+    request = OperationRequest(CPU, torch.float32, {"channels": 32, "classes": 3})
+    for operation in (
+        instance_norm.INSTANCE_NORM,
+        dice_cross_entropy.DICE_CROSS_ENTROPY,
+        upsample.UPSAMPLE,
+        output_convolution.OUTPUT_CONVOLUTION,
+    ):
+        assert operation.select(AUTO, request).name == "triton"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops import transpose_fp8
@@ -26,6 +24,8 @@ from common.ops.rms_norm import reference as rms_norm
 from common.ops.rope import reference as rope
 from common.ops.swiglu import reference as swiglu
 from common.ops.transpose_fp8.reference import transpose_reference
+from tests import fp8_oracle as oracle
+from tests.fp8_oracle import E4M3, E5M2
 
 SEED = torch.tensor(0x1234_5678_9ABC)
 KEPT = 65536 / (65536 - 6554)  # of p = 0.1

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from common.ops.cases import Draw
+from common.ops.embedding_bags import cases
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows
 from common.ops.embedding_bags.reference import (
     dense_gradient_reference,
@@ -299,3 +301,27 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         update_reference(keys, gradient, rows[1:], None, SgdRows(), *scalars())
     with pytest.raises(ValueError, match="gradients of 4 bags"):
         dense_gradient_reference(keys, gradient[:, :2], rows)
+
+
+# Tables and keys of the cases
+
+
+def test_tables_are_those_of_the_benchmark() -> None:
+    """Rows up to the cap, and keys of a sample."""
+    assert len(cases.TABLES) == 26
+    assert sum(hotness for _, hotness in cases.TABLES) == 214
+    assert sum(rows for rows, _ in cases.TABLES) == 204_184_588 - 5 * 35_000_000
+
+
+def test_skewed_keys_follow_their_law_and_the_others_of_a_bag_follow_the_first() -> None:
+    """The shares of the first keys against the integral of the density, as the draw has it."""
+    drawn = cases.keys(Draw(torch.device("cpu"), torch.float32), 20_000, ((1000, 5),), skewed=True)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1000
+    order = torch.arange(1, 1002, dtype=torch.float64) ** -0.05
+    expected = (order[:-1] - order[1:]) / (1 - order[-1])
+    share = torch.bincount(drawn[:, 0], minlength=1000) / 20_000
+    assert (share - expected).abs().max() < 5 * (0.25 / 20_000) ** 0.5
+    bags = {tuple(bag) for bag in drawn.tolist()}
+    assert len(bags) == len({bag[0] for bag in bags}) > 300
+    assert torch.bincount(drawn[:, 1:].flatten(), minlength=1000).count_nonzero() > 500

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 
-from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops.bias_gelu.reference import bias_gelu_reference
@@ -17,6 +15,8 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.linear import Linear
 from common.ops.linear.fp8 import GRADIENT, INPUT, WEIGHT, Fp8Product
+from tests import fp8_oracle as oracle
+from tests.fp8_oracle import E4M3, E5M2
 
 TOKENS, WIDTH, INNER = 48, 32, 64
 STEP = 2.0**-8

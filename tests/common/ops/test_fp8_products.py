@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor, nn
 
 from common.data.batches import Batch
@@ -24,6 +22,8 @@ from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.step.graphs import StepRunner
 from common.step.train_step import Losses, TrainStep, accumulate
+from tests import fp8_oracle as oracle
+from tests.fp8_oracle import E4M3, E5M2
 
 CPU = torch.device("cpu")
 HALF_STEP = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

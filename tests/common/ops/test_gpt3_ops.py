@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import math
 
-from tests import fp8_oracle as oracle
 import numpy as np
 import pytest
 import torch
-from tests.fp8_oracle import E4M3, E5M2
 from torch import Tensor
 
 from common.ops.bias_gelu import reference as bias_gelu
@@ -18,6 +16,8 @@ from common.ops.layer_norm_1p import LAYER_NORM_1P as LAYER_NORM
 from common.ops.layer_norm_1p import reference as layer_norm
 from common.ops.operation import OperationRequest
 from common.ops.qkv_gradient import reference as qkv_gradient
+from tests import fp8_oracle as oracle
+from tests.fp8_oracle import E4M3, E5M2
 
 
 def wide(*shape: int, seed: int = 0) -> Tensor:

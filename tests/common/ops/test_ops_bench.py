@@ -1,58 +1,35 @@
-"""What the benchmark of a transformer's operations measures, its table, and what outlives a case that crashes."""
+"""``bench.only=ops`` and ``tiles``: what they measure, their table, and what outlives a case that crashes."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import itertools
+import json
+import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 
-from common.ops.batch_norm import bench_cases as batch_norm
-from common.ops.bench import cases, detection, transformer
-from common.ops.bench import sweep as sweep_module
-from common.ops.bench.__main__ import entries, sweeps
-from common.ops.bench.cases import Pass
+from common import cli
+from common.errors import ConfigError
+from common.ops.bench import operations as bench
+from common.ops.bench import transformer, worker
+from common.ops.bench.operations import Task, comparison, line, operations_of, tasks_of, time_operations
 from common.ops.bench.supervisor import supervise, work
-from common.ops.bench.sweep import Sweep
-from common.ops.bench.table import Measured, line, totals
-from common.ops.bias_gelu import BIAS_GELU_PASSES
-from common.ops.causal_attention import CAUSAL_ATTENTION
-from common.ops.cross_entropy import OF_A_PART
-from common.ops.dense_attention import DENSE_ATTENTION
-from common.ops.linear import LINEAR
-from common.ops.operation import runs_anywhere
-from common.run.kernels import OPERATIONS
-from tests.references import run_references
+from common.ops.bench.worker import COMPILED, Measured, climb, neighbours
+from common.ops.cases import ROTATED_BYTES, Case, Draw, Pass, rotating, together
+from common.ops.catalogue import all_operations, cases_of
+from common.ops.operation import REFERENCE, Operation
 
-
-@pytest.fixture
-def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors have shapes only, and the references stand in for the kernels, which cannot run on them."""
-    monkeypatch.setattr(cases, "DEVICE", "meta")
-    own = ((LINEAR, "fp8"), (CAUSAL_ATTENTION, "cudnn"), (CAUSAL_ATTENTION, "flash"), (DENSE_ATTENTION, "cudnn"))
-    kept = [(operation, name, operation.fast[name]) for operation, name in (*own, (DENSE_ATTENTION, "flash"))]
-    run_references(monkeypatch, *OPERATIONS, BIAS_GELU_PASSES, OF_A_PART, LINEAR)
-    for operation, name, implementation in kept:  # PyTorch's operators run on tensors without memory
-        monkeypatch.setitem(operation.fast, name, dataclasses.replace(implementation, unsupported=runs_anywhere))
-    # The references take many small steps for each box, which take their time without memory, too.
-    monkeypatch.setattr(detection, "MOST_BOXES", 4)
-    monkeypatch.setattr(detection, "CANDIDATES", 40)
-
-
-def test_names_are_given_once() -> None:
-    names = [entry.name for entry in entries()]
-    assert len(names) == len(set(names))
-
-
-def test_a_step_of_bert_large_has_two_norms_a_layer_four_linear_layers_and_one_of_the_others() -> None:
-    assert {entry.name: entry.calls for entry in entries() if entry.calls} == {
-        "dropout_add_norm triton": 48, "bias_gelu triton": 24, "cross_entropy triton": 1, "attention triton": 24,
-        **{f"linear {layer} reference": 24 for layer in ("QKV", "output", "FC1", "FC2")},
-    }  # fmt: skip
+OPERATIONS = {key: operation for key, operation in all_operations().items() if cases_of(operation)}
+RMS_NORM = "common.ops.rms_norm:RMS_NORM"
 
 
 def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
@@ -62,74 +39,139 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
     assert min(lengths) >= 1
 
 
-@pytest.mark.usefixtures("without_memory")
-@pytest.mark.slow
-def test_every_pass_of_every_implementation_runs() -> None:
-    directions = {
-        "cast": ["forward"],
-        "product": ["forward", "input gradient", "weight gradient"],
-        "transpose": ["forward"],
-        "rms_norm": ["forward", "backward", "once more", "weight gradient"],
-        "layer_norm_1p": ["forward", "backward", "once more", "parameters"],
-        "qkv_gradient": ["in FP8", "in both orders", "joined", "in place"],
-        "lora_input": ["forward", "backward", "of a norm"],
-        "matching": ["forward"],
-        "suppression": ["forward"],
-        "bias_gradient": ["backward"],
-    }
-    for entry in entries():
-        if entry.name not in ("attention SDPA", "attention aten flash") and "Transformer Engine" not in entry.name:
-            passes = entry.build(16, torch.bfloat16)
-            expected = directions.get(entry.name.split()[0], ["forward", "backward"])
-            if entry.name.startswith("bias_gelu written"):
-                expected = ["forward", "backward", "saving forward", "saved backward"]
-            if entry.name.startswith("causal_attention interleaved"):
-                expected = ["forward", "backward", "backward in place"]
-            if "conv_bias_relu stem" in entry.name or "grouped layer1 " in entry.name:  # frozen
-                expected = ["forward"]
-            assert [each.name for each in passes] == expected, entry.name
-            for each in passes:
-                each.run()
+@pytest.mark.parametrize("key", OPERATIONS)
+def test_passes_have_names_bytes_and_an_order(key: str) -> None:
+    """At the sizes of the recipe, with tensors that have shapes only."""
+    for case in cases_of(OPERATIONS[key]):
+        try:
+            with FakeTensorMode():
+                passes = case.passes(OPERATIONS[key].reference, Draw(torch.device("cpu"), case.dtypes[-1]))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            pytest.skip(f"{case.name}: inputs depend on values: {error}")
+        names = [each.name for each in passes]
+        assert len(set(names)) == len(names) > 0, case.name
+        assert sum(each.bytes for each in passes) > 0, case.name
+        assert all(each.after in (None, *names[:number]) for number, each in enumerate(passes)), case.name
 
 
-@pytest.mark.usefixtures("without_memory")
-def test_a_sweep_tries_tiles_of_its_table() -> None:
+def test_the_operations_of_a_workload_are_those_of_its_configuration_and_its_own() -> None:
+    found = operations_of("benchmarks.llama2_70b_lora.config", ())
+    assert RMS_NORM in found
+    assert "common.ops.embedding_bags:EMBEDDING_BAGS" not in found
+    assert "benchmarks.rgat.ops.gather_rows:GATHER_ROWS" in operations_of("benchmarks.rgat.config", ())
+    assert operations_of("benchmarks.rgat.config", ["all"]) == OPERATIONS
+    assert list(operations_of("benchmarks.rgat.config", ["rms_norm", "swiglu"])) == [
+        RMS_NORM, "common.ops.swiglu:SWIGLU",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^bench\.operations: no operation .* has 'nothing'"):
+        operations_of("benchmarks.rgat.config", ["rms_norm", "nothing"])
+
+
+def test_every_implementation_of_every_case_is_timed_beside_the_compiled_reference() -> None:
+    first = cases_of(OPERATIONS[RMS_NORM])[0].name
+    names = [
+        task.implementation for task in tasks_of({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False) if task.case == first
+    ]
+    assert names == ["triton", COMPILED, REFERENCE]
+    assert {task.implementation for task in tasks_of(OPERATIONS, tiles=True)} == {"triton"}
+
+
+@pytest.mark.parametrize("only", ["ops", "tiles"])
+def test_operations_are_measured_on_a_gpu(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    words = ["bench", "benchmark=bert", "scale=test", "device=cpu", f"bench.only={only}"]
+    assert cli.run(words) == ConfigError.exit_code
+    assert "measure a GPU, and PyTorch sees none" in capsys.readouterr().err
+
+
+def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    def supervised(module: str, arguments: list[str], tasks: list[str]) -> Any:
+        assert (module, arguments) == ("common.ops.bench.worker", [])
+        for task in tasks:
+            _, case, name = Task(*json.loads(task))
+            for direction, ms in (("forward", 2.0), ("backward", 1.0)):
+                yield json.dumps(Measured("rms_norm", case, direction, name, ms * (1 + (name != "triton")), 4e9, 1e12))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    monkeypatch.setattr(bench, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(bench, "supervise", supervised)
+    said: list[str] = []
+    found = time_operations({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=False, say=said.append)
+    assert len(found) == 2 * 3 * len(cases_of(OPERATIONS[RMS_NORM]))
+    assert said[0].startswith("NVIDIA H200, PyTorch ")
+    assert " ".join(said[1].split()) == (
+        "rms_norm Llama-2-70B forward triton 2.0000 ms 4000.0 MB 50% of a copy 500 TFLOP/s 51% of peak"
+    )
+    assert "triton 3.0000 ms, compiled 6.0000 ms, reference 6.0000 ms" in said[-1]
+
+
+def test_a_gpu_of_unknown_peak_has_no_share_of_it() -> None:
+    assert "peak" not in line(Measured("product", "a", "forward", "triton", 1.0, 1e9, 1e12), 4e12, None)
+    assert list(comparison([])) == []
+
+
+def test_neighbours_of_a_tile_are_halves_doubles_and_the_next_small_numbers() -> None:
+    assert set(neighbours((1, 16))) == {(2, 16), (1, 8), (1, 32)}
+    assert set(neighbours((3,))) == {(1,), (2,), (4,), (6,)}
+
+
+def test_the_search_goes_to_the_best_tile_past_those_that_cannot_run() -> None:
+    def time_of(tile: tuple[int, ...]) -> float:
+        rows, warps = tile
+        return math.inf if rows * warps > 64 else abs(math.log2(rows) - 3) + abs(math.log2(warps) - 2)
+
+    times = climb((1, 4), time_of)
+    assert min(times, key=times.__getitem__) == (8, 4)
+    assert times[16, 8] == math.inf if (16, 8) in times else True
+
+
+def test_a_sweep_leaves_the_tiles_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    assert len(sweeps()) == 72
-    for name, sweep in {**sweeps(), **batch_norm.sweeps()}.items():
-        tile = sweep.table[sweep.key]
-        assert [tuple(type(tile)(*choice)) for choice in sweep.choices] == list(sweep.choices), name
+    from common.ops.rms_norm import triton
+
+    operation: Operation = OPERATIONS[RMS_NORM]
+    (case, *_) = cases_of(operation)
+    before = dict(triton.TILES)
+    monkeypatch.setattr(worker, "passes_of", lambda *given: [Pass("forward", int, 0.0)])
+    monkeypatch.setattr(worker, "_milliseconds", lambda pass_, replays: float(sum(triton.TILES["forward"])))
+    texts = list(worker.sweep(operation, case, "triton"))
+    assert before == triton.TILES
+    assert len(texts) == len(before)
+    assert "better: (1, 1, 1, 1) 4.0000 ms" in texts[0]
 
 
-class Tile(NamedTuple):
-    size: int
+def test_the_compiled_reference_has_the_functions_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: asked.append(function) or function)
+    operation = OPERATIONS[RMS_NORM]
+    assert worker.function_of(operation, COMPILED) == operation.reference
+    assert asked == list(operation.reference)
+    assert worker.function_of(operation, REFERENCE) is operation.reference
 
 
-def test_a_sweep_speaks_before_its_supervisor_takes_it_for_dead(monkeypatch, capsys) -> None:
-    timed: list[int] = []
-    table = {"kernel": Tile(7)}
-    monkeypatch.setattr(sweep_module, "_milliseconds", lambda run: timed.append(table["kernel"].size) or timed[-1])
-    tried = Sweep(table, "kernel", [(size,) for size in range(50)], lambda dtype: [Pass("forward", int, 0.0)], False)
-    sweep_module.sweep("kernel of 64", tried, torch.float16)
-    assert timed == [7, *(size for size in range(50) if size != 7)]
-    assert table == {"kernel": Tile(7)}
-    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert said[:2] == ["kernel of 64 20 of 50 tiles tried", "kernel of 64 40 of 50 tiles tried"]
-    assert said[2] == "kernel of 64 now (7,) 7.0000 ms; best: (0,) 0.0000, (1,) 1.0000, (2,) 2.0000"
+def test_a_draw_gives_the_same_values_wide_and_narrow() -> None:
+    narrow, wide = (Draw(torch.device("cpu"), torch.bfloat16, wide=wide) for wide in (False, True))
+    for make in (
+        lambda draw: draw.normal(3, 4),
+        lambda draw: draw.uniform(5, low=-1),
+        lambda draw: draw.integers(0, 9, 4),
+    ):
+        first, second = make(narrow), make(wide)
+        assert torch.equal(first.double(), second.double())
+    assert (narrow.normal(1).dtype, wide.normal(1).dtype) == (torch.bfloat16, torch.float64)
 
 
-def test_resnet_50_has_53_batch_norms_of_which_16_end_a_block() -> None:
-    """He et al., table 1: conv1, three in each of 16 blocks, four projections."""
-    calls: dict[str, int] = {}
-    for entry in batch_norm.entries():
-        kind = entry.name.split()[1]
-        calls[kind] = calls.get(kind, 0) + entry.calls
-    assert calls == {"pool": 1, "relu": 32, "add": 12, "dual": 4, "projection": 4}
+def test_a_case_asks_for_its_integers() -> None:
+    case = Case("a", lambda function, draw, **sizes: [], {"features": 8, "probability": 0.1})
+    assert case.request(torch.device("cpu"), torch.float32, features=4).sizes == {"features": 4}
 
 
 def test_inputs_in_turn_exceed_the_cache() -> None:
     made = itertools.count()
-    sets = cases.rotating(lambda: next(made), cases.ROTATED_BYTES / 2.5)
+    sets = rotating(lambda: next(made), ROTATED_BYTES / 2.5)
     assert list(itertools.islice(sets, 5)) == [0, 1, 2, 0, 1]
 
 
@@ -137,7 +179,7 @@ def test_operations_one_after_another_move_the_bytes_of_both() -> None:
     ran: list[str] = []
     first = [Pass("forward", lambda: ran.append("a"), 1.0, 2.0), Pass("backward", print, 1.0, 2.0, after="forward")]
     second = [Pass("forward", lambda: ran.append("b"), 3.0, 4.0), Pass("backward", print, 3.0, 4.0, after="forward")]
-    forward, backward = cases.together([first, second])
+    forward, backward = together([first, second])
     forward.run()
     assert ran == ["a", "b"]
     assert (forward.name, forward.bytes, forward.flops, forward.after) == ("forward", 4.0, 6.0, None)
@@ -172,34 +214,9 @@ def test_a_worker_leaves_what_follows_a_failure_to_another_process(capsys: pytes
     assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=1) == ["first", "RuntimeError: out of memory"]
 
 
-def test_a_line_gives_rates_and_the_share_of_a_copy() -> None:
-    text = line(Measured("conv a", 7, "forward", 2.0, 3, 4e9, 1e12), 4e12)
-    assert "2.0000 ms x 3" in text
-    assert "2000 GB/s   50 %" in text
-    assert "500 TFLOP/s" in text
-
-
-def test_totals_count_the_calls_of_a_step_and_say_what_is_missing() -> None:
-    measured = [
-        Measured("conv a", 2, "forward", 1.0, 1, 1.0, 1.0),
-        Measured("conv a", 2, "weight gradient", 3.0, 1, 1.0, 1.0),
-        Measured("norm b", 2, "forward", 0.5, 4, 1.0, 0.0),
-        Measured("norm candidate", 2, "forward", 9.0, 0, 1.0, 0.0),
-        Measured("conv a", 1, "forward", 1.0, 1, 1.0, 1.0),
-    ]
-    assert list(totals(measured, ["conv a", "norm b"])) == [
-        "batch 2",
-        "  forward      3.00 ms (conv 1.00, norm 2.00), 666.7 samples/s",
-        "  step         6.00 ms (conv 4.00, norm 2.00), 333.3 samples/s",
-        "batch 1, without 1 of 2 cases",
-        "  forward      1.00 ms (conv 1.00), 1000.0 samples/s",
-    ]
-
-
 @pytest.mark.parametrize(
     "module",
     [
-        "benchmarks.llama2_70b_lora.peer_bench", "benchmarks.maskrcnn.peer_bench", "benchmarks.retinanet.peer_bench",
         "benchmarks.unet3d.split_bench", "benchmarks.rnnt.ops.lstm_bench", "common.recommendation.auc_bench",
     ],
 )  # fmt: skip

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,30 +12,11 @@ import pytest
 from common import cli
 from common.config.schema import BenchConfig
 from common.errors import ConfigError
-from common.ops.operation import Operation
+from common.ops.catalogue import all_operations
 from common.run.bench import LABEL, _breakdown, _table, capture_rows
 from common.run.kernels import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
-
-SHARED = (
-    "add_layer_norm",
-    "attention",
-    "batch_norm",
-    "bias_gelu",
-    "bias_gradient",
-    "cross_entropy",
-    "dropout",
-    "dropout_add_norm",
-    "fp8_cast",
-    "geglu",
-    "group_norm",
-    "layer_norm_1p",
-    "local_convolution",
-    "qkv_gradient",
-    "upsample_convolution",
-)
-OF_UNET3D = ("augment", "dice_cross_entropy", "instance_norm", "output_convolution", "upsample", "window_sums")
 
 
 def bench(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
@@ -99,7 +78,7 @@ def test_energy_is_read_when_all_of_the_warm_up_has_run(monkeypatch, capsys):
 def test_gaps_are_the_time_in_which_no_kernel_ran(monkeypatch):
     kernels = [Kernel("gemm", 0.0, 1000.0), Kernel("ncclDevKernel_SendRecv", 500.0, 3000.0)]
     monkeypatch.setattr("common.run.bench.recorded", lambda before, work: (kernels, 0.005))
-    said, found = _breakdown(SimpleNamespace(on_stream=contextlib.nullcontext), [], 1, [])
+    said, found = _breakdown(SimpleNamespace(on_stream=contextlib.nullcontext), [], 1)
     assert re.search(r"^  no kernel \(gaps\) +2\.000 ms$", said, re.MULTILINE)
     assert (found.compute_ms, found.communication_ms, found.exposed_ms) == (1.0, 2.5, 2.0)
 
@@ -152,6 +131,16 @@ def test_graphs_are_told_with_what_they_have_taken():
     assert told == {"CUDA graphs of the step": "16, captured in 2.2 s, 6.60 GB in their pools and inputs"}
 
 
+def test_a_run_alone_is_measured_without_the_step(data_of, tmp_path, capsys):
+    report = tmp_path / "report.json"
+    said = bench(capsys, f"data_dir={data_of('bert')}", "bench.only=run", f"bench.report={report}")
+    assert re.search(r"^run: with evaluations +[\d.,]+ samples/s$", said, re.MULTILINE)
+    assert not re.search(r"^step ", said, re.MULTILINE)
+    found = json.loads(report.read_text())
+    assert "step_ms" not in found
+    assert found["run"]["samples_per_second"] > 0
+
+
 def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
     said = bench(capsys, f"data_dir={tmp_path / 'none'}")
     assert re.search(r"^step +[\d.]+ ms, [\d.,]+ samples/s", said, re.MULTILINE)
@@ -193,7 +182,7 @@ def test_a_step_whose_gradients_are_not_finite_is_no_measurement(capsys):
         ("Memcpy DtoH (Device -> Pinned)", "copy from or to the host"),
         ("Memcpy DtoD (Device -> Device)", "copy and fill"),
         ("Memcpy PtoP (Device -> Device)", "communication"),
-        ("augment_kernel", "other"),
+        ("nobody_knows", "other"),
         ("relu_gradient_kernel", "gradient of ReLU"),
     ],
 )
@@ -201,27 +190,14 @@ def test_a_kernel_counts_as_the_work_that_it_does(kernel, kind):
     assert kind_of(kernel) == kind
 
 
-def test_a_workloads_own_kernels_come_first():
-    own = [("convolution, either way", "^upsample_")]
-    assert kind_of("upsample_backward_kernel", own) == "convolution, either way"
-    assert kind_of("upsample_backward_kernel") == "other"
-
-
-@pytest.mark.parametrize(
-    ("folder", "operation"),
-    [
-        *((ROOT / "common/ops" / name, f"common.ops.{name}") for name in SHARED),
-        *((ROOT / "benchmarks/unet3d/ops" / name, f"benchmarks.unet3d.ops.{name}") for name in OF_UNET3D),
-    ],
-    ids=lambda value: value.name if isinstance(value, Path) else "",
-)
-def test_every_kernel_of_an_operation_has_a_kind(folder, operation):
-    declared = [found for found in vars(importlib.import_module(operation)).values() if isinstance(found, Operation)]
-    names = [pair for found in declared for pair in found.kernel_names]
+@pytest.mark.parametrize("key", [key for key, operation in all_operations().items() if operation.kernel_names])
+def test_every_kernel_of_an_operation_has_its_kind(key):
+    operation = all_operations()[key]
+    folder = ROOT / key.partition(":")[0].replace(".", "/")
     kernels = {
         name
         for path in folder.glob("*kernels.py")
-        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.M)
+        for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
     }
-    assert kernels
-    assert [kernel for kernel in sorted(kernels) if kind_of(kernel, names) == "other"] == []
+    own = {kind for kind, _ in operation.kernel_names}
+    assert {kernel: kind_of(kernel) for kernel in kernels if kind_of(kernel) not in own} == {}

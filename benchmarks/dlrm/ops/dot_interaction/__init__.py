@@ -17,5 +17,6 @@ DOT_INTERACTION = Operation(
         "triton": triton_kernels("benchmarks.dlrm.ops.dot_interaction.triton:dot_interaction"),
     },
     kernel_names=(("dot interaction", r"^dot_interaction_"),),
+    cases="benchmarks.dlrm.ops.dot_interaction.cases",
 )
 """Signature: ``dot_interaction(x_BFW, columns)``."""

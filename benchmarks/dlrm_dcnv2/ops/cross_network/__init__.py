@@ -19,6 +19,7 @@ CROSS_NETWORK = Operation(
         "triton": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network"),
     },
     kernel_names=(("cross network", r"^cross_(product|between|gradient)_"),),
+    cases="benchmarks.dlrm_dcnv2.ops.cross_network.cases",
 )
 """Signature: ``cross_network(x0_BX, v, w, b)``, with V, W and b of every layer.
 

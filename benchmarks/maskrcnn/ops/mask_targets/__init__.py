@@ -33,5 +33,6 @@ MASK_TARGETS = Operation(
         ),
     },
     kernel_names=(("mask targets", r"^mask_targets_"),),
+    cases="benchmarks.maskrcnn.ops.mask_targets.cases",
 )
 """Signature: ``mask_targets(table, object_R, boxes_R4, transform_R4, size)``; a request's sizes have ``size``."""

@@ -31,6 +31,7 @@ PASTE = Operation(
         "triton": triton_kernels("benchmarks.maskrcnn.ops.paste.triton"),
     },
     kernel_names=(("paste", r"^paste_"),),
+    cases="benchmarks.maskrcnn.ops.paste.cases",
 )
 """Functions of a :class:`Paste`:
 

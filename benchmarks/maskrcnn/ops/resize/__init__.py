@@ -19,6 +19,7 @@ RESIZE = Operation(
         "triton": triton_kernels("benchmarks.maskrcnn.ops.resize.triton:resize"),
     },
     kernel_names=(("resize", r"^resize_"),),
+    cases="benchmarks.maskrcnn.ops.resize.cases",
 )
 """Signature: ``resize(pixels_BSS3, decoded_size_B2, size_B2, mirrored_B, mean, shape, dtype)``; a request's dtype is
 that of the batch."""

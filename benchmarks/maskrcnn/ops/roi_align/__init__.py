@@ -28,5 +28,6 @@ ROI_ALIGN = Operation(
         "triton": triton_kernels("benchmarks.maskrcnn.ops.roi_align.triton:ROI_ALIGN"),
     },
     kernel_names=(("RoIAlign", r"^roi_align_"),),
+    cases="benchmarks.maskrcnn.ops.roi_align.cases",
 )
 """Functions: :class:`RoiAlign`, called itself for one set of regions, ``several`` for two."""

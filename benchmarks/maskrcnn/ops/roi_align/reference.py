@@ -7,7 +7,6 @@ along each side, P places of all levels and pictures.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,8 +35,7 @@ class Regions(NamedTuple):
     resolution: int
 
 
-@dataclass(frozen=True)
-class RoiAlign:
+class RoiAlign(NamedTuple):
     """An implementation.
 
     Attributes:

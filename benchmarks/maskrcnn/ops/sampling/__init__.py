@@ -18,5 +18,6 @@ SAMPLING = Operation(
         "triton": triton_kernels("benchmarks.maskrcnn.ops.sampling.triton:sample", dtypes=()),
     },
     kernel_names=(("sampling", r"^sampling_"),),
+    cases="benchmarks.maskrcnn.ops.sampling.cases",
 )
 """Functions: :func:`sample_reference`. Keys are integers, so all give the same sample."""

@@ -26,5 +26,6 @@ SELECTED_LOGITS = Operation(
         ),
     },
     kernel_names=(("mask logits", r"^selected_logits_"),),
+    cases="benchmarks.maskrcnn.ops.selected_logits.cases",
 )
 """Signature: ``selected_logits(x_RPC, weight_KC, bias_K, class_R)``. Sizes of a request: ``channels``."""

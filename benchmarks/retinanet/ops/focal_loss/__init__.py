@@ -28,5 +28,6 @@ FOCAL_LOSS = Operation(
         "triton": triton_kernels("benchmarks.retinanet.ops.focal_loss.triton:focal_loss"),
     },
     kernel_names=(("focal loss", r"^focal_loss_"),),
+    cases="benchmarks.retinanet.ops.focal_loss.cases",
 )
 """Signature: ``focal_loss(logits_NCHW, bias_C, class_NA, weight_N, alpha, gamma, loss_scale)``."""

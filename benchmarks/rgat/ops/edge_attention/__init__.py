@@ -37,5 +37,6 @@ EDGE_ATTENTION = Operation(
         "triton": Implementation("benchmarks.rgat.ops.edge_attention.triton", _unsupported),
     },
     kernel_names=(("attention over edges", r"^edge_attention_"),),
+    cases="benchmarks.rgat.ops.edge_attention.cases",
 )
 """Functions: :class:`EdgeAttention`; a request's size is ``heads``."""

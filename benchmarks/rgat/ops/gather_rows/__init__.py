@@ -17,5 +17,6 @@ GATHER_ROWS = Operation(
         "triton": triton_kernels("benchmarks.rgat.ops.gather_rows.triton:gather_rows", dtypes=()),
     },
     kernel_names=(("gather", r"^gather_rows_"),),
+    cases="benchmarks.rgat.ops.gather_rows.cases",
 )
 """Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB, programs)``; a request's dtype is uint8."""

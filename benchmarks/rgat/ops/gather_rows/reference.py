@@ -87,7 +87,8 @@ def gather_rows_reference(
 ) -> None:
     """Copy the row of every node that is there; the rest of ``out_NB`` stays as it is.
 
-    On CPUs it does the rows that are there, elsewhere all there is room for, as it waits for no device.
+    On CPUs it does the rows that are there, elsewhere all there is room for, as it waits for no device. It waits for
+    rows that lie on another device than the nodes.
 
     Args:
         rows: where they lie.
@@ -113,5 +114,6 @@ def gather_rows_reference(
         for shard, held in enumerate(rows.shards):
             place = node - shard * per_shard
             own = there & (place >= 0) & (place < per_shard)
-            picked = held.index_select(0, place.where(own, 0) + first_row)
+            at = place.where(own, 0) + first_row
+            picked = held.index_select(0, at.to(held.device)).to(out.device)
             out.copy_(torch.where(own[:, None], picked, out))

@@ -49,5 +49,6 @@ PROJECTION = Operation(
         "triton": Implementation("benchmarks.rgat.ops.projection.triton", unsupported),
     },
     kernel_names=(("products", r"^projection_"),),
+    cases="benchmarks.rgat.ops.projection.cases",
 )
 """Functions: :class:`Projection`. Sizes of the request: ``heads``, ``head_size``."""

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.rgat.ops.projection`, and the stock way of the same product.
+"""The reference of :mod:`benchmarks.rgat.ops.projection`.
 
 Everything has the size of its room, so that shapes are static; what is not filled is replaced by zeros where it could
 reach a result.
@@ -129,25 +129,6 @@ def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor
             x_MK = _gathered(_of_type(x_NK, shape, level, source), node, weight_RKD.dtype)
             parts.append(x_MK @ weight_RKD[relation])
             terms.append(_source_term(parts[-1], att_source_RAd[relation]))
-    return Projected(torch.cat(parts), torch.cat(terms))
-
-
-@torch.no_grad()
-def project_stock(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
-    """Project every node of a type for every relation that it is the source of.
-
-    Only for comparison. Arguments, result and errors are those of :func:`project_reference`.
-    """
-    shape = block.shape
-    check_level(shape, level, x_NK)
-    parts = [weight_RKD.new_empty((0, weight_RKD.shape[2]))]
-    terms = [torch.empty((0, att_source_RAd.shape[1]), dtype=_wide_dtype(weight_RKD), device=weight_RKD.device)]
-    for relation, source in enumerate(shape.schema.sources):
-        if shape.rows[level - 1][relation]:
-            node, _ = _rows(block, level, relation)
-            z_ND = _of_type(x_NK, shape, level, source).to(weight_RKD.dtype) @ weight_RKD[relation]
-            parts.append(z_ND.index_select(0, node))
-            terms.append(_source_term(z_ND, att_source_RAd[relation]).index_select(0, node))
     return Projected(torch.cat(parts), torch.cat(terms))
 
 

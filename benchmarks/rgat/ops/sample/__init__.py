@@ -26,5 +26,6 @@ SAMPLE = Operation(
         "triton": triton_kernels("benchmarks.rgat.ops.sample.triton:triton_sampler", dtypes=()),
     },
     kernel_names=(("sample", r"^sample_"),),
+    cases="benchmarks.rgat.ops.sample.cases",
 )
 """Signature: ``build(graph, fanouts, shape) -> Sampler``; see :mod:`benchmarks.rgat.ops.sample.sampler`."""

@@ -35,6 +35,7 @@ FEATURES = Operation(
         "triton": Implementation("benchmarks.rnnt.ops.features.triton:features", _unsupported),
     },
     kernel_names=(("features", r"^features_"),),
+    cases="benchmarks.rnnt.ops.features.cases",
 )
 """Signature: ``features(audio, facts, frames, columns, augmented, dtype)``; a request's dtype is that of its
 result."""

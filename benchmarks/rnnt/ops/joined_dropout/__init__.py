@@ -23,5 +23,6 @@ JOINED_DROPOUT = Operation(
         "triton": triton_kernels("benchmarks.rnnt.ops.joined_dropout.triton:joined_dropout", multiple_of={"width": 2}),
     },
     kernel_names=(("dropout and layer norm", r"^joined_dropout_"),),
+    cases="benchmarks.rnnt.ops.joined_dropout.cases",
 )
 """Signature: ``joined_dropout(x_TBH, p, seed, site) -> y_SB2H``. Sizes of a request: ``width``."""

@@ -26,5 +26,6 @@ JOINT = Operation(
         "triton": triton_kernels("benchmarks.rnnt.ops.joint.triton", most={"width": WIDEST}),
     },
     kernel_names=(("joint", r"^joint_"),),
+    cases="benchmarks.rnnt.ops.joint.cases",
 )
 """Functions: :class:`JointPasses`. Sizes of a request: ``width``."""

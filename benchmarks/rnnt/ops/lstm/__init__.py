@@ -32,5 +32,6 @@ LSTM = Operation(
     },
     kernel_names=(("LSTM recurrence", r"^lstm_recurrence_|^RNN_|LSTM_elementWise|^persist"),),
     former={"torch": "library"},
+    cases="benchmarks.rnnt.ops.lstm.cases",
 )
 """Signature: ``lstm(x_TBI, weights, lengths_B) -> y_TBH``. Sizes of a request: ``inputs`` and ``width``."""

@@ -41,6 +41,7 @@ TRANSDUCER_LOSS = Operation(
         ("joint products", r"^transducer_(product|(input|weight)_gradient)"),
         ("transducer loss", r"^transducer_"),
     ),
+    cases="benchmarks.rnnt.ops.transducer_loss.cases",
 )
 """Functions: :class:`LossPasses`. Sizes of a request: ``classes``, ``width``. ``fused`` has products of our own, which
 skip rows that do not exist, and ``sparse`` makes gradients of those rows alone where they are not zero: near the ways

@@ -18,5 +18,6 @@ CLASS_ENTROPY = Operation(
         "triton": triton_kernels("benchmarks.ssd300.ops.class_entropy.triton:class_entropy"),
     },
     kernel_names=(("cross-entropy", r"^class_entropy_"),),
+    cases="benchmarks.ssd300.ops.class_entropy.cases",
 )
 """Signature: ``class_entropy(channels, results, class_NA)``."""

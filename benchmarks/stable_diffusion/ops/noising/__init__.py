@@ -24,5 +24,6 @@ NOISING = Operation(
         "triton": triton_kernels("benchmarks.stable_diffusion.ops.noising.triton:noised"),
     },
     kernel_names=(("noise and loss", r"^noising_"),),
+    cases="benchmarks.stable_diffusion.ops.noising.cases",
 )
 """Signature: ``noised(moments_N2CHW, seed, sample_ids_N, tables)``."""

@@ -17,5 +17,6 @@ VELOCITY_LOSS = Operation(
         "triton": triton_kernels("benchmarks.stable_diffusion.ops.velocity_loss.triton:velocity_loss"),
     },
     kernel_names=(("noise and loss", r"^velocity_loss_"),),
+    cases="benchmarks.stable_diffusion.ops.velocity_loss.cases",
 )
 """Signature: ``velocity_loss(prediction_NCHW, target_NCHW)``."""

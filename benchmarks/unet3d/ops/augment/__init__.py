@@ -25,5 +25,6 @@ AUGMENT = Operation(
         "triton": triton_kernels("benchmarks.unet3d.ops.augment.triton:augment"),
     },
     kernel_names=(("augmentation", r"^augment_"),),
+    cases="benchmarks.unet3d.ops.augment.cases",
 )
 """Signature: ``augment(images, labels, addresses, intensities, slab, dtype)``."""

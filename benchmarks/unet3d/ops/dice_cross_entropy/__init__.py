@@ -29,5 +29,6 @@ DICE_CROSS_ENTROPY = Operation(
         ),
     },
     kernel_names=(("cross-entropy", r"^dice_"),),
+    cases="benchmarks.unet3d.ops.dice_cross_entropy.cases",
 )
 """Signature: ``dice_cross_entropy(logits_NKDHW, label_NDHW, smooth, split=None)``; a request's size is ``classes``."""

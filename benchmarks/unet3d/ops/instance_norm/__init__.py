@@ -26,5 +26,6 @@ INSTANCE_NORM = Operation(
         ("batch or instance norm", r"^(sums_kernel|small_forward_kernel|small_backward_kernel)"),
     ),
     former={"torch": "library"},
+    cases="benchmarks.unet3d.ops.instance_norm.cases",
 )
 """Signature: ``instance_norm_relu(x_NCDHW, weight_C, bias_C, epsilon, split=None)``, which returns the result twice."""

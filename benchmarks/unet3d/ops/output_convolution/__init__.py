@@ -19,5 +19,6 @@ OUTPUT_CONVOLUTION = Operation(
         ),
     },
     kernel_names=(("convolution, either way", r"^output_convolution_"),),
+    cases="benchmarks.unet3d.ops.output_convolution.cases",
 )
 """Signature: ``output_convolution(x_NCDHW, weight, bias_K)``; a request's size is ``channels``."""

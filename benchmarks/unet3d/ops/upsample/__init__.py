@@ -19,5 +19,6 @@ UPSAMPLE = Operation(
         "triton": triton_kernels("benchmarks.unet3d.ops.upsample.triton:upsample"),
     },
     kernel_names=(("convolution, either way", r"^upsample_"),),
+    cases="benchmarks.unet3d.ops.upsample.cases",
 )
 """Signature: ``upsample(x_NCDHW, weight, bias_C, skip_NCDHW)``."""

@@ -18,6 +18,7 @@ ADD_WINDOW = Operation(
         "triton": triton_kernels("benchmarks.unet3d.ops.window_sums.triton:add_window"),
     },
     kernel_names=(("adding windows", r"^add_window_"), ("counting classes", r"^count_classes_")),
+    cases="benchmarks.unet3d.ops.window_sums.cases:ADD_WINDOW",
 )
 """Signature: ``add_window(sums_DHWK, logits_KDHW, importance)``."""
 COUNT_CLASSES = Operation(
@@ -26,5 +27,6 @@ COUNT_CLASSES = Operation(
     {
         "triton": triton_kernels("benchmarks.unet3d.ops.window_sums.triton:count_classes"),
     },
+    cases="benchmarks.unet3d.ops.window_sums.cases:COUNT_CLASSES",
 )
 """Signature: ``count_classes(sums_DHWK, label_DHW, counts_K3)``."""

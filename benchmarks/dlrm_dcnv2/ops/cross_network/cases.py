@@ -1,0 +1,51 @@
+"""Cases of the cross network, at DLRM-DCNv2's sizes: all layers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from common.ops.bench import recommendation
+from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+
+
+def passes(
+    function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int, rank: int, layers: int, training: bool
+) -> list[Pass]:
+    """Both directions of ``training``, or the forward pass of an evaluation, which keeps nothing."""
+    x0, dy = draw.normal(samples, inputs), draw.normal(samples, inputs)
+    v = [draw.normal(rank, inputs, scale=inputs**-0.5) for _ in range(layers)]
+    w = [draw.normal(inputs, rank, scale=rank**-0.5) for _ in range(layers)]
+    b = [draw.normal(inputs) for _ in range(layers)]
+
+    @torch.no_grad()
+    def evaluate() -> Tensor:
+        return function(x0, v, w, b)
+
+    unit = size_of(x0)
+    narrow = unit * rank / inputs
+    flops = 2.0 * layers * samples * 2 * inputs * rank
+    # forward: x twice and x0 in, h and y out. Backward: dy, x0, h and dx0 in, dy, dh and dx0 out, but for one that
+    # comes last or first; and products read dh twice and x once.
+    moved = layers * (5 * unit + 2 * narrow), layers * (10 * unit + 4 * narrow) - unit
+    if not training:
+        return [Pass("evaluation", evaluate, layers * (4 * unit + 2 * narrow), flops)]
+    return both_ways(lambda: function(x0, v, w, b), [x0, *v, *w, *b], [dy], moved=moved, flops=(flops, 2 * flops))
+
+
+CASES = (
+    Case(
+        "DLRM-DCNv2",
+        passes,
+        {"samples": recommendation.SAMPLES, "inputs": 3456, "rank": 512, "layers": 3, "training": True},
+        tests=[
+            {"samples": 64, "inputs": 256, "rank": 32, "layers": 1},
+            {"samples": 70, "inputs": 72, "rank": 40, "layers": 3},
+            {"samples": 530, "inputs": 72, "rank": 24, "layers": 1},  # more blocks than go through columns together
+            {"samples": 70, "inputs": 40, "rank": 24, "layers": 2, "training": False},
+        ],
+        gpu={"samples": 1000},
+    ),
+)

@@ -1,0 +1,80 @@
+"""The same training with torchvision's Mask R-CNN.
+
+Its network with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic mixed
+precision in fp16 with its gradient scaler and momentum, over pictures of noise of the recipes' larger shape with a few
+objects whose masks are discs. cuDNN does not search for algorithms, since torchvision's RoI heads have other shapes in
+every iteration and would search anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+
+from benchmarks.maskrcnn.config import Facts
+from common.config.schema import RunConfig
+from common.contract.peer import Peer
+from common.data.batches import Batch
+from common.detection.peer_step import peer_step
+
+TRAINED_STAGES = 3
+OBJECTS = 7
+"""Objects of a picture, as many as one of COCO has on average."""
+SHAPE = (800, 1344)
+
+
+def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCNN:
+    """The network with random weights, in fp32, for pictures of ``shape``: height and width."""
+    backbone = resnet_fpn_backbone(backbone_name="resnet50", weights=None, trainable_layers=TRAINED_STAGES)
+    model = MaskRCNN(backbone, facts.classes + 1, min_size=min(shape), max_size=max(shape))
+    return model.to(device, memory_format=torch.channels_last).train()
+
+
+def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
+    """Pictures of noise, (3, height, width) each, and objects in them with boxes, labels and masks of discs."""
+    generator = torch.Generator(device).manual_seed(1)
+    extent_HW = torch.tensor([shape[1], shape[0]], device=device)
+    pictures = list(torch.rand((batch, 3, *shape), generator=generator, device=device))
+    corners_BO22 = torch.rand((batch, OBJECTS, 2, 2), generator=generator, device=device).sort(2).values
+    corners_BO22 = corners_BO22 * (extent_HW - 32) + torch.tensor([[0.0], [32.0]], device=device)
+    labels_BO = torch.randint(1, facts.classes + 1, (batch, OBJECTS), generator=generator, device=device)
+    targets = [
+        {"boxes": corners_O22.flatten(1), "labels": labels_O, "masks": _discs(corners_O22, shape)}
+        for corners_O22, labels_O in zip(corners_BO22, labels_BO, strict=True)
+    ]
+    return pictures, targets
+
+
+def _discs(corners_O22: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The ellipse in each box as uint8 (objects, height, width)."""
+    middle_O2, radius_O2 = corners_O22.mean(1), (corners_O22[:, 1] - corners_O22[:, 0]) / 2
+    height, width = (torch.arange(size, device=corners_O22.device) for size in shape)
+    x_OW = (width - middle_O2[:, :1]) / radius_O2[:, :1]
+    y_OH = (height - middle_O2[:, 1:]) / radius_O2[:, 1:]
+    return (x_OW[:, None].square() + y_OH[:, :, None].square() <= 1).to(torch.uint8)
+
+
+def step_of(
+    model: nn.Module, pictures: Sequence[Tensor], targets: Sequence[dict], device: torch.device
+) -> Callable[[], Tensor]:
+    """An iteration over these pictures: forward, losses, backward, update; returns the sum of the losses."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gpu = device.type == "cuda"
+    optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=gpu)
+
+    return peer_step(model, optimizer, pictures, targets, device)
+
+
+def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
+    """See :class:`common.contract.peer.Peer`."""
+    facts = run.workload.facts
+    torch.backends.cudnn.benchmark = False
+    pictures, targets = noise(facts, SHAPE, run.micro_batch, device)
+    return step_of(build(facts, SHAPE, device), pictures, targets, device)
+
+
+PEERS = (Peer("torchvision's Mask R-CNN, mixed precision in fp16", start),)

@@ -1,0 +1,64 @@
+"""The same training with torchvision's RetinaNet.
+
+The network of the rules with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic
+mixed precision in fp16 with its gradient scaler and fused Adam, over pictures of noise with a few boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection import RetinaNet
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+
+from benchmarks.retinanet.config import Facts
+from common.config.schema import RunConfig
+from common.contract.peer import Peer
+from common.data.batches import Batch
+from common.detection.peer_step import peer_step
+
+TRAINED_STAGES = 3
+BOXES = 7
+"""Boxes of a picture, as many as one of OpenImages has on average."""
+
+
+def build(facts: Facts, device: torch.device) -> RetinaNet:
+    """The network with random weights, in fp32."""
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnext50_32x4d",
+        weights=None,
+        trainable_layers=TRAINED_STAGES,
+        returned_layers=[2, 3, 4],
+        extra_blocks=LastLevelP6P7(256, 256),
+    )
+    model = RetinaNet(backbone, facts.classes, min_size=facts.image_size, max_size=facts.image_size)
+    return model.to(device, memory_format=torch.channels_last).train()
+
+
+def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) -> Callable[[], Tensor]:
+    """An iteration over a batch of noise: forward, loss, backward, update; returns the loss."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gpu = device.type == "cuda"
+    optimizer = torch.optim.Adam(trained, lr=1e-4, fused=gpu)
+    generator = torch.Generator(device).manual_seed(1)
+    side = facts.image_size
+    pictures = list(torch.rand((batch, 3, side, side), generator=generator, device=device))
+    corners = torch.rand((batch, BOXES, 2, 2), generator=generator, device=device).sort(2).values * (side - 2)
+    boxes = (corners + torch.tensor([[0.0], [1.0]], device=device)).flatten(2)
+    labels = torch.randint(facts.classes, (batch, BOXES), generator=generator, device=device)
+    targets = [{"boxes": own, "labels": classes} for own, classes in zip(boxes, labels, strict=True)]
+
+    return peer_step(model, optimizer, pictures, targets, device)
+
+
+def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
+    """See :class:`common.contract.peer.Peer`."""
+    facts = run.workload.facts
+    torch.backends.cudnn.benchmark = True
+    return step_of(build(facts, device), facts, run.micro_batch, device)
+
+
+PEERS = (Peer("torchvision's RetinaNet, mixed precision in fp16", start),)

@@ -1,0 +1,134 @@
+"""Cases of attention over edges: of a block as in IGBH, at the three levels of a network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, SKEW, block_of_cases, level_of
+from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
+from common.ops.cases import Case, Draw, Pass
+from common.ops.dropout.reference import DropoutMask
+
+SLOPE, ACTIVATION_SLOPE, PROBABILITY = 0.2, 0.01, 0.2
+
+
+def passes(
+    function: EdgeAttention,
+    draw: Draw,
+    level: int,
+    heads: int,
+    head_size: int,
+    seeds: int,
+    papers: int,
+    fanouts: tuple[int, ...],
+    skew: float,
+    activation: bool,
+    p: float | None,
+    compared: bool = False,
+) -> list[Pass]:
+    """Both directions. Bytes: a row for each edge, and a number or terms for each edge, target and row.
+
+    Args:
+        level: of the inputs.
+        seeds, papers, fanouts, skew: of the block; see :mod:`benchmarks.rgat.ops.block_of_cases`.
+        activation: whether there is one.
+        p: probability of dropout; None without.
+        compared: for tests: return logarithms of sums where there are edges, and fp32 gradients in the dtype of the
+            activations, as the kernels add up rounded ones. This takes launches that the bench must not measure.
+    """
+    block = block_of_cases(draw.device, seeds, papers, fanouts, skew)
+    shape, relations, columns = block.shape, len(block.shape.schema.relations), heads * head_size
+    filled = level_of(block, level)
+    float32 = torch.float32
+    z = filled.rows.only(draw.normal(shape.row_offsets(level)[-1], columns))
+    source_term = filled.rows.only(draw.normal(len(z), heads, dtype=float32))
+    target_term = filled.targets.only(draw.normal(shape.target_offsets(level)[-1], heads, dtype=float32))
+    bias = draw.normal(relations, columns, dtype=float32)
+    att_source = draw.normal(relations, heads, head_size, dtype=float32)
+    dout = filled.outputs.only(draw.normal(shape.node_offsets(level - 1)[-1], columns))
+    options: dict[str, Any] = {
+        "slope": SLOPE,
+        "activation_slope": ACTIVATION_SLOPE if activation else None,
+        "dropout": None if p is None else DropoutMask(p, draw.seed(), level),
+    }
+    inputs = z, source_term, target_term
+    out, log_sum = function.forward(*inputs, bias, block, level, **options)
+    degrees = [
+        block.indptr[first : first + count + 1].diff()
+        for first, count in zip(shape.indptr_offsets, filled.targets.counts, strict=False)
+    ]
+
+    def forward() -> Any:
+        found, sums = function.forward(*inputs, bias, block, level, **options)
+        if not compared:
+            return found
+        return found, [each[degree > 0] for each, degree in zip(filled.targets.views(sums), degrees, strict=True)]
+
+    def backward() -> Any:
+        dz, *others = function.backward(
+            dout, out, *inputs, log_sum, att_source, block, level, **options, deterministic=True
+        )
+        return filled.rows.views(dz), [each.to(z.dtype) for each in others] if compared else others
+
+    row, terms = columns * z.element_size(), heads * 4
+    edges, nodes = int(block.edge_counts[level - 1].sum()), filled.outputs.total
+    rows, targets = filled.rows.total, filled.targets.total
+    through_finish = (3 if activation else 1) * nodes * row
+    by_target = edges * (row + 3 * terms + 4) + nodes * row + targets * (3 * terms + 4)
+    by_row = edges * (row + 2 * terms + 8) + rows * (row + 4)
+    return [
+        Pass("forward", forward, float(edges * (row + terms + 4) + nodes * row + targets * (2 * terms + 4))),
+        Pass("backward", backward, float(through_finish + by_target + by_row)),
+    ]
+
+
+SIZES = {
+    "heads": 4,
+    "head_size": 128,
+    "seeds": SEEDS,
+    "papers": IGBH_EIGHTH,
+    "fanouts": FANOUTS,
+    "skew": SKEW,
+    "activation": True,
+    "p": PROBABILITY,
+}
+LAST = {**SIZES, "activation": False, "p": None}
+FEW = {"seeds": 1, "papers": 60, "fanouts": (3, 1, 1), "compared": True}
+HUB = {**FEW, "seeds": 36, "fanouts": (8, 1, 1), "skew": 0.95}
+"""Most edges come from one node: lists that go on through several chunks, of which level 1 has the first entries."""
+
+GPU = {"seeds": 64, "papers": IGBH_EIGHTH // 16, "compared": True}
+DTYPES = (torch.float32, torch.bfloat16)
+
+CASES = (
+    Case(
+        "first convolution",
+        passes,
+        {**SIZES, "level": 3},
+        tests=[{**FEW, "head_size": 8}],
+        gpu=GPU,
+        dtypes=DTYPES,
+        tolerance=3.0,
+    ),
+    Case(
+        "second convolution",
+        passes,
+        {**SIZES, "level": 2},
+        tests=[{**FEW, "heads": 8, "head_size": 1, "p": 0.0}],
+        gpu=GPU,
+        dtypes=DTYPES,
+        tolerance=3.0,
+    ),
+    Case(
+        "last convolution",
+        passes,
+        {**LAST, "level": 1},
+        tests=[{**HUB, "heads": 1, "head_size": 3}],
+        gpu=GPU,
+        dtypes=DTYPES,
+        tolerance=3.0,
+    ),
+)

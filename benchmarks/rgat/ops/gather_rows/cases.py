@@ -1,0 +1,89 @@
+"""Cases of gathering rows: of the nodes of a block, out of the features of an eighth of IGBH-Full in e4m3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, igbh_proportions
+from benchmarks.rgat.ops.block_of_cases import SEEDS, block_of_cases
+from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
+from benchmarks.rgat.stores.partition import Partition
+from common.ops.cases import Case, Draw, Pass
+
+UNTOUCHED = 7
+"""Byte in the place of nodes that there are not."""
+
+DRAWN = 1 << 16
+"""Rows that are drawn at a time, as 64-bit integers."""
+
+
+def passes(
+    function: Callable[..., None],
+    draw: Draw,
+    seeds: int,
+    papers: int,
+    row_bytes: int,
+    shards: int = 1,
+    host: bool = False,
+    programs: int | None = None,
+) -> list[Pass]:
+    """The rows of all nodes around ``seeds`` papers.
+
+    Args:
+        shards: all on this GPU. The kernel looks up their addresses as it does those of other GPUs.
+        host: rows lie in the host's memory.
+        programs: that copy; None for as many as fill the GPU.
+    """
+    block = block_of_cases(draw.device, seeds, papers)
+    schema, hops = block.shape.schema, block.shape.hops
+    partition = Partition(tuple(igbh_proportions(schema, papers)[0]), shards)
+    pinned = host and draw.device.type == "cuda"
+    held = []
+    for _ in range(shards):
+        shard = torch.empty(
+            (partition.rows, row_bytes),
+            dtype=torch.uint8,
+            device="cpu" if host else draw.device,
+            pin_memory=pinned,
+        )
+        for part in shard.split(DRAWN):
+            part.copy_(draw.integers(0, 256, *part.shape, dtype=torch.uint8))
+        held.append(shard)
+    rows = ShardedRows(tuple(held), partition.rows_per_shard, partition.first_rows, draw.device)
+    offsets, counts = block.shape.node_offsets(hops), block.node_counts[hops]
+    out = torch.full((offsets[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=draw.device)
+
+    def gather() -> torch.Tensor:
+        function(rows, block.nodes, counts, offsets, out, programs)
+        return out
+
+    moved = float(int(counts.sum()) * (2 * row_bytes + block.nodes.element_size()))
+    return [Pass("forward", gather, moved)]
+
+
+SIZES = {"seeds": SEEDS, "papers": IGBH_EIGHTH, "row_bytes": 1024}
+FEW = {"seeds": 4, "papers": 300}
+GPU = {"seeds": 128, "papers": IGBH_EIGHTH // 16}
+
+
+def _case(name: str, *tests: dict[str, int], gpu: dict[str, int], **sizes: int) -> Case:
+    return Case(
+        name,
+        passes,
+        {**SIZES, **sizes},
+        tests=[{**FEW, **each} for each in tests],
+        gpu=gpu,
+        dtypes=(torch.float16,),
+        exact=True,
+    )
+
+
+CASES = (
+    _case("local", {"row_bytes": 16}, {"row_bytes": 1000}, {"row_bytes": 1030}, {"row_bytes": 1023}, gpu=GPU),
+    _case("8 shards", {"row_bytes": 48}, {"row_bytes": 1000, "shards": 5}, {"row_bytes": 6}, gpu=GPU, shards=8),
+    _case("16 programs", {"row_bytes": 16}, {"programs": 3}, {"programs": 1, "shards": 3}, gpu=GPU, programs=16),
+    _case("host", {"row_bytes": 512}, gpu=GPU, papers=IGBH_EIGHTH // 16, host=True),
+)
+"""Few programs leave most of the GPU to others. The host has a share of the nodes only: pinning all takes minutes."""

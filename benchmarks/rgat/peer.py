@@ -1,0 +1,109 @@
+"""The same training with PyTorch Geometric.
+
+Its HeteroConv of GATConv, with each convolution trimmed to the nodes and edges that reach a seed, in bf16 with fused
+Adam, eagerly and compiled, on the block that our step is timed on; features are gathered and turned into bf16 before
+the clock runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.model import Architecture
+from benchmarks.rgat.schema import Schema
+from common.config.schema import RunConfig
+from common.contract.peer import Peer
+from common.data.batches import Batch
+
+
+class Network(nn.Module):
+    """The network out of PyTorch Geometric's layers."""
+
+    def __init__(self, architecture: Architecture, schema: Schema, hops: int) -> None:
+        super().__init__()
+        from torch_geometric.nn import GATConv, HeteroConv
+
+        self.convs = nn.ModuleList()
+        for layer in range(hops):
+            inputs = architecture.width if layer else architecture.feature_size
+            each = {
+                (relation.source, relation.name, relation.target): GATConv(
+                    inputs, architecture.head_size, heads=architecture.heads, add_self_loops=False
+                )
+                for relation in schema.relations
+            }
+            self.convs.append(HeteroConv(each, aggr="sum"))
+        self.lin = nn.Linear(architecture.width, architecture.classes)
+        self._slope, self._dropout, self._seeds = architecture.activation_slope, architecture.dropout, schema.seeds
+
+    def forward(self, x: dict[str, Tensor], levels: list[tuple[dict[str, int], dict[Any, Tensor]]]) -> Tensor:
+        """Logits of the seeds; ``levels`` has each convolution's nodes that go on, and its edges."""
+        for number, (convolution, (kept, edges)) in enumerate(zip(self.convs, levels, strict=True)):
+            x = {name: each[: kept[name]] for name, each in convolution(x, edges).items()}
+            if number < len(levels) - 1:
+                x = {name: nn.functional.leaky_relu(each, self._slope) for name, each in x.items()}
+                x = {name: nn.functional.dropout(each, self._dropout, self.training) for name, each in x.items()}
+        logits: Tensor = self.lin(x[self._seeds])
+        return logits
+
+
+def inputs_of(
+    block: Block, features_NF: Tensor, dtype: torch.dtype
+) -> tuple[dict[str, Tensor], list[tuple[dict[str, int], dict[Any, Tensor]]]]:
+    """A block as the peer takes it: features by type, and by convolution the nodes that go on and the edges."""
+    shape, schema, hops = block.shape, block.shape.schema, block.shape.hops
+    nodes, edge_counts = block.node_counts.tolist(), block.edge_counts.tolist()
+    x = {}
+    for number, name in enumerate(schema.types):
+        at = shape.node_offsets(hops)[number]
+        x[name] = features_NF[at : at + nodes[hops][number]].to(dtype)
+    levels = []
+    for level in range(hops, 0, -1):
+        edges = {}
+        for number, relation in enumerate(schema.relations):
+            at, rows = shape.edge_offsets[number], shape.row_offsets(hops)[number]
+            count = edge_counts[level - 1][number]
+            source = block.rows[rows:][block.edge_row[at : at + count].long()]
+            pair = torch.stack([source, block.edge_target[at : at + count]]).long()
+            edges[relation.source, relation.name, relation.target] = pair
+        kept = {name: nodes[level - 1][number] for number, name in enumerate(schema.types)}
+        levels.append((kept, edges))
+    return x, levels
+
+
+def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label: Tensor) -> Callable[[], Tensor]:
+    """An iteration: forward, loss, backward, update; returns the loss."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=label.is_cuda)
+
+    def step() -> Tensor:
+        loss = nn.functional.cross_entropy(forward(*inputs).float(), label)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
+    """See :class:`common.contract.peer.Peer`."""
+    shape, facts = example.key, run.workload.facts
+    assert isinstance(shape, BlockShape)
+    network = Network(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
+    inputs = inputs_of(Block.of(shape, example.tensors), example.tensors["features"], torch.bfloat16)
+    with torch.no_grad():
+        network(*inputs)  # lazily built layers
+    forward = torch.compile(network, dynamic=True) if compiled else network
+    return step_of(network, forward, inputs, example.tensors["label"])
+
+
+PEERS = (
+    Peer("PyTorch Geometric in bf16", start),
+    Peer("PyTorch Geometric in bf16, compiled", functools.partial(start, compiled=True)),
+)

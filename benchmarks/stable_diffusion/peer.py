@@ -1,0 +1,147 @@
+"""The same training with diffusers.
+
+Its U-Net in the rules' sizes, channels_last, all in bf16 without masters and with fused AdamW, eagerly and compiled as
+a whole, on latents and captions of noise that are already on the device. Beside it our own step, captured, with
+references whose blocks TorchInductor compiles one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.stable_diffusion.architecture import Architecture
+from benchmarks.stable_diffusion.workload import StableDiffusion
+from common.config.schema import RunConfig
+from common.contract.peer import Peer
+from common.data.batches import Batch
+from common.distributed.layout import Layout
+from common.ops.operation import REFERENCE
+from common.step.graphs import StepRunner
+
+COMPILED = ("group_norm", "layer_norm", "geglu", "bias_gradient")
+"""Operations whose references TorchInductor fuses in our own step."""
+ZERO_STD = 0.02
+"""Of the tensors that start from zero, of which a device multiplies faster than of trained ones."""
+
+
+def build(architecture: Architecture) -> Any:
+    """diffusers' network of ``architecture`` in fp32 on the CPU, with its own initial weights.
+
+    Its norms all have the transformers' groups at first: those of the residual blocks and of the end get theirs here.
+    """
+    from diffusers import UNet2DConditionModel
+    from diffusers.models.resnet import ResnetBlock2D
+
+    levels = range(len(architecture.channel_multipliers))
+    channels = [multiplier * architecture.model_channels for multiplier in architecture.channel_multipliers]
+    attends = [level in architecture.attention_levels for level in levels]
+    network = UNet2DConditionModel(
+        sample_size=architecture.latent_size,
+        in_channels=architecture.latent_channels,
+        out_channels=architecture.latent_channels,
+        block_out_channels=channels,
+        layers_per_block=architecture.residual_blocks,
+        attention_head_dim=[each // architecture.head_channels for each in channels],  # heads, by an old misnomer
+        cross_attention_dim=architecture.context_width,
+        use_linear_projection=True,
+        norm_num_groups=architecture.transformer_norm_groups,
+        norm_eps=architecture.norm_epsilon,
+        down_block_types=["CrossAttnDownBlock2D" if attend else "DownBlock2D" for attend in attends],
+        up_block_types=["CrossAttnUpBlock2D" if attend else "UpBlock2D" for attend in reversed(attends)],
+    )
+    for module in network.modules():
+        if isinstance(module, ResnetBlock2D):
+            module.norm1.num_groups = module.norm2.num_groups = architecture.norm_groups
+    network.conv_norm_out.num_groups = architecture.norm_groups
+    return network
+
+
+def step_of(
+    network: nn.Module, forward: Callable[..., Any], architecture: Architecture, batch: int, device: torch.device
+) -> Callable[[], Tensor]:
+    """An iteration over a batch of noise: forward, loss, backward, update; returns the loss."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, weight_decay=0.01, fused=device.type == "cuda")
+    dtype, size = next(network.parameters()).dtype, architecture.latent_size
+    generator = torch.Generator(device).manual_seed(1)
+    shape = (batch, architecture.latent_channels, size, size)
+    x_NCHW, target_NCHW = (
+        torch.randn(shape, generator=generator, device=device).to(dtype, memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    t_N = torch.randint(1000, (batch,), generator=generator, device=device)
+    context = (batch, architecture.context_length, architecture.context_width)
+    context_NTK = torch.randn(context, generator=generator, device=device).to(dtype)
+
+    def step() -> Tensor:
+        prediction = forward(x_NCHW, t_N, context_NTK, return_dict=False)[0]
+        loss = nn.functional.mse_loss(prediction.float(), target_NCHW.float())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+@torch.no_grad()
+def fill_zeros(network: nn.Module) -> None:
+    """Put normal values into tensors that are zero, as in our own row."""
+    for parameter in network.parameters():
+        if not parameter.any():
+            parameter.normal_(0.0, ZERO_STD)
+
+
+def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
+    """See :class:`common.contract.peer.Peer`."""
+    facts = run.workload.facts
+    torch.backends.cudnn.benchmark = True
+    network = build(facts)
+    fill_zeros(network)
+    network = network.to(device, torch.bfloat16, memory_format=torch.channels_last)
+    forward = torch.compile(network, dynamic=False) if compiled else network
+    return step_of(network, forward, facts, run.micro_batch, device)
+
+
+def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
+    """Our own step whose blocks TorchInductor compiles; see :class:`common.contract.peer.Peer`."""
+    torch._dynamo.config.cache_size_limit = 128  # of one code object: a shape for every block
+    model = run.workload.model
+    implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}
+    model = dataclasses.replace(model, implementations=implementations)
+    run = dataclasses.replace(run, workload=dataclasses.replace(run.workload, model=model))
+    workload = StableDiffusion(run, Layout(device=device))
+    compile_blocks(workload)
+    runner = StepRunner(workload.build_step(), workload.model, 1, run.cuda_graphs)
+    runner.warm_up([example])
+
+    def step() -> None:
+        with runner.on_stream():
+            runner([example])
+
+    return step
+
+
+def compile_blocks(workload: StableDiffusion) -> None:
+    """Let TorchInductor compile each block of the network alone, before its optimizer is built."""
+    model = workload.model
+    for blocks in (model.input_blocks, model.output_blocks):
+        for number, block in enumerate(blocks):
+            blocks[number] = _compiled(block)
+    model.middle_block = _compiled(model.middle_block)
+
+
+def _compiled(block: nn.Module) -> Any:
+    return torch.compile(block, dynamic=False)
+
+
+PEERS = (
+    Peer("ours with compiled references", start_compiled_references),
+    Peer("diffusers in bf16 without masters", start),
+    Peer("diffusers in bf16 without masters, compiled", functools.partial(start, compiled=True)),
+)

@@ -1,0 +1,10 @@
+"""Sizes of 3D U-Net's recipe, for the cases of its operations."""
+
+from __future__ import annotations
+
+from benchmarks.unet3d.config import Facts
+from common.mlperf.fixed import fixed_facts
+
+FACTS = fixed_facts(Facts, "unet3d")
+SAMPLES = 7
+"""Crops of a micro-batch."""

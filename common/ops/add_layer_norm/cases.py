@@ -1,0 +1,83 @@
+"""Cases of the layer norms of a latent U-Net's transformers, each with the residual addition and the bias before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.ops.bench import diffusion
+from common.ops.cases import Case, Draw, Pass, size_of
+
+
+def passes(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    draw: Draw,
+    rows: int,
+    features: int,
+    residual: bool = True,
+    added: bool = True,
+    read: tuple[int, ...] = (0, 1),
+    parameters: torch.dtype | None = None,
+) -> list[Pass]:
+    """Both directions.
+
+    Args:
+        residual, added: what is added: another matrix with a mean far from zero, and a vector.
+        read: the results that have gradients: 0 is the sum, 1 the normalised sum.
+        parameters: dtype of weight and bias; by default that of the activations.
+    """
+    x, d_sum, d_normed = (draw.normal(rows, features) for _ in range(3))
+    other = draw.uniform(rows, features, low=0.0, high=4.0) if residual else None
+    vector = draw.normal(features) if added else None
+    weight, bias = (draw.normal(features, dtype=parameters) for _ in range(2))
+    leaves = [each.requires_grad_() for each in (x, other, vector, weight, bias) if each is not None]
+
+    def forward() -> tuple[Tensor, Tensor]:
+        return function(x, other, weight, bias, 1e-5, added_C=vector)
+
+    def backward() -> tuple[Tensor | None, ...]:
+        results, gradients = forward(), (d_sum, d_normed)
+        return torch.autograd.grad(
+            [results[index] for index in read], leaves, [gradients[index] for index in read], allow_unused=True
+        )
+
+    unit = size_of(x)
+    changed = residual or added
+    return [
+        Pass("forward", forward, (2 + residual + changed) * unit),
+        Pass("backward", backward, (2 + len(read)) * unit, after="forward"),
+    ]
+
+
+TESTS: tuple[Sequence[dict[str, Any]], ...] = (
+    [{"rows": 37}, {"rows": 13, "residual": False}, {"rows": 13, "features": 80, "added": False}],
+    [
+        {"rows": 6, "features": 7, "residual": False, "added": False},
+        {"rows": 6, "features": 1, "read": (0,)},
+        {"rows": 5, "features": 48, "read": (0,), "residual": False, "added": False},
+        {"rows": 5, "features": 48, "read": (1,)},
+        {"rows": 5, "features": 48, "read": (1,), "residual": False, "added": False},
+    ],
+    [{"rows": 600, "features": 32, "parameters": torch.float32}],
+    (),
+)
+"""Those of each level."""
+
+CASES = tuple(
+    Case(
+        f"Stable Diffusion, {level.channels} at {level.side}",
+        passes,
+        {"rows": diffusion.PICTURES * level.side**2, "features": level.channels},
+        tests=tests,
+        gpu={"rows": 2 * level.side**2 + 1},
+        dtypes=diffusion.DTYPES,
+    )
+    for level, tests in zip(
+        diffusion.LEVELS,
+        TESTS,
+        strict=True,
+    )
+)

@@ -1,0 +1,145 @@
+"""``bench.only=ops`` and ``bench.only=tiles``: the cases of operations on one GPU.
+
+Each implementation of a case, ``torch.compile`` of the reference among them, is timed in a process that a crash ends
+alone (:mod:`common.ops.bench.supervisor`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from common.errors import ConfigError
+from common.ops.bench.stopwatch import copy_bandwidth, peak_flops
+from common.ops.bench.supervisor import supervise
+from common.ops.bench.worker import COMPILED, Measured
+from common.ops.catalogue import all_operations, cases_of
+from common.ops.operation import REFERENCE, Operation
+
+EVERY = "all"
+WORKER = "common.ops.bench.worker"
+
+
+class Task(NamedTuple):
+    """A case in one implementation.
+
+    Attributes:
+        package: of the operation.
+        case: name of the case.
+        implementation: ``reference``, ``compiled``, or the name of a faster one.
+    """
+
+    package: str
+    case: str
+    implementation: str
+
+
+def operations_of(config_module: str, words: Sequence[str]) -> dict[str, Operation]:
+    """Operations with cases, by package.
+
+    Args:
+        config_module: module of a workload's configuration, which has ``OPERATIONS``.
+        words: parts of packages, or ``all`` for every operation of the suite; empty for those that the workload uses.
+
+    Raises:
+        ConfigError: a word is part of no package.
+    """
+    known = {package: operation for package, operation in all_operations().items() if cases_of(operation)}
+    if not words:
+        used = list(importlib.import_module(config_module).OPERATIONS.values())
+        own = config_module.rpartition(".")[0] + ".ops."
+        return {name: each for name, each in known.items() if name.startswith(own) or each in used}
+    found = {}
+    for word in words:
+        matching = {package: each for package, each in known.items() if word == EVERY or word in package}
+        if not matching:
+            raise ConfigError(f"bench.operations: no operation with cases has {word!r} in its name")
+        found.update(matching)
+    return found
+
+
+def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
+    """Everything to time: for ``tiles`` the implementations that have some."""
+    found = []
+    for package, operation in operations.items():
+        for case in cases_of(operation):
+            for name in case.implementations(operation):
+                if not tiles or str(operation.fast[name].source).endswith("triton"):
+                    found.append(Task(package, case.name, name))
+            if not tiles:
+                found += [Task(package, case.name, COMPILED), Task(package, case.name, REFERENCE)]
+    return found
+
+
+def time_operations(
+    operations: Mapping[str, Operation], *, tiles: bool, say: Callable[[str], object] = print
+) -> list[Measured]:
+    """Time operations and say a line for each pass of each implementation; returns what was measured.
+
+    Args:
+        operations: of :func:`operations_of`.
+        tiles: look for better tiles of Triton's kernels instead.
+        say: prints a line.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("bench.only=ops and bench.only=tiles measure a GPU, and PyTorch sees none")
+    name = torch.cuda.get_device_name()
+    bandwidth = copy_bandwidth()
+    torch.cuda.empty_cache()
+    peak = peak_flops(name)
+    say(
+        f"{name}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, copy {bandwidth * 1e-9:.0f} GB/s"
+    )
+    tasks = [json.dumps(task) for task in tasks_of(operations, tiles=tiles)]
+    found = []
+    for result in supervise(WORKER, ["--tiles"] if tiles else [], tasks):
+        found.append(Measured(*json.loads(result)))
+        say(line(found[-1], bandwidth, peak))
+    for text in comparison(found):
+        say(text)
+    return found
+
+
+def line(measured: Measured, bandwidth: float, peak: float | None) -> str:
+    """A line of the table.
+
+    Args:
+        measured: one pass.
+        bandwidth: of a copy, bytes per second.
+        peak: FLOP/s of the GPU's products in 16 bits; None where it is not known.
+    """
+    seconds = max(measured.ms, 1e-6) * 1e-3
+    share = measured.bytes / seconds / bandwidth
+    text = (
+        f"{measured.operation:24s} {measured.case:28s} {measured.direction:16s} {measured.implementation:16s}"
+        f" {measured.ms:9.4f} ms {measured.bytes * 1e-6:8.1f} MB {share:5.0%} of a copy"
+    )
+    if measured.flops:
+        rate = measured.flops / seconds
+        text += f" {rate * 1e-12:6.0f} TFLOP/s" + (f" {rate / peak:4.0%} of peak" if peak else "")
+    return text
+
+
+def comparison(measured: Iterable[Measured]) -> Iterator[str]:
+    """For each case, milliseconds of all passes together in each implementation, the fastest first."""
+    totals: dict[tuple[str, str], dict[str, float]] = {}
+    for each in measured:
+        times = totals.setdefault((each.operation, each.case), {})
+        times[each.implementation] = times.get(each.implementation, 0.0) + each.ms
+    for (operation, case), times in totals.items():
+        ordered = sorted(times.items(), key=lambda pair: pair[1])
+        yield f"{operation:24s} {case:28s} " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in ordered)
+
+
+def report(measured: Sequence[Measured]) -> dict[str, Any]:
+    """What was measured, for a program to read."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {"device": device, "versions": versions, "passes": [each._asdict() for each in measured]}

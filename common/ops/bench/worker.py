@@ -1,0 +1,176 @@
+"""The process that times cases of operations or looks for better tiles, started by the supervisor beside it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from common.errors import UnsupportedImplementation
+from common.ops.bench.stopwatch import time_graph
+from common.ops.bench.supervisor import RESULT, failures, work
+from common.ops.cases import Case, Draw, Pass
+from common.ops.catalogue import all_operations, cases_of
+from common.ops.operation import Operation
+
+COMPILED = "compiled"
+"""The reference by ``torch.compile``."""
+
+LARGE_BYTES = 50e6
+"""Passes that move less are repeated more often, so that a graph lasts long enough to be timed."""
+
+REPLAYS = 5
+NEWS_EVERY = 20
+"""Tiles after which the supervisor hears that this goes on: each has to be compiled."""
+
+SMALL = 4
+"""Numbers of a tile up to which the next one is tried, too; others are halved and doubled."""
+
+
+class Measured(NamedTuple):
+    """One pass that was timed.
+
+    Attributes:
+        operation, case, direction, implementation: which.
+        ms: milliseconds of one call.
+        bytes, flops: of one call.
+    """
+
+    operation: str
+    case: str
+    direction: str
+    implementation: str
+    ms: float
+    bytes: float
+    flops: float
+
+
+def function_of(operation: Operation, name: str) -> Any:
+    """An implementation, or the compiled reference, a function or a named tuple of functions."""
+    if name != COMPILED:
+        return operation.function(name)
+    reference = operation.reference
+    if not isinstance(reference, tuple):
+        return torch.compile(reference, dynamic=False)
+    return operation.reference._make(torch.compile(function, dynamic=False) for function in reference)
+
+
+def passes_of(operation: Operation, case: Case, name: str) -> list[Pass]:
+    """The passes of an implementation at the case's sizes on this GPU.
+
+    Raises:
+        UnsupportedImplementation: the implementation cannot serve them.
+    """
+    device, dtype = torch.device("cuda"), case.dtypes[-1]
+    if name != COMPILED and (reason := operation.unsupported(name, case.request(device, dtype))):
+        raise UnsupportedImplementation(reason)
+    return case.passes(function_of(operation, name), Draw(device, dtype))
+
+
+def measure(operation: Operation, case: Case, name: str) -> Iterator[Measured]:
+    """Time each pass of a case in one implementation."""
+    times: dict[str, float] = {}
+    for each in passes_of(operation, case, name):
+        times[each.name] = _milliseconds(each, REPLAYS) - (times[each.after] if each.after else 0.0)
+        yield Measured(operation.name, case.name, each.name, name, times[each.name], each.bytes, each.flops)
+
+
+def _milliseconds(pass_: Pass, replays: int) -> float:
+    """Of one call, that of ``after`` included."""
+    calls = 20 if pass_.bytes < LARGE_BYTES else 4
+
+    def repeat() -> int:
+        for _ in range(calls):
+            pass_.run()
+        return calls
+
+    return time_graph(repeat, replays)
+
+
+def neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Tiles that differ from ``tile`` in one number: half of it, its double, and the next ones of a small number."""
+    for place, number in enumerate(tile):
+        near = {number // 2, 2 * number, *({number - 1, number + 1} if number <= SMALL else ())}
+        for other in sorted(near - {number, 0, -1}):
+            yield (*tile[:place], other, *tile[place + 1 :])
+
+
+def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> dict[tuple[int, ...], float]:
+    """Go from a tile to its best neighbour as long as one is faster.
+
+    Args:
+        now: where to begin.
+        time_of: milliseconds with a tile; infinity where it cannot run.
+
+    Returns:
+        Every tile that was tried, and its milliseconds.
+    """
+    times = {now: time_of(now)}
+    while True:
+        for tile in neighbours(now):
+            if tile not in times:
+                times[tile] = time_of(tile)
+        best = min(times, key=times.__getitem__)
+        if best == now:
+            return times
+        now = best
+
+
+def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
+    """Look for better tiles of an implementation, one kernel after another, by the time of all passes of a case.
+
+    The implementation's module has ``TILES``, kernel to named tuple.
+    """
+    module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
+    tiles: dict[str, Any] = getattr(module, "TILES", {})
+    passes = passes_of(operation, case, name)
+    for key, before in tiles.items():
+        tried = 0
+
+        def time_of(tile: Sequence[int], key: str = key, before: Any = before) -> float:
+            nonlocal tried
+            tried += 1
+            if tried % NEWS_EVERY == 0:
+                print(f"{operation.name} {case.name} {key}: {tried} tiles tried", flush=True)
+            tiles[key] = type(before)(*tile)
+            try:
+                return sum(_milliseconds(each, 3) for each in passes)
+            except failures():  # such as more shared memory than there is
+                return float("inf")
+            finally:
+                tiles[key] = before
+
+        times = climb(tuple(before), time_of)
+        best = min(times, key=times.__getitem__)
+        now = f"{operation.name:24s} {case.name:28s} {key:16s} {tuple(before)} {times[tuple(before)]:.4f} ms"
+        yield now + ("" if best == tuple(before) else f"; better: {best} {times[best]:.4f} ms")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Do the tasks on the command line; each is the JSON of an operation's package, a case and an implementation."""
+    parser = argparse.ArgumentParser(prog="python -m common.ops.bench.worker", description=__doc__)
+    parser.add_argument("--tiles", action="store_true", help="look for better tiles")
+    parser.add_argument("--worker", nargs="+", required=True, metavar="TASK")
+    arguments = parser.parse_args(argv)
+    torch.backends.cudnn.benchmark = True
+
+    def run(task: str) -> None:
+        package, case_name, name = json.loads(task)
+        operation = all_operations()[package]
+        case = next(case for case in cases_of(operation) if case.name == case_name)
+        if arguments.tiles:
+            for text in sweep(operation, case, name):
+                print(text, flush=True)
+            return
+        for result in measure(operation, case, name):
+            print(f"{RESULT}{json.dumps(result)}", flush=True)
+
+    work(list(arguments.worker), run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Cases of embedding bags: DLRM-DCNv2's 26 tables of up to 5 million rows, 214 keys a sample, 128 values a row.
+
+Bytes are those that must be moved: each row that occurs is read once by ``forward``; ``update`` reads and writes it
+and its state once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.ops.bench import recommendation
+from common.ops.cases import Case, Draw, Pass, size_of
+from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows
+from common.ops.embedding_bags.reference import EmbeddingBags, sort_reference
+from common.ops.random_bits.reference import words
+
+SAMPLES = recommendation.SAMPLES
+
+TABLES = (
+    (5_000_000, 3), (39_060, 2), (17_295, 1), (7_424, 2), (20_265, 6), (3, 1), (7_122, 1), (1_543, 1), (63, 1),
+    (5_000_000, 7), (3_067_956, 3), (405_282, 8), (10, 1), (2_209, 6), (11_938, 9), (155, 5), (4, 1), (976, 1), (14, 1),
+    (5_000_000, 12), (5_000_000, 100), (5_000_000, 27), (590_152, 10), (12_973, 3), (108, 1), (36, 1),
+)  # fmt: skip
+"""Rows and hotness. Five tables of the benchmark have 40 million rows, more than one GPU holds."""
+
+WIDTH = 128
+
+EXPONENT = 1.05
+"""Of the skewed keys: the k-th of a table has a probability proportional to k to the minus this."""
+
+RATE, EPSILON = 0.004, 1e-8
+
+
+def keys(draw: Draw, samples: int, tables: Sequence[tuple[int, int]], skewed: bool, outside: int = 0) -> Tensor:
+    """int32 (samples, lookups): uniform keys, or a skewed first key of each bag, from which the others follow.
+
+    The benchmark's multi-hot set is made so: a category's other keys are drawn alike once, so that they recur with it.
+    Uniform keys also miss their table by up to ``outside`` on both sides.
+    """
+    seed, columns = torch.zeros((), dtype=torch.int64, device=draw.device), []
+    for number, (rows, hotness) in enumerate(tables):
+        if not skewed:
+            columns.append(draw.integers(-outside, rows + outside, samples, hotness, dtype=torch.int32))
+            continue
+        # inverse of the distribution's integral from 1 to rows + 1
+        chance = draw.uniform(samples, 1, dtype=torch.float64)
+        first = ((1 - chance * (1 - (rows + 1.0) ** (1 - EXPONENT))) ** (1 / (1 - EXPONENT))).int() - 1
+        first = first.clamp(0, rows - 1)
+        place = torch.arange(1, hotness, device=draw.device)
+        others = words(first, seed, number * 128 + place).long() & 0xFFFFFFFF
+        columns.append(torch.cat([first, (others % rows).int()], 1))
+    return torch.cat(columns, 1)
+
+
+def bags_of(tables: Sequence[tuple[int, int]], device: torch.device, shard: int = 0, shards: int = 1) -> Bags:
+    """Bags of tables of so many rows and such a hotness, one behind the other, or of a shard of each."""
+    bags: list[Bag] = []
+    column = base = 0
+    for rows, hotness in tables:
+        bags.append(Bag(column, hotness, base, rows, shard, shards))
+        column, base = column + hotness, base + bags[-1].own_rows
+    return Bags(bags, device)
+
+
+def passes(
+    function: EmbeddingBags,
+    draw: Draw,
+    samples: int,
+    tables: Sequence[tuple[int, int]],
+    width: int,
+    skewed: bool,
+    outside: int = 0,
+    shard: int = 0,
+    shards: int = 1,
+    row_dtype: torch.dtype = torch.float32,
+    sum_dtype: torch.dtype = torch.float32,
+    rate: float = RATE,
+    adagrad: bool = True,
+    exact: bool = False,
+    by_chance: bool = False,
+    write: bool = True,
+) -> list[Pass]:
+    """Forward pass, the sort that the sums need, update, and the gradient of all rows where sums are ``exact``.
+
+    Vectors lie between others, keys in wider rows, and bags in the reverse order of their columns. Sums of ``exact``
+    values do not depend on the order.
+    """
+    bags = Bags(bags_of(tables, draw.device, shard, shards).bags[::-1], draw.device)
+    ids = F.pad(keys(draw, samples, tables, skewed, outside), (0, 1))[:, :-1]
+    rows = draw.normal(bags.rows, width, dtype=row_dtype)
+    state = draw.uniform(bags.rows, width, low=0.5, high=1.5, dtype=torch.float32) if adagrad else None
+    vectors, gradient = (draw.normal(samples, 1 + len(bags), width) for _ in range(2))
+    if exact:
+        for values in (rows, gradient):
+            values.mul_(4).round_().div_(4)
+    sums = torch.empty(bags.rows if exact else 0, width, dtype=sum_dtype, device=draw.device)
+    found, gradient = sort_reference(ids, bags), gradient[:, 1:]
+    rule = AdagradRows(EPSILON) if adagrad else SgdRows()
+    scalars = [torch.full((), value, device=draw.device) for value in (rate, 0.5, write)]
+    seed = draw.seed() if by_chance else None
+
+    def forward() -> Tensor:
+        function.pool(rows, ids, bags, vectors[:, 1:])
+        return vectors
+
+    def update() -> tuple[Tensor, Tensor | None]:
+        function.update(found, gradient, rows, state, rule, *scalars, rounding_seed=seed)
+        return rows, state
+
+    def dense_gradient() -> Tensor:
+        function.dense_gradient(found, gradient, sums)
+        return sums
+
+    count, distinct = len(found.row_M), len(found.row_M.unique())
+    row_bytes, vector_bytes = width * rows.element_size(), size_of(gradient)
+    state_bytes = distinct * width * 4 * adagrad
+    return [
+        Pass("forward", forward, distinct * row_bytes + 4 * count + vector_bytes),
+        Pass("sort", lambda: function.sort(ids, bags), 12.0 * count),
+        Pass("update", update, 2 * (distinct * row_bytes + state_bytes) + 8 * count + vector_bytes),
+        *([Pass("dense gradient", dense_gradient, size_of(sums) + 8 * count + vector_bytes)] if exact else []),
+    ]
+
+
+RECIPE = {"samples": SAMPLES, "tables": TABLES, "width": WIDTH}
+SMALL = {"samples": 13, "tables": ((9, 2), (30, 3), (4, 5)), "width": 12, "rate": 0.5}
+CAPPED = {"samples": 2000, "tables": tuple((min(rows, 100_000), hotness) for rows, hotness in TABLES), "rate": 0.5}
+
+CASES = (
+    Case(
+        "uniform",
+        passes,
+        {**RECIPE, "skewed": False},
+        tests=[
+            {**SMALL, "outside": 3},
+            {**SMALL, "outside": 3, "row_dtype": torch.float16, "shard": 1, "shards": 3},
+        ],
+        gpu=CAPPED,
+    ),
+    Case("skewed", passes, {**RECIPE, "skewed": True}, tests=[{**SMALL, "tables": ((1000, 5), (3, 2))}], gpu=CAPPED),
+    Case(
+        "exact sums for small tables",
+        passes,
+        {
+            **RECIPE,
+            "tables": tuple((rows, hotness) for rows, hotness in TABLES if rows <= 50_000),
+            "skewed": False,
+            "rate": 2.0**-8,
+            "adagrad": False,
+            "exact": True,
+        },
+        tests=[
+            {**SMALL, "outside": 3},
+            {**SMALL, "row_dtype": torch.float16, "by_chance": True, "rate": 2.0**-15},
+            {
+                **SMALL,
+                "row_dtype": torch.float16,
+                "rate": 2.0**-15,
+                "sum_dtype": torch.bfloat16,
+                "shard": 3,
+                "shards": 8,
+            },
+            {**SMALL, "write": False},
+            # more tiles than programs, and a run of more tiles than are added up at a time
+            {**SMALL, "samples": 70, "tables": ((1, 7), (9, 1))},
+            # runs that begin and end at the edges of tiles of 16 keys
+            {**SMALL, "samples": 1, "tables": ((1, 16), (1, 1), (1, 15), (1, 32), (1, 17), (1, 3), (1, 12))},
+            {**SMALL, "samples": 0},
+            {**SMALL, "tables": ((3, 1),), "shard": 5, "shards": 8},  # which has no rows
+        ],
+        gpu={
+            "samples": 3000,
+            "tables": ((5000, 3), (1, 1), (40, 2), (30_000, 40), (7, 9), (3, 50)),
+            "width": 100,
+            "row_dtype": torch.float16,
+            "by_chance": True,
+            "rate": 2.0**-15,
+        },
+        dtypes=(torch.bfloat16,),
+        exact=True,
+    ),
+)

@@ -1,0 +1,71 @@
+"""Cases of GEGLU of the feed-forward layers of a latent U-Net, with the bias of the product before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.ops.bench import diffusion
+from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+
+
+def passes(
+    function: Callable[..., Tensor],
+    draw: Draw,
+    rows: int,
+    features: int,
+    biased: bool = True,
+    parameters: torch.dtype | None = None,
+    spare: int = 0,
+) -> list[Pass]:
+    """Both directions; the bias's gradient comes with that of the input.
+
+    Args:
+        parameters: dtype of the bias; by default that of the activations.
+        spare: elements between rows of the input and of the result's gradient.
+    """
+    x = draw.normal(rows, 2 * features + spare, scale=2.0)[:, : 2 * features]
+    dy = draw.normal(rows, features + spare)[:, :features]
+    bias = draw.normal(2 * features, dtype=parameters) if biased else None
+    unit = size_of(dy)
+    return both_ways(
+        lambda: function(x, bias),
+        [each for each in (x, bias) if each is not None],
+        [dy],
+        moved=(3 * unit, 5 * unit),
+    )
+
+
+TESTS: tuple[Sequence[dict[str, Any]], ...] = (
+    [
+        {"rows": 1, "features": 1},
+        {"rows": 1300, "features": 16},  # programs that have several tiles
+        {"rows": 70, "features": 24, "biased": False},
+        {"rows": 33, "features": 600},  # several programs of columns
+        {"rows": 64, "features": 32, "parameters": torch.float32},
+        {"rows": 6, "features": 16, "spare": 16},
+    ],
+    (),
+    (),
+    (),
+)
+"""Those of each level."""
+
+CASES = tuple(
+    Case(
+        f"Stable Diffusion, {4 * level.channels} at {level.side}",
+        passes,
+        {"rows": diffusion.PICTURES * level.side**2, "features": 4 * level.channels},
+        tests=tests,
+        gpu={"rows": 2 * level.side**2 + 1},
+        dtypes=diffusion.DTYPES,
+    )
+    for level, tests in zip(
+        diffusion.LEVELS,
+        TESTS,
+        strict=True,
+    )
+)

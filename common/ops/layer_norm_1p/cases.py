@@ -1,0 +1,110 @@
+"""Cases of LayerNorm with weights around zero: residual addition, backward with the residual's gradient, recomputation,
+and the gradients of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from common.ops.bench import gpt3
+from common.ops.cases import Case, Draw, Pass, rotating
+from common.ops.layer_norm_1p.reference import LayerNorm1p, forward_reference
+
+
+def passes(
+    function: LayerNorm1p,
+    draw: Draw,
+    tokens: int,
+    features: int,
+    half: bool,
+    fp8: bool,
+    delta: bool = True,
+    added: bool = True,
+    scale: float = 0.0,
+    frozen: bool = False,
+) -> list[Pass]:
+    """All functions, whose inputs are in no cache.
+
+    Args:
+        half, fp8: whether results are in 16 bits, in FP8 or in both.
+        delta, added: what is added to the residual: the result of a product, and its bias.
+        scale, frozen: the scale that FP8's use before left, and whether it stays.
+    """
+    weight, bias, vector = draw.normal(features, scale=0.25), draw.normal(features), draw.normal(features)
+    unit, in_fp8 = float(tokens * features * draw.dtype.itemsize), float(tokens * features * fp8)
+    small = 1e-7 if fp8 else 1.0  # so that a scale matters
+    to_e4m3, to_e5m2 = (draw.scaling(factor * scale) if fp8 else None for factor in (1.0, 1e9))
+
+    def inputs() -> tuple[torch.Tensor, ...]:
+        """Residual with a mean far from zero, its moments, what is added to it, and gradients."""
+        residual = draw.uniform(tokens, features, low=0.0, high=10.0)
+        moments = forward_reference(residual, None, None, weight, bias, gpt3.EPSILON).moments
+        return (
+            residual,
+            moments,
+            draw.normal(tokens, features),
+            *(draw.normal(tokens, features, scale=small) for _ in range(2)),
+        )
+
+    sets = rotating(inputs, 4 * unit)
+
+    def forward() -> tuple[Any, ...]:
+        residual, _, other, _, _ = next(sets)
+        given = residual, other if delta else None, vector if added else None, weight, bias, gpt3.EPSILON
+        normed = function.forward(*given, half=half, fp8=to_e4m3, frozen_scales=frozen)
+        return normed, normed.residual is residual, to_e4m3
+
+    def backward() -> tuple[Any, ...]:
+        residual, moments, _, dy, d_residual = next(sets)
+        other = d_residual if delta else None
+        return function.backward(dy, residual, moments, weight, other, fp8=to_e5m2, frozen_scales=frozen), to_e5m2
+
+    def recompute() -> torch.Tensor:
+        residual, moments, *_ = next(sets)
+        return function.recompute(residual, moments, weight, bias)
+
+    def parameter_gradients() -> tuple[torch.Tensor | None, ...]:
+        residual, moments, _, dy, dx = next(sets)
+        return function.parameter_gradients(dy, residual, moments, dx if added else None)
+
+    return [
+        Pass("forward", forward, (1 + 2 * delta + half) * unit + in_fp8),
+        Pass("backward", backward, (3 + delta) * unit + in_fp8),
+        Pass("recompute", recompute, 2 * unit),
+        Pass("parameter gradients", parameter_gradients, (2 + added) * unit),
+    ]
+
+
+SIZES = {"tokens": gpt3.TOKENS // gpt3.RANKS[0], "features": gpt3.HIDDEN, "half": False, "fp8": True}
+SIXTEEN_BITS = {"half": True, "fp8": False}
+
+CASES = (
+    Case(
+        "GPT-3 on four ranks",
+        passes,
+        SIZES,
+        tests=[
+            {"tokens": 36, "features": 96},
+            {"tokens": 17, "features": 30, "half": True, "added": False, "scale": 3.7},
+            {"tokens": 9, "features": 70, "scale": 3.7, "frozen": True},
+            {"tokens": 9, "features": 24, "half": True, "frozen": True},
+        ],
+        gpu={"tokens": 512},
+        dtypes=(torch.bfloat16,),
+    ),
+    Case(
+        "GPT-3 on four ranks in 16 bits",
+        passes,
+        {**SIZES, **SIXTEEN_BITS},
+        tests=[  # rows in one, three and five parts; several rows a program, and several groups of rows
+            {"tokens": 13, "features": 96},
+            {"tokens": 5, "features": 1},
+            {"tokens": 3, "features": 30, "delta": False, "added": False},
+            {"tokens": 2, "features": 1100, "added": False},
+            {"tokens": 66, "features": 24, "delta": False},
+        ],
+        gpu={"tokens": 1003},
+    ),
+    Case("GPT-3", passes, {**SIZES, "tokens": gpt3.TOKENS}, dtypes=(torch.bfloat16,)),
+)

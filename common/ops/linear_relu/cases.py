@@ -1,0 +1,55 @@
+"""Cases of a linear layer with ReLU: the layers of DLRM-DCNv2, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from common.ops.bench import recommendation
+from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+
+
+def passes(
+    function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int, outputs: int, rows: str
+) -> list[Pass]:
+    """Both directions. ``rows`` of the inputs and of the result's gradient are dense, apart or transposed in memory.
+
+    The first product of each sum is 9 or -9 and larger than the rest together, so that no rounding of a sum changes the
+    mask of the ReLU.
+    """
+    spare = 3 if rows == "apart" else 0
+    x, weight = draw.normal(samples, inputs + spare)[:, :inputs], draw.normal(outputs, inputs, scale=inputs**-0.5)
+    for factors in (x[:, 0], weight[:, 0]):
+        factors.copy_(3.0 * factors.sign())
+    bias, dy = draw.normal(outputs), draw.normal(samples, outputs + spare)[:, spare:]
+    if rows == "transposed":
+        dy = dy.t().contiguous().t()
+    flops = 2.0 * samples * weight.numel()
+    return both_ways(
+        lambda: function(x, weight, bias),
+        [x, weight, bias],
+        [dy],
+        # dy and y are read and the masked gradient is written, which two products read
+        moved=(size_of(x, weight, dy), 5 * size_of(dy) + 2 * size_of(x, weight)),
+        flops=(flops, 2 * flops),
+    )
+
+
+TESTS = (
+    {"samples": 64, "inputs": 8, "outputs": 32},
+    {"samples": 100, "inputs": 13, "outputs": 200},
+    {"samples": 1100, "inputs": 5, "outputs": 40, "rows": "apart"},
+    {"samples": 37, "inputs": 8, "outputs": 40, "rows": "transposed"},
+)
+
+CASES = tuple(
+    Case(
+        layer,
+        passes,
+        {"samples": recommendation.SAMPLES, "inputs": inputs, "outputs": outputs, "rows": "dense"},
+        tests=TESTS if layer == "top 2" else (),
+        gpu={"samples": 1001},
+    )
+    for layer, (inputs, outputs) in recommendation.LAYERS.items()
+)

@@ -1,0 +1,87 @@
+"""Cases of the convolution of a slab: the first layer of 3D U-Net and its widest narrow ones, 7 crops of 128^3 voxels.
+
+``triton`` has kernels for one input channel, and ``folded`` another gradient of the weight for few output channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from common.ops.cases import Case, Draw, Pass, size_of
+from common.ops.local_convolution.reference import LocalConvolution
+
+
+def volumes(
+    draw: Draw, samples: int, channels: int, volume: Sequence[int], *, channels_last: bool = True, scale: float = 1.0
+) -> Tensor:
+    """Normal values (N, C, D, H, W), in memory as ``channels_last_3d`` or contiguous."""
+    x_NCDHW = draw.normal(samples, *volume, channels, scale=scale).permute(0, 4, 1, 2, 3)
+    return x_NCDHW if channels_last else x_NCDHW.contiguous()
+
+
+def passes(
+    function: Callable[[], LocalConvolution],
+    draw: Draw,
+    samples: int,
+    channels: int,
+    filters: int,
+    volume: tuple[int, int, int],
+    stride: int = 1,
+    channels_last: bool = True,
+) -> list[Pass]:
+    """Forward, the gradient of the weight, and that of the input unless it is an image.
+
+    Args:
+        volume: (D, H, W) of the input.
+        channels_last: memory format of input, weight and gradient.
+    """
+    convolution = function()
+    x = volumes(draw, samples, channels, volume, channels_last=channels_last)
+    weight = volumes(draw, filters, channels, (3, 3, 3), channels_last=channels_last)
+    dy = volumes(draw, samples, filters, [(size - 1) // stride + 1 for size in volume], channels_last=channels_last)
+    moved, flops = size_of(x, dy, weight), 2.0 * 27 * channels * dy.numel()
+    found = [
+        Pass("forward", lambda: convolution.forward(x, weight, stride), moved, flops),
+        Pass("weight gradient", lambda: convolution.backward(dy, x, weight, stride, (False, True)), moved, flops),
+    ]
+    if channels > 1:
+        input_only = (True, False)
+        found.append(
+            Pass("input gradient", lambda: convolution.backward(dy, x, weight, stride, input_only), moved, flops)
+        )
+    return found
+
+
+SIZES = {"samples": 7, "filters": 32, "volume": (128, 128, 128)}
+
+CASES = (
+    Case(
+        "3D U-Net, 1 to 32 channels",
+        passes,
+        {**SIZES, "channels": 1},
+        tests=[
+            {"samples": 1, "volume": (9, 13, 17)},  # several programs of several tiles, and the last tile is not full
+            {"samples": 2, "filters": 16, "volume": (8, 8, 8), "channels_last": False},  # full tiles
+            {"samples": 3, "filters": 24, "volume": (1, 2, 1)},  # taps that lie outside on both sides
+            {"samples": 1, "filters": 80, "volume": (6, 5, 7), "stride": 2},  # more filters than a program's
+            {"samples": 2, "filters": 3, "volume": (11, 8, 9), "stride": 2, "channels_last": False},
+        ],
+        gpu={"samples": 2},
+        only=("triton",),
+    ),
+    *(
+        Case(
+            f"3D U-Net, {channels} to 32 channels",
+            passes,
+            {**SIZES, "channels": channels},
+            tests=[{"samples": 2, "volume": (5, 9, 16)}],
+            gpu={"samples": 1, "volume": (64, 64, 64)},
+            dtypes=(torch.float16, torch.bfloat16),
+            only=("folded",),
+        )
+        for channels in (32, 64)
+    ),
+)

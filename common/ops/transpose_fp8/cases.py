@@ -1,0 +1,79 @@
+"""Cases of the transposes of FP8 matrices: weights of a decoder layer, inputs and gradients of encoder and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.ops.bench import decoder, gpt3, transformer
+from common.ops.cases import Case, Draw, Pass
+from common.ops.fp8_cast.reference import E4M3, E5M2
+from common.ops.operation import OperationRequest
+
+SPARE = 5
+"""Elements of a scratch beyond the matrix, which stay as they are."""
+
+
+class Fp8Case(Case):
+    """A case whose request has the dtype of the matrices, and not that of activations."""
+
+    def request(self, device: torch.device, dtype: torch.dtype, **sizes: Any) -> OperationRequest:
+        """See :meth:`Case.request`."""
+        return super().request(device, E4M3, **sizes)
+
+
+def passes(
+    function: Callable[..., Tensor],
+    draw: Draw,
+    matrices: tuple[tuple[int, int], ...],
+    e5m2: bool = False,
+    runs: int = 0,
+) -> list[Pass]:
+    """Transpose several matrices, one after another: together they exceed the L2 cache.
+
+    Args:
+        matrices: rows and columns of each.
+        e5m2: E5M2, not E4M3.
+        runs: of rows, each with a factor; 0 for no factors.
+    """
+    dtype = E5M2 if e5m2 else E4M3
+    inputs = []
+    for rows, columns in matrices:
+        matrix = draw.normal(rows, columns, scale=30.0, dtype=torch.float32).to(dtype)
+        scratch = torch.full((rows * columns + SPARE,), 0x55, dtype=torch.uint8, device=draw.device).view(dtype)
+        inputs.append((matrix, scratch, draw.uniform(runs, dtype=torch.float32) if runs else None))
+
+    def run() -> list[tuple[Tensor, Tensor]]:
+        return [(function(*each), each[1]) for each in inputs]
+
+    return [Pass("forward", run, 2.0 * sum(rows * columns for rows, columns in matrices))]
+
+
+TOKENS = transformer.PACKS * transformer.LENGTH
+BERT = tuple((TOKENS, columns) for columns in (transformer.HIDDEN, 3 * transformer.HIDDEN))
+GPT3 = (
+    *((gpt3.TOKENS, columns) for columns in (3072, 9216, 12288)),
+    *((rows, gpt3.HIDDEN) for rows in (9216, 12288)),
+)
+
+CASES = (
+    Fp8Case(
+        "Llama-2-70B weights",
+        passes,
+        {"matrices": tuple(decoder.LINEAR.values())},
+        tests=[
+            {"matrices": ((1, 1), (128, 256), (130, 257))},
+            {"matrices": ((257, 130),), "e5m2": True},
+            {"matrices": ((260, 130),), "runs": 4},
+            {"matrices": ((130, 257),), "runs": 5, "e5m2": True},
+        ],
+        gpu={},
+        dtypes=(torch.bfloat16,),
+        wide=False,
+    ),
+    Fp8Case("BERT inputs", passes, {"matrices": BERT}, dtypes=(torch.bfloat16,)),
+    Fp8Case("GPT-3", passes, {"matrices": GPT3}, dtypes=(torch.bfloat16,)),
+)

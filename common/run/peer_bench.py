@@ -1,0 +1,88 @@
+"""``bench.only=peer``: what users would train with instead, in the process that has timed the workload's own step."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from common.config.schema import RunConfig
+from common.contract.peer import Peer
+from common.data.batches import Batch
+from common.ops.bench.supervisor import failures
+
+WARM_UP, MOST_STEPS = 5, 20
+"""Iterations before the timed ones, and of these at most so many: a peer takes long."""
+
+
+@dataclass(frozen=True)
+class PeerTiming:
+    """What a peer took.
+
+    Attributes:
+        name: of the peer.
+        step_ms: milliseconds of an iteration, the mean; None where it cannot run.
+        samples: of an iteration.
+        bytes: of the GPU's memory at its peak.
+        reason: why it cannot run.
+    """
+
+    name: str
+    step_ms: float | None
+    samples: int
+    bytes: int = 0
+    reason: str = ""
+
+    def text(self, own_ms: float) -> str:
+        """In words, beside the workload's own milliseconds."""
+        if self.step_ms is None:
+            return f"not measured: {self.reason}"
+        rate, memory = self.samples / self.step_ms * 1e3, f", {self.bytes / 1e9:.1f} GB" if self.bytes else ""
+        return (
+            f"{self.step_ms:.1f} ms, {rate:,.1f} samples/s{memory}; ours is {self.step_ms / own_ms:.2f} times as fast"
+        )
+
+
+def time_peers(
+    peers: Sequence[Peer], run: RunConfig, example: Batch, device: torch.device, steps: int
+) -> Iterator[PeerTiming]:
+    """Time peers, one after the other.
+
+    Args:
+        peers: of the workload.
+        run: the recipe, of one rank.
+        example: a micro-batch of the workload on the device.
+        device: of all tensors.
+        steps: iterations that are timed; at most ``MOST_STEPS``.
+    """
+    for peer in peers:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        try:
+            step = peer.start(run, example, device)
+            for _ in range(WARM_UP):
+                step()
+            count = min(steps, MOST_STEPS)
+            _wait(device)
+            began = time.perf_counter()
+            for _ in range(count):
+                step()
+            _wait(device)
+            step_ms = (time.perf_counter() - began) / count * 1e3
+        except failures() as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            yield PeerTiming(peer.name, None, run.micro_batch, reason=reason)
+            continue
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        yield PeerTiming(peer.name, step_ms, run.micro_batch, memory)
+        del step
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

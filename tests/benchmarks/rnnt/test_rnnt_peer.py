@@ -1,0 +1,112 @@
+"""The peer that is timed trains the parameters that we train, on the same loss."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from plain_rnnt import PlainRnnt
+from torch import Tensor
+
+from benchmarks.rnnt.config import Facts
+from benchmarks.rnnt.peer import Network, micro_batch, parts_of, step_of, torchaudio_loss
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
+
+CPU = torch.device("cpu")
+SMALL = {"encoder_width": 6, "prediction_width": 5, "joint_width": 4, "classes": 7}
+STILL = {"encoder_dropout": 0.0, "prediction_dropout": 0.0, "joint_dropout": 0.0}
+
+
+def plain_loss(logits_BSNV: Tensor, tokens_BU: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:
+    """The recursion cell by cell."""
+    losses = []
+    for logits_SNV, tokens_U, frames, length in zip(logits_BSNV, tokens_BU, frames_B, lengths_B, strict=True):
+        scores = logits_SNV.log_softmax(-1)
+        alpha: dict[tuple[int, int], Tensor] = {(0, 0): scores.new_zeros(())}
+        for frame in range(int(frames)):
+            for token in range(int(length) + 1):
+                ways = [alpha[frame - 1, token] + scores[frame - 1, token, -1]] if frame else []
+                if token:
+                    ways.append(alpha[frame, token - 1] + scores[frame, token - 1, tokens_U[token - 1]])
+                if ways:
+                    alpha[frame, token] = torch.logsumexp(torch.stack(ways), 0)
+        losses.append(-(alpha[int(frames) - 1, int(length)] + scores[int(frames) - 1, int(length), -1]))
+    return torch.stack(losses)
+
+
+def small_micro_batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "features": torch.randn((8, 3, 240), generator=generator),
+        "feature_lengths": torch.tensor([8, 6, 4], dtype=torch.int32),
+        "tokens": torch.randint(6, (3, 3), generator=generator, dtype=torch.int32),
+        "token_lengths": torch.tensor([3, 1, 2], dtype=torch.int32),
+    }
+
+
+def test_it_has_the_rules_parameters():
+    peer = Network(fixed_facts(Facts, "rnnt"), 240, compiled=False)
+    assert sum(parameter.numel() for parameter in peer.parameters()) == 49_006_080
+
+
+@pytest.mark.parametrize(
+    ("logits", "parts"),
+    [
+        (1, [(0, 1, 4, 3), (1, 2, 3, 1), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 2 + 1, [(0, 2, 4, 3), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 3, [(0, 2, 4, 3), (2, 3, 2, 2)]),
+        (7 * 4 * 4 * 3 + 1, [(0, 3, 4, 3)]),
+    ],
+)
+def test_parts_have_fewer_logits_than_are_allowed_and_their_own_longest(logits, parts):
+    found = parts_of(small_micro_batch(), 7, logits)
+    assert [(part.start, part.stop, frames, tokens) for part, frames, tokens in found] == parts
+
+
+@pytest.mark.parametrize("logits", [1, 7 * 4 * 4 * 2 + 1, 1000])
+def test_its_gradients_are_those_of_plain_layers(logits):
+    torch.manual_seed(0)
+    peer = Network(fixed_facts(Facts, "rnnt", **SMALL, **STILL), 240, compiled=False)
+    plain = PlainRnnt(240, 6, 5, 4, 7)
+    names = {"embed": "pred_embed", "joint.last": "joint_net"}
+
+    def named(name: str) -> str:
+        part, _, kind = name.rpartition(".")
+        return f"{names.get(part, part)}.{kind}"
+
+    plain.load_state_dict({named(name): weight for name, weight in peer.state_dict().items()})
+    tensors = small_micro_batch()
+    mean = peer.backward(tensors, plain_loss, lambda loss: 2 * loss, torch.enable_grad, parts_of(tensors, 7, logits))
+    lengths = zip(tensors["feature_lengths"].tolist(), tensors["token_lengths"].tolist(), strict=True)
+    rows = enumerate(lengths)
+    losses = [plain(tensors["features"][:t, row], tensors["tokens"][row, :u].tolist()) for row, (t, u) in rows]
+    expected = torch.stack(losses).mean()
+    torch.testing.assert_close(mean, expected.detach())
+    expected.backward()
+    wanted = dict(plain.named_parameters())
+    for name, parameter in peer.named_parameters():
+        torch.testing.assert_close(parameter.grad, 2 * wanted[named(name)].grad, rtol=1e-4, atol=1e-6)
+
+
+def test_an_iteration_trains_all_of_it():
+    torch.manual_seed(0)
+    facts = fixed_facts(Facts, "rnnt", **SMALL)
+    peer = Network(facts, 240, compiled=False)
+    before = {name: parameter.clone() for name, parameter in peer.named_parameters()}
+    step = step_of(peer, small_micro_batch(), plain_loss, facts.classes)
+    assert step().isfinite()
+    assert all(not torch.equal(parameter, before[name]) for name, parameter in peer.named_parameters())
+
+
+def test_it_is_measured_with_lengths_of_ours():
+    tensors = micro_batch(fixed_facts(Facts, "rnnt", mel_filters=20), 4, CPU, average=True)
+    assert tensors["features"].shape == (409, 4, 60)
+    assert tensors["tokens"].shape == (4, 56)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
+def test_without_torchaudio_it_says_so():
+    with pytest.raises(ConfigError, match="torchaudio's, and torchaudio is not installed"):
+        torchaudio_loss(6, torch.float32)

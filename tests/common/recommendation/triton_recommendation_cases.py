@@ -1,0 +1,145 @@
+"""Special inputs, refusals and choices of recommendation's operations with Triton kernels; run by
+tests/test_interpreted_kernels.py. What the kernels compute is tested by the operations' cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.dlrm.ops import dot_interaction
+from benchmarks.dlrm_dcnv2.ops import cross_network
+from common.errors import UnsupportedImplementation
+from common.nn.mlp import MLP
+from common.ops import embedding_bags, linear_relu, logit
+from common.ops.embedding_bags import AdagradRows, SgdRows, reference
+from common.ops.embedding_bags.cases import bags_of
+from common.ops.operation import AUTO, Operation, OperationRequest
+from tests.capturable import Capturable
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
+
+CPU = torch.device("cpu")
+BAGS = bags_of(((9, 2), (30, 3), (4, 3)), CPU)
+WIDTH, SAMPLES = 12, 16
+EMBEDDINGS = embedding_bags.EMBEDDING_BAGS.function("triton")
+
+
+def keys() -> Tensor:
+    return torch.arange(SAMPLES * 8).view(SAMPLES, 8).remainder(4).to(torch.int32)
+
+
+def scalars(write: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Rate, factor and permission."""
+    return torch.tensor(0.25), torch.tensor(0.5), torch.tensor(write)
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.ones(shape).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (embedding_bags.EMBEDDING_BAGS, "triton"),
+        (linear_relu.LINEAR_RELU, "fused"),
+        (logit.LOGIT, "fused"),
+        (dot_interaction.DOT_INTERACTION, "triton"),
+        (cross_network.CROSS_NETWORK, "fused"),
+    ],
+    ids=["embedding_bags", "linear_relu", "logit", "dot_interaction", "cross_network"],
+)
+def test_auto_takes_the_kernels(operation: Operation, name: str) -> None:
+    assert operation.select(AUTO, OperationRequest(CPU, torch.bfloat16, {"inputs": 2048})).name == name
+
+
+# Embedding bags
+
+
+def test_keys_that_fill_the_last_block_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{EMBEDDINGS.sort.__module__}.BLOCK", 64)
+    found, expected = EMBEDDINGS.sort(keys(), BAGS), reference.sort_reference(keys(), BAGS)
+    assert found.ours == SAMPLES * 8
+    assert torch.equal(found.row_M, expected.row_M)
+    assert torch.equal(found.source_M, expected.source_M)
+
+
+@pytest.mark.parametrize("case", ["forbidden", "none ours"])
+def test_rows_and_state_keep_their_bits(case: str) -> None:
+    found = reference.sort_reference(keys() if case == "forbidden" else torch.full_like(keys(), -1), BAGS)
+    gradient = torch.full((SAMPLES, len(BAGS), WIDTH), torch.nan)
+    rows, state = -torch.arange(BAGS.rows * WIDTH).view(BAGS.rows, WIDTH).float(), torch.ones(BAGS.rows, WIDTH)
+    before = rows.clone(), state.clone()
+    EMBEDDINGS.update(found, gradient, rows, state, AdagradRows(1e-8), *scalars(case != "forbidden"))
+    for now, then in zip((rows, state), before, strict=True):
+        assert torch.equal(now.view(torch.int32), then.view(torch.int32))
+
+
+def test_embeddings_that_do_not_fit_are_refused() -> None:
+    rows, vectors = torch.ones(BAGS.rows, WIDTH), torch.zeros(SAMPLES, len(BAGS), WIDTH)
+    for bad in (rows[1:], torch.ones(WIDTH, BAGS.rows).T):
+        with pytest.raises(ValueError, match="rows are contiguous"):
+            EMBEDDINGS.pool(bad, keys(), BAGS, vectors)
+    with pytest.raises(ValueError, match="sum in fp32"):
+        EMBEDDINGS.update(EMBEDDINGS.sort(keys(), BAGS), vectors.double(), rows, None, SgdRows(), *scalars())
+
+
+# Layers
+
+
+def test_all_but_the_logit_of_a_stack_run_by_the_fused_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.ops.linear_relu import triton
+
+    launches, given = [], torch.ones(9, 13)
+    monkeypatch.setattr(
+        triton,
+        "relu_gradient",
+        lambda *args, pass_=triton.relu_gradient, **rest: launches.append(1) or pass_(*args, **rest),
+    )
+    stack = MLP(13, (8, 4, 1), logit=True)
+    stack.draw(lambda layer: [parameter.fill_(0.1) for parameter in layer.parameters()])
+    stack.choose(AUTO, torch.float32)
+    with Capturable():
+        stack(given).sum().backward()
+    assert len(launches) == 2
+
+
+def test_logits_are_capturable_with_a_gradient_of_a_mean() -> None:
+    """Which is one element, repeated without memory."""
+    given = leaves((5, 8), (1, 8), (1,))
+    with Capturable():
+        gradients = torch.autograd.grad(logit.LOGIT.function("fused")(*given).mean(), given)
+    assert torch.allclose(gradients[1], torch.ones(1, 8))
+    assert torch.allclose(gradients[2], torch.ones(1))
+
+
+def test_rows_that_do_not_fit_are_left_to_the_reference() -> None:
+    request = OperationRequest(CPU, torch.bfloat16, {"inputs": 2049})
+    assert logit.LOGIT.select(AUTO, request).name == "reference"
+    with pytest.raises(UnsupportedImplementation, match="inputs is at most 2048, not 2049"):
+        logit.LOGIT.select("fused", request)
+
+
+def test_dot_interactions_are_capturable_and_refuse_other_memory() -> None:
+    function = dot_interaction.DOT_INTERACTION.function("triton")
+    x, dy = torch.ones(2, 5, 16).requires_grad_(), torch.ones(2, 32)
+    with Capturable():
+        torch.autograd.grad(function(x, 32), x, dy)
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        function(torch.zeros(2, 16, 5).transpose(1, 2), 32)
+
+
+@pytest.mark.parametrize("name", cross_network.CROSS_NETWORK.fast)
+def test_cross_networks_are_capturable(name: str) -> None:
+    x0, v, w, b, dy = leaves((8, 32), (16, 32), (32, 16), (32,), (8, 32))
+    with Capturable():
+        y = cross_network.CROSS_NETWORK.function(name)(x0, [v, v], [w, w], [b, b])
+        torch.autograd.grad(y, [x0, v, w, b], dy.detach())
+
+
+def test_cross_networks_take_no_samples_and_refuse_other_memory() -> None:
+    function = cross_network.CROSS_NETWORK.function("triton")
+    parameters = [[part] for part in leaves((16, 32), (32, 16), (32,))]
+    assert function(torch.zeros(0, 32), *parameters).shape == (0, 32)
+    with pytest.raises(ValueError, match="x0 must be contiguous"):
+        function(torch.ones(32, 16).t(), *parameters)
