@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(4096, 2, 0), "backward": Tile(2048, 2, 8)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 _MOST_WARPS = 16
 

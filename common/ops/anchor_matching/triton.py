@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"best": Tile(256, 1), "match": Tile(512, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], dict[str, Any]]:

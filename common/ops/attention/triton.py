@@ -45,7 +45,7 @@ TILES: dict[str, Tile] = {
     "query_gradient": Tile(64, 64, 4, 3),
     "key_value_gradient": Tile(64, 64, 4, 3),
 }
-"""Kernel to its tile; fixed, so that results are the same in every run. ``bench --sweep`` times the others."""
+"""Kernel to its tile; fixed, so that results are the same in every run. ``bench.only=tiles`` tries others."""
 FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(32, 32, 4, 1))
 """The same for fp32, whose full precision has no tensor cores: larger tiles do not fit the registers."""
 

@@ -30,7 +30,7 @@ TILES: dict[str, Tile] = {
     "input_gradient": Tile(128, 8192, 8, 0, 1),
     "input_gradient_dual": Tile(128, 8192, 8, 0, 1),
 }
-"""Pass to its tile, from ``bench --sweep`` over the layers of ResNet-50 at batch 400 on an H200."""
+"""Pass to its tile, from a sweep over the layers of ResNet-50 at batch 400 on an H200."""
 
 _FINALISE_COLUMNS = 16
 _FINALISE_CHUNK = 512

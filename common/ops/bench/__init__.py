@@ -1,1 +1,1 @@
-"""What measures operations on a GPU: stopwatch, cases, a supervisor that outlives them, sweeps, the table."""
+"""What measures operations on a GPU: stopwatch, worker and its supervisor, the table, and sizes of recipes."""

@@ -16,7 +16,7 @@ import torch
 from common.errors import ConfigError
 from common.ops.bench.stopwatch import copy_bandwidth, peak_flops
 from common.ops.bench.supervisor import supervise
-from common.ops.bench.worker import COMPILED, Measured
+from common.ops.bench.worker import COMPILED, Measured, tables_of
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import REFERENCE, Operation
 
@@ -68,7 +68,7 @@ def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
     for package, operation in operations.items():
         for case in cases_of(operation):
             for name in case.implementations(operation):
-                if not tiles or str(operation.fast[name].source).endswith("triton"):
+                if not tiles or tables_of(operation, name):
                     found.append(Task(package, case.name, name))
             if not tiles:
                 found += [Task(package, case.name, COMPILED), Task(package, case.name, REFERENCE)]

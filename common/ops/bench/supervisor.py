@@ -17,6 +17,9 @@ SILENCE_S = 300
 RESULT = "result "
 """Begins the lines that :func:`supervise` hands back instead of printing them."""
 
+BUSY = "busy "
+"""Begins the lines that say only that the process goes on; nobody sees them."""
+
 _BEGIN = "begin "
 _FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, AssertionError, SuiteError)
 
@@ -52,7 +55,7 @@ def supervise(module: str, arguments: list[str], tasks: list[str]) -> Iterator[s
         tasks: names without line breaks.
 
     Yields:
-        What follows ``RESULT`` in each line that begins with it; all other lines are printed.
+        What follows ``RESULT`` in each line that begins with it; all other lines but those of ``BUSY`` are printed.
     """
     while tasks:
         command = [sys.executable, "-m", module, *arguments, "--worker", *tasks]
@@ -63,7 +66,7 @@ def supervise(module: str, arguments: list[str], tasks: list[str]) -> Iterator[s
                 begun.append(text.removeprefix(_BEGIN))
             elif text.startswith(RESULT):
                 yield text.removeprefix(RESULT)
-            else:
+            elif not text.startswith(BUSY):
                 print(text, flush=True)
         code = process.wait()
         if code != 0:

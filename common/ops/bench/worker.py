@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from common.errors import UnsupportedImplementation
 from common.ops.bench.stopwatch import time_graph
-from common.ops.bench.supervisor import RESULT, failures, work
+from common.ops.bench.supervisor import BUSY, RESULT, failures, work
 from common.ops.cases import Case, Draw, Pass
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
@@ -24,9 +25,6 @@ LARGE_BYTES = 50e6
 """Passes that move less are repeated more often, so that a graph lasts long enough to be timed."""
 
 REPLAYS = 5
-NEWS_EVERY = 20
-"""Tiles after which the supervisor hears that this goes on: each has to be compiled."""
-
 SMALL = 4
 """Numbers of a tile up to which the next one is tried, too; others are halved and doubled."""
 
@@ -120,34 +118,38 @@ def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> 
         now = best
 
 
+def tables_of(operation: Operation, name: str) -> list[dict[str, Any]]:
+    """Tables of tiles, kernel to named tuple, that an implementation's module has under names that end in ``TILES``."""
+    try:
+        module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
+    except ImportError:
+        return []
+    tables = [value for name, value in vars(module).items() if name.endswith("TILES") and isinstance(value, dict)]
+    return [table for table in tables if all(isinstance(tile, tuple) for tile in table.values())]
+
+
 def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
-    """Look for better tiles of an implementation, one kernel after another, by the time of all passes of a case.
-
-    The implementation's module has ``TILES``, kernel to named tuple.
-    """
-    module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
-    tiles: dict[str, Any] = getattr(module, "TILES", {})
+    """Look for better tiles of an implementation, one kernel after another, by the time of all passes of a case."""
     passes = passes_of(operation, case, name)
-    for key, before in tiles.items():
-        tried = 0
+    for tiles in tables_of(operation, name):
+        for key, before in tiles.items():
+            times = climb(tuple(before), functools.partial(_time_with, passes, tiles, key))
+            best = min(times, key=times.__getitem__)
+            now = f"{operation.name:24s} {case.name:28s} {key:16s} {tuple(before)} {times[tuple(before)]:.4f} ms"
+            yield now + ("" if best == tuple(before) else f"; better: {best} {times[best]:.4f} ms")
 
-        def time_of(tile: Sequence[int], key: str = key, before: Any = before) -> float:
-            nonlocal tried
-            tried += 1
-            if tried % NEWS_EVERY == 0:
-                print(f"{operation.name} {case.name} {key}: {tried} tiles tried", flush=True)
-            tiles[key] = type(before)(*tile)
-            try:
-                return sum(_milliseconds(each, 3) for each in passes)
-            except failures():  # such as more shared memory than there is
-                return float("inf")
-            finally:
-                tiles[key] = before
 
-        times = climb(tuple(before), time_of)
-        best = min(times, key=times.__getitem__)
-        now = f"{operation.name:24s} {case.name:28s} {key:16s} {tuple(before)} {times[tuple(before)]:.4f} ms"
-        yield now + ("" if best == tuple(before) else f"; better: {best} {times[best]:.4f} ms")
+def _time_with(passes: Sequence[Pass], tiles: dict[str, Any], key: str, tile: tuple[int, ...]) -> float:
+    """Milliseconds of all passes with another tile for one kernel; infinity where it cannot run."""
+    before = tiles[key]
+    tiles[key] = type(before)(*tile)
+    print(f"{BUSY}{key} {tile}", flush=True)
+    try:
+        return sum(_milliseconds(each, 3) for each in passes)
+    except failures():  # such as more shared memory than there is
+        return float("inf")
+    finally:
+        tiles[key] = before
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(4, 1024, 8, 0), "backward": Tile(4, 1024, 4, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 FP8_TILES: dict[str, fp8_triton.Tile] = {
     "forward": fp8_triton.Tile(8, 512, 8, 8, 3),
     "backward": fp8_triton.Tile(16, 256, 8, 4, 3),

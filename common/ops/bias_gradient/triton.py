@@ -13,7 +13,7 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.tiling.tiles import Tile, cut
 
 TILES: dict[str, Tile] = {"sums": Tile(64, 8192, 4, 2, 3)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:

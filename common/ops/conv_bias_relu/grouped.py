@@ -42,7 +42,7 @@ TILES: dict[str, Tile] = {
     "input": Tile(128, 32, 4, 0),
     "weight": Tile(128, 32, 4, 4),
 }
-"""Pass to its tile: of the convolution, and of the gradients of x and of the weight. ``bench --sweep`` times others."""
+"""Pass to its tile: of the convolution, and of the gradients of x and the weight. ``bench.only=tiles`` tries others."""
 
 
 def _block(tile: Tile, channels: int, width: int) -> int:

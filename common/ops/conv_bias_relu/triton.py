@@ -13,7 +13,7 @@ from common.ops.tiling.relu_gradient import relu_gradient
 from common.ops.tiling.tiles import Tile, channels_last_rows, cut
 
 TILES: dict[str, Tile] = {"epilogue": Tile(64, 4096, 4, 8, 2), "gradient": Tile(64, 4096, 4, 4, 2)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def channels_last(x_NCHW: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ TILES: dict[str, Tile] = {
     "forward to fp8": Tile(1, 4, 8),
     "backward to fp8": Tile(1, 4, 5),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 class Call(NamedTuple):

@@ -74,7 +74,7 @@ TILES: dict[str, Any] = {
     "update": UpdateTile(16, 4, 16, 3),
     "long_runs": LongRunsTile(16, 1, 32),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"cast": Tile(64, 128, 8, 4, 3)}
-"""The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that its ``bench --sweep`` tries."""
+"""The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that a sweep tried."""
 
 
 class Result(NamedTuple):

@@ -16,7 +16,7 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.tiling.tiles import Tile, cut
 
 TILES: dict[str, Tile] = {"forward": Tile(512, 2048, 4, 8, 2), "backward": Tile(512, 1024, 8, 4, 1)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def forward(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:

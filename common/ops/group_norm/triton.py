@@ -50,7 +50,7 @@ TILES: dict[str, Tile] = {
     "gradient_sums": Tile(64, 2048, 4, 4, 3),
     "input_gradient": Tile(64, 8192, 4, 0, 3),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 SLAB_TILES: dict[str, SlabTile] = {
     "forward": SlabTile(131072, 32, 32768, 4096, 512, 3),

@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(1, 16, 1, 3), "backward": Tile(1, 16, 1, 3)}
-"""Pass over whole rows to its tile. ``bench --sweep`` times others."""
+"""Pass over whole rows to its tile. ``bench.only=tiles`` tries others."""
 
 BLOCKS: dict[str, Block] = {"recompute": Block(4, 1024, 4, 0), "parameter_gradients": Block(8, 256, 4, 8)}
 """The same of the passes that don't look at whole rows."""

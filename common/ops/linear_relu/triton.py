@@ -13,7 +13,7 @@ from common.ops.tiling.relu_gradient import relu_gradient
 from common.ops.tiling.tiles import Tile
 
 TILES: dict[str, Tile] = {"gradient": Tile(128, 4096, 4, 4, 2)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def forward(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(128, 4, 8, 1), "weight": Tile(64, 2, 12, 2)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 _MOST_COLUMNS = 64
 _FEWEST_COLUMNS = 16

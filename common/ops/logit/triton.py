@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(4096, 4), "backward": Tile(8192, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: Tile, samples: int, inputs: int) -> tuple[int, dict[str, Any]]:

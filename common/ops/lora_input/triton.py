@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"dropped": Tile(4, 1024, 4), "gradient": Tile(64, 128, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tuple[tuple[int], dict[str, Any]]:

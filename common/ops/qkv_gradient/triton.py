@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"join": Tile(64, 8, 4, 3)}
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 
 def join(

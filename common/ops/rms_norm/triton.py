@@ -39,7 +39,7 @@ TILES: dict[str, Tile | Block] = {
     "recompute": Block(4, 1024, 4),
     "weight_gradient": Block(8, 256, 4),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 _PROGRAMS_OF_SUMS = 8
 """Programs per multiprocessor that add up the gradient of the weight."""

@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(32, 4, 0), "backward": Tile(32, 4, 7)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def forward(

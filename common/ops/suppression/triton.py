@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"suppress": Tile(64, 8), "masks": Tile(128, 4), "by_masks": Tile(32, 4)}
-"""Walking, and both kernels of masks, of which the second always takes a word. ``bench --sweep`` times others."""
+"""Walking, and both kernels of masks, of which the second always takes a word. ``bench.only=tiles`` tries others."""
 
 MASK_SHARE = 0.5
 """From this share of the candidates on that may be kept, masks are made."""

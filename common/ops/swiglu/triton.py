@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(1, 2048, 4, 8, 1), "backward": Tile(1, 2048, 4, 8, 1)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: Tile, tokens: int, features: int, device: torch.device) -> tuple[tuple[int], dict[str, Any]]:

@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"transpose": Tile(128, 128, 8)}
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 
 def transpose(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:

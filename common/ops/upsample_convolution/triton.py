@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"sum": Tile(32, 32, 4), "spread": Tile(32, 32, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _run(kernel: Any, tile: Tile, source: Tensor, target: Tensor, weight_OI33: Tensor, taps_IO44: Tensor) -> None:

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(4, 2, 2), "backward": Tile(4, 2, 2)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:

@@ -45,13 +45,13 @@ PRODUCT_TILES: dict[str, ProductTile] = {
     "forward": ProductTile(64, 256, 32, 8, 4, 8),
     "backward": ProductTile(64, 256, 32, 4, 4, 8),
 }
-"""Direction to the tile of its product of 16-bit factors. ``bench --sweep`` times others."""
+"""Direction to the tile of its product of 16-bit factors. ``bench.only=tiles`` tries others."""
 
 WIDE_TILE = ProductTile(64, 64, 32, 4, 2, 8)
 """The same for fp32 factors, which take twice the memory and no matrix unit."""
 
 TILES: dict[str, tiles.Tile] = {"gradient": tiles.Tile(128, 4096, 4, 6, 1)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _launch(tile: ProductTile, samples: int, inputs: int, rank: int) -> tuple[tuple[int], dict[str, Any]]:

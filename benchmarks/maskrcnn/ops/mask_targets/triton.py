@@ -30,7 +30,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"targets": Tile(32, 2)}
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

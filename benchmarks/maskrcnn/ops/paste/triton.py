@@ -28,7 +28,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"paste": Tile(512, 4)}
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"resize": Tile(512, 8, 4)}
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

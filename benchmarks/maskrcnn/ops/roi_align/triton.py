@@ -71,7 +71,7 @@ TILES: dict[str, Any] = {
     "lists": Lists(256, 2),
     "backward": Backward(8, 128, 32, 4),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def _sizes(levels: Sequence[Tensor]) -> list[int]:

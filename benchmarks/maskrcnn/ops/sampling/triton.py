@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"count": Tile(1024, 4), "digit": Tile(1, 4), "collect": Tile(1024, 4), "order": Tile(32, 4)}
-"""Pass to its tile; all bins of a digit are one program's. ``bench --sweep`` times others."""
+"""Pass to its tile; all bins of a digit are one program's. ``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ class Sums(NamedTuple):
 
 
 TILES: dict[str, Any] = {"forward": Forward(8192, 4), "backward": Backward(8192, 4, 4), "sums": Sums(64, 64, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 class _SelectedLogits(Function):

@@ -40,7 +40,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"loss": Tile(128, 4, 7, 3)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def period_of(vectors: int, block: int) -> int:

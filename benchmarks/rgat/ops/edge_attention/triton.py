@@ -47,7 +47,7 @@ TILES: dict[str, Tile] = {
     "long_rows": Tile(32, 32, 4),
     "rows": Tile(1, 1, 1),
 }
-"""Pass to its tile; what has no choice is 1. ``bench --sweep`` times others."""
+"""Pass to its tile; what has no choice is 1. ``bench.only=tiles`` tries others."""
 
 
 def _widths(heads: int, columns: int) -> dict[str, int]:

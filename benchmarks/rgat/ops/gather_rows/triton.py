@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"all": Tile(16384, 4, 4), "capped": Tile(65536, 16, 1)}
-"""For programs on all multiprocessors, and for a number that the caller gives. ``bench --sweep`` times others."""
+"""For programs on all multiprocessors, and for a number that the caller gives. ``bench.only=tiles`` tries others."""
 
 
 @torch.no_grad()

@@ -57,7 +57,7 @@ TILES: dict[str, Tile] = {
     "terms_gradient": Tile(32, 0, 256, 4, 3, 8),
     "input_gradient": Tile(128, 128, 64, 4, 3),
 }
-"""Kernel to its tile. ``bench --sweep`` times others."""
+"""Kernel to its tile. ``bench.only=tiles`` tries others."""
 
 WIDE_TILES: dict[str, Tile] = {
     "rows": Tile(64, 64, 32, 4, 2),

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"targets": Tile(128, 4), "edges": Tile(512, 4), "nodes": Tile(512, 4)}
-"""By what the items are; ``bench --sweep`` times others."""
+"""By what the items are; ``bench.only=tiles`` tries others."""
 
 
 class _Grid(NamedTuple):

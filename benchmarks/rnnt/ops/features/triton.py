@@ -47,7 +47,7 @@ TILES: dict[str, Tile] = {
     "log_mel": Tile(64, 64, 64, 4, 2),
     "splice": Tile(32, 1, 1, 4, 1),
 }
-"""``bench --sweep`` times others."""
+"""``bench.only=tiles`` tries others."""
 
 _SAMPLE_SCALE = 4096.0
 """Of samples in half precision: below 3 or so in size, they stay far from its limits at both ends."""

@@ -59,7 +59,7 @@ class Columns(NamedTuple):
 
 
 TILES: dict[str, Any] = {"forward": Forward(4, 2), "backward": Backward(16, 2, 1), "columns": Columns(4, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:

@@ -34,7 +34,7 @@ _MISSING = -1
 _WIDTHS = range(128, 1025, TILE_ROWS)
 
 FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
-"""(backward, H, B) to a division that is taken instead of the one that should be fastest; ``bench --sweep`` tries."""
+"""(backward, H, B) to a division that is taken instead of the one that should be fastest."""
 
 
 def unsupported(request: OperationRequest) -> str | None:

@@ -101,7 +101,7 @@ TILES: dict[str, Any] = {
     "some_input_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
     "some_weight_gradient": Product(128, 256, 64, 8, 5, 1, 0, 0),
 }
-"""Pass to its tile, ``some_`` of chosen rows. ``bench --sweep`` times others."""
+"""Pass to its tile, ``some_`` of chosen rows. ``bench.only=tiles`` tries others."""
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:

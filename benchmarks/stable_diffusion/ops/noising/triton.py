@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"noising": Tile(512, 4)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 
 def noised(moments_N2CHW: Tensor, seed: Tensor, sample_ids_N: Tensor, tables: Tables) -> Noised:

@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(512, 4, 8), "backward": Tile(512, 4, 0)}
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 _MOST_PROGRAMS = 1024
 _MERGE_SAMPLES = 32

@@ -43,7 +43,7 @@ TILES: dict[str, Tile] = {
     "gradient_sums": Tile(64, 4096, 4, 2, 3),
     "input_gradient": Tile(128, 8192, 8, 0, 1),
 }
-"""Pass to its tile. ``bench --sweep`` times others."""
+"""Pass to its tile. ``bench.only=tiles`` tries others."""
 
 SMALL_TILES: dict[str, SmallTile] = {
     "forward": SmallTile(4096, 32768, 16, 2048),

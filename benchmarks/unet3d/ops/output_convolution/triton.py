@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 TILES: dict[str, Tile] = {"forward": Tile(512, 8, 0, 1), "backward": Tile(64, 4, 8, 3)}
-"""Direction to its tile. ``bench --sweep`` times others."""
+"""Direction to its tile. ``bench.only=tiles`` tries others."""
 
 _SMALLEST_TILE = 16  # of a product's dimensions
 _MOST_TILE_BYTES = 1 << 15  # of input that one tile holds: a GPU may have 100 KB of shared memory for two copies

@@ -37,7 +37,7 @@ class ProductTile(NamedTuple):
 
 FORWARD_TILES: dict[str, ProductTile] = {"forward": ProductTile(64, 128, 64, 4)}
 BACKWARD_TILES: dict[str, Tile] = {"backward": Tile(128, 4096, 4, 4, 3)}
-"""Direction to its tile. ``bench --sweep`` times others."""
+"""Direction to its tile. ``bench.only=tiles`` tries others."""
 
 _SMALLEST_TILE = 16  # of a product's dimensions
 _FORMAT = torch.channels_last_3d
