@@ -31,7 +31,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("benchmarks", "common", "configs", "scripts", "tests", "pyproject.toml")
 NOT_FAST = {"__init__.py", "cases.py", "reference.py"}
-"""Files of an operation's package that get no fault."""
+"""Files of an operation's package that get no fault, beside benches."""
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!="}
 NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
@@ -188,7 +188,8 @@ def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> 
         ``faults``, ``caught``, ``tests`` and ``missed``, a list of texts; ``error`` unless the tests pass without a
         fault.
     """
-    files = [path for path in sorted((tree / package).glob("*.py")) if path.name not in NOT_FAST]
+    modules = sorted((tree / package).glob("*.py"))
+    files = [path for path in modules if path.name not in NOT_FAST and not path.stem.endswith("_bench")]
     planted = chosen([fault for path in files for fault in faults_of(path, tree)], count)
     tests = find_tests(package, tree, gpu)
     if not planted:
