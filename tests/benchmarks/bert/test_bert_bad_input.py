@@ -53,7 +53,7 @@ REFUSED = {
     "optimizer.bucket_mb=1e-9": "optimizer.bucket_mb=1e-09: a bucket has a positive, finite size",
     "bench.warmup_steps=-1": "bench.warmup_steps=-1: 0 or more steps",
     "bench.pause_ms=-1": "bench.pause_ms=-1.0: 0 or more milliseconds",
-    "bench.only=run": "bench.only=run: expected one of step, reader",
+    "bench.only=everything": "bench.only=everything: expected one of step, reader",
     "bench.profile_steps=0": "bench.profile_steps=0: at least 1 step is profiled",
     "optimizer.bucket_mb=inf": "optimizer.bucket_mb=inf: a bucket has a positive, finite size",
     "model.implementations.attention=foo": "model.implementations.attention=foo: .* auto, triton, te, reference",
