@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from common.ops import bias_gelu, causal_attention, layer_norm_1p, qkv_gradient
-from common.ops.bench import gpt3 as size
 from common.ops.fp8_cast.reference import Scaling
 from common.ops.operation import OperationRequest
+from common.ops.sizes import gpt3 as size
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ from benchmarks.stable_diffusion.diffusion import abar
 from benchmarks.stable_diffusion.ops import noising, velocity_loss
 from benchmarks.stable_diffusion.ops.noising.cases import LATENT_SCALE
 from common.ops import add_layer_norm, bias_gradient, dense_attention, geglu, group_norm, upsample_convolution
-from common.ops.bench import diffusion as size
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
 from common.ops.group_norm.reference import group_norm_reference
 from common.ops.operation import AUTO, Operation, OperationRequest
+from common.ops.sizes import diffusion as size
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from common.ops.anchor_matching.reference import MatchingRule
-from common.ops.bench import detection as size
 from common.ops.cases import Case, Draw, Pass
+from common.ops.sizes import detection as size
 
 RETINANET = MatchingRule(0.4, 0.5, rescue="every_best")
 SSD = MatchingRule(0.5, 0.5, exclusive=True, rescue="own_best")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import transformer as size
 from common.ops.cases import Case, Draw, Pass
 from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Handover, widen_fp8
+from common.ops.sizes import transformer as size
 
 
 def passes(

@@ -1,1 +1,1 @@
-"""What measures operations on a GPU: stopwatch, worker and its supervisor, the table, and sizes of recipes."""
+"""Measurement of operations on a GPU: stopwatch, worker processes and their supervisor, and the printed table."""

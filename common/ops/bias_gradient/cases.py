@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.ops.bench import diffusion
 from common.ops.bias_gradient import RowSums
 from common.ops.cases import Case, Draw, Pass, rotating
+from common.ops.sizes import diffusion
 
 
 def passes(function: RowSums, draw: Draw, rows: int, columns: int, spare: int = 0, single: bool = False) -> list[Pass]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from common.ops.bench import decoder, gpt3
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.causal_attention.reference import CausalAttention
+from common.ops.sizes import decoder, gpt3
 
 SCALE = 0.1
 """Of the scores; the default of the libraries, 1 / sqrt(head_size), would be a wrong one."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import gpt3
-from common.ops.bench import transformer as size
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.cross_entropy.reference import NO_LABEL, OfAPart
+from common.ops.sizes import gpt3
+from common.ops.sizes import transformer as size
 
 WINNER = 30.0
 """A logit above all that are drawn."""

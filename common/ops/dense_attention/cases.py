@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import diffusion
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.dense_attention.reference import Attention
+from common.ops.sizes import diffusion
 
 
 def passes(

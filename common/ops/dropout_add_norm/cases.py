@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from common.ops.bench import transformer as size
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Fp8Tensor, Handover
+from common.ops.sizes import transformer as size
 
 EPSILON = 1e-12
 

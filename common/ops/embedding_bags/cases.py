@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.ops.bench import recommendation
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.embedding_bags.bags import AdagradRows, Bag, Bags, SgdRows
 from common.ops.embedding_bags.reference import EmbeddingBags, sort_reference
 from common.ops.random_bits.reference import words
+from common.ops.sizes import recommendation
 
 SAMPLES = recommendation.SAMPLES
 

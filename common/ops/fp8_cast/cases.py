@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import transformer as size
 from common.ops.cases import Case, Draw, Pass
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor
+from common.ops.sizes import transformer as size
 
 
 def passes(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import diffusion
 from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
+from common.ops.sizes import diffusion
 
 READ_AGAIN = 1024
 """Pixels of a sample above which both directions read their inputs twice."""

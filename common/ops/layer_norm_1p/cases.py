@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from common.ops.bench import gpt3
 from common.ops.cases import Case, Draw, Pass, rotating
 from common.ops.layer_norm_1p.reference import LayerNorm1p, forward_reference
+from common.ops.sizes import gpt3
 
 
 def passes(

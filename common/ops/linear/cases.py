@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from common.ops.bench import transformer as size
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
 from common.ops.linear import Product
+from common.ops.sizes import transformer as size
 
 
 def passes(build: Callable[..., Product], draw: Draw, tokens: int, columns: int, rows: int) -> list[Pass]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from common.ops.bench import recommendation
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+from common.ops.sizes import recommendation
 
 
 def passes(function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int) -> list[Pass]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from common.ops.bench import decoder, transformer
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.dropout.reference import DropoutMask
 from common.ops.lora_input.reference import LoraInput, Region
+from common.ops.sizes import decoder, transformer
 
 MOST_ROWS = 1 << 18
 """Of the whole tensor. Indices of elements have 32 bits."""

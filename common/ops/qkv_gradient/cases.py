@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import gpt3
 from common.ops.cases import Case, Draw, Pass, rotating
 from common.ops.qkv_gradient.reference import JoinQkv
+from common.ops.sizes import gpt3
 
 
 def passes(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from common.ops.bench import decoder
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.rms_norm.reference import RmsNorm
+from common.ops.sizes import decoder
 
 
 def passes(

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from common.ops.bench import detection as size
 from common.ops.cases import Case, Draw, Pass, size_of
+from common.ops.sizes import detection as size
 
 
 def passes(

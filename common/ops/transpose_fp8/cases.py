@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import decoder, gpt3, transformer
 from common.ops.cases import Case, Draw, Pass
 from common.ops.fp8_cast.reference import E4M3, E5M2
 from common.ops.operation import OperationRequest
+from common.ops.sizes import decoder, gpt3, transformer
 
 SPARE = 5
 """Elements of a scratch beyond the matrix, which stay as they are."""

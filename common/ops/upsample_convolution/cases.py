@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.ops.bench import diffusion
 from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
+from common.ops.sizes import diffusion
 
 _TAPS = 4
 """Products that a pixel of the result needs of each channel; the upsampled picture takes 9."""

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from common import cli
 from common.errors import ConfigError
 from common.ops.bench import operations as bench
-from common.ops.bench import transformer, worker
+from common.ops.bench import worker
 from common.ops.bench.operations import Task, comparison, line, operations_of, tasks_of, time_operations
 from common.ops.bench.supervisor import supervise, work
 from common.ops.bench.worker import COMPILED, Measured, climb, neighbours
@@ -28,6 +28,7 @@ from common.ops.cases import ROTATED_BYTES, Case, Draw, Pass, rotating, together
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.group_norm import GROUP_NORM
 from common.ops.operation import REFERENCE, Operation
+from common.ops.sizes import transformer
 
 OPERATIONS = {key: operation for key, operation in all_operations().items() if cases_of(operation)}
 RMS_NORM = "common.ops.rms_norm:RMS_NORM"

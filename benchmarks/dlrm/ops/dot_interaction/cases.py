@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from common.ops.bench import recommendation
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+from common.ops.sizes import recommendation
 
 
 def passes(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from common.ops.bench import detection
 from common.ops.cases import Case, Draw, Pass, both_ways, size_of
+from common.ops.sizes import detection
 
 
 def passes(

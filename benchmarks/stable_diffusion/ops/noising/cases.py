@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.stable_diffusion.diffusion import abar
 from benchmarks.stable_diffusion.ops.noising import Noised, tables
-from common.ops.bench import diffusion
 from common.ops.cases import Case, Draw, Pass
+from common.ops.sizes import diffusion
 
 CHANNELS, SIDE = 4, 64
 """Channels of a latent, and pixels along its sides."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.stable_diffusion.ops.noising.cases import CHANNELS, SIDE
-from common.ops.bench import diffusion
 from common.ops.cases import Case, Draw, Pass, both_ways
+from common.ops.sizes import diffusion
 
 LOSS_SCALE = 65536.0
 

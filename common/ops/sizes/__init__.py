@@ -1,0 +1,1 @@
+"""Sizes of the recipes, which cases of operations and tests share."""
