@@ -128,13 +128,18 @@ def line(measured: Measured, bandwidth: float, peak: float | None) -> str:
 
 
 def comparison(measured: Iterable[Measured]) -> Iterator[str]:
-    """For each case, milliseconds of all passes together in each implementation, the fastest first."""
-    totals: dict[tuple[str, str], dict[str, float]] = {}
+    """For each case, milliseconds of all passes together in each implementation, the fastest first.
+
+    An implementation that failed after some of its passes is left out.
+    """
+    cases: dict[tuple[str, str], dict[str, list[float]]] = {}
     for each in measured:
-        times = totals.setdefault((each.operation, each.case), {})
-        times[each.implementation] = times.get(each.implementation, 0.0) + each.ms
-    for (operation, case), times in totals.items():
-        ordered = sorted(times.items(), key=lambda pair: pair[1])
+        times = cases.setdefault((each.operation, each.case), {})
+        times.setdefault(each.implementation, []).append(each.ms)
+    for (operation, case), times in cases.items():
+        passes = max(map(len, times.values()))
+        totals = {name: sum(each) for name, each in times.items() if len(each) == passes}
+        ordered = sorted(totals.items(), key=lambda pair: pair[1])
         yield f"{operation:24s} {case:28s} " + ", ".join(f"{name} {ms:.4f} ms" for name, ms in ordered)
 
 
