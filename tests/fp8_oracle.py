@@ -1,5 +1,6 @@
-"""FP8 from its definition, in NumPy: all codes decoded from their bits, rounding by search among them; and FP8 that a
-kernel computed beside FP8 that the reference did.
+"""FP8 from its definition in NumPy, and comparison of FP8 tensors of kernels with the reference.
+
+All codes are decoded from their bits, and rounding searches the nearest code.
 
 Micikevicius et al., arXiv:2209.05433, table 1.
 """
@@ -17,7 +18,7 @@ NAN_CODE = 0x7F
 
 
 def _decoded(exponent_bits: int, mantissa_bits: int, last: int) -> np.ndarray:
-    """Values of the codes 0 to ``last``: all finite non-negative ones."""
+    """Return the values of the codes 0 to ``last``: all finite non-negative values."""
     codes = np.arange(last + 1)
     exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     bias = (1 << (exponent_bits - 1)) - 1
@@ -29,7 +30,7 @@ CODES = {E4M3: _decoded(4, 3, 0x7E), E5M2: _decoded(5, 2, 0x7B)}
 
 
 def encode(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Bytes of ``values``: rounded to the nearest code, the even one of two; saturated; NaN where not finite."""
+    """Return the bytes of ``values``, rounded to nearest even and saturated. Values that are not finite become NaN."""
     table = CODES[dtype]
     finite = np.isfinite(values)
     magnitude = np.minimum(np.abs(np.where(finite, values, 0.0)).astype(np.float64), table[-1])
@@ -43,29 +44,29 @@ def encode(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def decode(bytes_: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Float64 values of finite codes."""
+    """Return the float64 values of finite codes."""
     return CODES[dtype][bytes_ & 0x7F] * np.where(bytes_ & 0x80, -1.0, 1.0)
 
 
 def scale_of(amax: float, dtype: torch.dtype) -> np.float32:
-    """The scale that maps ``amax`` to the largest value."""
+    """Return the scale that maps ``amax`` to the largest value."""
     return np.float32(LARGEST[dtype]) / np.float32(amax)
 
 
 def first_scale(x: torch.Tensor, dtype: torch.dtype) -> np.float32:
-    """At the first use: four times the amax of every ceil(rows / 256)-th row."""
+    """Return the scale at the first use, from four times the amax of every ceil(rows / 256)-th row."""
     values = x.detach().float().numpy()
     return scale_of(4 * np.abs(values[:: -(-len(values) // 256)]).max(), dtype)
 
 
 def quantised(x: torch.Tensor, scale: np.float32, dtype: torch.dtype) -> np.ndarray:
-    """What FP8 leaves of ``x`` at a scale, in float64."""
+    """Return ``x`` after quantisation to FP8 at a scale, in float64."""
     scaled = x.detach().float().numpy() * np.float32(scale)
     return decode(encode(scaled, dtype), dtype) * np.float64(np.float32(1) / np.float32(scale))
 
 
 def codes(x8: Fp8Tensor) -> torch.Tensor:
-    """Numbers of the codes in order of their values."""
+    """Return the indices of the codes in the order of their values."""
     byte = x8.data.view(torch.uint8).int()
     return torch.where(byte < 128, byte, 128 - byte)
 
@@ -78,9 +79,9 @@ def assert_same_fp8(
     of: torch.dtype,
     noise: float = 1e-6,
 ) -> None:
-    """The same bytes but for a few neighbours, the same scale used, and the same left behind where states are given.
+    """Check that bytes are equal or, in a few places, neighbours, and that scales and given states are equal.
 
-    A difference of large terms, no more than ``noise`` of the largest value, has no digits to compare.
+    Values up to ``noise`` times the largest value are not compared, because they may be differences of large terms.
     """
     assert found is not None
     assert expected is not None

@@ -1,5 +1,7 @@
-"""Every case of an operation through Triton's interpreter; run by tests/test_operations.py, which names the package in
-``OPERATION``."""
+"""Run the cases of the operations of a package through Triton's interpreter.
+
+tests/test_operations.py runs this file, with the package in the environment variable ``OPERATION``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare an implementation of an operation with its reference on a case."""
+"""Comparison of implementations of operations with the reference, for their cases."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ NAMES = {
 }
 
 NOISE = 1e-5
-"""Of the largest value in FP8: what is smaller may come from a difference of large terms."""
+"""Fraction of the largest FP8 value. Smaller values are not compared: they may be differences of large terms."""
 
 
 def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: bool) -> Iterator[Any]:
-    """Parameters of a test: operation, implementation, case, sizes that replace the case's, dtype.
+    """Yield the parameters of tests: operation, name of the implementation, case, sizes of the test, and dtype.
 
     Args:
-        key, operation, cases: the operation.
-        gpu: every dtype, and the sizes for a GPU too; else the first and the last dtype.
+        key: name of the operation in the catalogue.
+        operation: the operation.
+        cases: cases of the operation.
+        gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype.
     """
     for case in cases:
         dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
@@ -47,11 +49,11 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
 def check(
     operation: Operation, name: str, case: Case, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Every pass of an implementation gives what the reference does.
+    """Check that every pass of an implementation gives the results of the reference.
 
-    Floating-point results are near those of the reference in float64 for the same rounded inputs. FP8, the states of
-    scales and integers are those of the reference in the same dtype, and so are all results of an ``exact`` case. A
-    library may keep the sums of 16-bit activations in 16 bits.
+    Floating-point results are compared with the reference in float64 for the same rounded inputs. FP8 values, the
+    states of scales and integers are compared with the reference in the same dtype, and so are all results of an
+    ``exact`` case. The tolerance of a library allows sums of 16-bit activations in 16 bits.
     """
     library = not str(operation.fast[name].source).partition(":")[0].endswith("triton")
     least = TOLERANCE[dtype] if library else 0.0
@@ -73,18 +75,18 @@ def check(
 
 
 def _poison(device: torch.device) -> None:
-    """Leave NaN in the memory that the allocator hands out next."""
+    """Leave NaN in the memory that the allocator returns next."""
     held = [torch.full((1 << 20 << power,), float("nan"), device=device) for power in range(8)]
     del held
 
 
 class _Limits(NamedTuple):
-    """How far results may be off.
+    """Largest relative errors that results may have.
 
     Attributes:
-        case: see :class:`common.ops.cases.Case`.
-        dtype: of the activations.
-        least: relative error that is allowed in any case.
+        case: the case, for its tolerance.
+        dtype: dtype of the activations.
+        least: relative error that is always allowed.
     """
 
     case: Case
@@ -92,7 +94,7 @@ class _Limits(NamedTuple):
     least: float
 
     def of(self, same: Tensor, expected: Tensor) -> float:
-        """Relative error that a result may have, where the reference in the same dtype gives ``same``."""
+        """Return the largest allowed relative error of a result. ``same`` is the reference in the same dtype."""
         own = min(2 * _error(same, expected), TOLERANCE[self.dtype])
         return max(self.case.tolerance * max(TOLERANCE[same.dtype], own), self.least)
 
@@ -130,13 +132,13 @@ def _assert_same_tensor(place: str, found: Tensor, expected: Tensor, same: Tenso
     if same.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         assert torch.equal(found.view(torch.uint8), same.view(torch.uint8)), place
         return
-    assert torch.equal(found.isfinite(), same.isfinite()), f"{place}: other elements are not finite"
+    assert torch.equal(found.isfinite(), same.isfinite()), f"{place}: different elements are finite"
     limit, error = limits.of(same, expected), _error(found, expected)
     assert error <= limit, f"{place}: relative error {error:.2e} is above {limit:.2e}"
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Relative error of the finite elements, as a norm."""
+    """Return the relative error of the finite elements: norm of differences by norm of expected values."""
     finite = expected.isfinite() & found.isfinite()
     apart, norm = (found.double() - expected.double())[finite].norm(), expected.double()[finite].norm()
     return (apart / norm.clamp(min=torch.finfo(torch.float32).tiny)).item()

@@ -1,4 +1,4 @@
-"""Every case of every operation on a CPU, through Triton's interpreter."""
+"""Run every case of every operation on a CPU, through Triton's interpreter."""
 
 from __future__ import annotations
 

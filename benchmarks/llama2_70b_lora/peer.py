@@ -1,8 +1,8 @@
-"""The same fine-tuning with Hugging Face's transformers and PEFT.
+"""The same fine-tuning with transformers and PEFT from Hugging Face.
 
-As many layers of the base as the recipe has, adapters of the rules' rank on query, key, value and output, bf16, scaled
-dot-product attention, a row of random tokens, AdamW on the adapters; with gradient checkpointing, which all layers need
-on one GPU, and without.
+The base model has the layers of the recipe. Adapters of the rules' rank are on query, key, value and output. Training
+is in bf16, with scaled dot-product attention, a row of random tokens, and AdamW for the adapters. It is timed with
+gradient checkpointing, which the whole model needs on one GPU, and without.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def build(facts: Facts, layers: int, device: torch.device) -> Any:
-    """The network with adapters, in bf16 and with random weights."""
+    """Return the network with adapters, in bf16 and with random weights."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -59,7 +59,7 @@ def build(facts: Facts, layers: int, device: torch.device) -> Any:
 
 
 def step_of(model: Any, facts: Facts, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
-    """An iteration over a row of random tokens: forward, loss, backward, clipping, update; returns the loss."""
+    """Return a function that runs an iteration on a row of random tokens, with clipping, and returns the loss."""
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
@@ -80,7 +80,7 @@ def step_of(model: Any, facts: Facts, device: torch.device, checkpointing: bool)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, checkpointing: bool = False) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts, layers = run.workload.facts, run.workload.model.layers
     return step_of(build(facts, layers or facts.layers, device), facts, device, checkpointing)
 

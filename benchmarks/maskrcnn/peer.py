@@ -1,9 +1,9 @@
-"""The same training with torchvision's Mask R-CNN.
+"""The same training with Mask R-CNN from torchvision.
 
-Its network with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic mixed
-precision in fp16 with its gradient scaler and momentum, over pictures of noise of the recipes' larger shape with a few
-objects whose masks are discs. cuDNN does not search for algorithms, since torchvision's RoI heads have other shapes in
-every iteration and would search anew.
+Training uses the same three trained stages and frozen batch norms, channels_last, SGD with momentum, and automatic
+mixed precision of PyTorch in fp16 with its gradient scaler. Pictures are noise of the larger shape of the recipes, with
+a few objects whose masks are discs. cuDNN does not search for algorithms, because the shapes in torchvision's RoI heads
+differ in every iteration and each would start a new search.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from common.detection.peer_step import peer_step
 
 TRAINED_STAGES = 3
 OBJECTS = 7
-"""Objects of a picture, as many as one of COCO has on average."""
+"""Objects in a picture: the average of COCO."""
 SHAPE = (800, 1344)
 
 
 def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCNN:
-    """The network with random weights, in fp32, for pictures of ``shape``: height and width."""
+    """Return the network with random weights, in fp32, for pictures of ``shape``: height and width."""
     backbone = resnet_fpn_backbone(backbone_name="resnet50", weights=None, trainable_layers=TRAINED_STAGES)
     model = MaskRCNN(backbone, facts.classes + 1, min_size=min(shape), max_size=max(shape))
     return model.to(device, memory_format=torch.channels_last).train()
 
 
 def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
-    """Pictures of noise, (3, height, width) each, and objects in them with boxes, labels and masks of discs."""
+    """Return pictures of noise, (3, height, width) each, and their objects: boxes, labels, and discs as masks."""
     generator = torch.Generator(device).manual_seed(1)
     extent_HW = torch.tensor([shape[1], shape[0]], device=device)
     pictures = list(torch.rand((batch, 3, *shape), generator=generator, device=device))
@@ -50,7 +50,7 @@ def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device
 
 
 def _discs(corners_O22: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The ellipse in each box as uint8 (objects, height, width)."""
+    """Return the ellipse in each box as uint8, (objects, height, width)."""
     middle_O2, radius_O2 = corners_O22.mean(1), (corners_O22[:, 1] - corners_O22[:, 0]) / 2
     height, width = (torch.arange(size, device=corners_O22.device) for size in shape)
     x_OW = (width - middle_O2[:, :1]) / radius_O2[:, :1]
@@ -61,7 +61,7 @@ def _discs(corners_O22: Tensor, shape: tuple[int, int]) -> Tensor:
 def step_of(
     model: nn.Module, pictures: Sequence[Tensor], targets: Sequence[dict], device: torch.device
 ) -> Callable[[], Tensor]:
-    """An iteration over these pictures: forward, losses, backward, update; returns the sum of the losses."""
+    """Return a function that runs an iteration on these pictures and returns the sum of the losses."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gpu = device.type == "cuda"
     optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=gpu)
@@ -70,7 +70,7 @@ def step_of(
 
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = False
     pictures, targets = noise(facts, SHAPE, run.micro_batch, device)

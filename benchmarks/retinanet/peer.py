@@ -1,7 +1,7 @@
-"""The same training with torchvision's RetinaNet.
+"""The same training with RetinaNet from torchvision.
 
-The network of the rules with the same three trained stages and frozen batch norms, channels_last, PyTorch's automatic
-mixed precision in fp16 with its gradient scaler and fused Adam, over pictures of noise with a few boxes.
+Training uses the network of the rules with the same three trained stages and frozen batch norms, channels_last, fused
+Adam, and automatic mixed precision of PyTorch in fp16 with its gradient scaler. Pictures are noise with a few boxes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from common.detection.peer_step import peer_step
 
 TRAINED_STAGES = 3
 BOXES = 7
-"""Boxes of a picture, as many as one of OpenImages has on average."""
+"""Boxes in a picture: the average of OpenImages."""
 
 
 def build(facts: Facts, device: torch.device) -> RetinaNet:
-    """The network with random weights, in fp32."""
+    """Return the network with random weights, in fp32."""
     backbone = resnet_fpn_backbone(
         backbone_name="resnext50_32x4d",
         weights=None,
@@ -39,7 +39,7 @@ def build(facts: Facts, device: torch.device) -> RetinaNet:
 
 
 def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) -> Callable[[], Tensor]:
-    """An iteration over a batch of noise: forward, loss, backward, update; returns the loss."""
+    """Return a function that runs an iteration on a batch of noise and returns the loss."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gpu = device.type == "cuda"
     optimizer = torch.optim.Adam(trained, lr=1e-4, fused=gpu)
@@ -55,7 +55,7 @@ def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) ->
 
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     return step_of(build(facts, device), facts, run.micro_batch, device)

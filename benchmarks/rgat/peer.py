@@ -1,8 +1,8 @@
 """The same training with PyTorch Geometric.
 
-Its HeteroConv of GATConv, with each convolution trimmed to the nodes and edges that reach a seed, in bf16 with fused
-Adam, eagerly and compiled, on the block that our step is timed on; features are gathered and turned into bf16 before
-the clock runs.
+The network is a HeteroConv of GATConv in bf16 with fused Adam, both eager and compiled. Each convolution only has the
+nodes and edges that reach a seed. The block is the one on which our step is timed. Features are gathered and converted
+to bf16 before timing starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.data.batches import Batch
 
 
 class Network(nn.Module):
-    """The network out of PyTorch Geometric's layers."""
+    """The network, built from layers of PyTorch Geometric."""
 
     def __init__(self, architecture: Architecture, schema: Schema, hops: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Network(nn.Module):
         self._slope, self._dropout, self._seeds = architecture.activation_slope, architecture.dropout, schema.seeds
 
     def forward(self, x: dict[str, Tensor], levels: list[tuple[dict[str, int], dict[Any, Tensor]]]) -> Tensor:
-        """Logits of the seeds; ``levels`` has each convolution's nodes that go on, and its edges."""
+        """Return the logits of the seeds. ``levels`` has the numbers of nodes to keep and the edges per convolution."""
         for number, (convolution, (kept, edges)) in enumerate(zip(self.convs, levels, strict=True)):
             x = {name: each[: kept[name]] for name, each in convolution(x, edges).items()}
             if number < len(levels) - 1:
@@ -56,7 +56,7 @@ class Network(nn.Module):
 def inputs_of(
     block: Block, features_NF: Tensor, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], list[tuple[dict[str, int], dict[Any, Tensor]]]]:
-    """A block as the peer takes it: features by type, and by convolution the nodes that go on and the edges."""
+    """Return the arguments of :meth:`Network.forward` for a block: features by type, and ``levels``."""
     shape, schema, hops = block.shape, block.shape.schema, block.shape.hops
     nodes, edge_counts = block.node_counts.tolist(), block.edge_counts.tolist()
     x = {}
@@ -78,7 +78,7 @@ def inputs_of(
 
 
 def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label: Tensor) -> Callable[[], Tensor]:
-    """An iteration: forward, loss, backward, update; returns the loss."""
+    """Return a function that runs an iteration and returns the loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=label.is_cuda)
 
     def step() -> Tensor:
@@ -92,13 +92,13 @@ def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     shape, facts = example.key, run.workload.facts
     assert isinstance(shape, BlockShape)
     network = Network(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
     inputs = inputs_of(Block.of(shape, example.tensors), example.tensors["features"], torch.bfloat16)
     with torch.no_grad():
-        network(*inputs)  # lazily built layers
+        network(*inputs)  # builds the lazy layers
     forward = torch.compile(network, dynamic=True) if compiled else network
     return step_of(network, forward, inputs, example.tensors["label"])
 

@@ -1,12 +1,13 @@
-"""The same training with PyTorch's own parts.
+"""The same training with modules of PyTorch and the loss of torchaudio.
 
-The network of the rules of ``nn.LSTM`` and ``nn.Linear`` in PyTorch's automatic mixed precision in fp16 with its
-gradient scaler; the sum of both networks broadcast over frames and tokens; torchaudio's ``rnnt_loss``, over as many
-utterances at a time as stay below 2**31 logits, beyond which it corrupts memory; the norm of the gradient clipped;
-fused AdamW; averaged weights. Compiled, that is all but the LSTMs and torchaudio's loss.
+- The network of the rules consists of ``nn.LSTM`` and ``nn.Linear``, and its joint network broadcasts over frames and
+  tokens.
+- Training uses automatic mixed precision in fp16 with a gradient scaler, clipping, fused AdamW, and averaged weights.
+- ``rnnt_loss`` of torchaudio corrupts memory from 2**31 logits on, so each call gets only as many utterances as fit.
+- The compiled variant compiles everything except the LSTMs and the loss.
 
-Utterances are noise, with the lengths that our step's example has. torchaudio is no dependency of the suite: install it
-beside.
+Utterances are noise with the lengths of our own example batch. torchaudio is not a dependency of the suite and has to
+be installed separately.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from common.errors import ConfigError
 from common.optional_packages import OptionalPackage
 
 LOGITS = 2**31
-"""Beyond so many the loss's indices overflow."""
+"""Number of logits from which indices overflow in the loss."""
 EMA = 0.995
 TORCHAUDIO = OptionalPackage("torchaudio", ("torchaudio.functional:rnnt_loss",))
 
 
 class Part(NamedTuple):
-    """Some utterances of a micro-batch, and their longest.
+    """Some utterances of a micro-batch, and their largest lengths.
 
     Attributes:
-        utterances: which.
-        frames: joined ones of the longest.
-        tokens: of the one with most.
+        utterances: their indices.
+        frames: joined frames of the longest utterance.
+        tokens: tokens of the utterance with the most tokens.
     """
 
     utterances: slice
@@ -52,11 +53,11 @@ class Part(NamedTuple):
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of logits (B, S, U + 1, V), tokens, frames and token counts of each utterance, all int32: (B,)."""
+"""From logits (B, S, U + 1, V), and tokens, frame counts and token counts as int32, to losses (B,)."""
 
 
 class Joint(nn.Module):
-    """The sum of both networks, over all frames and tokens, as logits."""
+    """The joint network: from the sum of both networks, for all frames and tokens, to logits."""
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()
@@ -64,18 +65,18 @@ class Joint(nn.Module):
         self.last = nn.Linear(shape.joint_width, shape.classes)
 
     def forward(self, f_BSJ: Tensor, g_BNJ: Tensor) -> Tensor:
-        """(B, S, N, V)."""
+        """Return logits (B, S, N, V)."""
         logits_BSNV: Tensor = self.last(self.dropout(torch.relu(f_BSJ[:, :, None] + g_BNJ[:, None])))
         return logits_BSNV
 
 
 class Network(nn.Module):
-    """The network.
+    """The network of the rules.
 
     Args:
-        shape: of the rules.
-        features: of a frame.
-        compiled: compile what is no LSTM.
+        shape: sizes in the rules.
+        features: features per frame.
+        compiled: whether to compile everything except the LSTMs.
     """
 
     def __init__(self, shape: Architecture, features: int, compiled: bool) -> None:
@@ -99,7 +100,7 @@ class Network(nn.Module):
         self._join = torch.compile(self._joined) if compiled else self._joined
 
     def forward(self, features_TBF: Tensor, tokens_BU: Tensor) -> tuple[Tensor, Tensor]:
-        """Both networks' parts of the joint one: (B, S, J) and (B, U + 1, J)."""
+        """Return the inputs of the joint network from both networks: (B, S, J) and (B, U + 1, J)."""
         embedded_NBP = nn.functional.pad(self.embed(tokens_BU.T), (0, 0, 0, 0, 1, 0))
         predicted_NBP, _ = self.dec_rnn(embedded_NBP)
         g_BNJ = self.joint_pred(self.after_prediction(predicted_NBP)).transpose(0, 1)
@@ -121,14 +122,14 @@ class Network(nn.Module):
         autocast: Callable[[], AbstractContextManager[object]],
         parts: Sequence[Part],
     ) -> Tensor:
-        """Leave the gradients of the scaled mean loss in the parameters; returns the mean loss.
+        """Write the gradients of the scaled mean loss to the parameters, and return the mean loss.
 
         Args:
-            tensors: as :meth:`benchmarks.rnnt.model.Rnnt.loss` takes them.
-            loss: of some utterances.
-            scale: multiplies the loss.
-            autocast: what the forward pass runs in.
-            parts: of the micro-batch, whose logits there are at a time.
+            tensors: a micro-batch; see :meth:`benchmarks.rnnt.model.Rnnt.loss`.
+            loss: computes the losses of some utterances.
+            scale: multiplies the loss by the loss scale.
+            autocast: returns the context of the forward pass.
+            parts: parts of the micro-batch. Logits exist for one part at a time.
         """
         tokens_BU, token_lengths_B = tensors["tokens"], tensors["token_lengths"]
         frames_B = (tensors["feature_lengths"] + 1) // 2
@@ -148,10 +149,10 @@ class Network(nn.Module):
 
 
 def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
-    """torchaudio's, of logits that are cast to ``dtype``.
+    """Return the loss of torchaudio, which casts logits to ``dtype``.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: torchaudio is not installed.
     """
     reason = TORCHAUDIO.unavailable()
     if reason is not None:
@@ -168,7 +169,7 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
 
 
 def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[Part]:
-    """As many utterances at a time as have fewer than so many ``logits``, padded to the longest of them."""
+    """Return parts that are as large as possible with fewer than ``logits`` logits each, including padding."""
     frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
     tokens_B = tensors["token_lengths"].tolist()
     parts: list[Part] = []
@@ -185,7 +186,7 @@ def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> 
 def step_of(
     model: Network, tensors: dict[str, Tensor], loss: Loss, classes: int, learning_rate: float = 1e-4
 ) -> Callable[[], Tensor]:
-    """An iteration over one micro-batch: forward, loss, backward, clip, update, averages; returns the loss."""
+    """Return a function that runs an iteration on a micro-batch, with clipping and averages, and returns the loss."""
     device = tensors["features"].device
     gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=1e-3, fused=gpu)
@@ -210,7 +211,7 @@ def step_of(
 
 
 def micro_batch(facts: Facts, count: int, device: torch.device, *, average: bool) -> dict[str, Tensor]:
-    """Utterances of noise, padded to the longest of them; features in fp32, which autocast casts."""
+    """Return utterances of noise, padded to the longest. Features are in fp32, and autocast casts them."""
     numbers = sample_generator(0)
     lengths = example.average_lengths(count, facts) if average else example.real_lengths(count, facts, numbers)
     key = int(lengths.frames_B.max()), int(lengths.tokens_B.max())
@@ -218,7 +219,7 @@ def micro_batch(facts: Facts, count: int, device: torch.device, *, average: bool
 
 
 def start(run: RunConfig, given: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     loss = torchaudio_loss(facts.blank, torch.float16)

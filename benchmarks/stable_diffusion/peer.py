@@ -1,8 +1,8 @@
-"""The same training with diffusers.
+"""The same training with diffusers, and with our own network compiled by TorchInductor.
 
-Its U-Net in the rules' sizes, channels_last, all in bf16 without masters and with fused AdamW, eagerly and compiled as
-a whole, on latents and captions of noise that are already on the device. Beside it our own step, captured, with
-references whose blocks TorchInductor compiles one by one.
+The U-Net of diffusers has the sizes of the rules. It is channels_last, in bf16 without master weights, with fused
+AdamW, both eager and compiled as a whole. Latents and captions are noise that is already on the device. The other peer
+is our own step with reference implementations. TorchInductor compiles its blocks one by one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from common.ops.operation import REFERENCE
 from common.step.graphs import StepRunner
 
 COMPILED = ("group_norm", "layer_norm", "geglu", "bias_gradient")
-"""Operations whose references TorchInductor fuses in our own step."""
+"""Operations that use the reference in the step that TorchInductor compiles."""
 ZERO_STD = 0.02
-"""Of the tensors that start from zero, of which a device multiplies faster than of trained ones."""
+"""Standard deviation of values for tensors that start at zero, because a device multiplies zeros faster."""
 
 
 def build(architecture: Architecture) -> Any:
-    """diffusers' network of ``architecture`` in fp32 on the CPU, with its own initial weights.
+    """Return the network of diffusers with its own initial weights, in fp32 on the CPU.
 
-    Its norms all have the transformers' groups at first: those of the residual blocks and of the end get theirs here.
+    diffusers gives all norms the number of groups of the transformers. This function corrects it in residual blocks
+    and in the last norm.
     """
     from diffusers import UNet2DConditionModel
     from diffusers.models.resnet import ResnetBlock2D
@@ -47,7 +48,7 @@ def build(architecture: Architecture) -> Any:
         out_channels=architecture.latent_channels,
         block_out_channels=channels,
         layers_per_block=architecture.residual_blocks,
-        attention_head_dim=[each // architecture.head_channels for each in channels],  # heads, by an old misnomer
+        attention_head_dim=[each // architecture.head_channels for each in channels],  # in fact the number of heads
         cross_attention_dim=architecture.context_width,
         use_linear_projection=True,
         norm_num_groups=architecture.transformer_norm_groups,
@@ -65,7 +66,7 @@ def build(architecture: Architecture) -> Any:
 def step_of(
     network: nn.Module, forward: Callable[..., Any], architecture: Architecture, batch: int, device: torch.device
 ) -> Callable[[], Tensor]:
-    """An iteration over a batch of noise: forward, loss, backward, update; returns the loss."""
+    """Return a function that runs an iteration on a batch of noise and returns the loss."""
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, weight_decay=0.01, fused=device.type == "cuda")
     dtype, size = next(network.parameters()).dtype, architecture.latent_size
     generator = torch.Generator(device).manual_seed(1)
@@ -91,14 +92,14 @@ def step_of(
 
 @torch.no_grad()
 def fill_zeros(network: nn.Module) -> None:
-    """Put normal values into tensors that are zero, as in our own row."""
+    """Fill parameters that are zero with normal values, as in our own measurement."""
     for parameter in network.parameters():
         if not parameter.any():
             parameter.normal_(0.0, ZERO_STD)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool = False) -> Callable[[], Tensor]:
-    """See :class:`common.contract.peer.Peer`."""
+    """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts = run.workload.facts
     torch.backends.cudnn.benchmark = True
     network = build(facts)
@@ -109,8 +110,8 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
 
 
 def start_compiled_references(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], object]:
-    """Our own step whose blocks TorchInductor compiles; see :class:`common.contract.peer.Peer`."""
-    torch._dynamo.config.cache_size_limit = 128  # of one code object: a shape for every block
+    """Start our own step with blocks compiled by TorchInductor; see :class:`common.contract.peer.Peer`."""
+    torch._dynamo.config.cache_size_limit = 128  # per code object: every block may have another shape
     model = run.workload.model
     implementations = {**model.implementations, **dict.fromkeys(COMPILED, REFERENCE)}
     model = dataclasses.replace(model, implementations=implementations)
@@ -128,7 +129,7 @@ def start_compiled_references(run: RunConfig, example: Batch, device: torch.devi
 
 
 def compile_blocks(workload: StableDiffusion) -> None:
-    """Let TorchInductor compile each block of the network alone, before its optimizer is built."""
+    """Compile each block of the network separately with TorchInductor. Call this before the optimizer is built."""
     model = workload.model
     for blocks in (model.input_blocks, model.output_blocks):
         for number, block in enumerate(blocks):

@@ -52,7 +52,7 @@ class Workload(ABC):
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel"}
     """The axes of the layout that may have several ranks, and what these ranks are or do."""
     peers: ClassVar[str] = ""
-    """Module with ``PEERS`` (:class:`common.contract.peer.Peer`), other software that ``bench`` times beside it."""
+    """Module that defines ``PEERS`` (:class:`common.contract.peer.Peer`): software that ``bench.only=peer`` times."""
 
     model: nn.Module
     """The network, which the constructor builds; its buffers are restored after warm-up and its tensors go into

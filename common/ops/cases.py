@@ -1,7 +1,7 @@
-"""Cases of an operation: sizes, inputs, and what a pass has to move, stated once.
+"""Cases of an operation: its sizes, its inputs, and the bytes that each pass must move.
 
-The ``cases`` module of an operation's package has its ``CASES``. From them follow the tests against the reference, on a
-CPU through Triton's interpreter and on a GPU, the bench and the sweep over tiles.
+The ``cases`` module of an operation's package defines ``CASES``. Three users share them: the tests against the
+reference (on a CPU through Triton's interpreter, and on a GPU), the bench, and the sweep over tiles.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from common.ops.operation import Operation, OperationRequest
 T = TypeVar("T")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-11}
-"""Dtype of a result to its largest relative error, as a norm, against the reference in float64.
+"""Largest relative error, as a norm, against the reference in float64, by the dtype of the result.
 
-Twice the error of the reference in the same dtype counts where that is larger, up to the value for the dtype of the
+If twice the error of the reference in the same dtype is larger, that is the limit, up to the value for the dtype of the
 activations.
 """
 
 TF32_TOLERANCE = 1e-3
-"""That of products of fp32 values on a GPU."""
+"""Largest relative error on a GPU for fp32 activations where matrix products may use TF32."""
 
 ROTATED_BYTES, MOST_ROTATED = 400e6, 256
-"""Of inputs that are read in turn: more than an L2 cache holds, and at most so many sets."""
+"""Bytes of all sets of inputs in :func:`rotating`, more than an L2 cache holds, and the largest number of sets."""
 
 
 class Draw:
-    """Makes inputs. The same calls give the same values, whichever implementation they are for.
+    """Makes random inputs. The same calls give the same values, so that all implementations get the same inputs.
 
     Args:
-        device: of the tensors.
-        dtype: of the activations.
-        wide: return floating-point values in float64 after they were rounded to their dtype.
+        device: device of the tensors.
+        dtype: dtype of the activations.
+        wide: round floating-point values to their dtype, but return them in float64.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, wide: bool = False) -> None:
@@ -49,33 +49,33 @@ class Draw:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def rounded(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """``x`` in a dtype, by default that of the activations; in float64 after that where ``wide``."""
+        """Round ``x`` to ``dtype``, by default that of the activations. If ``wide``, return it in float64."""
         x = x.to(dtype or self.dtype)
         return x.double() if self.wide else x
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """Normal values with the standard deviation ``scale``."""
+        """Return normally distributed values with the standard deviation ``scale``."""
         return self.rounded(torch.randn(shape, device=self.device, generator=self._generator) * scale, dtype)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """Values between ``low`` and ``high``."""
+        """Return uniformly distributed values between ``low`` and ``high``."""
         values = torch.rand(shape, device=self.device, generator=self._generator)
         return self.rounded(low + (high - low) * values, dtype)
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Integers from ``low`` to ``high - 1``."""
+        """Return integers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, shape, device=self.device, generator=self._generator).to(dtype)
 
     def permutation(self, count: int) -> Tensor:
-        """The integers below ``count`` in random order."""
+        """Return the integers below ``count`` in random order."""
         return torch.randperm(count, device=self.device, generator=self._generator)
 
     def seed(self) -> Tensor:
-        """A seed of dropout."""
+        """Return a seed for dropout."""
         return torch.tensor(-0x0123456789ABCDEF, device=self.device)
 
     def scaling(self, scale: float = 0.0) -> Scaling:
-        """The state of an FP8 scale; 0 before its first use."""
+        """Return the state of an FP8 scale; ``scale`` is 0 before the first use."""
         return Scaling(torch.full((), scale, device=self.device), torch.zeros(2, dtype=torch.int32, device=self.device))
 
 
@@ -83,12 +83,12 @@ class Pass(NamedTuple):
     """One direction of an operation.
 
     Attributes:
-        name: ``forward``, or another.
-        run: enqueues it, and returns everything that tests compare: tensors, FP8 tensors, the states of scales and
-            None, in tuples of any depth. It can run any number of times.
-        bytes: that it must move: each input read once, each output written once.
-        flops: where arithmetic counts.
-        after: an earlier pass that ``run`` repeats first and whose time is subtracted.
+        name: name of the pass, such as ``forward``.
+        run: function that enqueues the pass and returns everything that tests compare: tensors, FP8 tensors, states of
+            scales and None, in tuples of any depth. It can run any number of times.
+        bytes: bytes that the pass must move: each input is read once, each output is written once.
+        flops: floating-point operations; 0 where only memory traffic matters.
+        after: name of an earlier pass that ``run`` repeats first; the bench subtracts its time.
     """
 
     name: str
@@ -100,20 +100,23 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """An operation at the sizes of a recipe, and the smaller ones of its tests.
+    """An operation at the sizes of a recipe, and at the smaller sizes of its tests.
 
     Attributes:
-        name: what is special about it; the recipe that has its sizes, where there are several.
-        build: makes the passes of (function of an implementation, :class:`Draw`, \\*\\*sizes).
-        sizes: of the recipe, which the bench measures. The request to the operation has those that are integers.
-        tests: sizes of the tests, of which each replaces some of ``sizes``. Choose them so that tiles have edges.
-        gpu: sizes of a test on a GPU beside those; None for no other.
-        dtypes: that the activations can have; the bench takes the last. An interpreter runs the first and the last.
-        only: names of the implementations; empty for all.
+        name: recipe that the sizes come from, or the feature that distinguishes the case from the others.
+        build: function that makes the passes; it is called with the function of an implementation, a :class:`Draw` and
+            the sizes as keyword arguments.
+        sizes: sizes of the recipe, which the bench measures. The request to the operation contains the integers.
+        tests: sizes of the tests; each replaces some of ``sizes``. Choose them so that some tiles are not full.
+        gpu: sizes of one more test, which runs only on a GPU; None for no such test.
+        dtypes: dtypes of the activations. The bench uses the last one. Tests use the first and the last in Triton's
+            interpreter, and all of them on a GPU.
+        only: names of the implementations that the case applies to; empty for all.
         tolerance: factor on :data:`TOLERANCE`.
-        exact: whether results equal those of the reference in the same dtype, bit for bit.
-        wide: whether the reference computes the expected values in float64; else in the dtype of the activations.
-        tf32: whether kernels multiply matrices in fp32, for which a GPU takes TF32.
+        exact: whether results must equal those of the reference in the same dtype, bit for bit.
+        wide: whether the reference computes the expected values in float64. Otherwise it uses the dtype of the
+            activations.
+        tf32: whether kernels multiply matrices in fp32, for which a GPU uses TF32.
     """
 
     name: str
@@ -129,28 +132,28 @@ class Case:
     tf32: bool = False
 
     def passes(self, function: Any, draw: Draw, **sizes: Any) -> list[Pass]:
-        """The passes of an implementation's ``function`` at ``sizes``, the rest of them a recipe's."""
+        """Make the passes of an implementation's ``function``; ``sizes`` replace some of the recipe's sizes."""
         return self.build(function, draw, **{**self.sizes, **sizes})
 
     def request(self, device: torch.device, dtype: torch.dtype, **sizes: Any) -> OperationRequest:
-        """What a model with these sizes would ask for."""
+        """Return the request of a model with the recipe's sizes; ``sizes`` replace some of them."""
         integers = {name: size for name, size in {**self.sizes, **sizes}.items() if isinstance(size, int)}
         return OperationRequest(device, dtype, integers)
 
     def implementations(self, operation: Operation) -> tuple[str, ...]:
-        """Names of the faster implementations that it is a case of."""
+        """Return the names of the faster implementations that the case applies to."""
         return tuple(name for name in operation.fast if not self.only or name in self.only)
 
 
 def size_of(*tensors: Tensor | None) -> float:
-    """Bytes of tensors together."""
+    """Return the total number of bytes of tensors."""
     return float(sum(x.numel() * x.element_size() for x in tensors if x is not None))
 
 
 def with_gradients(
     inputs: list[Tensor], gradients: Sequence[Tensor], function: Callable[[], Tensor | tuple[Tensor, ...]]
 ) -> Callable[[], Any]:
-    """Forward and backward of a function with autograd."""
+    """Return a function that runs ``function`` and its backward pass with autograd, and returns the gradients."""
     return lambda: torch.autograd.grad(function(), inputs, gradients)
 
 
@@ -162,14 +165,14 @@ def both_ways(
     moved: tuple[float, float],
     flops: tuple[float, float] = (0.0, 0.0),
 ) -> list[Pass]:
-    """Forward and backward of a function with autograd.
+    """Make the forward and backward passes of a function with autograd.
 
     Args:
-        function: enqueues forward; it has one result, or as many as there are gradients.
-        inputs: what gets a gradient.
-        gradients: of the results.
-        moved: bytes of forward and of backward.
-        flops: of forward and of backward.
+        function: function that enqueues the forward pass; it has one result, or as many as there are gradients.
+        inputs: tensors that get a gradient.
+        gradients: gradients of the results.
+        moved: bytes moved by the forward pass and by the backward pass.
+        flops: floating-point operations of the forward pass and of the backward pass.
     """
     for x in inputs:
         x.requires_grad_()
@@ -180,17 +183,17 @@ def both_ways(
 
 
 def rotating(make: Callable[[], T], input_bytes: float) -> Iterator[T]:
-    """As many sets of inputs, in turn and without end, as exceed the L2 cache together, but not many thousands.
+    """Cycle through sets of inputs that together exceed the L2 cache, at most ``MOST_ROTATED`` of them.
 
     Args:
         make: function that makes one set.
-        input_bytes: bytes of a set.
+        input_bytes: bytes of one set.
     """
     return itertools.cycle([make() for _ in range(min(int(ROTATED_BYTES // input_bytes) + 1, MOST_ROTATED))])
 
 
 def together(cases: Sequence[list[Pass]]) -> list[Pass]:
-    """Several operations with the same passes, one after another, as one."""
+    """Combine operations that have the same passes: each combined pass runs theirs one after another."""
     return [
         Pass(
             same[0].name,

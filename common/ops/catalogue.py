@@ -1,4 +1,4 @@
-"""All operations of the suite."""
+"""Catalogue of all operations of the suite and their cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 
 @functools.cache
 def all_operations() -> dict[str, Operation]:
-    """``package:NAME`` of every operation to the operation: the shared ones and those of all workloads."""
+    """Return all operations by ``package:NAME``: the shared ones and those of the workloads."""
     found = {}
     for folder in (_ROOT / "common/ops", *sorted(_ROOT.glob("benchmarks/*/ops"))):
         for path in sorted(folder.glob("*/__init__.py")):
@@ -27,7 +27,7 @@ def all_operations() -> dict[str, Operation]:
 
 
 def cases_of(operation: Operation) -> tuple[Case, ...]:
-    """Cases of an operation; none of one that says none."""
+    """Return the cases of an operation; empty if it declares none."""
     if not operation.cases:
         return ()
     module, _, attribute = operation.cases.partition(":")

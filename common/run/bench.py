@@ -3,8 +3,8 @@
 Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
 device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
 is the price of everything around the step. ``bench.only`` measures one of the two, the reader alone
-(:mod:`common.run.reader_bench`), the operations (:mod:`common.ops.bench.operations`), or the step beside other
-software (:mod:`common.run.peer_bench`).
+(:mod:`common.run.reader_bench`), the operations (:mod:`common.ops.bench.operations`), or the step and the same
+training with other software (:mod:`common.run.peer_bench`).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def bench(start: Start, began: float) -> int:
     runner.close()
     workload.close()
     if peers and timing is not None:
-        del step, runner, workload  # and with them graphs, weights and moments
+        del step, runner, workload  # frees CUDA graphs, weights and moments
         measured = time_peers(peers, run, examples[0], device, options.steps)
         values["peers"] = [_told(each, timing.step_ms, say) for each in measured]
     if options.report is not None and rank_info.rank == 0:
@@ -151,7 +151,7 @@ def bench(start: Start, began: float) -> int:
 
 
 def _peers(workload_type: type[Workload], run: RunConfig, options: BenchConfig) -> Sequence[Peer]:
-    """What the workload is timed beside; nothing unless ``options`` asks for it."""
+    """Return the peers to time; empty unless ``bench.only=peer``."""
     if options.only != "peer":
         return ()
     if not workload_type.peers:
@@ -168,7 +168,7 @@ def _told(peer: PeerTiming, own_ms: float, say: Callable[[str], object]) -> dict
 
 
 def _bench_operations(workload_type: type[Workload], run: RunConfig, options: BenchConfig) -> int:
-    """Measure operations in processes of their own, which have the GPU for themselves."""
+    """Measure operations in worker processes, which have the GPU to themselves."""
     if run.world_size > 1:
         raise ConfigError(f"bench.only={options.only}: measures one GPU; use a recipe with one rank")
     operations = operations_of(workload_type.config_type.__module__, options.operations)
@@ -471,7 +471,7 @@ def _drain(batches: Iterator[HostBatch]) -> None:
 
 
 def _run_text(timing: RunTiming, step: Timing | None) -> str:
-    """The run, beside the step where that was measured."""
+    """Return the run's figures as text, with their ratio to the step if it was measured."""
     run, evaluation = timing.training, timing.evaluation
 
     def share(throughput: float) -> str:

@@ -1,4 +1,4 @@
-"""``bench.only=peer``: what users would train with instead, in the process that has timed the workload's own step."""
+"""``bench.only=peer``: times other software, in the process that has timed the workload's own step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from common.data.batches import Batch
 from common.ops.bench.supervisor import failures
 
 WARM_UP, MOST_STEPS = 5, 20
-"""Iterations before the timed ones, and of these at most so many: a peer takes long."""
+"""Number of iterations before the timed ones, and largest number of timed iterations, because peers are slow."""
 
 
 @dataclass(frozen=True)
 class PeerTiming:
-    """What a peer took.
+    """Time and memory of a peer.
 
     Attributes:
-        name: of the peer.
-        step_ms: milliseconds of an iteration, the mean; None where it cannot run.
-        samples: of an iteration.
-        bytes: of the GPU's memory at its peak.
-        reason: why it cannot run.
+        name: name of the peer.
+        step_ms: mean milliseconds per iteration; None if the peer cannot run.
+        samples: samples per iteration.
+        bytes: peak of the allocated GPU memory; 0 on a CPU.
+        reason: why the peer cannot run; empty if it can.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PeerTiming:
     reason: str = ""
 
     def text(self, own_ms: float) -> str:
-        """In words, beside the workload's own milliseconds."""
+        """Return the timing as text; ``own_ms`` is the time of the workload's own step in milliseconds."""
         if self.step_ms is None:
             return f"not measured: {self.reason}"
         rate, memory = self.samples / self.step_ms * 1e3, f", {self.bytes / 1e9:.1f} GB" if self.bytes else ""
@@ -52,11 +52,11 @@ def time_peers(
     """Time peers, one after the other.
 
     Args:
-        peers: of the workload.
-        run: the recipe, of one rank.
-        example: a micro-batch of the workload on the device.
-        device: of all tensors.
-        steps: iterations that are timed; at most ``MOST_STEPS``.
+        peers: peers of the workload.
+        run: recipe for one rank.
+        example: micro-batch of the workload, on the device.
+        device: device that the peers train on.
+        steps: number of timed iterations; values above ``MOST_STEPS`` are reduced to it.
     """
     for peer in peers:
         gc.collect()

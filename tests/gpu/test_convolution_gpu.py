@@ -1,4 +1,4 @@
-"""Convolutions on a GPU: with moments, which no case has since measurements decide about them, and in CUDA graphs."""
+"""Test convolutions on a GPU: in CUDA graphs, and with moments, which cases lack because measurements select them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GPU = torch.device("cuda")
 UNSUPPORTED = ops.CONVOLUTION.unsupported("cudnn", OperationRequest(GPU, torch.float16, {"channels": 64}))
 WITH_MOMENTS = pytest.mark.skipif(UNSUPPORTED is not None, reason=str(UNSUPPORTED))
 SHAPES = ((16, 64, 256, 56, 1, 1), (9, 64, 64, 27, 3, 1), (6, 256, 512, 28, 1, 2), (5, 128, 128, 29, 3, 2))
-"""Pictures, C in, C out, height and width, kernel, stride."""
+"""Pictures, input channels, output channels, height and width, kernel size, stride."""
 
 
 def inputs(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, int, int]:
-    """x, weight, stride and padding."""
+    """Return x, weight, stride and padding."""
     pictures, channels, filters, size, kernel, stride = shape
     draw = Draw(GPU, torch.float16)
     x = draw.normal(pictures, channels, size, size) + 0.5
@@ -44,12 +44,12 @@ def inputs(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, int, int]:
 
 
 def error(found: Tensor, expected: Tensor) -> Tensor:
-    """Relative error, as a norm."""
+    """Return the norm of the error, relative to the norm of the expected values."""
     return (found.double() - expected).norm() / expected.double().norm()
 
 
 def captured(step: Callable[[], list[Tensor]], change: Callable[[], object]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each result of a captured step after ``change``, and that of the step itself then. Nothing waits for the GPU."""
+    """Yield each result of a captured step and of the eager step, both after ``change``. Nothing waits for the GPU."""
     with torch.cuda.stream(torch.cuda.Stream()):
         step()
         torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def test_captured_moments_follow_the_input(fused: None) -> None:
 
     (y, expected_y), (moments, expected) = captured(step, x.detach().normal_)
     assert torch.equal(y, expected_y)
-    torch.testing.assert_close(moments, expected, rtol=1e-5, atol=1e-1)  # cuDNN sums with atomics, in no fixed order
+    torch.testing.assert_close(moments, expected, rtol=1e-5, atol=1e-1)  # cuDNN sums with atomics, so the order varies
 
 
 @WITH_MOMENTS

@@ -1,4 +1,4 @@
-"""A decoder's operations in CUDA graphs, which follow their inputs and scales, and a norm that is computed again."""
+"""Test operations of a decoder in CUDA graphs, which use new inputs and scales, and a norm that is recomputed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
 HEAD_SIZE = 128
 SCALE = 0.1
 TOLERANCES = (1.2e-2, 1e-3, 2.4e-2, 2.4e-2, 2.4e-2)
-"""Relative errors of context, log-sum-exp and gradients in bf16."""
+"""Largest relative errors of the context, of log-sum-exp, and of the gradients, in bf16."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Detection on a GPU: references equal to the CPU's, captured without a wait for the device, and large tensors."""
+"""Test detection on a GPU: references against the CPU, capture without waiting for the device, and large tensors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_scores_are_the_cpus() -> None:
 
 
 def focal_loss(pictures: int, cells: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Leaves, which are logits and bias, and classes and weights of pictures of a level with RetinaNet's anchors."""
+    """Return logits and bias, and classes and weights of pictures, for a level with the anchors of RetinaNet."""
     shape = (pictures, 9 * 264, cells, cells)
     logits = torch.empty(shape, device="cuda", dtype=torch.float16, memory_format=torch.channels_last).normal_()
     bias = torch.full((9 * 264,), -3.0, device="cuda", dtype=torch.float16)
@@ -90,7 +90,7 @@ def focal_loss(pictures: int, cells: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def loss_and_gradients(leaves: list[Tensor], given: list[Tensor], scale: Tensor) -> list[Tensor]:
-    """The loss, and gradients of the scaled loss."""
+    """Return the loss and the gradients of the scaled loss."""
     loss = FOCAL_LOSS.function("triton")(*leaves, *given, 0.25, 2.0, scale)
     return [loss.detach(), *torch.autograd.grad(loss * scale, leaves)]
 

@@ -1,5 +1,7 @@
-"""The dense networks of DLRM-DCNv2 and DLRM on a GPU, captured too, and their operations on tensors of more than 2^31
-elements."""
+"""Test the dense networks of DLRM-DCNv2 and DLRM on a GPU, eager and captured.
+
+Their operations are also tested on tensors of more than 2**31 elements.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def captured(run: Callable[[], list[Tensor]]) -> list[Tensor]:
     return found
 
 
-# Offsets that int32 does not count
+# Offsets beyond int32
 
 
 def test_more_elements_of_x0_than_int32_counts() -> None:

@@ -1,4 +1,4 @@
-"""Embedding bags on a GPU: tiles that no case has, large stores, steps that are captured, and the peer."""
+"""Test embedding bags on a GPU: tiles that no case has, large stores, captured steps, and FBGEMM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TABLES = ((5000, 3), (1, 1), (40, 2), (30_000, 40), (7, 9), (900, 1))
 
 @pytest.mark.parametrize("tile", [(16, 4, 16, 1), (16, 2, 2, 2), (32, 4, 64, 2), (32, 8, 4, 3), (64, 8, 1, 3)], ids=str)
 def test_exact_sums_are_the_same_in_every_tile(tile: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With loads as they come, and under way ahead of their tile."""
+    """The tiles load values directly or prefetch them for later tiles."""
     from common.ops.embedding_bags import triton
 
     monkeypatch.setitem(triton.TILES, "update", triton.UpdateTile(*tile))
@@ -49,7 +49,7 @@ def test_rows_beyond_two_to_the_31_values() -> None:
 
 @pytest.mark.parametrize("name", EMBEDDING_BAGS.names)
 def test_a_captured_step_takes_new_keys(name: str) -> None:
-    """fp16 rows with rounding by chance, whose seed is on the device too. Gradients are integers: sums are exact."""
+    """Rows in fp16 use stochastic rounding with a seed on the device. Gradients are integers, so sums are exact."""
     function: EmbeddingBags = EMBEDDING_BAGS.function(name)
     draw, bags, seed = Draw(GPU, torch.float32), bags_of(TABLES, GPU), torch.tensor(7, device=GPU)
     batches = [keys(draw, 512, TABLES, skewed=True) for _ in range(3)]

@@ -1,5 +1,4 @@
-"""On a GPU: Triton operations between GPT-3's products in one graph whose scales follow its uses, and what libraries
-of attention copy."""
+"""Test the Triton operations between GPT-3's products in one CUDA graph, and copies by attention libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
     pytest.skip("needs a CUDA device with FP8 units", allow_module_level=True)
 
 COPYING = ("te", "flash")
-"""Libraries that copy what they read, three times the result's size."""
+"""Libraries that copy their inputs, which have three times the size of the result."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:

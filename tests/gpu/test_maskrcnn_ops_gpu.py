@@ -1,4 +1,4 @@
-"""What no case expresses about Mask R-CNN's operations on a GPU: graphs that follow their inputs, and large offsets."""
+"""Test Mask R-CNN's operations on a GPU in ways that cases cannot express: CUDA graphs and large offsets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ OPERATIONS = (
 
 
 def built(operation: Operation, skipped: int, **sizes: Any) -> tuple[list[Pass], list[tuple[Any, ...]]]:
-    """Passes of the kernels, and the arguments of every call that they make; ``skipped`` values are drawn before."""
+    """Return the passes of the kernels, and a list to which they append the arguments of every call.
+
+    ``skipped`` values are drawn first, so that another number gives other inputs.
+    """
     case, arguments = cases_of(operation)[0], []
     draw = Draw(torch.device("cuda"), case.dtypes[-1])
     draw.normal(skipped)
@@ -47,7 +50,7 @@ def built(operation: Operation, skipped: int, **sizes: Any) -> tuple[list[Pass],
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """All tensors, those of tables among them."""
+    """Return all tensors, including the tensors of polygon tables."""
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, PolygonTable):
@@ -59,7 +62,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_passes_wait_for_nothing_and_their_graph_follows_the_inputs(operation: Operation) -> None:
-    """The graph gives the bits of the passes for other inputs, which are copied into the first ones."""
+    """The graph gives the same bits as the passes after other inputs are copied into its inputs."""
     passes, arguments = built(operation, 0)
     others, other_arguments = built(operation, 1000)
 
@@ -96,7 +99,7 @@ def test_passes_wait_for_nothing_and_their_graph_follows_the_inputs(operation: O
 
 
 def test_batches_of_more_than_two_billion_values_are_resized_whole() -> None:
-    """An evaluation batch may be so large that an offset in it exceeds 32 bits."""
+    """Offsets in a large evaluation batch can exceed 32 bits."""
     few, shape = 4, (800, 1344)
     pictures = (((480, 640), (800, 1066), True),) * few
     passes, arguments = built(resize.RESIZE, 0, pictures=pictures, shape=shape)

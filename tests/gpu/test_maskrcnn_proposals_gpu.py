@@ -1,5 +1,7 @@
-"""Proposals and matching of Mask R-CNN on a GPU, at 12 pictures of 800 x 1344: against the references, bit
-for bit, and captured together."""
+"""Test proposals and matching of Mask R-CNN on a GPU, bit by bit against the references, and captured together.
+
+The sizes are those of 12 pictures of 800 x 1344 pixels.
+"""
 
 from __future__ import annotations
 

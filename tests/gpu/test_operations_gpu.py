@@ -1,6 +1,6 @@
-"""Every case of every operation on a GPU, in each implementation that this machine can run.
+"""Run every case of every operation on a GPU, in each implementation that this machine supports.
 
-``OPERATION=common.ops.rms_norm`` leaves out the other packages.
+With ``OPERATION=common.ops.rms_norm`` in the environment, only that package is tested.
 """
 
 from __future__ import annotations

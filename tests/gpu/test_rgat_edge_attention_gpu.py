@@ -1,4 +1,4 @@
-"""Attention over edges on a GPU: long lists of edges, captured, and bit by bit."""
+"""Test attention over edges on a GPU: long lists of edges, capture, and repeatability."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_long_rows_with_the_tiles_of_training(case: Any) -> None:
-    """A source of thousands of edges: through many chunks, of which lower levels count the first entries."""
+    """A source has thousands of edges in many chunks. Lower levels use the first entries."""
     sizes = {"seeds": 300, "papers": 600, "skew": 0.9, "compared": True}
     check(EDGE_ATTENTION, "triton", case, sizes, torch.float32, CUDA)
 

@@ -1,4 +1,4 @@
-"""RNN-T's features on a GPU: utterance by utterance, without a wait, in a graph."""
+"""Test RNN-T's features on a GPU: per utterance, without waiting for the device, and in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FRAMES, COLUMNS = 160, 256
 
 
 def utterances(batch: int, longer: int = 0) -> AudioBatch:
-    """``batch`` utterances of up to 3 s."""
+    """Return ``batch`` utterances of up to 3 s."""
     lengths = [(1_500 + 5_501 * number % 40_000 + longer, 0.85 + 0.04 * (number % 8)) for number in range(batch)]
     return utterances_of(lengths, Draw(torch.device("cuda"), torch.float32))
 

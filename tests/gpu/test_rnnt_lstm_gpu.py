@@ -32,13 +32,13 @@ if (reason := persistent.unsupported(OperationRequest(CUDA, torch.float16, {"wid
 
 
 def assert_right(width: int, batch: int, dtype: torch.dtype, lengths: str, frames: int) -> None:
-    """Results and gradients are the reference's in float64."""
+    """Check results and gradients against the reference in float64."""
     sizes = {"width": width, "utterances": batch, "inputs": 256, "lengths": lengths, "frames": frames}
     check(LSTM, "persistent", CASE, sizes, dtype, CUDA)
 
 
 class Layer:
-    """Inputs of a layer, whose ``lengths`` can change, and its results and gradients."""
+    """A layer with its inputs. The lengths of utterances can change."""
 
     def __init__(self, width: int, batch: int, frames: int) -> None:
         self.draw = Draw(CUDA, torch.float16)
@@ -52,13 +52,13 @@ class Layer:
         self.redraw()
 
     def redraw(self) -> None:
-        """Other lengths, the longest first."""
+        """Draw new lengths, the longest first."""
         drawn = self.draw.integers(0, len(self.x) + 1, len(self.lengths), dtype=torch.int32)
         drawn[0] = len(self.x)
         self.lengths.copy_(drawn.sort(descending=True).values)
 
     def run(self) -> list[Tensor]:
-        """Results, and gradients of everything."""
+        """Return the result and all gradients."""
         y = LSTM.function("persistent")(self.x, self.weights, self.lengths)
         return [y.detach(), *torch.autograd.grad(y, [self.x, *self.weights], self.cotangent)]
 

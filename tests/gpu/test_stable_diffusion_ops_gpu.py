@@ -1,5 +1,7 @@
-"""Operations of Stable Diffusion on a GPU where no case can say it: captured and repeatable, without a wait for the
-device, and without overflow of offsets in large tensors."""
+"""Test Stable Diffusion's operations on a GPU in ways that cases cannot express.
+
+They are captured and repeatable, do not wait for the device, and offsets in large tensors do not overflow.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ if not torch.cuda.is_available():
 
 CUDA = torch.device("cuda")
 OFFSETS = 1 << 31
-"""Elements that 32 bits don't count."""
+"""Smallest number of elements whose offsets overflow int32."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> Tensor:
@@ -38,7 +40,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float16, seed: int = 0) -> Te
 
 
 def tensors_in(results: Any) -> Iterator[Tensor]:
-    """Tensors in tuples and lists of any depth."""
+    """Yield the tensors in nested tuples and lists."""
     if isinstance(results, Tensor):
         yield results.detach()
     elif isinstance(results, tuple | list):
@@ -47,7 +49,7 @@ def tensors_in(results: Any) -> Iterator[Tensor]:
 
 
 def check_captured(run: Callable[[], Any], noise: float) -> None:
-    """The same again, also from a graph, without waiting for the device; bit for bit without ``noise``."""
+    """Check that a second run and a graph give the same values up to ``noise``, without waiting for the device."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -90,7 +92,7 @@ PAIR = {"samples": 4, "channels": 960, "inputs": 2, "first": 640, "keep": False}
         (add_layer_norm.ADD_LAYER_NORM, "triton", {"rows": 8192}, 0.0),
         (noising.NOISING, "triton", {}, 0.0),
         (velocity_loss.VELOCITY_LOSS, "triton", {}, 0.0),
-        # some libraries add with atomics
+        # some libraries sum with atomics
         *((UPSAMPLING, name, {"pictures": 2, "channels": 320, "filters": 320}, 1e-2) for name in UPSAMPLING.names),
         *(
             (ATTENTION, name, {"pictures": 2, "queries": 1024, "keys": 1024 if packed else 77, "packed": packed}, 1e-3)
@@ -158,7 +160,7 @@ def test_group_norm_counts_its_elements_in_64_bits(channels: int, side: int) -> 
     x = torch.empty((samples, side, side, channels), dtype=torch.float16, device="cuda").normal_().permute(0, 3, 1, 2)
     weight, bias = random(channels, seed=1), random(channels, seed=2)
     function = group_norm.GROUP_NORM.function("triton")
-    # programs differ in number, and so their sums in the last bits
+    # the number of programs differs, so sums differ in the last bits
     check_last_rows(lambda leaf: [function((leaf,), weight, bias, 16, 1e-5, silu=True)], x, 2, 2e-3)
 
 
@@ -176,12 +178,12 @@ def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
 
 
 def check_last_rows(function: Callable[[Tensor], Any], x: Tensor, rows: int, noise: float) -> None:
-    """Results and gradient of the last rows are those of these rows alone."""
+    """Check that results and gradient of the last rows equal those of a tensor with only these rows."""
     last = []
     for given in (x, x[-rows:]):
         leaf = given.detach().requires_grad_()
         results = function(leaf)
-        # the first columns of the input as gradients of the results
+        # gradients of the results: the first columns of the input
         (dx,) = torch.autograd.grad(results, leaf, [given[:, : y.shape[1]] for y in results])
         last.append([value[-rows:].detach().clone() for value in (*results, dx)])
         del leaf, results, dx

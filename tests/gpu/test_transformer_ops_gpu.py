@@ -1,4 +1,4 @@
-"""Triton operations of a transformer in CUDA graphs: one graph serves all batches and scales, bit for bit."""
+"""Test that one CUDA graph of a transformer's Triton operations gives the right bits for all batches and scales."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def scaling() -> Scaling:
 
 
 def parts(x8: Fp8Tensor | None) -> list[Tensor]:
-    """Bytes and scale of a tensor in FP8."""
+    """Return the bytes and the scale of an FP8 tensor."""
     return [] if x8 is None else [x8.data.view(torch.uint8), x8.scale_inverse]
 
 
 def follows_its_inputs(step: Callable[[list[Scaling]], list[Tensor]], change: Callable[[], Any]) -> list[Tensor]:
-    """Check that what is captured gives in each of three replays what eager code does, and leaves the same scales.
+    """Check that each of three replays of a captured step gives the results and scales of the eager step.
 
     Returns:
-        The first result of every replay.
+        The first tensor of ``step`` in every replay.
     """
     ours, eager = ([scaling() for _ in range(2)] for _ in range(2))
     seen = []
@@ -58,7 +58,7 @@ def follows_its_inputs(step: Callable[[list[Scaling]], list[Tensor]], change: Ca
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             captured = step(ours)
-        for state in ours:  # nothing ran while it was captured
+        for state in ours:  # capture runs nothing
             assert not state.scale
         for _ in range(3):
             change()

@@ -1,4 +1,4 @@
-"""3D U-Net's reader on a GPU: random bits, caches, side streams, and graphs."""
+"""Test 3D U-Net's reader on a GPU: random bits, caches, side streams, and CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""3D U-Net's evaluation on a GPU: large offsets in its kernels, its graph, and that nothing waits inside."""
+"""Test 3D U-Net's evaluation on a GPU: large offsets, its CUDA graph, and no waiting for the device."""
 
 from __future__ import annotations
 

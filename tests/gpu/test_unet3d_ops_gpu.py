@@ -1,5 +1,7 @@
-"""What the cases of 3D U-Net's operations do not say of a GPU: results that are captured and repeatable, values with a
-large mean, and offsets in tensors of more elements than int32 counts."""
+"""Test 3D U-Net's operations on a GPU in ways that cases cannot express.
+
+The tests cover capture, repeatability, values with a large mean, and offsets beyond int32.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_operations_are_captured_and_give_the_same_bits_in_every_run() -> None:
 
     def step() -> list[Tensor]:
         y, skip = instance_norm.INSTANCE_NORM.function("triton")(*leaves, EPSILON)
-        # coarse and its weight get no gradients: they would be cuDNN's, whose sums may differ from run to run
+        # no gradients of coarse and its weight: cuDNN computes them, with sums that can differ between runs
         joined = upsample.UPSAMPLE.function("triton")(coarse, up_weight, up_bias, skip)
         logits = output_convolution.OUTPUT_CONVOLUTION.function("triton")(joined, weight, bias)
         value = dice_cross_entropy.DICE_CROSS_ENTROPY.function("triton")(logits, label, 1e-6)

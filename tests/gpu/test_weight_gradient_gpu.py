@@ -1,4 +1,4 @@
-"""Weight gradients on a GPU: sums in FP8 that are captured, sums in 16 bits, and what trained products do."""
+"""Test weight gradients on a GPU: captured FP8 sums, 16-bit sums, and products of trained layers."""
 
 from __future__ import annotations
 

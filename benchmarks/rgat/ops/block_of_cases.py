@@ -1,4 +1,4 @@
-"""Blocks of the cases of R-GAT's operations: what its sampler finds in a synthetic eighth of IGBH-Full."""
+"""Blocks for the cases of R-GAT's operations, sampled from a synthetic eighth of IGBH-Full."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ SEEDS = 2048
 FANOUTS = (15, 10, 5)
 
 SKEW = 0.75
-"""How much more edges popular nodes have; see :func:`benchmarks.rgat.made_up_graph.made_up_graph`."""
+"""How unevenly edges are distributed over nodes; see :func:`benchmarks.rgat.made_up_graph.made_up_graph`."""
 
 MEASURED, SIGMA = 20, 5.0
-"""Batches that capacities are derived from, and standard deviations above their mean."""
+"""Number of batches from which capacities are estimated, and standard deviations above their mean."""
 
 
 def graph_of_cases(device: torch.device, papers: int = IGBH_EIGHTH, skew: float = SKEW) -> Graph:
-    """The graph, of 7 GB; with fewer papers it has less of all types."""
+    """Return the graph, which takes 7 GB. With fewer papers it has fewer nodes of all types."""
     return made_up_igbh(papers, 0, device, skew)
 
 
 def seeds_of_cases(graph: Graph, seeds: int, number: int) -> SeedBatch:
-    """``seeds`` papers; others for another ``number``."""
+    """Return ``seeds`` random papers. Another ``number`` gives other papers."""
     random = torch.Generator(graph.device).manual_seed(number)
     papers = torch.randperm(graph.nodes[graph.schema.seed_type], device=graph.device, generator=random)
     return SeedBatch(papers[:seeds].int(), min(seeds, len(papers)), torch.tensor(number, device=graph.device))
 
 
 def sampler_of_cases(device: torch.device) -> BuildSampler:
-    """The sampler's fastest implementation on a GPU. On a CPU it is the reference: an interpreter takes long."""
+    """Return the fastest sampler on a GPU, and the reference on a CPU, where Triton's interpreter would be slow."""
     request = OperationRequest(device, torch.int32)
     build: BuildSampler = sample.SAMPLE.select(AUTO if device.type == "cuda" else REFERENCE, request).function
     return build
 
 
 def capacities_of_cases(graph: Graph, seeds: int, fanouts: Sequence[int] = FANOUTS) -> BlockShape:
-    """Capacities as training finds them; waits for the device."""
+    """Return capacities, estimated as in training. Waits for the device."""
     batches = (seeds_of_cases(graph, seeds, number) for number in range(1, MEASURED + 1))
     moments = measured(graph, fanouts, sampler_of_cases(graph.device), seeds, batches)
     return enough_shape(moments, largest_shape(graph, seeds, fanouts), SIGMA)
@@ -63,10 +63,17 @@ def block_of_cases(
     fanouts: tuple[int, ...] = FANOUTS,
     skew: float = SKEW,
 ) -> Block:
-    """A block with the capacities of training; waits for the device.
+    """Return a block with the capacities of training. Waits for the device.
+
+    Args:
+        device: device of the graph and of the block.
+        seeds: number of seeds.
+        papers: papers of the graph.
+        fanouts: edges of each relation that a node draws, by hop.
+        skew: see :data:`SKEW`.
 
     Raises:
-        RuntimeError: these capacities are too small.
+        RuntimeError: the capacities are too small for the block.
     """
     graph = graph_of_cases(device, papers, skew)
     batch, shape = seeds_of_cases(graph, seeds, 0), capacities_of_cases(graph, seeds, fanouts)
@@ -77,11 +84,11 @@ def block_of_cases(
 
 
 class Filled(NamedTuple):
-    """Which parts of a tensor a block fills.
+    """The parts of a tensor that a block fills.
 
     Attributes:
         offsets: first index of each part.
-        counts: how much of each is filled.
+        counts: number of filled elements of each part.
     """
 
     offsets: Sequence[int]
@@ -89,28 +96,28 @@ class Filled(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All that is filled."""
+        """Number of all filled elements."""
         return sum(self.counts)
 
     def views(self, x: Tensor) -> list[Tensor]:
-        """The filled parts of a tensor."""
+        """Return the filled parts of a tensor."""
         return [x[first : first + count] for first, count in zip(self.offsets, self.counts, strict=False)]
 
     def only(self, x: Tensor) -> Tensor:
-        """The tensor, after NaN was written to everything that is not filled."""
+        """Write NaN to all elements that are not filled, and return the tensor."""
         for first, count, end in zip(self.offsets, self.counts, (*self.offsets[1:], len(x)), strict=False):
             x[first + count : end] = torch.nan
         return x
 
 
 class Level(NamedTuple):
-    """What a block fills at a level.
+    """The parts of tensors that a block fills at a level.
 
     Attributes:
-        nodes: in tensors of all nodes within ``level`` hops.
-        outputs: in tensors of all nodes within ``level - 1`` hops.
-        rows: in tensors of the rows of all relations.
-        targets: in tensors of the targets of all relations.
+        nodes: parts of tensors with all nodes within ``level`` hops.
+        outputs: parts of tensors with all nodes within ``level - 1`` hops.
+        rows: parts of tensors with the rows of all relations.
+        targets: parts of tensors with the targets of all relations.
     """
 
     nodes: Filled
@@ -120,7 +127,7 @@ class Level(NamedTuple):
 
 
 def level_of(block: Block, level: int) -> Level:
-    """What a block fills at ``level``; waits for the device."""
+    """Return the parts of tensors that a block fills at ``level``. Waits for the device."""
     shape, nodes, rows = block.shape, block.node_counts.tolist(), block.row_counts.tolist()
     return Level(
         Filled(shape.node_offsets(level), nodes[level]),

@@ -1,4 +1,4 @@
-"""Packed rows of the cases of RNN-T's joint network and loss, and results of both networks for them."""
+"""Packed rows and results of both networks, for the cases of RNN-T's joint network and loss."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ UTTERANCES = 192
 """Utterances of a micro-batch."""
 
 STATISTICS = RowStatistics(mean=13200.0, deviation=6900.0)
-"""Rows of an utterance, from which the recipes for LibriSpeech derive the capacity."""
+"""Distribution of the rows of an utterance. The recipes for LibriSpeech derive the capacity from it."""
 
 SEED = 5
 """Seed of the lengths. With it, 192 utterances have 2.51 million rows."""
 
 SPARE = 3
-"""Rows beyond those of utterances whose lengths are given, which do not exist."""
+"""Unused rows at the end of the capacity, where the lengths of utterances are given."""
 
 
 class CaseRows(NamedTuple):
     """A synthetic micro-batch.
 
     Attributes:
-        rows: where its rows lie.
+        rows: positions of its rows.
         used: number of rows that exist.
     """
 
@@ -44,12 +44,12 @@ class CaseRows(NamedTuple):
 
 
 def case_rows(utterances: int | Sequence[tuple[int, int]], device: torch.device) -> CaseRows:
-    """Rows of a micro-batch.
+    """Return the rows of a micro-batch.
 
     Args:
-        utterances: number of utterances, which have lengths as in LibriSpeech, the longest first, and the capacity of
-            training; or frames and tokens of each.
-        device: of the tensors.
+        utterances: number of utterances, with the lengths of LibriSpeech, the longest first, and the capacity of
+            training; or the frames and tokens of each utterance.
+        device: device of the tensors.
     """
     if isinstance(utterances, int):
         lengths = real_lengths(utterances, FACTS, np.random.default_rng(SEED))
@@ -66,14 +66,14 @@ def case_rows(utterances: int | Sequence[tuple[int, int]], device: torch.device)
 
 
 def tokens_of(rows: PackedRows, classes: int, draw: Draw) -> Tensor:
-    """Tokens, int32; behind those of each utterance is the blank, which must not be read."""
+    """Return tokens as int32, (B, U). Blanks, which must not be read, follow the tokens of each utterance."""
     tokens_BU = draw.integers(0, classes - 1, rows.utterances, rows.most_tokens, dtype=torch.int32)
     place_U = torch.arange(rows.most_tokens, device=draw.device)
     return tokens_BU.masked_fill_(place_U >= rows.tokens_B[:, None], classes - 1)
 
 
 def networks(rows: PackedRows, width: int, draw: Draw) -> tuple[Tensor, Tensor]:
-    """Results f and g of the encoder and of the prediction network; padding is NaN."""
+    """Return results f of the encoder and g of the prediction network. Padding is NaN."""
     f_SBH = draw.normal(rows.most_frames, rows.utterances, width)
     g_NBH = draw.normal(rows.most_tokens + 1, rows.utterances, width)
     for x, behind_B in ((f_SBH, rows.frames_B), (g_NBH, rows.tokens_B + 1)):

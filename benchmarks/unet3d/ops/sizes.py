@@ -7,4 +7,4 @@ from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "unet3d")
 SAMPLES = 7
-"""Crops of a micro-batch."""
+"""Crops in a micro-batch."""

@@ -1,4 +1,4 @@
-"""Cases of the layer norms of a latent U-Net's transformers, each with the residual addition and the bias before it."""
+"""Cases of the layer norms in the transformers of a latent U-Net, with the preceding addition of residual and bias."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def passes(
     read: tuple[int, ...] = (0, 1),
     parameters: torch.dtype | None = None,
 ) -> list[Pass]:
-    """Both directions.
+    """Make the forward and backward passes.
 
     Args:
-        residual, added: what is added: another matrix with a mean far from zero, and a vector.
-        read: the results that have gradients: 0 is the sum, 1 the normalised sum.
-        parameters: dtype of weight and bias; by default that of the activations.
+        residual: whether a matrix, whose mean is far from zero, is added to the input.
+        added: whether a vector is added to each row.
+        read: indices of the results that have gradients: 0 is the sum, 1 is the normalised sum.
+        parameters: dtype of weight and bias; None for that of the activations.
     """
     x, d_sum, d_normed = (draw.normal(rows, features) for _ in range(3))
     other = draw.uniform(rows, features, low=0.0, high=4.0) if residual else None
@@ -64,7 +65,7 @@ TESTS: tuple[Sequence[dict[str, Any]], ...] = (
     [{"rows": 600, "features": 32, "parameters": torch.float32}],
     (),
 )
-"""Those of each level."""
+"""Sizes of the tests for each level."""
 
 CASES = tuple(
     Case(

@@ -1,4 +1,4 @@
-"""Cases of the matches of RetinaNet's anchors, in pictures with few boxes and with many."""
+"""Cases of matching RetinaNet's anchors to boxes, for pictures with few boxes and with many."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def passes(
     copies: bool = False,
     own: bool = False,
 ) -> list[Pass]:
-    """Anchors of all pictures are read, and their matches are written.
+    """Make the pass, which reads the anchors and writes the matches of all pictures.
 
     Args:
-        boxes: capacity of a picture, a multiple of 8. Half of the boxes are near an anchor, and some are equal.
-        most: boxes of a picture; the first one has so many, the second none.
-        copies: whether each anchor is there a second time, far from the first.
-        own: whether each picture has anchors of its own.
+        boxes: capacity for boxes per picture, a multiple of 8. Half of the boxes are near an anchor; some are equal.
+        most: largest number of boxes in a picture. The first picture has this number, the second has none.
+        copies: whether each anchor occurs twice; the two copies are far apart in memory.
+        own: whether each picture has its own anchors.
     """
     anchors = draw.rounded(size.anchors(levels, draw.device))
-    squares = anchors[3 :: size.ANCHORS]  # the corners of these are integers
+    squares = anchors[3 :: size.ANCHORS]  # the corners of these anchors are integers
     if copies:
         anchors = torch.cat([anchors, anchors.flip(0)])
     wanted = size.boxes(draw, pictures, boxes, side=300.0)
@@ -61,7 +61,7 @@ def passes(
 
 SIZES = {"pictures": size.PICTURES, "levels": size.LEVELS, "boxes": size.MOST_BOXES, "rule": RETINANET}
 SMALL = {"pictures": 3, "levels": (6, 3), "boxes": 8, "most": 8}
-"""405 anchors. Twice as many are several programs of both kernels."""
+"""Sizes with 405 anchors. With ``copies`` there are twice as many, for several programs of both kernels."""
 
 CASES = (
     Case(

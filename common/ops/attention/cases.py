@@ -1,4 +1,4 @@
-"""Cases of self-attention within packs, with the gradient of the bias; its gradients in 16 bits or in FP8."""
+"""Cases of self-attention within packs, with gradients in 16 bits or in FP8, and with the gradient of the bias."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def passes(
     scale: float = 0.0,
     widened: bool = False,
 ) -> list[Pass]:
-    """Both directions; rows of no sequence hold NaN.
+    """Make the forward and backward passes. Rows outside all sequences contain NaN.
 
     Args:
-        length: the longest sequence there can be.
-        sequences: first token and tokens of each; None for packs of ``transformer.LENGTH`` tokens.
-        scale: that of FP8's use before.
-        widened: return FP8 that comes from 16 bits as values, of which small differences may round to other codes.
+        length: largest possible length of a sequence.
+        sequences: start and length of each sequence in tokens; None for packs of ``transformer.LENGTH`` tokens.
+        scale: FP8 scale that the previous use left; 0 before the first use.
+        widened: convert FP8 gradients of 16-bit activations to the dtype of the activations, because small differences
+            may round to other FP8 codes.
     """
     if sequences is None:
         starts, lengths = size.sequences(tokens // size.LENGTH, draw.device)
@@ -77,7 +78,7 @@ SIZES = {
     "p": size.PROBABILITY,
 }
 GAPS = {"tokens": 100, "length": 80, "heads": 2, "head_dim": 32, "sequences": ((20, 70), (4, 13), (0, 0))}
-"""Sequences in another order than in the buffer, with rows of none before, between and behind them."""
+"""Sequences in another order than in the buffer, with unused rows before, between and after them."""
 
 MIXED = ((0, 512), (512, 1), (513, 5), (518, 63), (581, 64), (645, 65), (710, 300), (1010, 211), (0, 0), (0, 0))
 GPU = {"tokens": 1288, "heads": 4, "sequences": MIXED}

@@ -1,7 +1,7 @@
-"""Cases of the batch norms of ResNet-50 at 400 pictures, alone and fused with what follows them.
+"""Cases of the batch norms of ResNet-50 with 400 pictures, alone and fused with the operations that follow.
 
-Bytes are those of every pass over the activations: statistics are needed before the first element can be normalised,
-and sums of the gradient before the first element of the input's gradient, so that the inputs are read twice.
+Inputs count twice in the bytes of a pass: the forward pass needs the statistics before it can normalise the first
+element, and the backward pass needs sums of the gradient before it can write the first element of the input's gradient.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def activations(draw: Draw, shape: Sequence[int], channels_last: bool) -> Tensor:
-    """Few different values, so that no result is so close to 0 that rounding decides whether ReLU passes it."""
+    """Return activations with few different values, so that rounding never decides whether a result passes ReLU."""
     x = draw.rounded(draw.integers(-2, 3, *shape) + 3)
     return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def gradient(draw: Draw, shape: Sequence[int], channels_last: bool) -> Tensor:
-    """Sums of two gradients are exact in every dtype."""
+    """Return a gradient. The sum of two such gradients is exact in every dtype."""
     dy = draw.rounded(draw.integers(-16, 17, *shape) / 8)
     return dy.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def norm(draw: Draw, channels: int) -> Norm:
-    """Parameters and running statistics, which are fp32 whatever the activations are."""
+    """Return parameters and running statistics, which are fp32 whatever the dtype of the activations."""
     weight, bias, mean = (draw.normal(channels, dtype=torch.float32) for _ in range(3))
     return Norm(weight, bias, mean, draw.uniform(channels, low=0.5, high=2.0, dtype=torch.float32))
 
 
 def moments_of(x: Tensor) -> Tensor:
-    """Sums of x and of its square, as a convolution leaves them."""
+    """Return the sums of x and of its square, as a preceding convolution computes them."""
     wide = x.detach().double()
     return torch.stack([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))]).unsqueeze(1).float()
 
@@ -50,7 +50,18 @@ def both_directions(
     readers: Sequence[int],
     moved: tuple[float, float],
 ) -> list[Pass]:
-    """Results and running statistics; gradients of all inputs and parameters from those of the results ``readers``."""
+    """Make both passes from a function: the forward pass returns its results, the backward pass returns gradients.
+
+    Both also return the running statistics.
+
+    Args:
+        forward: function that enqueues the forward pass.
+        inputs: tensors that get a gradient, in addition to the parameters.
+        norms: parameters and running statistics.
+        gradients: gradients of the results.
+        readers: indices of the results whose gradients the backward pass starts from.
+        moved: bytes moved by the forward pass and by the backward pass.
+    """
     leaves = [*inputs, *(parameter for own in norms for parameter in (own.weight, own.bias))]
     for leaf in leaves:
         leaf.requires_grad_()
@@ -78,7 +89,10 @@ def alone(
     moments: bool = False,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Forward reads x twice and writes y; backward reads the gradient and x twice. ``moments`` are a convolution's."""
+    """Make the passes of a batch norm with ReLU. ``moments`` gives it the sums that a convolution computes.
+
+    Forward reads x twice and writes y. Backward reads the gradient and x twice and writes the gradient of x.
+    """
     shape = pictures, channels, height, width
     x, own = activations(draw, shape, channels_last), norm(draw, channels)
     options: dict[str, Any] = {"relu": relu, **({"moments": moments_of(x)} if moments else {})}
@@ -99,7 +113,10 @@ def add_relu(
     channels_last: bool = True,
     readers: tuple[int, ...] = (0, 1),
 ) -> list[Pass]:
-    """The same with a residual, which ``projected`` normalises too, and with a bit for each element."""
+    """Make the passes of a batch norm with residual and ReLU; ``projected`` normalises the residual, too.
+
+    The bytes include one bit per element for the mask of the ReLU.
+    """
     shape = pictures, channels, height, width
     x, residual = (activations(draw, shape, channels_last) for _ in range(2))
     norms = [norm(draw, channels) for _ in range(1 + projected)]
@@ -123,7 +140,10 @@ def relu_max_pool(
     width: int,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Forward leaves the maxima, what they came from and a byte for its offset, each a quarter of x in elements."""
+    """Make the passes of a batch norm with ReLU and max pooling.
+
+    For each maximum, forward writes its value, the input that it came from, and one byte for the offset of that input.
+    """
     x, own = activations(draw, (pictures, channels, height, width), channels_last), norm(draw, channels)
     dy = gradient(draw, (pictures, channels, (height + 1) // 2, (width + 1) // 2), channels_last)
     moved = 2 * size_of(x) + 2 * size_of(dy) + dy.numel(), 2 * size_of(x) + 3 * size_of(dy) + dy.numel()
@@ -142,7 +162,7 @@ def evaluate(
     projected: bool = False,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """With the running statistics."""
+    """Make the pass of evaluation mode, which uses the running statistics."""
     shape = pictures, channels, height, width
     x, residual = (activations(draw, shape, channels_last) for _ in range(2))
     own, other = norm(draw, channels), norm(draw, channels)
@@ -155,14 +175,14 @@ def evaluate(
 
 
 def map_of(channels: int, size: int) -> dict[str, int]:
-    """Sizes of a map of ResNet-50."""
+    """Return the sizes of a feature map of ResNet-50, whose height and width are ``size``."""
     return {"pictures": 400, "channels": channels, "height": size, "width": size}
 
 
 NARROW = {"pictures": 3, "channels": 24, "height": 9, "width": 11}
-"""Several programs, whose last tiles are not full."""
+"""Sizes for several programs, whose last tiles are not full."""
 WIDE = {"pictures": 2, "channels": 72, "height": 9, "width": 8}
-"""Two blocks of columns, of which the second is not full, and programs with two tiles."""
+"""Sizes for two blocks of columns, the second not full, and for programs with two tiles."""
 EVEN = {"pictures": 2, "channels": 16, "height": 16, "width": 16}
 SINGLE = {"pictures": 5, "channels": 8, "height": 1, "width": 1}
 LARGE = {"pictures": 9}

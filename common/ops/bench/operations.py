@@ -1,7 +1,7 @@
-"""``bench.only=ops`` and ``bench.only=tiles``: the cases of operations on one GPU.
+"""``bench.only=ops`` and ``bench.only=tiles``: measure the cases of operations on one GPU.
 
-Each implementation of a case, ``torch.compile`` of the reference among them, is timed in a process that a crash ends
-alone (:mod:`common.ops.bench.supervisor`).
+A worker process times the implementations of a case and the reference compiled by ``torch.compile``. If one crashes, a
+new process continues with the next one (:mod:`common.ops.bench.supervisor`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WORKER = "common.ops.bench.worker"
 
 
 class Task(NamedTuple):
-    """A case in one implementation.
+    """A case and an implementation to time.
 
     Attributes:
-        package: of the operation.
+        package: ``package:NAME`` of the operation.
         case: name of the case.
-        implementation: ``reference``, ``compiled``, or the name of a faster one.
+        implementation: ``reference``, ``compiled``, or the name of a faster implementation.
     """
 
     package: str
@@ -39,14 +39,15 @@ class Task(NamedTuple):
 
 
 def operations_of(config_module: str, words: Sequence[str]) -> dict[str, Operation]:
-    """Operations with cases, by package.
+    """Return operations that have cases, by ``package:NAME``.
 
     Args:
-        config_module: module of a workload's configuration, which has ``OPERATIONS``.
-        words: parts of packages, or ``all`` for every operation of the suite; empty for those that the workload uses.
+        config_module: module of a workload's configuration, which defines ``OPERATIONS``.
+        words: parts of the operations' names, or ``all`` for every operation of the suite; empty for the operations
+            that the workload uses.
 
     Raises:
-        ConfigError: a word is part of no package.
+        ConfigError: a word is part of no name.
     """
     known = {package: operation for package, operation in all_operations().items() if cases_of(operation)}
     if not words:
@@ -63,7 +64,7 @@ def operations_of(config_module: str, words: Sequence[str]) -> dict[str, Operati
 
 
 def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
-    """Everything to time: for ``tiles`` the implementations that have some."""
+    """Return all tasks; with ``tiles``, only those of implementations that have tables of tiles."""
     found = []
     for package, operation in operations.items():
         for case in cases_of(operation):
@@ -78,12 +79,12 @@ def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
 def time_operations(
     operations: Mapping[str, Operation], *, tiles: bool, say: Callable[[str], object] = print
 ) -> list[Measured]:
-    """Time operations and say a line for each pass of each implementation; returns what was measured.
+    """Time operations, print a line for each pass of each implementation, and return the measurements.
 
     Args:
-        operations: of :func:`operations_of`.
-        tiles: look for better tiles of Triton's kernels instead.
-        say: prints a line.
+        operations: result of :func:`operations_of`.
+        tiles: search for better tiles of Triton kernels instead.
+        say: function that prints a line.
 
     Raises:
         ConfigError: there is no GPU.
@@ -108,12 +109,12 @@ def time_operations(
 
 
 def line(measured: Measured, bandwidth: float, peak: float | None) -> str:
-    """A line of the table.
+    """Return a line of the table.
 
     Args:
-        measured: one pass.
-        bandwidth: of a copy, bytes per second.
-        peak: FLOP/s of the GPU's products in 16 bits; None where it is not known.
+        measured: measurement of one pass.
+        bandwidth: bandwidth of a copy in bytes per second.
+        peak: peak FLOP/s of the GPU for 16-bit matrix products; None if unknown.
     """
     seconds = max(measured.ms, 1e-6) * 1e-3
     share = measured.bytes / seconds / bandwidth
@@ -128,7 +129,7 @@ def line(measured: Measured, bandwidth: float, peak: float | None) -> str:
 
 
 def comparison(measured: Iterable[Measured]) -> Iterator[str]:
-    """For each case, milliseconds of all passes together in each implementation, the fastest first.
+    """Yield a line for each case: total milliseconds of all passes by implementation, the fastest first.
 
     An implementation that failed after some of its passes is left out.
     """
@@ -144,7 +145,7 @@ def comparison(measured: Iterable[Measured]) -> Iterator[str]:
 
 
 def report(measured: Sequence[Measured]) -> dict[str, Any]:
-    """What was measured, for a program to read."""
+    """Return the measurements, the device and the versions as values for a JSON file."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {"device": device, "versions": versions, "passes": [each._asdict() for each in measured]}

@@ -1,4 +1,4 @@
-"""The process that times cases of operations or looks for better tiles, started by the supervisor beside it."""
+"""Worker process of the supervisor: times cases of operations, or searches for better tiles."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
 
 COMPILED = "compiled"
-"""The reference by ``torch.compile``."""
+"""Name of the reference compiled by ``torch.compile``."""
 
 LARGE_BYTES = 50e6
-"""Passes that move less are repeated more often, so that a graph lasts long enough to be timed."""
+"""Passes that move fewer bytes are repeated more often, so that a CUDA graph runs long enough to be timed."""
 
 REPLAYS = 5
 SMALL = 4
-"""Numbers of a tile up to which the next one is tried, too; others are halved and doubled."""
+"""Numbers of a tile up to this value are also changed by 1; larger ones are only halved and doubled."""
 
 
 class Measured(NamedTuple):
-    """One pass that was timed.
+    """Measurement of one pass.
 
     Attributes:
-        operation, case, direction, implementation: which.
-        ms: milliseconds of one call.
-        bytes, flops: of one call.
+        operation, case, direction, implementation: names that identify the pass.
+        ms: milliseconds per call.
+        bytes, flops: bytes and floating-point operations per call.
     """
 
     operation: str
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 
 def function_of(operation: Operation, name: str) -> Any:
-    """An implementation, or the compiled reference, a function or a named tuple of functions."""
+    """Return an implementation or the compiled reference: a function or a named tuple of functions."""
     if name != COMPILED:
         return operation.function(name)
     reference = operation.reference
@@ -58,10 +58,10 @@ def function_of(operation: Operation, name: str) -> Any:
 
 
 def passes_of(operation: Operation, case: Case, name: str) -> list[Pass]:
-    """The passes of an implementation at the case's sizes on this GPU.
+    """Make the passes of an implementation at the case's sizes on this GPU.
 
     Raises:
-        UnsupportedImplementation: the implementation cannot serve them.
+        UnsupportedImplementation: the implementation does not support these sizes.
     """
     device, dtype = torch.device("cuda"), case.dtypes[-1]
     if name != COMPILED and (reason := operation.unsupported(name, case.request(device, dtype))):
@@ -78,7 +78,7 @@ def measure(operation: Operation, case: Case, name: str) -> Iterator[Measured]:
 
 
 def _milliseconds(pass_: Pass, replays: int) -> float:
-    """Of one call, that of ``after`` included."""
+    """Return milliseconds per call, including the pass that ``after`` names."""
     calls = 20 if pass_.bytes < LARGE_BYTES else 4
 
     def repeat() -> int:
@@ -90,7 +90,7 @@ def _milliseconds(pass_: Pass, replays: int) -> float:
 
 
 def neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Tiles that differ from ``tile`` in one number: half of it, its double, and the next ones of a small number."""
+    """Yield tiles that differ from ``tile`` in one number, which is halved, doubled or, if small, changed by 1."""
     for place, number in enumerate(tile):
         near = {number // 2, 2 * number, *({number - 1, number + 1} if number <= SMALL else ())}
         for other in sorted(near - {number, 0, -1}):
@@ -98,14 +98,14 @@ def neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> dict[tuple[int, ...], float]:
-    """Go from a tile to its best neighbour as long as one is faster.
+    """Go from a tile to its fastest neighbour until no neighbour is faster.
 
     Args:
-        now: where to begin.
-        time_of: milliseconds with a tile; infinity where it cannot run.
+        now: first tile.
+        time_of: function that returns milliseconds with a tile; infinity if the kernel cannot run with it.
 
     Returns:
-        Every tile that was tried, and its milliseconds.
+        Milliseconds of every tile that was tried.
     """
     times = {now: time_of(now)}
     while True:
@@ -119,7 +119,7 @@ def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> 
 
 
 def tables_of(operation: Operation, name: str) -> list[dict[str, Any]]:
-    """Tables of tiles, kernel to named tuple, that an implementation's module has under names that end in ``TILES``."""
+    """Return the tables of tiles (kernel to named tuple) in an implementation's module: dicts named ``*TILES``."""
     try:
         module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
     except ImportError:
@@ -129,7 +129,7 @@ def tables_of(operation: Operation, name: str) -> list[dict[str, Any]]:
 
 
 def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
-    """Look for better tiles of an implementation, one kernel after another, by the time of all passes of a case."""
+    """Search for better tiles, one kernel after another, by the total time of a case's passes; yield lines of text."""
     passes = passes_of(operation, case, name)
     for tiles in tables_of(operation, name):
         for key, before in tiles.items():
@@ -140,20 +140,20 @@ def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
 
 
 def _time_with(passes: Sequence[Pass], tiles: dict[str, Any], key: str, tile: tuple[int, ...]) -> float:
-    """Milliseconds of all passes with another tile for one kernel; infinity where it cannot run."""
+    """Return milliseconds of all passes with another tile for one kernel; infinity if the kernel cannot run with it."""
     before = tiles[key]
     tiles[key] = type(before)(*tile)
     print(f"{BUSY}{key} {tile}", flush=True)
     try:
         return sum(_milliseconds(each, 3) for each in passes)
-    except failures():  # such as more shared memory than there is
+    except failures():  # for example, the tile needs more shared memory than the GPU has
         return float("inf")
     finally:
         tiles[key] = before
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do the tasks on the command line; each is the JSON of an operation's package, a case and an implementation."""
+    """Run the tasks of the command line; each is a JSON list of an operation, a case and an implementation."""
     parser = argparse.ArgumentParser(prog="python -m common.ops.bench.worker", description=__doc__)
     parser.add_argument("--tiles", action="store_true", help="look for better tiles")
     parser.add_argument("--worker", nargs="+", required=True, metavar="TASK")
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 print(text, flush=True)
             for result in () if arguments.tiles else measure(operation, case, name):
                 print(f"{RESULT}{json.dumps(result)}", flush=True)
-        except UnsupportedImplementation as reason:  # no failure: the next task needs no new process
+        except UnsupportedImplementation as reason:  # not a failure, so that the process goes on
             print(f"{operation.name} {case.name} {name}: not measured: {reason}", flush=True)
 
     work(list(arguments.worker), run)

@@ -1,4 +1,4 @@
-"""Cases of GELU between two products: with autograd at BERT's sizes, without it at GPT-3's."""
+"""Cases of GELU between two linear layers: with autograd at the sizes of BERT, without it at those of GPT-3."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ def passes(
     dx8: bool = False,
     scale: float = 0.0,
 ) -> list[Pass]:
-    """Both directions; the result and the gradient are in FP8 with ``y8`` and ``dx8``, whose use before had scales."""
-    # in fp32 the reference's gradient has no digits where x is far below 0, which FP8 would show
+    """Make the forward and backward passes.
+
+    Args:
+        y8: whether the result is in FP8.
+        dx8: whether the gradient of the input is in FP8.
+        scale: FP8 scale that the previous use left; 0 before the first use.
+    """
+    # smaller for FP8, which shows relative errors: far below 0, the reference's gradient in fp32 has no correct digits
     x = draw.normal(tokens, features, scale=1.5 if dx8 else 3.0).requires_grad_()
     bias = draw.normal(features).requires_grad_()
     dy, fp8 = draw.normal(tokens, features), draw.scaling(scale) if y8 else None
@@ -54,12 +60,12 @@ def separate_passes(
     frozen: bool = False,
     scale: float = 0.0,
 ) -> list[Pass]:
-    """Both directions, where forward keeps the product for backward, and where it keeps the sum with the bias in FP8.
+    """Make the forward and backward passes, once with the product saved in 16 bits and once with the sum in FP8.
 
     Args:
         fp8: whether results and gradients are in FP8.
         frozen: leave the scales as they are.
-        scale: that of FP8's use before.
+        scale: FP8 scale that the previous use left; 0 before the first use.
     """
     x, dy = draw.normal(tokens, features, scale=2.0), draw.normal(tokens, features, scale=1e-6 if fp8 else 1.0)
     bias = draw.normal(features) if biased else None

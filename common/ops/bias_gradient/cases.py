@@ -1,4 +1,4 @@
-"""Cases of the gradients of the biases at the ends of a latent U-Net's blocks."""
+"""Cases of the gradients of the biases at the ends of the blocks of a latent U-Net."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from common.ops.sizes import diffusion
 
 
 def passes(function: RowSums, draw: Draw, rows: int, columns: int, spare: int = 0, single: bool = False) -> list[Pass]:
-    """One pass, a part of the backward pass, whose input is in no cache.
+    """Make one pass, a part of the backward pass. Its inputs rotate, so that they are not in the L2 cache.
 
     Args:
-        spare: elements between rows.
-        single: the result is in fp32.
+        spare: unused elements between rows.
+        single: whether the result is in fp32.
     """
     moved = float(rows * columns * draw.dtype.itemsize)
     gradients = rotating(lambda: draw.normal(rows, columns + spare)[:, :columns], moved)
@@ -41,7 +41,7 @@ CASES = tuple(
         (
             [
                 {"rows": 384, "columns": 64},  # whole tiles in two programs
-                {"rows": 1100, "columns": 80, "single": True},  # programs that have several tiles
+                {"rows": 1100, "columns": 80, "single": True},  # several tiles per program
                 {"rows": 600, "columns": 17, "spare": 8},
                 {"rows": 1, "columns": 4},
             ],

@@ -1,4 +1,4 @@
-"""Cases of causal attention: a row, the second half of a row, and a product q | k | v of each head, read as it is."""
+"""Cases of causal attention: a whole row, the second half of a row, and the QKV product with q, k and v interleaved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.ops.causal_attention.reference import CausalAttention
 from common.ops.sizes import decoder, gpt3
 
 SCALE = 0.1
-"""Of the scores; the default of the libraries, 1 / sqrt(head_size), would be a wrong one."""
+"""Scale of the scores. It differs from the default of the libraries, 1 / sqrt(head_size)."""
 
 
 def passes(
@@ -25,11 +25,12 @@ def passes(
     spare: int = 0,
     interleaved: bool = False,
 ) -> list[Pass]:
-    """Forward and backward; FLOP count pairs that the mask leaves.
+    """Make the forward and backward passes. FLOPs count only pairs that the mask keeps.
 
     Args:
-        spare: keys and values are the beginnings of rows that are longer by so many tokens.
-        interleaved: they are views of one product, as the gradients of ``backward_into`` are.
+        spare: unused tokens after the keys and values of each row.
+        interleaved: whether queries, keys and values are views of one tensor. A further pass then calls
+            ``backward_into``, whose gradients are views of one tensor, too.
     """
     if interleaved:
         qkv = draw.normal(rows, queries, heads, 3, head_size)

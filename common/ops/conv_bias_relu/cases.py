@@ -29,13 +29,13 @@ def passes(
     bias: str = "frozen",
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Both directions; forward alone where ``bias`` is ``all frozen``.
+    """Make the forward and backward passes; only the forward pass if ``bias`` is ``all frozen``.
 
-    Inputs and weights are small integers and biases lie between them: rounding never decides about a result's sign.
+    Inputs and weights are small integers, and biases are integers plus 0.5; rounding never changes a result's sign.
 
     Args:
-        height, width: of the result.
-        bias: ``trained``, ``frozen``, or ``all frozen`` where nothing is trained.
+        height, width: height and width of the result.
+        bias: ``trained``, ``frozen``, or ``all frozen`` if no parameter is trained.
     """
     memory = torch.channels_last if channels_last else torch.contiguous_format
 
@@ -68,7 +68,7 @@ def passes(
 
 
 def layer(name: str, channels: int, filters: int, side: int, kernel: int, **case: Any) -> Case:
-    """A layer whose result has so many rows and columns; ``case`` has further sizes, and fields of the case."""
+    """Return the case of a layer whose result is ``side`` x ``side``; ``case`` contains further sizes and ``tests``."""
     tests: Sequence[Mapping[str, Any]] = case.pop("tests", ())
     sizes = {"channels": channels, "filters": filters, "height": side, "width": side, "kernel": kernel}
     grouped = case.get("groups", 1) > 1
@@ -84,9 +84,9 @@ def layer(name: str, channels: int, filters: int, side: int, kernel: int, **case
 
 
 SMALL = {"pictures": 3, "channels": 8, "filters": 72, "height": 11, "width": 10}
-"""Two blocks of columns, and programs with several tiles."""
+"""Sizes for two blocks of columns, and for programs with several tiles."""
 GROUPED = {"pictures": 2, "channels": 40, "filters": 40, "height": 9, "width": 8, "groups": 5}
-"""Two blocks of channels, of which the second is not full, and two tiles."""
+"""Sizes for two blocks of channels, the second not full, and for two tiles."""
 
 CASES = (
     layer("stem", 3, 64, 400, 7, stride=2, bias="all frozen", tests=[{**SMALL, "kernel": 3}, {**SMALL, "relu": False}]),

@@ -1,4 +1,4 @@
-"""Cases of the loss over the vocabulary, and over a part of it, with the gradient in place of the logits."""
+"""Cases of the loss over the vocabulary or over a part of it. The gradient overwrites the logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.sizes import gpt3
 from common.ops.sizes import transformer as size
 
 WINNER = 30.0
-"""A logit above all that are drawn."""
+"""A logit larger than all random ones."""
 
 
 def passes(
@@ -26,10 +26,11 @@ def passes(
     inplace: bool = True,
     labels: torch.dtype = torch.int32,
 ) -> list[Pass]:
-    """Both directions.
+    """Make the forward and backward passes.
 
-    Of 20 rows one has no label, as about in BERT. Of the others a quarter each is right, right in a tie with a later
-    word, wrong in a tie with an earlier one, and left to chance. Padding and rows without a label hold NaN.
+    About as in BERT, one row in 20 has no label. The other rows are of four kinds, a quarter each: the label wins; it
+    ties with a later word, which counts as correct; it ties with an earlier word, which counts as wrong; all logits are
+    random. Padding and rows without a label contain NaN.
     """
     row, column = (torch.arange(count, device=draw.device) for count in (rows, columns))
     label, kind = draw.integers(1, vocabulary - 1, rows), row % 4
@@ -53,7 +54,10 @@ def passes(
 
 
 def part_passes(function: OfAPart, draw: Draw, rows: int, columns: int, words: int) -> list[Pass]:
-    """Both functions; a label in three is elsewhere, one in five is missing. What does not count holds NaN."""
+    """Make the passes of both functions. Padding and rows without a label contain NaN.
+
+    One label in three belongs to another part of the vocabulary, and one row in five has no label.
+    """
     row = torch.arange(rows, device=draw.device)
     labels = draw.integers(0, max(words, 1), rows)
     labels = torch.where((row % 3 == 0) | (labels >= words), columns, labels)

@@ -1,4 +1,4 @@
-"""Cases of attention in a latent U-Net: of its tokens to each other, packed by one product, and to a caption."""
+"""Cases of attention in a latent U-Net: packed self-attention, and cross-attention to a caption."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def passes(
     packed: bool = False,
     views: bool = False,
 ) -> list[Pass]:
-    """Both directions, with all three gradients.
+    """Make the forward and backward passes, with all three gradients.
 
     Args:
-        packed: queries, keys and values are one tensor, with as many keys as queries.
-        views: keys and values are parts of wider rows, and the result's gradient is not contiguous.
+        packed: whether queries, keys and values are one tensor, with as many keys as queries.
+        views: whether keys and values are parts of wider rows, and the gradient of the result is not contiguous.
     """
     q = draw.normal(pictures, queries, heads, head_size)
     do = draw.normal(pictures, queries, heads, head_size)

@@ -13,7 +13,7 @@ from common.ops.sizes import transformer as size
 def passes(
     function: Callable[..., Tensor], draw: Draw, tokens: int, features: int, p: float, site: int = size.SITE
 ) -> list[Pass]:
-    """Both directions."""
+    """Make the forward and backward passes."""
     x, dy, seed = draw.normal(tokens, features), draw.normal(tokens, features), draw.seed()
     moved = 2 * size_of(x)
     return both_ways(lambda: function(x, p, seed, site), [x], [dy], moved=(moved, moved))

@@ -1,4 +1,4 @@
-"""Cases of the end of a sub-layer, between products in 16 bits and between products in FP8."""
+"""Cases of the end of a sub-layer (dropout, residual, norm), between linear layers in 16 bits or in FP8."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def passes(
     dx8: bool = False,
     scale: float = 0.0,
 ) -> list[Pass]:
-    """Both directions.
+    """Make the forward and backward passes.
 
     Args:
-        readers: numbers of the results that have a gradient; None where there is one result.
+        readers: indices of the results that have a gradient; None if there is only one result.
         parameters: dtype of the norm's parameters; None for that of the activations.
-        y8, dx8: whether the result and the gradient are wanted in FP8.
-        scale: that of FP8's use before.
+        y8: whether the first result is in FP8.
+        dx8: whether the gradient of the input is in FP8.
+        scale: FP8 scale that the previous use left; 0 before the first use.
     """
     x = draw.normal(tokens, features)
     bias = draw.normal(features) if biased else None
     added = draw.uniform(tokens, features, low=1.0, high=5.0) if residual else None
     weight, norm_bias = (draw.normal(features, dtype=parameters) for _ in range(2))
-    # their sum, which the reference rounds, is exact in every dtype
+    # the reference rounds the sum of these gradients, so it must be exact in every dtype
     d_results = [draw.rounded(draw.integers(-16, 17, tokens, features) / 8) for _ in range(2)]
     leaves = [leaf.requires_grad_() for leaf in (x, bias, added, weight, norm_bias) if leaf is not None]
     fp8, handover = draw.scaling(scale) if y8 else None, Handover(draw.scaling(100 * scale) if dx8 else None)

@@ -1,7 +1,7 @@
-"""Cases of embedding bags: DLRM-DCNv2's 26 tables of up to 5 million rows, 214 keys a sample, 128 values a row.
+"""Cases of embedding bags: 26 tables of DLRM-DCNv2 with up to 5 million rows, 214 keys per sample, 128 values per row.
 
-Bytes are those that must be moved: each row that occurs is read once by ``forward``; ``update`` reads and writes it
-and its state once.
+Bytes count each row that occurs once: ``forward`` reads it, and ``update`` reads and writes the row and its optimizer
+state.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ TABLES = (
     (5_000_000, 7), (3_067_956, 3), (405_282, 8), (10, 1), (2_209, 6), (11_938, 9), (155, 5), (4, 1), (976, 1), (14, 1),
     (5_000_000, 12), (5_000_000, 100), (5_000_000, 27), (590_152, 10), (12_973, 3), (108, 1), (36, 1),
 )  # fmt: skip
-"""Rows and hotness. Five tables of the benchmark have 40 million rows, more than one GPU holds."""
+"""Rows and hotness of each table. Five tables of the benchmark have 40 million rows, too many for one GPU."""
 
 WIDTH = 128
 
 EXPONENT = 1.05
-"""Of the skewed keys: the k-th of a table has a probability proportional to k to the minus this."""
+"""Exponent of skewed keys: the k-th key of a table has a probability proportional to ``k**-EXPONENT``."""
 
 RATE, EPSILON = 0.004, 1e-8
 
 
 def keys(draw: Draw, samples: int, tables: Sequence[tuple[int, int]], skewed: bool, outside: int = 0) -> Tensor:
-    """int32 (samples, lookups): uniform keys, or a skewed first key of each bag, from which the others follow.
+    """Return keys, int32 (samples, lookups): uniform, or with a skewed first key that determines the rest of its bag.
 
-    The benchmark's multi-hot set is made so: a category's other keys are drawn alike once, so that they recur with it.
-    Uniform keys also miss their table by up to ``outside`` on both sides.
+    Skewed keys are like the benchmark's multi-hot data set, where the same first key always comes with the same other
+    keys. Uniform keys may lie outside their table by up to ``outside`` on both sides.
     """
     seed, columns = torch.zeros((), dtype=torch.int64, device=draw.device), []
     for number, (rows, hotness) in enumerate(tables):
         if not skewed:
             columns.append(draw.integers(-outside, rows + outside, samples, hotness, dtype=torch.int32))
             continue
-        # inverse of the distribution's integral from 1 to rows + 1
+        # inverse of the cumulative distribution on 1 ... rows + 1
         chance = draw.uniform(samples, 1, dtype=torch.float64)
         first = ((1 - chance * (1 - (rows + 1.0) ** (1 - EXPONENT))) ** (1 / (1 - EXPONENT))).int() - 1
         first = first.clamp(0, rows - 1)
@@ -57,7 +57,7 @@ def keys(draw: Draw, samples: int, tables: Sequence[tuple[int, int]], skewed: bo
 
 
 def bags_of(tables: Sequence[tuple[int, int]], device: torch.device, shard: int = 0, shards: int = 1) -> Bags:
-    """Bags of tables of so many rows and such a hotness, one behind the other, or of a shard of each."""
+    """Return the bags of consecutive tables (rows, hotness), or of one shard of each table."""
     bags: list[Bag] = []
     column = base = 0
     for rows, hotness in tables:
@@ -84,10 +84,10 @@ def passes(
     by_chance: bool = False,
     write: bool = True,
 ) -> list[Pass]:
-    """Forward pass, the sort that the sums need, update, and the gradient of all rows where sums are ``exact``.
+    """Make the passes: forward, sort of the keys, update, and with ``exact`` also the gradient of all rows.
 
-    Vectors lie between others, keys in wider rows, and bags in the reverse order of their columns. Sums of ``exact``
-    values do not depend on the order.
+    Vectors and keys are views of wider tensors, and bags are in the reverse order of their columns. With ``exact``,
+    sums of the values do not depend on the order.
     """
     bags = Bags(bags_of(tables, draw.device, shard, shards).bags[::-1], draw.device)
     ids = F.pad(keys(draw, samples, tables, skewed, outside), (0, 1))[:, :-1]
@@ -165,12 +165,12 @@ CASES = (
                 "shards": 8,
             },
             {**SMALL, "write": False},
-            # more tiles than programs, and a run of more tiles than are added up at a time
+            # more tiles than programs, and a run with more tiles than are added at once
             {**SMALL, "samples": 70, "tables": ((1, 7), (9, 1))},
-            # runs that begin and end at the edges of tiles of 16 keys
+            # runs that begin and end at the edges of tiles, which have 16 keys
             {**SMALL, "samples": 1, "tables": ((1, 16), (1, 1), (1, 15), (1, 32), (1, 17), (1, 3), (1, 12))},
             {**SMALL, "samples": 0},
-            {**SMALL, "tables": ((3, 1),), "shard": 5, "shards": 8},  # which has no rows
+            {**SMALL, "tables": ((3, 1),), "shard": 5, "shards": 8},  # the shard has no rows
         ],
         gpu={
             "samples": 3000,

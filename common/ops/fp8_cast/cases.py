@@ -1,4 +1,4 @@
-"""Cases of casts to FP8 with their transposes: all of an encoder layer, equal ones once."""
+"""Cases of casts to FP8 with transposes: each different shape of an encoder layer once."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def passes(
     frozen: bool = False,
     scale: float = 0.0,
 ) -> list[Pass]:
-    """Cast several matrices, one after another: together they exceed the L2 cache.
+    """Make the pass, which casts several matrices; together they exceed the L2 cache.
 
-    Values have all kinds of mantissas, from far below to above what a format holds.
+    Values have random mantissas, and exponents from far below to above the range of the format.
 
     Args:
-        matrices: rows and columns of each.
-        to: the format.
+        matrices: rows and columns of each matrix.
+        to: FP8 format.
         frozen: leave the scales as they are.
-        scale: that of the use before.
+        scale: scale that the previous use left; 0 before the first use.
     """
 
     def values(rows: int, columns: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cases of GEGLU of the feed-forward layers of a latent U-Net, with the bias of the product before."""
+"""Cases of GEGLU in the feed-forward layers of a latent U-Net, with the bias of the preceding linear layer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def passes(
     parameters: torch.dtype | None = None,
     spare: int = 0,
 ) -> list[Pass]:
-    """Both directions; the bias's gradient comes with that of the input.
+    """Make the forward and backward passes. The backward pass includes the gradient of the bias.
 
     Args:
-        parameters: dtype of the bias; by default that of the activations.
-        spare: elements between rows of the input and of the result's gradient.
+        parameters: dtype of the bias; None for that of the activations.
+        spare: unused elements between the rows of the input, and between the rows of the result's gradient.
     """
     x = draw.normal(rows, 2 * features + spare, scale=2.0)[:, : 2 * features]
     dy = draw.normal(rows, features + spare)[:, :features]
@@ -42,7 +42,7 @@ def passes(
 TESTS: tuple[Sequence[dict[str, Any]], ...] = (
     [
         {"rows": 1, "features": 1},
-        {"rows": 1300, "features": 16},  # programs that have several tiles
+        {"rows": 1300, "features": 16},  # several tiles per program
         {"rows": 70, "features": 24, "biased": False},
         {"rows": 33, "features": 600},  # several programs of columns
         {"rows": 64, "features": 32, "parameters": torch.float32},
@@ -52,7 +52,7 @@ TESTS: tuple[Sequence[dict[str, Any]], ...] = (
     (),
     (),
 )
-"""Those of each level."""
+"""Sizes of the tests for each level."""
 
 CASES = tuple(
     Case(

@@ -1,4 +1,4 @@
-"""Cases of the group norms of a latent U-Net, of each kind some."""
+"""Cases of the group norms of a latent U-Net: some sizes of each kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
 from common.ops.sizes import diffusion
 
 READ_AGAIN = 1024
-"""Pixels of a sample above which both directions read their inputs twice."""
+"""Number of pixels per sample above which both passes read their inputs twice."""
 
 
 def passes(
@@ -29,16 +29,17 @@ def passes(
     keep: bool = True,
     parameters: torch.dtype | None = None,
 ) -> list[Pass]:
-    """Both directions, with the gradients of inputs that are handed on.
+    """Make the forward and backward passes.
 
     Args:
-        side: pixels along a side, or height and width.
-        channels: of all inputs.
-        inputs: 1, or 2 of which the first has ``first`` channels.
-        added: whether there is a value for each channel of a sample that is added.
+        side: height and width in pixels; one number if they are equal.
+        channels: channels of all inputs together.
+        inputs: 1 or 2; the inputs are concatenated along the channels.
+        first: channels of the first of two inputs.
+        added: whether a value per sample and channel is added to the input.
         silu: whether SiLU follows.
-        keep: whether the inputs are handed on.
-        parameters: dtype of weight and bias; by default that of the activations.
+        keep: whether the inputs are returned, too, for another reader, so that they have gradients from it.
+        parameters: dtype of weight and bias; None for that of the activations.
     """
     height, width = (side, side) if isinstance(side, int) else side
 
@@ -76,7 +77,7 @@ def passes(
 def _case(
     side: int, channels: int, name: str = "", tests: Sequence[Mapping[str, Any]] = (), gpu: int = 2, **sizes: Any
 ) -> Case:
-    """A norm of a micro-batch, with all that is special about it in ``sizes``."""
+    """Return the case of a norm for one micro-batch; ``sizes`` replace the default ones."""
     return Case(
         f"Stable Diffusion, {channels} at {side}{name}",
         passes,
@@ -90,10 +91,10 @@ def _case(
 ADDED: dict[str, Any] = {"added": True, "keep": False}
 TRANSFORMER: dict[str, Any] = {"groups": diffusion.TRANSFORMER_GROUPS, "silu": False}
 FEW = {"samples": 2, "side": (5, 3)}
-"""A program holds what it normalises."""
+"""Sizes for which a program keeps all values that it normalises."""
 
 MORE = {"samples": 1, "side": (27, 19), "channels": 48, "groups": 1}
-"""A program reads it again, in several tiles."""
+"""Sizes for which a program reads its values twice, in several tiles."""
 
 CASES = (
     _case(

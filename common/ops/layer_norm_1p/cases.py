@@ -1,5 +1,8 @@
-"""Cases of LayerNorm with weights around zero: residual addition, backward with the residual's gradient, recomputation,
-and the gradients of the parameters."""
+"""Cases of LayerNorm with weights around zero.
+
+Passes: forward with the residual addition, backward with the residual's gradient, recomputation, and the gradients of
+the parameters.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,22 @@ def passes(
     scale: float = 0.0,
     frozen: bool = False,
 ) -> list[Pass]:
-    """All functions, whose inputs are in no cache.
+    """Make the passes of all functions. Inputs rotate, so that they are not in the L2 cache.
 
     Args:
-        half, fp8: whether results are in 16 bits, in FP8 or in both.
-        delta, added: what is added to the residual: the result of a product, and its bias.
-        scale, frozen: the scale that FP8's use before left, and whether it stays.
+        half, fp8: whether results are in 16 bits, in FP8, or in both.
+        delta: whether the result of a linear layer is added to the residual.
+        added: whether the bias of that layer is added to the residual.
+        scale: FP8 scale that the previous use left; 0 before the first use.
+        frozen: leave the scales as they are.
     """
     weight, bias, vector = draw.normal(features, scale=0.25), draw.normal(features), draw.normal(features)
     unit, in_fp8 = float(tokens * features * draw.dtype.itemsize), float(tokens * features * fp8)
-    small = 1e-7 if fp8 else 1.0  # so that a scale matters
+    small = 1e-7 if fp8 else 1.0  # so that results depend on the scale
     to_e4m3, to_e5m2 = (draw.scaling(factor * scale) if fp8 else None for factor in (1.0, 1e9))
 
     def inputs() -> tuple[torch.Tensor, ...]:
-        """Residual with a mean far from zero, its moments, what is added to it, and gradients."""
+        """Return a residual with a mean far from zero, its moments, the matrix to add to it, and two gradients."""
         residual = draw.uniform(tokens, features, low=0.0, high=10.0)
         moments = forward_reference(residual, None, None, weight, bias, gpt3.EPSILON).moments
         return (
@@ -97,7 +102,7 @@ CASES = (
         "GPT-3 on four ranks in 16 bits",
         passes,
         {**SIZES, **SIXTEEN_BITS},
-        tests=[  # rows in one, three and five parts; several rows a program, and several groups of rows
+        tests=[  # rows of one, three and five parts; several rows per program; several groups of rows
             {"tokens": 13, "features": 96},
             {"tokens": 5, "features": 1},
             {"tokens": 3, "features": 30, "delta": False, "added": False},

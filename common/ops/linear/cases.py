@@ -1,6 +1,6 @@
-"""Cases of linear layers: those of an encoder layer, without their biases, with the casts of products in FP8.
+"""Cases of the linear layers of an encoder layer, without biases; products in FP8 include their casts.
 
-A test tells whether operands are the right ones: FP8 leaves results some percent off.
+Errors of FP8 are some percent, so tests can only show that the operands are the right ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.ops.sizes import transformer as size
 
 
 def passes(build: Callable[..., Product], draw: Draw, tokens: int, columns: int, rows: int) -> list[Pass]:
-    """Forward and backward of (tokens, columns) to (tokens, rows)."""
+    """Make the forward and backward passes of a layer from (tokens, columns) to (tokens, rows)."""
     x, weight = draw.normal(tokens, columns), draw.normal(rows, columns, scale=0.02)
     dy = draw.normal(tokens, rows, scale=1e-3)
     product = build(weight.requires_grad_())

@@ -1,4 +1,4 @@
-"""Cases of a linear layer with ReLU: the layers of DLRM-DCNv2, each once."""
+"""Cases of a linear layer with ReLU: each layer of DLRM-DCNv2 once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from common.ops.sizes import recommendation
 def passes(
     function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int, outputs: int, rows: str
 ) -> list[Pass]:
-    """Both directions. ``rows`` of the inputs and of the result's gradient are dense, apart or transposed in memory.
+    """Make the forward and backward passes.
 
-    The first product of each sum is 9 or -9 and larger than the rest together, so that no rounding of a sum changes the
-    mask of the ReLU.
+    The first term of each sum is 9 or -9, larger than the others together, so that rounding never changes the mask of
+    the ReLU.
+
+    Args:
+        rows: memory layout: ``dense``, ``apart`` (unused elements between the rows of input and gradient), or
+            ``transposed`` (the gradient only).
     """
     spare = 3 if rows == "apart" else 0
     x, weight = draw.normal(samples, inputs + spare)[:, :inputs], draw.normal(outputs, inputs, scale=inputs**-0.5)
@@ -30,7 +34,7 @@ def passes(
         lambda: function(x, weight, bias),
         [x, weight, bias],
         [dy],
-        # dy and y are read and the masked gradient is written, which two products read
+        # dy and y are read, the masked gradient is written, and two products read it
         moved=(size_of(x, weight, dy), 5 * size_of(dy) + 2 * size_of(x, weight)),
         flops=(flops, 2 * flops),
     )

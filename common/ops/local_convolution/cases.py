@@ -1,6 +1,7 @@
-"""Cases of the convolution of a slab: the first layer of 3D U-Net and its widest narrow ones, 7 crops of 128^3 voxels.
+"""Cases of the convolution of a slab in 3D U-Net: its first layer, and its layers to 32 channels on 7 crops of 128^3.
 
-``triton`` has kernels for one input channel, and ``folded`` another gradient of the weight for few output channels.
+``triton`` has kernels for one input channel. ``folded`` computes the weight's gradient in another way, for few output
+channels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from common.ops.local_convolution.reference import LocalConvolution
 def volumes(
     draw: Draw, samples: int, channels: int, volume: Sequence[int], *, channels_last: bool = True, scale: float = 1.0
 ) -> Tensor:
-    """Normal values (N, C, D, H, W), in memory as ``channels_last_3d`` or contiguous."""
+    """Return normally distributed values (N, C, D, H, W) in the memory format ``channels_last_3d`` or contiguous."""
     x_NCDHW = draw.normal(samples, *volume, channels, scale=scale).permute(0, 4, 1, 2, 3)
     return x_NCDHW if channels_last else x_NCDHW.contiguous()
 
@@ -32,11 +33,11 @@ def passes(
     stride: int = 1,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Forward, the gradient of the weight, and that of the input unless it is an image.
+    """Make the forward pass, the weight gradient, and the input gradient if there are several input channels.
 
     Args:
         volume: (D, H, W) of the input.
-        channels_last: memory format of input, weight and gradient.
+        channels_last: whether input, weight and gradient are in ``channels_last_3d``.
     """
     convolution = function()
     x = volumes(draw, samples, channels, volume, channels_last=channels_last)
@@ -63,10 +64,10 @@ CASES = (
         passes,
         {**SIZES, "channels": 1},
         tests=[
-            {"samples": 1, "volume": (9, 13, 17)},  # several programs of several tiles, and the last tile is not full
+            {"samples": 1, "volume": (9, 13, 17)},  # several programs with several tiles, the last tile not full
             {"samples": 2, "filters": 16, "volume": (8, 8, 8), "channels_last": False},  # full tiles
-            {"samples": 3, "filters": 24, "volume": (1, 2, 1)},  # taps that lie outside on both sides
-            {"samples": 1, "filters": 80, "volume": (6, 5, 7), "stride": 2},  # more filters than a program's
+            {"samples": 3, "filters": 24, "volume": (1, 2, 1)},  # taps outside the volume on both sides
+            {"samples": 1, "filters": 80, "volume": (6, 5, 7), "stride": 2},  # more filters than one program computes
             {"samples": 2, "filters": 3, "volume": (11, 8, 9), "stride": 2, "channels_last": False},
         ],
         gpu={"samples": 2},

@@ -1,4 +1,4 @@
-"""Cases of the logit: the last layer of DLRM's top MLP."""
+"""Cases of the logit, the last layer of DLRM's top MLP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.ops.sizes import recommendation
 
 
 def passes(function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int) -> list[Pass]:
-    """Both directions."""
+    """Make the forward and backward passes."""
     x, weight, bias = draw.normal(samples, inputs), draw.normal(1, inputs), draw.normal(1)
     dlogit = draw.normal(samples, dtype=torch.float32)
     flops = 2.0 * x.numel()

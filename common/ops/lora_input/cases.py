@@ -1,4 +1,4 @@
-"""Cases of an adapter's input: dropout of x and of a norm's result, and the gradient's way back past it."""
+"""Cases of the input of a LoRA adapter: dropout of x, dropout of a norm's result, and the backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.ops.lora_input.reference import LoraInput, Region
 from common.ops.sizes import decoder, transformer
 
 MOST_ROWS = 1 << 18
-"""Of the whole tensor. Indices of elements have 32 bits."""
+"""Largest number of rows of the whole tensor, because indices of its elements have 32 bits."""
 
 
 def passes(
@@ -23,7 +23,14 @@ def passes(
     columns_total: int = 0,
     column_offset: int = 0,
 ) -> list[Pass]:
-    """All functions, with the dropout probability ``p``; a part of a tensor of ``columns_total`` columns unless 0."""
+    """Make the passes of all functions.
+
+    Args:
+        rank: rank of the adapter.
+        p: dropout probability.
+        columns_total: columns of the whole tensor, of which x is a part; 0 if x is the whole tensor.
+        column_offset: first column of x in the whole tensor.
+    """
     x, dx = (draw.normal(tokens, columns) for _ in range(2))
     weight, du, a = draw.normal(columns), draw.normal(tokens, rank), draw.normal(rank, columns)
     inverse_rms = draw.uniform(tokens, low=0.5, high=2.0, dtype=torch.float32)

@@ -1,5 +1,8 @@
-"""Cases of the gradient of a product by heads: in FP8, in one order and in both, joined in 16 bits, and the bias's sums
-alone, where attention has written in place."""
+"""Cases of the gradient of the QKV product, joined from the gradients of queries, keys and values.
+
+Passes: to FP8 with and without a transpose, joined in 16 bits, and only the sums for the bias where attention has
+written the joined gradient itself.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,13 @@ def passes(
     scale: float = 0.0,
     frozen: bool = False,
 ) -> list[Pass]:
-    """All of them, whose inputs are in no cache.
+    """Make all passes. Inputs rotate, so that they are not in the L2 cache.
 
     Args:
-        layout: of the three gradients: ``separate`` tensors, ``mixed`` strides, or ``packed``, views of one tensor.
-        scale, frozen: the scale that FP8's use before left, and whether it stays.
+        layout: layout of the three gradients: ``separate`` tensors, ``mixed`` strides, or ``packed`` (views of one
+            tensor).
+        scale: FP8 scale that the previous use left; 0 before the first use.
+        frozen: leave the scales as they are.
     """
     elements = 3.0 * tokens * heads * head_size
     unit = elements * draw.dtype.itemsize

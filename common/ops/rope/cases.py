@@ -1,4 +1,4 @@
-"""Cases of rotary positions: a fused product taken apart, and its gradient in 16 bits, in FP8 or in both."""
+"""Cases of rotary position embeddings: forward splits the QKV product; its gradient is in 16 bits, FP8 or both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def passes(
     scale: float = 0.0,
     frozen: bool = False,
 ) -> list[Pass]:
-    """Forward, and backward to 16 bits (``half``), FP8 or both; ``scale`` is that of FP8's use before."""
+    """Make the forward and backward passes.
+
+    Args:
+        half, fp8: whether the gradient is in 16 bits, in FP8, or in both.
+        scale: FP8 scale that the previous use left; 0 before the first use.
+        frozen: leave the scale as it is.
+    """
     qkv = draw.normal(tokens, (heads + 2 * kv_heads) * head_size)
     gradients = [draw.normal(tokens, count, head_size) for count in (heads, kv_heads, kv_heads)]
     angles = tables(torch.arange(tokens, device=draw.device), head_size, decoder.ROPE_BASE)

@@ -1,7 +1,4 @@
-"""Sizes of Llama-2-70B, at which the operations of a decoder are measured: one sequence, whatever the batch.
-
-A step of BERT has none of them: they are measured as candidates, and add up to nothing.
-"""
+"""Sizes of Llama-2-70B for the operations of a decoder. A case has one sequence, whatever the recipe's batch."""
 
 from __future__ import annotations
 
@@ -22,4 +19,4 @@ LINEAR = {
     "gate and up": (2 * FEED_FORWARD, HIDDEN),
     "down": (HIDDEN, FEED_FORWARD),
 }
-"""Linear layer to the rows and columns of its weight."""
+"""Name of a linear layer to the rows and columns of its weight."""

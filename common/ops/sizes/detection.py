@@ -1,7 +1,4 @@
-"""Sizes of RetinaNet with a ResNeXt-50 trunk on pictures of 800 x 800, at which operations of detection are measured.
-
-A batch is 32 pictures, whatever the number of packs.
-"""
+"""Sizes of RetinaNet with a ResNeXt-50 trunk for the operations of detection: 32 pictures of 800 x 800 pixels."""
 
 from __future__ import annotations
 
@@ -15,23 +12,23 @@ from common.ops.cases import Draw
 PICTURES = 32
 IMAGE_SIZE = 800
 LEVELS = (100, 50, 25, 13, 7)
-"""Height and width of the pyramid's levels, in cells."""
+"""Height and width of each level of the feature pyramid, in cells."""
 
 ANCHORS = 9
 CLASSES = 264
 MOST_BOXES = 1000
 BOXES = 7
-"""Boxes of a picture on average."""
+"""Average number of boxes per picture."""
 
 CANDIDATES = 5 * 1000
-"""Of a picture, for suppression."""
+"""Candidates per picture for suppression: 1,000 from each of the five levels."""
 
 DETECTIONS = 300
 OVERLAP = 0.5
 
 
 def anchors(levels: Sequence[int], device: torch.device) -> Tensor:
-    """Corners (A, 4): the cells of each level row by row, and in each cell three shapes of three sizes."""
+    """Return the corners (A, 4) of all anchors: level by level, row by row, three shapes in three sizes per cell."""
     found = []
     for cells in levels:
         stride = IMAGE_SIZE // cells
@@ -45,6 +42,6 @@ def anchors(levels: Sequence[int], device: torch.device) -> Tensor:
 
 
 def boxes(draw: Draw, *shape: int, side: float) -> Tensor:
-    """Corners anywhere in the picture, of sides up to ``side``."""
+    """Return the corners of boxes at random positions, with sides of 1 to ``side`` + 1 pixels."""
     corner = draw.uniform(*shape, 2, high=IMAGE_SIZE)
     return torch.cat([corner, corner + draw.uniform(*shape, 2, low=1.0, high=1.0 + side)], -1)

@@ -1,4 +1,4 @@
-"""Sizes of Stable Diffusion v2's U-Net, at which the operations of diffusion are measured."""
+"""Sizes of Stable Diffusion v2's U-Net for the operations of diffusion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 PICTURES = 32
-"""Pictures of a micro-batch on one node; on the most GPUs it has 2."""
+"""Pictures per micro-batch on one node. With the largest number of GPUs a micro-batch has 2."""
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALF)
@@ -15,16 +15,16 @@ DTYPES = (torch.float32, *HALF)
 
 HEAD_SIZE = 64
 CAPTION = 77
-"""Tokens of a caption."""
+"""Tokens per caption."""
 
 
 class Level(NamedTuple):
-    """A level of the U-Net that has transformers; their feed-forward layers are four times as wide.
+    """A level of the U-Net that has transformers. Their feed-forward layers have four times as many channels.
 
     Attributes:
-        channels: features of a pixel.
-        side: pixels along a side.
-        heads: heads of attention.
+        channels: channels per pixel.
+        side: height and width in pixels.
+        heads: number of attention heads.
     """
 
     channels: int
@@ -33,13 +33,13 @@ class Level(NamedTuple):
 
 
 LEVELS = (Level(320, 64, 5), Level(640, 32, 10), Level(1280, 16, 20), Level(1280, 8, 20))
-"""From the finest."""
+"""Levels from the finest to the coarsest."""
 
 UPSAMPLED = ((8, 1280), (16, 1280), (32, 640))
-"""Pixels along a side and channels of what is doubled on the way up."""
+"""Side in pixels and channels of the inputs of the upsampling layers."""
 
 GROUPS, EPSILON = 16, 1e-5
-"""Of the group norms with SiLU."""
+"""Groups and epsilon of the group norms with SiLU."""
 
 TRANSFORMER_GROUPS, TRANSFORMER_EPSILON = 32, 1e-6
-"""Of the group norms in front of a transformer."""
+"""Groups and epsilon of the group norms before a transformer."""

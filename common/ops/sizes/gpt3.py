@@ -1,6 +1,7 @@
-"""Sizes of a layer of GPT-3 175B, at which its operations are measured: two rows of 2,048 tokens.
+"""Sizes of a layer of GPT-3 175B for its operations: two sequences of 2,048 tokens.
 
-Whole, and split by columns over four ranks, each of which has a quarter of the tokens between the products.
+Cases have the whole layer, or a rank's part with tensor parallelism over four ranks. Between the products, each of the
+four ranks holds a quarter of the tokens.
 """
 
 from __future__ import annotations
@@ -15,4 +16,4 @@ FEED_FORWARD = 49152
 EPSILON = 1e-5
 
 RANKS = (4, 1)
-"""Ranks that a layer is split over."""
+"""Numbers of tensor-parallel ranks."""

@@ -1,13 +1,13 @@
-"""Sizes of DLRM-DCNv2's linear layers, at which operations of recommendation are measured.
+"""Sizes of DLRM-DCNv2's linear layers for the operations of recommendation.
 
-A batch is 6,912 samples, an eighth of 55,296, whatever the number of packs.
+The batch has 6,912 samples: an eighth of 55,296.
 """
 
 from __future__ import annotations
 
 SAMPLES = 6912
 LAST_INPUTS = 256
-"""Of the layer whose output is the logit."""
+"""Inputs of the last layer, whose output is the logit."""
 
 LAYERS = {
     "bottom 1": (16, 512),
@@ -18,4 +18,4 @@ LAYERS = {
     "top 3": (1024, 512),
     "top 4": (512, 256),
 }
-"""Linear layer to its inputs, of which the first layer's are padded, and its outputs."""
+"""Name of a linear layer to its inputs and outputs. The inputs of the first layer are padded."""

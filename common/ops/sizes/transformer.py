@@ -1,6 +1,6 @@
-"""Sizes of BERT-large, at which the operations of a transformer are measured.
+"""Sizes of BERT-large for the operations of a transformer.
 
-A batch is a number of packs of 512 tokens, of which 23 in 48 have one sequence, 2 two and 23 three.
+A batch consists of packs of 512 tokens. Of 48 packs, 23 contain one sequence, 2 contain two, and 23 contain three.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEED_FORWARD = 4096
 VOCABULARY = 30522
 PADDED_VOCABULARY = 30528
 MASKED = 80
-"""Masked tokens of a pack, of which ``LABELLED`` have a label."""
+"""Masked tokens per pack; ``LABELLED`` of them have a label."""
 
 LABELLED = 76
 LAYERS = 24
@@ -34,11 +34,11 @@ LINEAR = {
     "FC1": (HIDDEN, FEED_FORWARD),
     "FC2": (FEED_FORWARD, HIDDEN),
 }
-"""Linear layer of an encoder layer to the columns and rows of its weight."""
+"""Name of a linear layer of an encoder layer to the columns and rows of its weight."""
 
 
 def sequence_lengths(packs: int) -> list[int]:
-    """Tokens of the sequences, pack after pack; where packs are cut is random but the same in every run."""
+    """Return the lengths of all sequences in tokens, pack after pack. They are random but the same in every run."""
     generator = random.Random(0)
     lengths = []
     most = packs * 23 // 48
@@ -50,7 +50,7 @@ def sequence_lengths(packs: int) -> list[int]:
 
 
 def sequences(packs: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Starts and lengths, int32 (3 * packs,) on ``device``, absent ones last."""
+    """Return the starts and the lengths of all sequences, int32 (3 * packs,), padded with 0 for absent sequences."""
     lengths = sequence_lengths(packs)
     starts = [0, *itertools.accumulate(lengths[:-1])]
     absent = [0] * (3 * packs - len(lengths))
@@ -59,5 +59,5 @@ def sequences(packs: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def pairs(packs: int) -> int:
-    """Pairs of tokens that attend to each other."""
+    """Return the number of pairs of tokens that attend to each other."""
     return sum(length * length for length in sequence_lengths(packs))

@@ -1,4 +1,4 @@
-"""Cases of the suppression among the candidates of RetinaNet's five levels."""
+"""Cases of non-maximum suppression among the candidates of RetinaNet's five levels."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ def passes(
     absent: bool = False,
     grid: float = 0.0,
 ) -> list[Pass]:
-    """Candidates are read once.
+    """Make the pass, which must read each candidate once.
 
     Args:
-        near: candidates of one class around one place, most of which overlap; it divides the candidates.
-        classes: 0 where none are given.
-        presorted: whether scores fall.
-        absent: whether the second of the pictures lacks half of the candidates and the third all; the boxes are NaN.
-        grid: what corners are rounded to, so that overlaps are often equal to the threshold; 0 for none.
+        near: candidates per cluster, a divisor of ``candidates``. A cluster has one class; most of its boxes overlap.
+        classes: number of classes; 0 to pass no classes.
+        keep: largest number of candidates to keep per picture.
+        presorted: whether scores are in descending order.
+        absent: whether the second picture lacks half of its candidates and the third lacks all. Their boxes are NaN.
+        grid: corners are rounded to multiples of it, so that overlaps often equal the threshold; 0 for no rounding.
     """
     places = size.boxes(draw, pictures, candidates // near, 1, side=200.0)
     boxes = (places + draw.uniform(*places.shape[:2], near, 4, high=60.0)).flatten(1, 2)
@@ -42,7 +43,7 @@ def passes(
     ids = None
     if classes:
         ids = draw.integers(0, classes, pictures, candidates // near, 1).expand(-1, -1, near).flatten(1)
-    order = draw.permutation(candidates)  # neighbours are apart
+    order = draw.permutation(candidates)  # clusters are not contiguous
     boxes, ids = boxes[:, order], ids if ids is None else ids[:, order]
     if presorted:
         score = score.sort(dim=1, descending=True).values

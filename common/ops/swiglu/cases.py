@@ -1,4 +1,4 @@
-"""Cases of SwiGLU: in 16 bits, to FP8, and with its input saved in FP8."""
+"""Cases of SwiGLU in 16 bits, and in FP8 with the input saved in FP8."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def passes(
     scales: tuple[float, float, float] = (0.0, 0.0, 0.0),
     frozen: bool = False,
 ) -> list[Pass]:
-    """Forward and backward.
+    """Make the forward and backward passes.
 
     Args:
-        fp8: results in FP8.
-        save: the input is saved in FP8.
-        scales: of the result, of the saved input and of the gradient; 0 before their first use.
-        frozen: the scales stay.
+        fp8: whether the result and the gradient are in FP8.
+        save: whether the input is saved in FP8.
+        scales: FP8 scales of the result, of the saved input and of the gradient; 0 before the first use.
+        frozen: leave the scales as they are.
     """
     gate_up = draw.normal(tokens, 2 * features, scale=3.0)
     dy = draw.normal(tokens, features)

@@ -1,4 +1,4 @@
-"""Cases of the transposes of FP8 matrices: weights of a decoder layer, inputs and gradients of encoder and decoder."""
+"""Cases of transposes of FP8 matrices: weights of a decoder layer, and inputs and gradients of encoder and decoder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.ops.operation import OperationRequest
 from common.ops.sizes import decoder, gpt3, transformer
 
 SPARE = 5
-"""Elements of a scratch beyond the matrix, which stay as they are."""
+"""Elements of the scratch buffer after the matrix, which must not change."""
 
 
 class Fp8Case(Case):
-    """A case whose request has the dtype of the matrices, and not that of activations."""
+    """A case whose request has the dtype of the matrices instead of that of the activations."""
 
     def request(self, device: torch.device, dtype: torch.dtype, **sizes: Any) -> OperationRequest:
         """See :meth:`Case.request`."""
@@ -32,12 +32,12 @@ def passes(
     e5m2: bool = False,
     runs: int = 0,
 ) -> list[Pass]:
-    """Transpose several matrices, one after another: together they exceed the L2 cache.
+    """Make the pass, which transposes several matrices; together they exceed the L2 cache.
 
     Args:
-        matrices: rows and columns of each.
-        e5m2: E5M2, not E4M3.
-        runs: of rows, each with a factor; 0 for no factors.
+        matrices: rows and columns of each matrix.
+        e5m2: whether the format is E5M2 instead of E4M3.
+        runs: number of runs of rows, each of which has its own factor; 0 for no factors.
     """
     dtype = E5M2 if e5m2 else E4M3
     inputs = []

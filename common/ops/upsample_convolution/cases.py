@@ -1,4 +1,4 @@
-"""Cases of the three layers of a latent U-Net that double a picture."""
+"""Cases of the three layers of a latent U-Net that double height and width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
 from common.ops.sizes import diffusion
 
 _TAPS = 4
-"""Products that a pixel of the result needs of each channel; the upsampled picture takes 9."""
+"""Multiplications per element of the result and input channel. On the upsampled picture there would be 9."""
 
 
 def passes(
@@ -26,10 +26,10 @@ def passes(
     biased: bool = True,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Forward, and all three gradients; ``channels_last`` is the memory format of the weight."""
+    """Make the forward and backward passes; ``channels_last`` is the memory format of the weight."""
 
     def image(*shape: int, scale: float = 1.0) -> Tensor:
-        """(N, C, H, W) of the shape (N, H, W, C), in channels_last."""
+        """Return random values (N, C, H, W) in channels_last; ``shape`` is (N, H, W, C)."""
         return draw.normal(*shape, scale=scale).permute(0, 3, 1, 2)
 
     x, dy = image(pictures, height, width, channels), image(pictures, 2 * height, 2 * width, filters)

@@ -1,4 +1,4 @@
-"""Cases of a weight's gradient out of FP8 operands: the QKV product of Llama 3.1 8B."""
+"""Cases of the weight gradient from FP8 operands: the QKV product of Llama 3.1 8B."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def passes(
     offset: int,
     exact: bool,
 ) -> list[Pass]:
-    """The addition to a gradient that lies ``offset`` elements behind the start of a bucket.
+    """Make the pass, which adds to a gradient at ``offset`` elements from the start of a bucket.
 
-    The operands of an ``exact`` sum are -1, 0 and 1 times their scales, so that no precision rounds it.
+    With ``exact``, the operands are -1, 0 and 1 times their scales, so that sums are exact in every precision.
     """
 
     def operand(rows: int, scale: float, dtype: torch.dtype) -> Tensor:

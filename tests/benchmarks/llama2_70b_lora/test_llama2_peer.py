@@ -1,4 +1,4 @@
-"""The peer that is timed trains the adapters that we train, and nothing else."""
+"""Test that the peer trains the same adapters as we do, and nothing else."""
 
 import torch
 

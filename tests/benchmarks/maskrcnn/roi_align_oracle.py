@@ -13,7 +13,7 @@ from benchmarks.maskrcnn.ops.roi_align.cases import special_boxes
 
 STRIDES = (4, 8, 16, 32)
 ANYWHERE = 12
-"""Boxes of a picture beside the special ones."""
+"""Boxes in a picture in addition to the special boxes."""
 
 
 def expected(

@@ -1,5 +1,7 @@
-"""What no case of Mask R-CNN's operations expresses about their Triton kernels: choice, capture, refusals and special
-values; run by tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
+"""Test selection, capture, refusals and special values of Mask R-CNN's Triton kernels.
+
+Cases of the operations cannot express them. tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peer that is timed trains the parameters that we train."""
+"""Test that the peer trains the same parameters as we do."""
 
 import torch
 

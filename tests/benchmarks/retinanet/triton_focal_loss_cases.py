@@ -1,5 +1,7 @@
-"""Values of logits that need care in Triton's focal loss; run by tests/test_interpreted_kernels.py. Fresh memory holds
-NaN here."""
+"""Test the Triton focal loss for extreme logits, and the choice of its tiles.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
 
 def found(case: Level) -> list[Tensor]:
-    """Loss, and its gradients."""
+    """Return the loss and its gradients."""
     logits, bias = case.logits.detach().requires_grad_(), case.bias.detach().requires_grad_()
     loss = focal_loss(logits, bias, case.classes, case.weight, ALPHA, GAMMA, torch.tensor(1.0))
     return [loss.detach(), *torch.autograd.grad(loss, [logits, bias])]

@@ -1,4 +1,4 @@
-"""The peer computes what our network computes, so that their times compare."""
+"""Test that the peer computes the same results as our network, so that their times can be compared."""
 
 from __future__ import annotations
 

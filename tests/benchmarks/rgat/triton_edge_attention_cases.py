@@ -1,6 +1,6 @@
-"""What the cases cannot say of Triton's attention over edges; run by tests/test_interpreted_kernels.py.
+"""Test properties of the Triton attention over edges that cases cannot express.
 
-Fresh memory holds NaN here, and so does whatever a block does not fill.
+tests/test_interpreted_kernels.py runs this file. Fresh memory and the parts that a block does not fill hold NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONE = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
 def both_ways(
     inputs: Inputs, block: Block, level: int, dropout: DropoutMask | None
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-    """Results of forward, and of backward."""
+    """Return the results of forward and of backward."""
     options = {"slope": SLOPE, "activation_slope": None, "dropout": dropout}
     terms = inputs.source_term_MA, inputs.target_term_TA
     own = edge_triton.forward(inputs.z_MD, *terms, inputs.bias_RD, block, level, **options)
@@ -43,7 +43,7 @@ def both_ways(
 
 
 def test_small_tiles_of_several_programs_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows go on through many chunks, and programs leave something to add up."""
+    """Rows span many chunks, and programs write partial sums."""
     monkeypatch.setattr(edge_triton, "CHUNK", 4)
     for key, items in (("gradient", 8), ("targets", 4), ("chunks", 2), ("long_rows", 4)):
         monkeypatch.setitem(edge_triton.TILES, key, edge_triton.TILES[key]._replace(items=items, edges=2))

@@ -1,5 +1,7 @@
-"""Copies of rows against an index by hand, which have to be met byte by byte, and a store's; run by
-tests/test_interpreted_kernels.py."""
+"""Test copies of rows, byte by byte, against indexing in PyTorch, and the rows of a store.
+
+tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 

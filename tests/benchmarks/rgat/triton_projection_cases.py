@@ -1,5 +1,7 @@
-"""Triton's products of R-GAT with dtypes that the cases do not have, and special values; run by
-tests/test_interpreted_kernels.py. Fresh memory, and what is not filled of the inputs, holds NaN."""
+"""Test the Triton products of R-GAT with special values and with dtypes that the cases do not have.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory and the unfilled parts of inputs hold NaN.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def assert_close(found: Tensor, formula: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float16, 1e-6), (torch.bfloat16, 8e-3)], ids=str)
 def test_products_of_fp16_are_the_definitions(dtype: torch.dtype, exact: float) -> None:
-    """With weights in bf16 the product loses bits of the inputs."""
+    """With weights in bf16, the inputs are rounded to bf16."""
     given = case(random_block(2), 2, 16, 2, 16, torch.float16, dtype)
     (block, level, x_NK, weight, att, v, dz_MD, dterm_TA), formula = given, expected(given)
     there, rounded = filled(block, level), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]

@@ -1,5 +1,7 @@
-"""Triton's sampler of shards, and where capacities are too small, against the reference, which has to be met bit by
-bit; run by tests/test_interpreted_kernels.py. Fresh memory holds the largest integers here."""
+"""Test the Triton sampler, bit by bit against the reference, with shards and with capacities that are too small.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds the largest integers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lengths that the benchmark of the LSTM draws."""
+"""Test the lengths that the benchmark of the LSTM draws."""
 
 from __future__ import annotations
 

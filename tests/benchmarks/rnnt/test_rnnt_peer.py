@@ -1,4 +1,4 @@
-"""The peer that is timed trains the parameters that we train, on the same loss."""
+"""Test that the peer trains the same parameters as we do, with the same loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STILL = {"encoder_dropout": 0.0, "prediction_dropout": 0.0, "joint_dropout": 0.0
 
 
 def plain_loss(logits_BSNV: Tensor, tokens_BU: Tensor, frames_B: Tensor, lengths_B: Tensor) -> Tensor:
-    """The recursion cell by cell."""
+    """Compute the recursion cell by cell."""
     losses = []
     for logits_SNV, tokens_U, frames, length in zip(logits_BSNV, tokens_BU, frames_B, lengths_B, strict=True):
         scores = logits_SNV.log_softmax(-1)

@@ -1,5 +1,7 @@
-"""Where Triton's features cut silence, and what they refuse; run by tests/test_interpreted_kernels.py. Fresh memory
-holds NaN here."""
+"""Test where the Triton features cut silence, and the inputs that they refuse.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 

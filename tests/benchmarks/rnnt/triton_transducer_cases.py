@@ -1,5 +1,7 @@
-"""Special values and properties of the kernels of the joint and of the transducer's loss, and their other paths; run by
-tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
+"""Test special values, invariants and other code paths in the kernels of the joint network and of the transducer loss.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Triton's noising and loss where no case can say it; run by tests/test_interpreted_kernels.py."""
+"""Test properties of the Triton noising and loss that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the cases of 3D U-Net's operations do not say about their Triton kernels: memory that is shared or not copied,
-formats of results, special values and errors; run by tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
+"""Test memory use, memory formats, special values and errors of 3D U-Net's Triton kernels.
+
+Cases of the operations cannot express them. tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ SMALL = instance_norm_triton.SMALL_TILES
 
 @pytest.fixture
 def in_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No volume is small, tiles are, and the device has several multiprocessors."""
+    """Treat every volume as large, use small tiles, and report several multiprocessors."""
     for direction, tile in SMALL.items():
         monkeypatch.setitem(SMALL, direction, tile._replace(voxels=0))
     for name, large in instance_norm_triton.TILES.items():
@@ -140,7 +142,7 @@ def test_loss_of_other_class_counts_is_refused() -> None:
         dice_cross_entropy_triton.dice_cross_entropy(case["logits"], case["label"], 1e-6)
 
 
-# The way up
+# Upsampling
 
 
 def test_the_way_up_is_channels_last_and_does_not_copy_the_gradient_of_the_skip() -> None:
@@ -184,7 +186,7 @@ def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> No
         output_convolution_triton.output_convolution(case["x"], case["weight"], case["bias"])
 
 
-# An evaluation's operations
+# Operations of an evaluation
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Convolutions to check."""
+"""Shapes of convolutions for tests."""
 
 from __future__ import annotations
 

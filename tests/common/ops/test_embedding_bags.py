@@ -307,14 +307,14 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 
 def test_tables_are_those_of_the_benchmark() -> None:
-    """Rows up to the cap, and keys of a sample."""
+    """The number of rows, up to the cap, and the number of keys per sample are those of the benchmark."""
     assert len(cases.TABLES) == 26
     assert sum(hotness for _, hotness in cases.TABLES) == 214
     assert sum(rows for rows, _ in cases.TABLES) == 204_184_588 - 5 * 35_000_000
 
 
 def test_skewed_keys_follow_their_law_and_the_others_of_a_bag_follow_the_first() -> None:
-    """The shares of the first keys against the integral of the density, as the draw has it."""
+    """Compare the frequencies of first keys with the integral of the density."""
     drawn = cases.keys(Draw(torch.device("cpu"), torch.float32), 20_000, ((1000, 5),), skewed=True)
     assert drawn.min() >= 0
     assert drawn.max() < 1000

@@ -1,4 +1,4 @@
-"""``bench.only=ops`` and ``tiles``: what they measure, their table, and what outlives a case that crashes."""
+"""Test ``bench.only=ops`` and ``tiles``: choice of operations, measurements, tables, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
 
 @pytest.mark.parametrize("key", OPERATIONS)
 def test_passes_have_names_bytes_and_an_order(key: str) -> None:
-    """At the sizes of the recipe, with tensors that have shapes only."""
+    """Check the sizes of the recipe, with fake tensors."""
     for case in cases_of(OPERATIONS[key]):
         try:
             with FakeTensorMode():

@@ -1,5 +1,7 @@
-"""What no case says of Triton's kernels around convolutions and of its batch norm; run by
-tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
+"""Test properties of the Triton batch norm and of kernels for convolutions that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 

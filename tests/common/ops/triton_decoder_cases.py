@@ -1,6 +1,6 @@
-"""What the cases of a decoder's operations cannot say; run by tests/test_interpreted_kernels.py.
+"""Test special values, refused inputs, other tiles, and bitwise equality between operations of a decoder.
 
-Special values, refused inputs, other tiles, and operations that give the same bits as others.
+Cases of the operations cannot express them. tests/test_interpreted_kernels.py runs this file.
 """
 
 from __future__ import annotations

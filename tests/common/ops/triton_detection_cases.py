@@ -1,4 +1,7 @@
-"""What no case says of Triton's matches and suppression; run by tests/test_interpreted_kernels.py."""
+"""Test properties of the Triton kernels for matching and suppression that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The Triton kernels of GEGLU, of the residual addition with LayerNorm and of a bias's gradient where no case can say
-it; run by tests/test_interpreted_kernels.py."""
+"""Test properties of the Triton GEGLU, LayerNorm after addition, and bias gradient that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def test_sums_of_rows_are_capturable() -> None:
 
 
 def test_half_precision_sums_beyond_its_own_steps() -> None:
-    """In fp16, 4,096 + 1 is 4,096."""
+    """In fp16, 4,096 + 1 is rounded to 4,096."""
     assert SUMS(torch.ones(5000, 4, dtype=torch.float16), torch.float32).tolist() == [5000.0] * 4
 
 

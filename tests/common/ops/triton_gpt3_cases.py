@@ -1,4 +1,7 @@
-"""Triton's operations between GPT-3's products where no case can say it; run by tests/test_interpreted_kernels.py."""
+"""Test properties of the Triton operations between GPT-3's products that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def test_programs_share_the_rows_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU there is one program otherwise."""
+    """By default, there is one program on a CPU."""
     for name, tile in list(norm_triton.TILES.items()):
         monkeypatch.setitem(norm_triton.TILES, name, tile._replace(programs=3))
     check(LAYER_NORM_1P, "triton", norm_cases.CASES[0], {"tokens": 25, "features": 24}, torch.bfloat16, CPU)
 
 
 def test_programs_share_the_tokens_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU there is one program for the columns of a head otherwise."""
+    """By default, there is one program per head on a CPU."""
     monkeypatch.setitem(qkv_triton.TILES, "join", qkv_triton.Tile(16, 4, 12, 1))
     sizes = {"tokens": 40, "heads": 2, "head_size": 16, "layout": "mixed"}
     check(QKV_GRADIENT, "triton", qkv_cases.CASES[0], sizes, torch.bfloat16, CPU)

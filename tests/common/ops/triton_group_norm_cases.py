@@ -1,5 +1,7 @@
-"""Triton's group norm in ways that small inputs do not take by themselves, and where no case can say it; run by
-tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
+"""Test code paths of the Triton group norm that small inputs do not take, and properties that cases cannot express.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def tensors(*parts: int, side: tuple[int, int] = (5, 3), mean: float = 1.0) -> list[Tensor]:
-    """Inputs of two samples, weight and bias."""
+    """Return inputs of two samples, weight and bias."""
     inputs = [random(2, part, *side, seed=index) + mean for index, part in enumerate(parts)]
     inputs = [x.contiguous(memory_format=torch.channels_last) for x in inputs]
     return [*inputs, 1 + random(sum(parts), seed=2) / 2, random(sum(parts), seed=3) / 2]
@@ -41,7 +43,7 @@ def tensors(*parts: int, side: tuple[int, int] = (5, 3), mean: float = 1.0) -> l
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One of the ways that sizes choose between, in small tiles."""
+    """Force one of the code paths between which sizes choose, with small tiles."""
     way: str = request.param
     slabs, tiles = group_norm_triton.SLAB_TILES, group_norm_triton.TILES
     for name in list(slabs):

@@ -1,5 +1,7 @@
-"""What the cases of the Triton convolution of one input channel do not say: as a layer, whole and split into slabs,
-infinite voxels, and where it serves; run by tests/test_interpreted_kernels.py. Fresh memory holds NaN here."""
+"""Test the Triton convolution of one input channel as a layer, in slabs, with infinite voxels, and its selection.
+
+Cases of the operation cannot express this. tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def case(samples: int, volume: tuple[int, int, int], filters: int) -> tuple[Tens
 
 
 def expected(x: Tensor, weight: Tensor, dy: Tensor) -> list[Tensor]:
-    """Result and the gradients of image and weight, in float64."""
+    """Return the result and the gradients of image and weight, in float64."""
     leaves = [x.double().requires_grad_(), weight.double().requires_grad_()]
     y = F.conv3d(*leaves, padding=1)
     return [y.detach(), *torch.autograd.grad(y, leaves, dy.double())]

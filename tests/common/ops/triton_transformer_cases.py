@@ -1,5 +1,7 @@
-"""What the cases of a transformer's operations cannot say of the Triton kernels: special values, memory, launches and
-other tiles; run by tests/test_interpreted_kernels.py."""
+"""Test special values, memory, launches and other tiles in the Triton kernels of a transformer.
+
+Cases of the operations cannot express them. tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def scaling(scale: float = 0.0) -> Scaling:
 def attend(
     function: Callable[..., Tensor], qkv: Tensor, d_context: Tensor, lengths: tuple[int, ...], p: float = 0.1
 ) -> tuple[Tensor, Tensor]:
-    """The context of sequences one behind another, and the gradient of qkv."""
+    """Return the context of concatenated sequences and the gradient of qkv."""
     ends = torch.tensor(lengths).cumsum(0)
     qkv = qkv.clone().requires_grad_()
     context = function(qkv, ends - torch.tensor(lengths), torch.tensor(lengths), 96, DropoutMask(p, SEED, 2))
@@ -125,7 +127,7 @@ def test_attention_with_other_tiles(queries: int, keys: int, monkeypatch: pytest
 
 
 def norm_inputs() -> list[Tensor]:
-    """x, bias, residual, weight and the norm's bias."""
+    """Return x, bias, residual, weight, and the bias of the norm."""
     shapes = ((4, 32), (32,), (4, 32), (32,), (32,))
     return [random(*shape, seed=seed).requires_grad_() for seed, shape in enumerate(shapes)]
 
@@ -135,7 +137,7 @@ def norm(inputs: list[Tensor], twice: bool = True) -> Any:
 
 
 def test_the_first_use_of_the_scales_of_a_norm_takes_them_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every third row; with few programs, each of which computes the sample."""
+    """The sample has every third row. There are few programs, and each computes the sample."""
     for key in ("forward to fp8", "backward to fp8"):
         monkeypatch.setitem(norm_triton.TILES, key, norm_triton.Tile(16, 4, 3))
     check(DROPOUT_ADD_NORM, "triton", NORM_CASES[1], {"tokens": 80, "features": 48}, torch.bfloat16, CPU)
@@ -264,9 +266,9 @@ def test_cross_entropy_of_nan_logits_is_nan_and_wrong() -> None:
 @pytest.mark.parametrize("scale", [0.0, 3.0], ids=["first use", "later use"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, 2e-38])
 def test_casts_of_special_values(value: float, scale: float, to: torch.dtype) -> None:
-    """What is not finite becomes NaN; neither that nor zeros change the scale, and numbers near the smallest bound it.
+    """Values that are not finite become NaN. Neither they nor zeros change the scale, and tiny values limit it.
 
-    The first scale is that of the other rows.
+    The first scale is computed from the other rows.
     """
     x = torch.full((80, 48), 2e-38 if 0 < value < 1 else 0.0, dtype=torch.bfloat16)
     if not math.isfinite(value):

@@ -1,5 +1,7 @@
-"""The kernels that sum an upsampling convolution's weights against the reference to the bit; run by
-tests/test_interpreted_kernels.py. Tensors that a kernel must fill are poisoned first: fresh memory holds NaN here."""
+"""Test the kernels that sum the weights of an upsampling convolution, bit by bit against the reference.
+
+tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def test_sums_and_their_gradient_are_the_references_to_the_bit(
 ) -> None:
     random = torch.Generator().manual_seed(0)
     weight = torch.randn(40, 35, 3, 3, generator=random).to(dtype).to(memory_format=memory_format).requires_grad_()
-    dtaps = torch.randn(35, 40, 4, 4, generator=random).to(dtype)  # of other strides than the taps
+    dtaps = torch.randn(35, 40, 4, 4, generator=random).to(dtype)  # strides differ from those of the taps
     found, plain = triton.summed_taps(weight), summed_taps(weight)
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(found, plain)

@@ -1,5 +1,7 @@
-"""Special inputs, refusals and choices of recommendation's operations with Triton kernels; run by
-tests/test_interpreted_kernels.py. What the kernels compute is tested by the operations' cases."""
+"""Test special inputs, refusals and selection of the Triton kernels for recommendation.
+
+The cases of the operations test the results of the kernels. tests/test_interpreted_kernels.py runs this file.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def keys() -> Tensor:
 
 
 def scalars(write: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Rate, factor and permission."""
+    """Return learning rate, gradient factor, and whether to write."""
     return torch.tensor(0.25), torch.tensor(0.5), torch.tensor(write)
 
 
@@ -105,7 +107,7 @@ def test_all_but_the_logit_of_a_stack_run_by_the_fused_layer(monkeypatch: pytest
 
 
 def test_logits_are_capturable_with_a_gradient_of_a_mean() -> None:
-    """Which is one element, repeated without memory."""
+    """The gradient of a mean is one element, expanded."""
     given = leaves((5, 8), (1, 8), (1,))
     with Capturable():
         gradients = torch.autograd.grad(logit.LOGIT.function("fused")(*given).mean(), given)

@@ -1,4 +1,4 @@
-"""``bench.only=peer``: the step beside other software."""
+"""Test ``bench.only=peer``, which compares the step with other software."""
 
 from __future__ import annotations
 

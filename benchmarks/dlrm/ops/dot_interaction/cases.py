@@ -1,4 +1,4 @@
-"""Cases of the dot interaction, at DLRM's sizes."""
+"""Cases of the dot interaction at the sizes of DLRM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.ops.sizes import recommendation
 def passes(
     function: Callable[..., Tensor], draw: Draw, samples: int, vectors: int, width: int, columns: int, transposed: bool
 ) -> list[Pass]:
-    """Both directions; the gradient of the result is ``transposed`` in memory or dense."""
+    """Make the forward and backward pass. The gradient of the result is ``transposed`` in memory, or contiguous."""
     x, dy = draw.normal(samples, vectors, width), draw.normal(samples, columns)
     if transposed:
         dy = dy.t().contiguous().t()

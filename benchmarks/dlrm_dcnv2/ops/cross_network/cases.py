@@ -1,4 +1,4 @@
-"""Cases of the cross network, at DLRM-DCNv2's sizes: all layers at once."""
+"""Cases of the cross network at the sizes of DLRM-DCNv2: all layers together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.sizes import recommendation
 def passes(
     function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int, rank: int, layers: int, training: bool
 ) -> list[Pass]:
-    """Both directions of ``training``, or the forward pass of an evaluation, which keeps nothing."""
+    """Make both passes of ``training``, or the forward pass of an evaluation, which keeps nothing for backward."""
     x0, dy = draw.normal(samples, inputs), draw.normal(samples, inputs)
     v = [draw.normal(rank, inputs, scale=inputs**-0.5) for _ in range(layers)]
     w = [draw.normal(inputs, rank, scale=rank**-0.5) for _ in range(layers)]
@@ -27,8 +27,8 @@ def passes(
     unit = size_of(x0)
     narrow = unit * rank / inputs
     flops = 2.0 * layers * samples * 2 * inputs * rank
-    # forward: x twice and x0 in, h and y out. Backward: dy, x0, h and dx0 in, dy, dh and dx0 out, but for one that
-    # comes last or first; and products read dh twice and x once.
+    # Each layer's forward pass reads x twice and x0 once, and writes h and y. Its backward pass reads dy, x0, h and
+    # dx0, and writes dy, dh and dx0; its products read dh twice and x once. One layer has one tensor less to move.
     moved = layers * (5 * unit + 2 * narrow), layers * (10 * unit + 4 * narrow) - unit
     if not training:
         return [Pass("evaluation", evaluate, layers * (4 * unit + 2 * narrow), flops)]
@@ -43,7 +43,7 @@ CASES = (
         tests=[
             {"samples": 64, "inputs": 256, "rank": 32, "layers": 1},
             {"samples": 70, "inputs": 72, "rank": 40, "layers": 3},
-            {"samples": 530, "inputs": 72, "rank": 24, "layers": 1},  # more blocks than go through columns together
+            {"samples": 530, "inputs": 72, "rank": 24, "layers": 1},  # more row blocks than ``group``
             {"samples": 70, "inputs": 40, "rank": 24, "layers": 2, "training": False},
         ],
         gpu={"samples": 1000},

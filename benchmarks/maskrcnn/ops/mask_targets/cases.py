@@ -1,4 +1,4 @@
-"""Cases of the mask targets: 128 slots of each of 12 pictures, about two fifths of which have an object of COCO's."""
+"""Cases of the mask targets: 12 pictures with 128 slots each. About two fifths of the slots have an object of COCO."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ def passes(
     still: bool = False,
     noise: float = 20.0,
 ) -> list[Pass]:
-    """Objects are chosen at random, so that none is in a cache. RoIs without one hold NaN.
+    """Make the forward pass. Objects are chosen at random, so that none is in a cache. RoIs without an object hold NaN.
 
     Args:
-        used: share of RoIs with an object.
-        jagged: outlines are random points, and objects have random numbers of parts; else they are discs.
-        still: pictures are as they were published, and points on halves of a RoI's pixels, where roundings tie.
-        noise: deviation of the corners of RoIs from those of objects, px.
+        rois: number of RoIs.
+        size: height and width of a target, in pixels.
+        used: fraction of the RoIs that have an object.
+        room: capacity of the polygon table.
+        jagged: whether outlines are random points and objects have random numbers of parts. Otherwise they are discs.
+        still: whether pictures have their published size and are not mirrored, and points lie at multiples of half a
+            RoI pixel, where rounding has ties.
+        noise: standard deviation of the corners of RoIs from the corners of objects, in pixels.
     """
     table = PolygonTable(room, draw.device)
     low, high = (-3.0, 31.0) if still else (30.0, 250.0)
@@ -59,7 +63,7 @@ def passes(
 
 
 def _cut(draw: Draw, bounds: Tensor, parts: int) -> None:
-    """Share ``parts`` out at random, in place."""
+    """Distribute ``parts`` at random, in place: ``bounds`` has the first part of each owner."""
     bounds[1:-1] = draw.integers(0, parts + 1, len(bounds) - 2).sort().values
 
 

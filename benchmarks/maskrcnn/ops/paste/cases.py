@@ -1,4 +1,4 @@
-"""Cases of the virtual paste: 100 detections of each of 12 pictures of 480 x 640 px."""
+"""Cases of the virtual paste: 12 pictures of 480 x 640 pixels with 100 detections each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.ops.cases import Case, Draw, Pass, size_of
 
 FACTS = fixed_facts(Facts, "maskrcnn")
 MOST_RUNS = 64
-"""Capacity of the ends, a column of the picture and detection: smooth masks have fewer."""
+"""Capacity for the ends of runs, per picture column and detection. Smooth masks have fewer."""
 
 
 def passes(
@@ -27,14 +27,16 @@ def passes(
     there: float = 1.0,
     spanning: float = 0.0,
 ) -> list[Pass]:
-    """Counting and writing; what the host does between them is left out.
+    """Make the passes that count runs and write their ends, without the work of the host between them.
 
     Args:
-        size: height and width of the masks.
-        height, width: of the smallest and of the largest picture, px.
-        side: mean sides of a box, px.
-        there: share of the slots with a detection. The others' boxes are NaN.
-        spanning: share of the boxes that are as high as the picture, or higher.
+        detections: number of slots for detections.
+        size: height and width of a mask, in pixels.
+        height: smallest and largest height of a picture, in pixels.
+        width: smallest and largest width of a picture, in pixels.
+        side: mean side of a box, in pixels.
+        there: fraction of the slots that have a detection. The boxes of the other slots are NaN.
+        spanning: fraction of the boxes that are at least as high as the picture.
     """
     rough = 3 * draw.normal(detections, 1, 5, 5, dtype=torch.float32) + 1
     probability = functional.interpolate(rough, (size, size), mode="bilinear")[:, 0].sigmoid().to(draw.dtype)

@@ -1,4 +1,4 @@
-"""Cases of the resize: most pictures of COCO are 640 x 480 px, which become 1066 x 800, padded to 1344 x 800."""
+"""Cases of the resize. Most pictures of COCO have 640 x 480 pixels; they become 1066 x 800, padded to 1344 x 800."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from common.ops.cases import Case, Draw, Pass
 FACTS = fixed_facts(Facts, "maskrcnn")
 
 Size = tuple[int, int]
-"""Height and width, px."""
+"""Height and width, in pixels."""
 
 
 def passes(
     function: Callable[..., Tensor], draw: Draw, slot: int, shape: Size, pictures: Sequence[tuple[Size, Size, bool]]
 ) -> list[Pass]:
-    """Every pixel of the pictures is read, and the whole batch is written; beside the pictures slots hold noise.
+    """Make the forward pass. It reads every pixel of the pictures and writes the whole batch.
+
+    The parts of the slots outside the pictures hold noise.
 
     Args:
-        slot: height and width of the slots.
-        shape: of the batch.
-        pictures: size before, size after, and whether it is mirrored.
+        slot: height and width of a slot, in pixels.
+        shape: height and width of the batch.
+        pictures: size before, size after, and whether the picture is mirrored.
     """
     pixels = draw.integers(0, 256, len(pictures), slot, slot, 3, dtype=torch.uint8)
     before, after, mirrored = zip(*pictures, strict=True) if pictures else ((), (), ())
@@ -44,16 +46,16 @@ def passes(
 
 
 def _published(*sizes: Size) -> tuple[tuple[Size, Size, bool], ...]:
-    """Pictures of these sizes as they are trained on, every other one mirrored."""
+    """Return pictures of these published sizes with their sizes in training. Every other picture is mirrored."""
     resized = [resized_size(*size, FACTS.min_size, FACTS.max_size) for size in sizes]
     return tuple((size, resized[place], place % 2 == 0) for place, size in enumerate(sizes))
 
 
 SMALL = (
-    ((12, 19), (12, 175), False),  # the height stays
+    ((12, 19), (12, 175), False),  # the height does not change
     ((1, 1), (5, 7), True),
-    ((9, 15), (18, 30), True),  # twice: centres lie at quarters
-    ((24, 24), (11, 25), True),  # the whole slot, and less high after that
+    ((9, 15), (18, 30), True),  # factor 2: pixel centres lie at quarters
+    ((24, 24), (11, 25), True),  # fills its slot, and becomes lower
 )
 
 CASES = (

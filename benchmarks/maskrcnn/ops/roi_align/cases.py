@@ -1,4 +1,4 @@
-"""Cases of RoIAlign: both heads over the pyramid of 12 pictures of 800 x 1344 px."""
+"""Cases of RoIAlign: both heads, on the feature pyramid of 12 pictures of 800 x 1344 pixels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from common.ops.cases import Case, Draw, Pass, size_of
 
 FACTS = fixed_facts(Facts, "maskrcnn")
 OBJECTS = 8
-"""Objects of a picture, around which the first regions lie."""
+"""Objects in a picture. The first regions lie around them."""
 
 
 def special_boxes(strides: Sequence[int], height: int, width: int) -> list[list[float]]:
-    """At the seams of levels, across the borders, outside, without size, as large as the picture."""
+    """Return boxes at the size limits of levels, across borders, outside, empty, and as large as the picture."""
     boxes = []
     for stride in strides[1:]:
         side = 14.0 * stride - 1  # legacy: one less than the size
@@ -38,7 +38,7 @@ def special_boxes(strides: Sequence[int], height: int, width: int) -> list[list[
 
 
 def _boxes(draw: Draw, pictures: int, count: int, height: int, width: int) -> Tensor:
-    """Boxes within the pictures, (B, R, 4) fp32; the first ones lie around few objects."""
+    """Return boxes inside the pictures, (B, R, 4) in fp32. The first ones lie around a few objects."""
     size = torch.tensor([width, height], dtype=torch.float32, device=draw.device)
     middle, share = (draw.uniform(pictures, count, 2, dtype=torch.float32).float() for _ in range(2))
     jitter = draw.uniform(pictures, count, 4, low=1.0, high=1.2, dtype=torch.float32).float()
@@ -64,14 +64,20 @@ def passes(
     without: int | None = None,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Levels are read forward, and their gradient is written; features are written, and their gradient is read.
+    """Make the forward and backward pass.
+
+    Forward reads levels and writes features. Backward reads the gradient of features and writes that of levels.
 
     Args:
-        heads: of each head slots of a picture, how many of them have a region, and bins along each side. The others
-            hold NaN.
-        special: some boxes are :func:`special_boxes`, which the pictures share out. Regions have the last slots, not
-            the first ones.
-        without: a head whose features have no gradient.
+        height: of a picture, in pixels.
+        width: of a picture, in pixels.
+        strides: pixels between the cells of each level.
+        samples: sampling points along each side of a bin.
+        heads: for each head: slots per picture, number of slots that have a region, and bins along each side. Slots
+            without a region hold NaN.
+        special: whether :func:`special_boxes`, distributed over the pictures, replace some of the boxes. Regions then
+            have the last slots instead of the first ones.
+        without: index of a head whose features have no gradient.
         channels_last: layout of the levels and of the gradients of the features.
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -113,12 +119,12 @@ def passes(
 
 
 def _with_layout(tensors: Sequence[Tensor]) -> list[Any]:
-    """Tensors, and whether each is channels_last."""
+    """Return each tensor, and whether it is channels_last."""
     return [(x, x.is_contiguous(memory_format=torch.channels_last)) for x in tensors]
 
 
 SMALL = {"height": 24, "width": 36, "strides": (2, 4, 8, 16), "special": True}
-"""Strides at which regions of small pictures are of all levels."""
+"""Sizes of small pictures whose regions belong to all levels."""
 
 CASES = (
     Case(

@@ -1,4 +1,4 @@
-"""Cases of the sampling: anchors and proposals of 12 pictures of 800 x 1344 px."""
+"""Cases of the sampling: anchors and proposals of 12 pictures of 800 x 1344 pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ def passes(
     most_positive: int,
     shares: Sequence[tuple[float, float]],
 ) -> list[Pass]:
-    """A sample of each picture; ``shares`` are those of its candidates with a box and without one."""
+    """Make the forward pass, which draws a sample in each picture.
+
+    Args:
+        candidates: number of candidates in a picture.
+        count: number of candidates in a sample.
+        most_positive: largest number of positives in a sample.
+        shares: for each picture, the fractions of its candidates that are positive and negative. Others are ignored.
+    """
     positive, negative = torch.tensor(shares, device=draw.device).view(-1, 2, 1).unbind(1)
     value = draw.uniform(len(shares), candidates, dtype=torch.float32)
     label = torch.where(value < positive, 1, torch.where(value < positive + negative, 0, -1)).to(torch.int8)
@@ -29,9 +36,9 @@ def passes(
 
 
 RECIPE = {"shares": ((0.01, 0.65),) * 12}
-"""A third of the candidates is ignored."""
+"""One per cent of the candidates is positive, and a third is ignored."""
 EACH = ((0.3, 0.3), (0.3, 0.0), (0.0, 0.3), (0.0, 0.0), (0.05, 0.9))
-"""Candidates of all kinds, without negatives, without positives, none, and few positives."""
+"""Pictures with positives and negatives, with positives only, with negatives only, with neither, with few positives."""
 RARE = ((0.0, 0.9), (0.0001, 0.9), (0.5, 0.4), (0.0, 0.0001), (0.0, 0.0))
 
 CASES = (

@@ -1,4 +1,4 @@
-"""Cases of the mask head's last layer for one class, at 128 slots of each of 12 pictures."""
+"""Cases of the mask head's last layer for one class: 12 pictures with 128 slots each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def passes(
     channels: int,
     classes: int,
 ) -> list[Pass]:
-    """Features of slots with an object are read in both directions, and the gradient of all slots is written.
+    """Make the forward and backward pass.
 
-    The first ``objects`` of a picture's ``slots`` have one. The others hold NaN, as does their gradient.
+    Both read the features of slots that have an object. Backward writes the gradient of all slots. The first
+    ``objects`` of the ``slots`` of a picture have an object. The other slots and their gradient hold NaN.
     """
     drawn = draw.integers(0, classes, pictures, slots)
     class_R = torch.where(torch.arange(slots, device=draw.device) < objects, drawn, -1).flatten()

@@ -1,4 +1,4 @@
-"""Cases of the focal loss of RetinaNet's five levels."""
+"""Cases of the focal loss: the five levels of RetinaNet."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def passes(
     loss_scale: float = 65536.0,
     other_memory: bool = False,
 ) -> list[Pass]:
-    """Forward does all the work; backward returns what is stored.
+    """Make the forward pass, which also computes and stores the gradients, and the backward pass, which returns them.
 
     Args:
         cells: rows and columns of each level.
-        anchors: of a cell.
-        objects: share of the anchors that have an object; as many are ignored.
+        anchors: anchors per cell.
+        objects: fraction of the anchors that have an object. As many anchors are ignored.
         spread: standard deviation of the logits.
-        other_memory: whether logits are not channels_last and classes are int32.
+        alpha: weight of positives in the focal loss; negatives have 1 - ``alpha``.
+        gamma: exponent of the focal loss.
+        other_memory: whether logits are contiguous and classes are int32. Otherwise logits are channels_last and
+            classes are int64.
     """
     memory = torch.contiguous_format if other_memory else torch.channels_last
     channels = anchors * classes

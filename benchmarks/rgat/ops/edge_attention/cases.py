@@ -1,4 +1,4 @@
-"""Cases of attention over edges: of a block as in IGBH, at the three levels of a network."""
+"""Cases of attention over edges: a block of IGBH's proportions, at the three levels of the network."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ def passes(
     p: float | None,
     compared: bool = False,
 ) -> list[Pass]:
-    """Both directions. Bytes: a row for each edge, and a number or terms for each edge, target and row.
+    """Make the forward and backward pass.
+
+    Bytes count a row for each edge, and indices and terms for each edge, target and row.
 
     Args:
-        level: of the inputs.
-        seeds, papers, fanouts, skew: of the block; see :mod:`benchmarks.rgat.ops.block_of_cases`.
-        activation: whether there is one.
-        p: probability of dropout; None without.
-        compared: for tests: return logarithms of sums where there are edges, and fp32 gradients in the dtype of the
-            activations, as the kernels add up rounded ones. This takes launches that the bench must not measure.
+        level: level of the inputs, which is their distance from the seeds in hops.
+        seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``, ``fanouts`` and
+            ``skew``.
+        activation: whether the result goes through a leaky ReLU.
+        p: probability of dropout; None for no dropout.
+        compared: whether results are made comparable for tests: forward also returns the logarithms of sums of targets
+            with edges, and backward returns fp32 gradients in the dtype of the activations, because the kernels sum
+            rounded values. This takes launches that the bench must not measure.
     """
     block = block_of_cases(draw.device, seeds, papers, fanouts, skew)
     shape, relations, columns = block.shape, len(block.shape.schema.relations), heads * head_size
@@ -98,7 +102,7 @@ SIZES = {
 LAST = {**SIZES, "activation": False, "p": None}
 FEW = {"seeds": 1, "papers": 60, "fanouts": (3, 1, 1), "compared": True}
 HUB = {**FEW, "seeds": 36, "fanouts": (8, 1, 1), "skew": 0.95}
-"""Most edges come from one node: lists that go on through several chunks, of which level 1 has the first entries."""
+"""Most edges come from one node, so its list of edges spans several chunks. Level 1 uses the first entries."""
 
 GPU = {"seeds": 64, "papers": IGBH_EIGHTH // 16, "compared": True}
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Cases of gathering rows: of the nodes of a block, out of the features of an eighth of IGBH-Full in e4m3."""
+"""Cases of gathering rows: the nodes of a block, from the e4m3 features of an eighth of IGBH-Full."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.rgat.stores.partition import Partition
 from common.ops.cases import Case, Draw, Pass
 
 UNTOUCHED = 7
-"""Byte in the place of nodes that there are not."""
+"""Initial value of each byte of the result. Rows of missing nodes must keep it."""
 
 DRAWN = 1 << 16
-"""Rows that are drawn at a time, as 64-bit integers."""
+"""Rows that are drawn at a time, because random integers take 64 bits each."""
 
 
 def passes(
@@ -29,12 +29,14 @@ def passes(
     host: bool = False,
     programs: int | None = None,
 ) -> list[Pass]:
-    """The rows of all nodes around ``seeds`` papers.
+    """Make the forward pass, which gathers the rows of all nodes around ``seeds`` papers.
 
     Args:
-        shards: all on this GPU. The kernel looks up their addresses as it does those of other GPUs.
-        host: rows lie in the host's memory.
-        programs: that copy; None for as many as fill the GPU.
+        seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``.
+        row_bytes: bytes of a row.
+        shards: number of shards, all on this GPU. The kernel looks up their addresses like those of other GPUs.
+        host: whether rows are in host memory.
+        programs: number of programs that copy; None for as many as fill the GPU.
     """
     block = block_of_cases(draw.device, seeds, papers)
     schema, hops = block.shape.schema, block.shape.hops
@@ -86,4 +88,4 @@ CASES = (
     _case("16 programs", {"row_bytes": 16}, {"programs": 3}, {"programs": 1, "shards": 3}, gpu=GPU, programs=16),
     _case("host", {"row_bytes": 512}, gpu=GPU, papers=IGBH_EIGHTH // 16, host=True),
 )
-"""Few programs leave most of the GPU to others. The host has a share of the nodes only: pinning all takes minutes."""
+"""16 programs leave most of the GPU to other kernels. The host has fewer nodes, because pinning all takes minutes."""

@@ -1,4 +1,4 @@
-"""Cases of the products of R-GAT's three convolutions: the first from features in e4m3, the others from results."""
+"""Cases of the products of R-GAT's three convolutions. The first has inputs in e4m3, the others activations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def passes(
     fanouts: tuple[int, ...],
     fp8: bool,
 ) -> list[Pass]:
-    """One convolution. Bytes are those of what is filled, and each input of a function is read once.
+    """Make the passes of a convolution. Bytes count only the filled parts, with each input of a function read once.
 
     Args:
-        level: of its inputs.
-        inputs: features of a node; ``fp8`` for e4m3.
-        seeds, papers, fanouts: of the block; see :mod:`benchmarks.rgat.ops.block_of_cases`.
+        level: level of the inputs, which is their distance from the seeds in hops.
+        inputs: features per node.
+        seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers`` and ``fanouts``.
+        fp8: whether features are in e4m3.
     """
     block = block_of_cases(draw.device, seeds, papers, fanouts)
     shape, relations, hidden = block.shape, len(block.shape.schema.relations), heads * head_size

@@ -1,4 +1,4 @@
-"""Cases of sampling: around the seeds of a micro-batch, in a synthetic eighth of IGBH-Full, which one of 8 GPUs has."""
+"""Cases of sampling: the seeds of a micro-batch, in a synthetic eighth of IGBH-Full (the share of one of 8 GPUs)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.rgat.ops.sample.sampler import Sampler
 from common.ops.cases import Case, Draw, Pass, size_of
 
 SECTOR = 32
-"""Bytes that a GPU reads or writes at least."""
+"""Smallest number of bytes that a GPU reads or writes."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -33,12 +33,16 @@ def passes(
     count: int,
     share: float = 1.0,
 ) -> list[Pass]:
-    """Two accesses at random of an edge, to its source and to the source's stamp, and one of a node, to restore that.
+    """Make the forward pass.
+
+    Bytes count two random accesses per edge, to its source and to the stamp of the source, one per node, which restores
+    the stamp, and the block that is written.
 
     Args:
-        seeds, papers, fanouts: see :mod:`benchmarks.rgat.ops.block_of_cases`.
-        count: seeds that there are.
-        share: of the capacities of training; with less than 1 nodes, edges and rows are left out.
+        seeds: capacity for seeds. See :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``
+            and ``fanouts``.
+        count: number of seeds.
+        share: fraction of the capacities of training. Below 1, nodes, edges and rows are left out.
     """
     graph, shape = _graph(draw.device, papers, seeds, fanouts)
     papers_N = draw.permutation(papers).int()
@@ -72,7 +76,7 @@ def passes(
 
 
 def _smaller(shape: BlockShape, share: float) -> BlockShape:
-    """A share of the capacities, but of all seeds."""
+    """Return a share of the capacities, with all seeds."""
 
     def part(table: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(max(min(size, 1), int(share * size)) for size in line) for line in table)

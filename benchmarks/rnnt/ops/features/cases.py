@@ -18,16 +18,16 @@ from common.ops.cases import Case, Draw, Pass
 FACTS = fixed_facts(Facts, "rnnt")
 
 GAP = 5
-"""Loud samples before each utterance, which must not be read."""
+"""Number of loud samples before each utterance. They must not be read."""
 
 
 def utterances_of(utterances: int | Sequence[tuple[int, float]], draw: Draw) -> AudioBatch:
-    """White noise between silences of a seventh and of an eighth of the utterance.
+    """Return white noise. The first seventh and the last eighth of each utterance are silent.
 
     Args:
-        utterances: number of utterances, which have lengths as in LibriSpeech; or samples of each as it was recorded,
-            and how many times as long it is played.
-        draw: makes the samples.
+        utterances: number of utterances, with the lengths of LibriSpeech; or for each utterance the number of recorded
+            samples and the factor by which its duration is changed.
+        draw: source of the samples.
     """
     if isinstance(utterances, int):
         random = np.random.default_rng(0)
@@ -57,13 +57,13 @@ def passes(
     columns: int,
     augmented: bool,
 ) -> list[Pass]:
-    """Samples are read and features written; between, there is as much fp32 as resampled samples, five times.
+    """Make the forward pass. Bytes count samples, features, and five times the resampled samples in fp32 between them.
 
     Args:
         utterances: see :func:`utterances_of`.
-        frames: of the longest utterance.
-        columns: of a frame, with zeros at its end.
-        augmented: with SpecAugment's masks.
+        frames: frames of the longest utterance.
+        columns: columns of a frame, including the zeros at its end.
+        augmented: whether SpecAugment masks the features.
     """
     audio = utterances_of(utterances, draw)
     samples = float(audio.resampled_B.sum())

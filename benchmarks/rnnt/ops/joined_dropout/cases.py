@@ -1,4 +1,4 @@
-"""Cases of dropout with joined frames: behind the encoder's first part."""
+"""Cases of dropout with joined frames: the output of the encoder's first part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS = fixed_facts(Facts, "rnnt")
 def passes(
     function: Callable[..., Tensor], draw: Draw, frames: int, utterances: int, width: int, p: float
 ) -> list[Pass]:
-    """Both directions."""
+    """Make the forward and backward pass."""
     x_TBH, seed = draw.normal(frames, utterances, width), draw.seed()
     dy_SBK = draw.normal(-(-frames // JOINED), utterances, JOINED * width)
     moved = 2 * size_of(x_TBH)

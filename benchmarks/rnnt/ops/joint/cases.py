@@ -1,4 +1,4 @@
-"""Cases of the joint network's hidden layer: packed rows of utterances of LibriSpeech's lengths."""
+"""Cases of the joint network's hidden layer: packed rows of utterances with the lengths of LibriSpeech."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def passes(
     masked: bool = False,
     some: bool = False,
 ) -> list[Pass]:
-    """Both directions. Forward writes rows, and backward reads those of their gradient.
+    """Make the forward pass, which writes rows, and the backward pass, which reads the gradient of rows.
 
     Args:
         utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
+        width: features of a row.
         p: probability of dropout.
-        masked: give backward the result too, where the gradient is not zero already where that is.
-        some: give backward the gradient of some rows only.
+        masked: whether backward also gets the result and masks the gradient where the result is zero. Otherwise the
+            gradient is already zero there.
+        some: whether backward gets the gradient of only some rows.
     """
     rows, used = case_rows(utterances, draw.device)
     f, g = networks(rows, width, draw)

@@ -1,4 +1,4 @@
-"""Cases of an LSTM: one layer of the encoder."""
+"""Cases of the LSTM: one layer of the encoder."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ WIDTH = fixed_facts(Facts, "rnnt").encoder_width
 def passes(
     function: Lstm, draw: Draw, frames: int, utterances: int, inputs: int, width: int, lengths: str
 ) -> list[Pass]:
-    """Both directions. Input and gates are read and written once, weights once each; the cell's states are kept, too.
+    """Make the forward and backward pass.
+
+    Bytes count inputs, weights and outputs, the gates that forward writes and reads again, and the states of the cells.
 
     Args:
-        frames: of the longest utterance.
-        lengths: ``equal`` ones, ``sorted`` ones from the longest to the shortest, or ``mixed``.
+        frames: frames of the longest utterance.
+        inputs: features of the input.
+        width: features of the output.
+        lengths: ``equal``, ``sorted`` from the longest to the shortest, or ``mixed``.
     """
     x = draw.normal(frames, utterances, inputs)
     weights = LstmWeights(

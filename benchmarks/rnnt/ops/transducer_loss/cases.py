@@ -1,4 +1,4 @@
-"""Cases of the transducer's loss: pass by pass, with the joint network around it, and of logits alone."""
+"""Cases of the transducer loss: each pass, the loss together with the joint network, and the loss of given logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
 
 SCALE = 512.0
-"""Of the loss."""
+"""Loss scale."""
 
 
 def passes(
@@ -25,13 +25,15 @@ def passes(
     classes: int,
     confidence: float = 1.0,
 ) -> list[Pass]:
-    """Each pass. Bytes and FLOP are those of the rows that exist; h and logits are read or written once in a pass.
+    """Make every pass. Bytes and FLOP count the rows that exist; a pass reads or writes h and logits once.
 
-    Which rows the sparse gradients are made of is not compared: the reference takes all.
+    The choice of rows for sparse gradients is not compared, because the reference uses all rows.
 
     Args:
         utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
-        confidence: deviation of the logits.
+        width: features of the hidden layer.
+        classes: tokens with the blank.
+        confidence: standard deviation of the logits.
     """
     rows, used = case_rows(utterances, draw.device)
     tokens = tokens_of(rows, classes, draw)
@@ -103,7 +105,7 @@ def whole(
     parts: int = 1,
     confidence: float = 1.0,
 ) -> list[Pass]:
-    """From both networks to the loss and back, as a step has it; bytes are those of all its passes."""
+    """Make the passes from both networks to the loss and back, as in a training step. Bytes count all inner passes."""
     rows, used = case_rows(utterances, draw.device)
     tokens = tokens_of(rows, classes, draw)
     f, g = networks(rows, width, draw)
@@ -124,7 +126,10 @@ def whole(
 def alone(
     function: LossPasses, draw: Draw, utterances: int | Sequence[tuple[int, int]], width: int, classes: int
 ) -> list[Pass]:
-    """The loss of packed logits: read twice, and their gradient written. ``width`` is not used."""
+    """Make the passes of the loss of packed logits. They are read twice, and their gradient is written.
+
+    ``width`` is unused.
+    """
     rows, used = case_rows(utterances, draw.device)
     tokens, logits = tokens_of(rows, classes, draw), draw.normal(rows.capacity, classes, scale=2.0)
     logits[used:] = torch.nan

@@ -1,4 +1,4 @@
-"""Cases of the class entropies of SSD300's six levels."""
+"""Cases of the class entropies: the six levels of SSD300."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.cases import Case, Draw, Pass, both_ways
 
 FACTS = fixed_facts(Facts, "ssd300")
 MULTIPLE = 8
-"""The channels of a head are padded to a multiple of it."""
+"""The channels of a head are padded to a multiple of this number."""
 
 
 def passes(
@@ -27,12 +27,14 @@ def passes(
     objects: float,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Logits are read in both directions and their gradient is written; offsets are copied in both.
+    """Make the forward and backward pass. Both read the logits and copy the offsets; backward writes gradients.
 
     Args:
-        classes: with the background.
-        kinds, sides: default boxes of a cell, and rows and columns of cells, of each level.
-        objects: share of the default boxes that have an object.
+        classes: number of classes, including the background.
+        kinds: default boxes per cell, for each level.
+        sides: rows and columns of cells, for each level.
+        objects: fraction of the default boxes that have an object.
+        channels_last: memory format of the results of the heads.
     """
     channels = [HeadChannels(count, classes) for count in kinds]
     results = []

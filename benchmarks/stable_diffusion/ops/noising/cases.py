@@ -1,4 +1,4 @@
-"""Cases of the noising of a micro-batch of moments."""
+"""Cases of the noising: the moments of a micro-batch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def passes(
     stored: torch.dtype = torch.float32,
     highest: float = -5.0,
 ) -> list[Pass]:
-    """Moments of a dtype to latents in that of the activations and a target in fp32.
+    """Make the forward pass: from moments to latents in the dtype of the activations and a target in fp32.
 
     Args:
         stored: dtype of the moments.
-        highest: largest log-variance; the smallest one is below the bound.
+        highest: largest log-variance. The smallest log-variance, -40, is below the lower bound.
     """
     mean = draw.normal(samples, channels, height, width, scale=5.0, dtype=stored)
     log_variance = draw.uniform(samples, channels, height, width, low=-40.0, high=highest, dtype=stored)

@@ -1,4 +1,4 @@
-"""Cases of the loss of a micro-batch."""
+"""Cases of the velocity loss: a micro-batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def passes(
     width: int,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Both directions, the loss scaled; ``channels_last`` is the memory format of the prediction."""
+    """Make the forward and backward pass of the scaled loss. The prediction is ``channels_last`` or contiguous."""
     prediction, target = (
         draw.normal(samples, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
         for dtype in (None, torch.float32)

@@ -1,4 +1,4 @@
-"""Cases of the augmentation: crops out of volumes of their own, mirrored in every way, some of them with noise."""
+"""Cases of the augmentation: crops from different volumes, mirrored in all combinations, some of them with noise."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def passes(
     first_plane: int = 0,
     cached: torch.dtype = torch.float32,
 ) -> list[Pass]:
-    """Crops of ``size``, each in another place of its volume.
+    """Make the forward pass. Each crop has a different position in its volume.
 
     Args:
+        samples: number of crops.
         volume: (D, H, W) of every volume.
-        noisy: crops that have noise, the first ones.
-        brightness: by how much the factor of a crop's intensities exceeds that of the crop before; 1 for the first.
-        planes, first_plane: the slab that is made.
+        size: (D, H, W) of every crop.
+        noisy: number of crops with noise. They come first.
+        brightness: increase of the intensity factor from one crop to the next. The first crop has factor 1.
+        planes: planes of the slab that is made.
+        first_plane: index of the first plane of the slab.
         cached: dtype of the volumes.
     """
     slab = Slab(size, first_plane, planes)

@@ -1,4 +1,4 @@
-"""Cases of the loss: logits as the last convolution leaves them, and channels_last_3d."""
+"""Cases of the loss: contiguous logits, as the last convolution writes them, and channels_last_3d logits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ def passes(
     scale: float = 2.0,
     strided: bool = False,
 ) -> list[Pass]:
-    """The second sample lacks a class, and the third is all background.
+    """Make the forward and backward pass. The second sample only has the last class and
+    background, and the third only background.
 
     Args:
+        volume: (D, H, W).
+        channels_last: memory format of the logits.
         scale: standard deviation of the logits.
-        strided: every other voxel of wider logits and labels.
+        strided: whether logits and labels are every other voxel of wider tensors.
     """
     step = 1 + strided
     depth, height, width = volume
@@ -36,7 +39,7 @@ def passes(
     label[1:2] *= label[1:2] == classes - 1
     label[2:3] = 0
     logits, label = logits[..., ::step], label[..., ::step]
-    # as many as voxels, which keeps the gradients within the range of fp16
+    # the number of voxels, which keeps gradients within the range of fp16
     d_loss = draw.rounded(torch.tensor(float(label.numel()), device=draw.device), torch.float32)
     return both_ways(
         lambda: function(logits, label, FACTS.dice_smooth),

@@ -1,4 +1,4 @@
-"""Cases of the norms behind the convolutions. The norm in front of a skip connection has two readers."""
+"""Cases of the norms after the convolutions. The result of a norm before a skip connection has two readers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from common.ops.cases import Case, Draw, Pass, both_ways, size_of
 from common.ops.local_convolution.cases import volumes
 
 HELD_VOXELS = 16**3
-"""Voxels of an instance up to which a norm reads its input once."""
+"""Largest number of voxels of an instance for which a norm reads its input once."""
 
 CORNER = 1e-3
-"""How close to the corner of the ReLU a value has no gradient: rounding decides there whether one passes."""
+"""Distance from the corner of the ReLU below which gradients are zero, because rounding decides whether they pass."""
 
 
 def passes(
@@ -29,11 +29,12 @@ def passes(
     parameters: torch.dtype = torch.float32,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Channels have means and deviations of their own.
+    """Make the forward and backward pass. Every channel has a different mean and standard deviation.
 
     Args:
         volume: (D, H, W).
-        readers: which of the two results have a gradient. That of the second is a part of joined channels.
+        readers: indices of the results that have a gradient: 0, 1 or both. The gradient of the second result is a slice
+            of concatenated channels.
         parameters: dtype of weight and bias.
         channels_last: memory format of the input.
     """
@@ -69,7 +70,7 @@ def passes(
 
 
 def layer(channels: int, size: int, readers: Sequence[int]) -> dict[str, object]:
-    """Sizes of a norm of the recipe."""
+    """Return the sizes of a norm of the recipe."""
     return {"samples": SAMPLES, "channels": channels, "volume": (size,) * 3, "readers": readers}
 
 

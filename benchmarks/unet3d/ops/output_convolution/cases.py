@@ -1,4 +1,4 @@
-"""Cases of the last convolution. The gradient of its logits is contiguous, as the loss leaves it."""
+"""Cases of the last convolution. The gradient of its logits is contiguous, as the loss writes it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def passes(
     one_number: bool = False,
     step: int = 1,
 ) -> list[Pass]:
-    """Forward, and backward with the gradients of all three inputs.
+    """Make the forward pass, and the backward pass with the gradients of all three inputs.
 
     Args:
         volume: (D, H, W).
         channels_last: memory format of the gradient of the logits.
-        one_number: the gradient of the logits is one number that stands for all of them, as behind a sum.
-        step: the input and the gradient of the logits are every ``step``-th plane of deeper ones.
+        one_number: whether the gradient of the logits is one element, expanded, like the gradient of a sum.
+        step: input and gradient of the logits are every ``step``-th plane of deeper tensors.
     """
     depth, *plane = volume
     x = volumes(draw, samples, channels, (step * depth, *plane))[:, :, ::step]

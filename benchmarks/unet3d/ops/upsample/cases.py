@@ -1,4 +1,4 @@
-"""Cases of the way up: the five blocks of the network."""
+"""Cases of the upsampling: the five decoder blocks of the network."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def passes(
     volume: tuple[int, int, int],
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Transposed convolution and skip connection; backward has all four gradients.
+    """Make the passes of transposed convolution and skip connection. Backward computes all four gradients.
 
     Args:
-        channels, volume: of the input; the skip connection has ``filters`` channels and twice the size.
-        channels_last: memory format of everything but the bias.
+        channels: channels of the input.
+        filters: channels of the skip connection.
+        volume: (D, H, W) of the input; the skip connection has twice the size.
+        channels_last: memory format of all tensors except the bias.
     """
     fine = [2 * size for size in volume]
     x = volumes(draw, samples, channels, volume, channels_last=channels_last)
@@ -45,7 +47,7 @@ def passes(
 
 
 def block(channels: int, filters: int, size: int) -> dict[str, Any]:
-    """Sizes of a block of the recipe, whose input has ``size`` voxels along each axis."""
+    """Return the sizes of a block of the recipe. Its input has ``size`` voxels along each axis."""
     return {"samples": SAMPLES, "channels": channels, "filters": filters, "volume": (size,) * 3}
 
 

@@ -1,4 +1,4 @@
-"""Cases of an evaluation's operations: windows that are added to a volume, and voxels that are counted."""
+"""Cases of the operations of an evaluation, which add windows to a volume and count voxels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Size3 = tuple[int, int, int]
 
 
 def _part(sums: Tensor, origin: Size3, size: Size3) -> Tensor:
-    """The view of ``size`` voxels from ``origin`` on."""
+    """Return the view of ``size`` voxels that starts at ``origin``."""
     for axis in range(3):
         sums = sums.narrow(axis, origin[axis], size[axis])
     return sums
@@ -32,7 +32,7 @@ def added(
     origin: Size3,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Windows, one after another in the same place. The sums of the whole volume are compared."""
+    """Make the forward pass, which adds all windows at the same position. It returns the sums of the whole volume."""
     sums = draw.normal(*volume, classes, dtype=torch.float32)
     importance = [draw.uniform(size, dtype=torch.float32) for size in window]
     logits = volumes(draw, windows, classes, window, channels_last=channels_last)
@@ -49,7 +49,7 @@ def added(
 def counted(
     function: Callable[..., Any], draw: Draw, classes: int, window: Size3, volume: Size3, origin: Size3
 ) -> list[Pass]:
-    """The voxels of a part of a volume; some of the sums are equal, and some NaN, which is the largest."""
+    """Make the forward pass for a part of a volume. Some sums are equal; some are NaN, which counts as the largest."""
     place = _part(draw.normal(*volume, classes, dtype=torch.float32).round_(decimals=1), origin, window)
     place[0, 0, 0], place[-1, -1, -1, -1] = torch.nan, torch.nan
     label = draw.integers(0, classes, *window, dtype=torch.uint8)
