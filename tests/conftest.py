@@ -149,11 +149,18 @@ def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
 
 
+@pytest.fixture(autouse=True)
+def denormal_numbers() -> Iterator[None]:
+    """Keep denormal numbers in every test: a run in this process flushes them to zero, and leaves that so."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """``torch.empty`` fills what it returns with NaN, or the largest integer."""
     before = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.utils.deterministic.fill_uninitialized_memory = before

@@ -10,6 +10,8 @@ from common.ops.catalogue import all_operations, cases_of
 from tests.conftest import interpreted
 
 OPERATIONS = {key: operation for key, operation in all_operations().items() if cases_of(operation)}
+LIBRARIES_ONLY = {"common.ops.causal_attention", "common.ops.dense_attention", "common.ops.weight_gradient"}
+"""Packages whose implementations are all libraries, which need a GPU."""
 PACKAGES = sorted({key.partition(":")[0] for key in OPERATIONS})
 
 
@@ -17,7 +19,8 @@ PACKAGES = sorted({key.partition(":")[0] for key in OPERATIONS})
 @pytest.mark.parametrize("package", PACKAGES)
 def test_kernels_give_what_the_reference_does(package: str) -> None:
     done = interpreted("tests/operation_cases.py", OPERATION=package)
-    assert done.code in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.output + done.errors
+    expected = pytest.ExitCode.NO_TESTS_COLLECTED if package in LIBRARIES_ONLY else pytest.ExitCode.OK
+    assert done.code == expected, done.output + done.errors
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

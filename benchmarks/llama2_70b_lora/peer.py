@@ -58,18 +58,18 @@ def build(facts: Facts, layers: int, device: torch.device) -> Any:
     return get_peft_model(base, adapters).train()
 
 
-def step_of(model: Any, facts: Facts, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
-    """Return a function that runs an iteration on a row of random tokens, with clipping, and returns the loss."""
+def step_of(model: Any, facts: Facts, rows: int, device: torch.device, checkpointing: bool) -> Callable[[], Tensor]:
+    """Return a function that runs an iteration on rows of random tokens, with clipping, and returns the loss."""
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=4e-4, weight_decay=1e-4, fused=device.type == "cuda")
     generator = torch.Generator(device).manual_seed(1)
-    row = torch.randint(facts.vocabulary, (1, facts.row_length), generator=generator, device=device)
+    tokens = torch.randint(facts.vocabulary, (rows, facts.row_length), generator=generator, device=device)
 
     def step() -> Tensor:
-        loss = model(input_ids=row, labels=row).loss
+        loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, facts.max_grad_norm)
         optimizer.step()
@@ -82,7 +82,7 @@ def step_of(model: Any, facts: Facts, device: torch.device, checkpointing: bool)
 def start(run: RunConfig, example: Batch, device: torch.device, checkpointing: bool = False) -> Callable[[], Tensor]:
     """Start the peer; see :class:`common.contract.peer.Peer`."""
     facts, layers = run.workload.facts, run.workload.model.layers
-    return step_of(build(facts, layers or facts.layers, device), facts, device, checkpointing)
+    return step_of(build(facts, layers or facts.layers, device), facts, run.micro_batch, device, checkpointing)
 
 
 PEERS = (

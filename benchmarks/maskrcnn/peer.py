@@ -24,7 +24,6 @@ from common.detection.peer_step import peer_step
 TRAINED_STAGES = 3
 OBJECTS = 7
 """Objects in a picture: the average of COCO."""
-SHAPE = (800, 1344)
 
 
 def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCNN:
@@ -71,10 +70,11 @@ def step_of(
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:
     """Start the peer; see :class:`common.contract.peer.Peer`."""
-    facts = run.workload.facts
+    facts, shape = run.workload.facts, example.key
+    assert isinstance(shape, tuple)
     torch.backends.cudnn.benchmark = False
-    pictures, targets = noise(facts, SHAPE, run.micro_batch, device)
-    return step_of(build(facts, SHAPE, device), pictures, targets, device)
+    pictures, targets = noise(facts, shape, run.micro_batch, device)
+    return step_of(build(facts, shape, device), pictures, targets, device)
 
 
 PEERS = (Peer("torchvision's Mask R-CNN, mixed precision in fp16", start),)

@@ -29,8 +29,11 @@ activations.
 TF32_TOLERANCE = 1e-3
 """Largest relative error on a GPU for fp32 activations where matrix products may use TF32."""
 
-ROTATED_BYTES, MOST_ROTATED = 400e6, 256
-"""Bytes of all sets of inputs in :func:`rotating`, more than an L2 cache holds, and the largest number of sets."""
+ROTATED_BYTES, MOST_ROTATED = 400e6, 20
+"""Bytes of all sets of inputs in :func:`rotating`, more than an L2 cache holds, and the largest number of sets.
+
+A CUDA graph of the bench calls a pass at most 20 times.
+"""
 
 
 class Draw:
@@ -190,17 +193,3 @@ def rotating(make: Callable[[], T], input_bytes: float) -> Iterator[T]:
         input_bytes: bytes of one set.
     """
     return itertools.cycle([make() for _ in range(min(int(ROTATED_BYTES // input_bytes) + 1, MOST_ROTATED))])
-
-
-def together(cases: Sequence[list[Pass]]) -> list[Pass]:
-    """Combine operations that have the same passes: each combined pass runs theirs one after another."""
-    return [
-        Pass(
-            same[0].name,
-            lambda same=same: [each.run() for each in same],  # type: ignore[misc]
-            sum(each.bytes for each in same),
-            sum(each.flops for each in same),
-            same[0].after,
-        )
-        for same in zip(*cases, strict=True)
-    ]

@@ -142,9 +142,10 @@ def bench(start: Start, began: float) -> int:
     runner.close()
     workload.close()
     if peers and timing is not None:
-        del step, runner, workload  # frees CUDA graphs, weights and moments
-        measured = time_peers(peers, run, examples[0], device, options.steps)
-        values["peers"] = [_told(each, timing.step_ms, say) for each in measured]
+        example = examples[0]
+        del step, runner, workload, examples, batches  # frees CUDA graphs, weights, moments and the other batches
+        measured = time_peers(peers, run, example, device, options.steps)
+        values["peers"] = [_reported(each, timing.throughput, say) for each in measured]
     if options.report is not None and rank_info.rank == 0:
         write_figures(options.report, {**values, "traffic": bool(options.traffic)})
     return 0
@@ -162,8 +163,9 @@ def _peers(workload_type: type[Workload], run: RunConfig, options: BenchConfig) 
     return peers
 
 
-def _told(peer: PeerTiming, own_ms: float, say: Callable[[str], object]) -> dict[str, Any]:
-    say(_table({f"peer: {peer.name}": peer.text(own_ms)}))
+def _reported(peer: PeerTiming, own_throughput: float, say: Callable[[str], object]) -> dict[str, Any]:
+    """Print a peer's timing and return it for the report."""
+    say(_table({f"peer: {peer.name}": peer.text(own_throughput)}))
     return dataclasses.asdict(peer)
 
 

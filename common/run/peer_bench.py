@@ -36,13 +36,13 @@ class PeerTiming:
     bytes: int = 0
     reason: str = ""
 
-    def text(self, own_ms: float) -> str:
-        """Return the timing as text; ``own_ms`` is the time of the workload's own step in milliseconds."""
+    def text(self, own_throughput: float) -> str:
+        """Return the timing as text; ``own_throughput`` is the workload's own, in samples per second."""
         if self.step_ms is None:
             return f"not measured: {self.reason}"
         rate, memory = self.samples / self.step_ms * 1e3, f", {self.bytes / 1e9:.1f} GB" if self.bytes else ""
         return (
-            f"{self.step_ms:.1f} ms, {rate:,.1f} samples/s{memory}; ours is {self.step_ms / own_ms:.2f} times as fast"
+            f"{self.step_ms:.1f} ms, {rate:,.1f} samples/s{memory}; ours is {own_throughput / rate:.2f} times as fast"
         )
 
 
@@ -60,27 +60,30 @@ def time_peers(
     """
     for peer in peers:
         gc.collect()
+        torch._dynamo.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
-        try:
-            step = peer.start(run, example, device)
-            for _ in range(WARM_UP):
-                step()
-            count = min(steps, MOST_STEPS)
-            _wait(device)
-            began = time.perf_counter()
-            for _ in range(count):
-                step()
-            _wait(device)
-            step_ms = (time.perf_counter() - began) / count * 1e3
-        except failures() as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            yield PeerTiming(peer.name, None, run.micro_batch, reason=reason)
-            continue
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        yield PeerTiming(peer.name, step_ms, run.micro_batch, memory)
-        del step
+        yield _timed(peer, run, example, device, min(steps, MOST_STEPS))
+
+
+def _timed(peer: Peer, run: RunConfig, example: Batch, device: torch.device, steps: int) -> PeerTiming:
+    """Time one peer. Its memory is free when this function has returned, also after an error."""
+    try:
+        step = peer.start(run, example, device)
+        for _ in range(WARM_UP):
+            step()
+        _wait(device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        _wait(device)
+        step_ms = (time.perf_counter() - began) / steps * 1e3
+    except failures() as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return PeerTiming(peer.name, None, run.micro_batch, reason=reason)
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return PeerTiming(peer.name, step_ms, run.micro_batch, memory)
 
 
 def _wait(device: torch.device) -> None:

@@ -16,7 +16,7 @@ from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
 from tests.operation_checks import check, parameters
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_memory")]
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)

@@ -24,7 +24,6 @@ COMPILED = "compiled"
 LARGE_BYTES = 50e6
 """Passes that move fewer bytes are repeated more often, so that a CUDA graph runs long enough to be timed."""
 
-REPLAYS = 5
 SMALL = 4
 """Numbers of a tile up to this value are also changed by 1; larger ones are only halved and doubled."""
 
@@ -73,11 +72,11 @@ def measure(operation: Operation, case: Case, name: str) -> Iterator[Measured]:
     """Time each pass of a case in one implementation."""
     times: dict[str, float] = {}
     for each in passes_of(operation, case, name):
-        times[each.name] = _milliseconds(each, REPLAYS) - (times[each.after] if each.after else 0.0)
+        times[each.name] = _milliseconds(each) - (times[each.after] if each.after else 0.0)
         yield Measured(operation.name, case.name, each.name, name, times[each.name], each.bytes, each.flops)
 
 
-def _milliseconds(pass_: Pass, replays: int) -> float:
+def _milliseconds(pass_: Pass) -> float:
     """Return milliseconds per call, including the pass that ``after`` names."""
     calls = 20 if pass_.bytes < LARGE_BYTES else 4
 
@@ -86,7 +85,7 @@ def _milliseconds(pass_: Pass, replays: int) -> float:
             pass_.run()
         return calls
 
-    return time_graph(repeat, replays)
+    return time_graph(repeat)
 
 
 def neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -145,8 +144,9 @@ def _time_with(passes: Sequence[Pass], tiles: dict[str, Any], key: str, tile: tu
     tiles[key] = type(before)(*tile)
     print(f"{BUSY}{key} {tile}", flush=True)
     try:
-        return sum(_milliseconds(each, 3) for each in passes)
+        return sum(_milliseconds(each) for each in passes)
     except failures():  # for example, the tile needs more shared memory than the GPU has
+        torch.cuda.synchronize()  # raises where the error has ruined the CUDA context, which ends this process
         return float("inf")
     finally:
         tiles[key] = before

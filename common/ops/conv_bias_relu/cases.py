@@ -78,7 +78,8 @@ def layer(name: str, channels: int, filters: int, side: int, kernel: int, **case
         {"pictures": detection.PICTURES, **sizes, **case},
         tests=tests,
         gpu={"pictures": 2, "height": side - side // 5, "width": side - side // 4},
-        dtypes=(torch.bfloat16, torch.float16),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        tf32=True,
         only=() if grouped else ("cudnn", "epilogue"),
     )
 

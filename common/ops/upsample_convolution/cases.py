@@ -65,7 +65,8 @@ CASES = tuple(
         },
         tests=tests,
         gpu={"pictures": 2},
-        dtypes=diffusion.HALF,  # a GPU's products in fp32 are rounded to TF32
+        dtypes=diffusion.DTYPES,
+        tf32=True,
     )
     for (side, channels), tests in zip(
         diffusion.UPSAMPLED,

@@ -27,7 +27,7 @@ def test_an_iteration_trains_the_rules_adapters_on_the_same_row_with_checkpointi
         rank, width = facts.lora_rank, facts.heads * facts.head_size
         sizes = [facts.hidden + width, 2 * (facts.hidden + facts.kv_heads * facts.head_size), width + facts.hidden]
         assert sum(p.numel() for p in trained.values()) == 2 * rank * sum(sizes)
-        step = step_of(model, facts, cpu, checkpointing)
+        step = step_of(model, facts, 2, cpu, checkpointing)
         losses.append([float(step()) for _ in range(4)])
         assert losses[-1][-1] < losses[-1][0]
     assert losses[0][0] == losses[1][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,3 +72,25 @@ def test_the_step_is_measured_before_its_peers(
 def test_a_workload_without_peers_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["bench", "benchmark=bert", "scale=test", "device=cpu", "bench.only=peer"]) == ConfigError.exit_code
     assert "is compared with no other software" in capsys.readouterr().err
+
+
+def test_the_memory_of_a_peer_is_free_when_the_next_one_starts() -> None:
+    """Also of one that fails after it was built, as one that runs out of memory does."""
+    kept: list[weakref.ref[torch.nn.Module]] = []
+
+    def failing(*given: object) -> Any:
+        model = torch.nn.Linear(2, 2)
+        kept.append(weakref.ref(model))
+
+        def step() -> None:
+            raise RuntimeError(f"out of memory: {model}")
+
+        return step
+
+    def alive(*given: object) -> Any:
+        assert [reference() for reference in kept] == [None]
+        return int
+
+    first, second = timed(Peer("large", failing), Peer("other", alive))
+    assert first.step_ms is None
+    assert second.step_ms is not None

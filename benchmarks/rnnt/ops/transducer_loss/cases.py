@@ -144,7 +144,7 @@ def alone(
 
 SIZES = {"utterances": UTTERANCES, "width": FACTS.joint_width, "classes": FACTS.classes}
 FEW = ((16, 7), (1, 0), (2, 1))
-HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 CASES = (
     Case(
@@ -153,7 +153,7 @@ CASES = (
         SIZES,
         tests=[{"utterances": FEW, "width": 264, "classes": 264, "confidence": 3.0}],
         gpu={"utterances": 4},
-        dtypes=HALVES,
+        dtypes=DTYPES,
         tolerance=2.0,
         tf32=True,
     ),
@@ -163,7 +163,7 @@ CASES = (
         {**SIZES, "p": FACTS.joint_dropout},
         tests=[{"utterances": ((3, 1), (0, 1), (1, 2)), "width": 8, "classes": 24, "p": 0.25, "parts": 3}],
         gpu={"utterances": 4, "parts": 3},
-        dtypes=HALVES,
+        dtypes=DTYPES,
         tolerance=2.0,
         tf32=True,
     ),
@@ -173,7 +173,7 @@ CASES = (
         SIZES,
         tests=[{"utterances": FEW, "classes": 264}, {"utterances": ((3, 2), (0, 1), (2, 0)), "classes": 16}],
         gpu={"utterances": 4},
-        dtypes=HALVES,
+        dtypes=DTYPES,
         only=("fused",),
         tolerance=2.0,
         tf32=True,
