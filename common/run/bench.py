@@ -80,6 +80,8 @@ def bench(start: Start, began: float) -> int:
     role = Role.of(rank_info, run.evaluation.ranks)
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
+    if options.only == "run" and not session.data_dir.is_dir():
+        raise ConfigError(f"bench.only=run: there are no prepared data in {session.data_dir} (data_dir=…)")
     peers = _peers(workload_type, run, options)
     block = _block_between_evaluations(run)
     if not options.accumulate:
@@ -125,7 +127,7 @@ def bench(start: Start, began: float) -> int:
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
         say(_run_text(timing_of_run, timing))
-    elif options.only in (None, "run"):
+    elif options.only is None:
         say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
     if options.traffic == "both" and timing is not None and run.training_ranks > 1:
         runner.close()

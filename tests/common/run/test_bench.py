@@ -141,6 +141,12 @@ def test_a_run_alone_is_measured_without_the_step(data_of, tmp_path, capsys):
     assert found["run"]["samples_per_second"] > 0
 
 
+def test_a_run_alone_needs_data(tmp_path, capsys):
+    words = ["bench", "benchmark=bert", "scale=test", "device=cpu", "bench.only=run", f"data_dir={tmp_path / 'none'}"]
+    assert cli.run(words) == ConfigError.exit_code
+    assert f"bench.only=run: there are no prepared data in {tmp_path / 'none'}" in capsys.readouterr().err
+
+
 def test_without_data_the_step_alone_is_measured(tmp_path, capsys):
     said = bench(capsys, f"data_dir={tmp_path / 'none'}")
     assert re.search(r"^step +[\d.]+ ms, [\d.,]+ samples/s", said, re.MULTILINE)
