@@ -43,7 +43,7 @@ def cross_entropy_forward_kernel(
         tl.store(correct_ptr + row, 0)
         return
     row_ptr = logits_ptr + row.to(tl.int64) * V
-    of_label = tl.load(row_ptr + label).to(tl.float32)
+    of_label = tl.load(row_ptr + label, mask=label < vocabulary, other=float("-inf")).to(tl.float32)
     largest = of_label
     total = tl.zeros((BLOCK,), tl.float32)
     beaten = tl.zeros((BLOCK,), tl.int32)
