@@ -53,25 +53,33 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
 
 
 def check(
-    operation: Operation, name: str, case: Case, sizes: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    operation: Operation,
+    name: str,
+    case: Case,
+    sizes: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    strided: bool = False,
 ) -> None:
     """Check that every pass of an implementation gives the results of the reference.
 
     Floating-point results are compared with the reference in float64 for the same rounded inputs. FP8 values, the
     states of scales and integers are compared with the reference in the same dtype, and so are all results of an
-    ``exact`` case. The tolerance of a library allows sums of 16-bit activations in 16 bits.
+    ``exact`` case. The tolerance of a library allows sums of 16-bit activations in 16 bits. If ``strided``, the
+    implementation gets inputs that are not contiguous.
     """
     least = TOLERANCE[dtype] if name in LIBRARIES else 0.0
     if device.type == "cuda" and dtype == torch.float32 and (case.tf32 or name in LIBRARIES):
         least = TF32_TOLERANCE
 
-    def run(name: str, wide: bool) -> dict[str, Any]:
-        draw = Draw(device, dtype, wide=wide)
+    def run(name: str, wide: bool, strided: bool = False) -> dict[str, Any]:
+        draw = Draw(device, dtype, wide=wide, strided=strided)
         return {each.name: each.run() for each in case.passes(operation.function(name), draw, **sizes)}
 
     same = run(REFERENCE, False)
     expected = run(REFERENCE, True) if case.wide and not case.exact else same
-    found = run(name, False)
+    found = run(name, False, strided)
     assert found.keys() == same.keys()
     for pass_ in found:
         _assert_same(pass_, found[pass_], expected[pass_], same[pass_], _Limits(case, dtype, least))

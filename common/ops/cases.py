@@ -43,18 +43,26 @@ class Draw:
         device: device of the tensors.
         dtype: dtype of the activations.
         wide: round floating-point values to their dtype, but return them in float64.
+        strided: return tensors whose elements are two apart, with other values between them.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, wide: bool = False) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, wide: bool = False, strided: bool = False) -> None:
         self.device = device
         self.dtype = dtype
         self.wide = wide
+        self.strided = strided
         self._generator = torch.Generator(device).manual_seed(0)
 
     def rounded(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Round ``x`` to ``dtype``, by default that of the activations. If ``wide``, return it in float64."""
         x = x.to(dtype or self.dtype)
-        return x.double() if self.wide else x
+        return self._laid_out(x.double() if self.wide else x)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        if not self.strided or x.dim() == 0:
+            return x
+        between = torch.full_like(x, torch.nan) if x.is_floating_point() else x.flip(0)
+        return torch.stack((x, between), -1)[..., 0]
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
         """Return normally distributed values with the standard deviation ``scale``."""
@@ -67,11 +75,11 @@ class Draw:
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Return integers from ``low`` to ``high - 1``."""
-        return torch.randint(low, high, shape, device=self.device, generator=self._generator).to(dtype)
+        return self._laid_out(torch.randint(low, high, shape, device=self.device, generator=self._generator).to(dtype))
 
     def permutation(self, count: int) -> Tensor:
         """Return the integers below ``count`` in random order."""
-        return torch.randperm(count, device=self.device, generator=self._generator)
+        return self._laid_out(torch.randperm(count, device=self.device, generator=self._generator))
 
     def seed(self) -> Tensor:
         """Return a seed for dropout."""

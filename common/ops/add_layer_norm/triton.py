@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,25 +14,15 @@ from torch.autograd.function import once_differentiable
 
 from common.ops.add_layer_norm import kernels
 from common.ops.norm.row_programs import row_programs
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
+from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass cuts its (R, C) matrix.
-
-    Attributes:
-        elements: elements that a program holds at a time, in whole rows: one row where it is longer.
-        warps: warps of one program, as many times as many where a row is longer.
-        programs: programs per multiprocessor, each visiting many groups of rows; 0 for one group a program.
-    """
-
-    elements: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(4096, 2, 0), "backward": Tile(2048, 2, 8)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(elements=4096, warps=2, programs=0),
+    "backward": Tile(elements=2048, warps=2, programs=8),
+}
+"""Pass to its tile."""
 
 _MOST_WARPS = 16
 
@@ -51,6 +41,7 @@ def forward(
     x_RC: Tensor, residual_RC: Tensor | None, added_C: Tensor | None, weight_C: Tensor, bias_C: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sum, the normalised sum, and mean and 1 / standard deviation of rows, fp32 (2, R). One launch."""
+    require_contiguous(added=added_C, weight=weight_C, bias=bias_C)
     nothing_added = residual_RC is None and added_C is None
     sum_RC = x_RC if nothing_added else torch.empty_like(x_RC)
     normed_RC = torch.empty_like(x_RC)

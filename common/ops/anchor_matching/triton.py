@@ -6,7 +6,7 @@ most.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,22 +14,10 @@ from torch import Tensor
 
 from common.ops.anchor_matching import kernels
 from common.ops.anchor_matching.reference import MatchingRule
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """What a program has.
-
-    Attributes:
-        anchors: of one picture.
-        warps: of the program; more than one have to meet for every box's maximum.
-    """
-
-    anchors: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"best": Tile(256, 1), "match": Tile(512, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"best": Tile(anchors=256, warps=1), "match": Tile(anchors=512, warps=4)}
+"""Pass to its tile. ``anchors``: anchors of one picture in a program, whose warps meet for the maximum of every box."""
 
 
 def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], dict[str, Any]]:

@@ -18,35 +18,21 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Handover, Scaling
 from common.ops.fp8_cast.triton import Result, result
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
+from common.ops.triton_support import require_contiguous
 
 _WORD = 32  # keys whose mask bits share a word
 _WORDS_MULTIPLE = 128 // _WORD  # the largest tile reads whole words, also those behind the last key
 
 
-class Tile(NamedTuple):
-    """How a kernel cuts a sequence.
-
-    Attributes:
-        queries: queries of a tile.
-        keys: keys of a tile, 32, 64 or 128.
-        warps: warps of one program.
-        stages: tiles in flight through asynchronous copies.
-    """
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-
 TILES: dict[str, Tile] = {
-    "forward": Tile(64, 64, 4, 3),
-    "query_gradient": Tile(64, 64, 4, 3),
-    "key_value_gradient": Tile(64, 64, 4, 3),
+    "forward": Tile(queries=64, keys=64, warps=4, stages=3),
+    "query_gradient": Tile(queries=64, keys=64, warps=4, stages=3),
+    "key_value_gradient": Tile(queries=64, keys=64, warps=4, stages=3),
 }
-"""Kernel to its tile; fixed, so that results are the same in every run. ``bench.only=tiles`` tries others."""
-FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(32, 32, 4, 1))
+"""Kernel to its tile; fixed, so that results are the same in every run. ``keys`` of a tile are 32, 64 or 128."""
+FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(queries=32, keys=32, warps=4, stages=1))
 """The same for fp32, whose full precision has no tensor cores: larger tiles do not fit the registers."""
 
 
@@ -96,6 +82,7 @@ def forward(
         context (T, H, D); logarithm (base 2) of the softmax's sum, fp32 (H, T); the dropout mask as bits, int32
         (H, words of a row, T), or None without dropout. The last two hold nothing in rows of no sequence.
     """
+    require_contiguous(starts=starts_S, lengths=lengths_S)
     tokens, _, heads, dimension = qkv_T3HD.shape
     tile = _tile("forward", qkv_T3HD)
     context_THD = qkv_T3HD.new_empty((tokens, heads, dimension))

@@ -5,7 +5,7 @@ Shapes: N images, H x W input, OH x OW output, C channels; all channels_last.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,18 +15,13 @@ from torch import Tensor
 from common.ops.batch_norm import pool_kernels as kernels
 from common.ops.batch_norm.reference import Norm
 from common.ops.batch_norm.triton import coefficients, gradient_sums, statistics
+from common.ops.tile import Tile
 
-
-class PoolTile(NamedTuple):
-    """How a pass cuts the pooled map: pixels and channels of one program, and its warps."""
-
-    pixels: int
-    channels: int
-    warps: int
-
-
-TILES: dict[str, PoolTile] = {"pool": PoolTile(16, 64, 8), "pool_gradient": PoolTile(16, 64, 8)}
-"""Pass to its tile, measured at (400, 64, 112, 112) on an H200 (``bench``)."""
+TILES: dict[str, Tile] = {
+    "pool": Tile(pixels=16, channels=64, warps=8),
+    "pool_gradient": Tile(pixels=16, channels=64, warps=8),
+}
+"""Pass to its tile, measured at (400, 64, 112, 112) on an H200. ``pixels``: pixels of the pooled map in a program."""
 
 
 def _cut(name: str, x_NCHW: Tensor, height: int, width: int) -> tuple[tuple[int], dict[str, Any]]:

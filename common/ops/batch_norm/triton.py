@@ -16,19 +16,19 @@ from torch import Tensor
 from common.ops.batch_norm import kernels
 from common.ops.batch_norm.reference import Norm, batch_norm_evaluate_reference
 from common.ops.norm.readers import second_reader
-from common.ops.tiling.tiles import Tile
-from common.ops.triton_support import multiprocessors
+from common.ops.tile import Tile
+from common.ops.triton_support import multiprocessors, require_contiguous
 
 TILES: dict[str, Tile] = {
-    "moments": Tile(64, 8192, 4, 2, 3),
-    "normalise": Tile(128, 4096, 8, 0, 1),
-    "normalise_add": Tile(256, 2048, 4, 0, 1),
-    "normalise_dual": Tile(256, 2048, 4, 0, 1),
-    "gradient_sums": Tile(64, 4096, 4, 2, 3),
-    "gradient_sums_add": Tile(64, 2048, 4, 4, 1),
-    "gradient_sums_dual": Tile(128, 4096, 4, 2, 3),
-    "input_gradient": Tile(128, 8192, 8, 0, 1),
-    "input_gradient_dual": Tile(128, 8192, 8, 0, 1),
+    "moments": Tile(columns=64, elements=8192, warps=4, programs=2, stages=3),
+    "normalise": Tile(columns=128, elements=4096, warps=8, programs=0, stages=1),
+    "normalise_add": Tile(columns=256, elements=2048, warps=4, programs=0, stages=1),
+    "normalise_dual": Tile(columns=256, elements=2048, warps=4, programs=0, stages=1),
+    "gradient_sums": Tile(columns=64, elements=4096, warps=4, programs=2, stages=3),
+    "gradient_sums_add": Tile(columns=64, elements=2048, warps=4, programs=4, stages=1),
+    "gradient_sums_dual": Tile(columns=128, elements=4096, warps=4, programs=2, stages=3),
+    "input_gradient": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
+    "input_gradient_dual": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
 }
 """Pass to its tile, from a sweep over the layers of ResNet-50 at batch 400 on an H200."""
 
@@ -109,6 +109,7 @@ def statistics(
     result = partial.new_empty((5, channels))
     moments = result if group is None else partial.new_empty((3, channels))
     parameters = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    require_contiguous(**dict(zip(("weight", "bias", "mean", "variance"), parameters, strict=True)), moments=partial)
     grid = (triton.cdiv(channels, _FINALISE_COLUMNS),)
     kernels.statistics_kernel[grid](
         x_NCHW, partial, *parameters, moments, partial.shape[1], rows, channels, norm.momentum, norm.eps,

@@ -17,6 +17,7 @@ from common.ops.bench.supervisor import BUSY, RESULT, failures, work
 from common.ops.cases import Case, Draw, Pass
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
+from common.ops.tile import Tile
 
 COMPILED = "compiled"
 """Name of the reference compiled by ``torch.compile``."""
@@ -88,15 +89,15 @@ def _milliseconds(pass_: Pass) -> float:
     return time_graph(repeat)
 
 
-def neighbours(tile: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def neighbours(tile: Tile) -> Iterator[Tile]:
     """Yield tiles that differ from ``tile`` in one number, which is halved, doubled or, if small, changed by 1."""
-    for place, number in enumerate(tile):
+    for name, number in vars(tile).items():
         near = {number // 2, 2 * number, *({number - 1, number + 1} if number <= SMALL else ())}
         for other in sorted(near - {number, 0, -1}):
-            yield (*tile[:place], other, *tile[place + 1 :])
+            yield tile.replace(**{name: other})
 
 
-def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> dict[tuple[int, ...], float]:
+def climb(now: Tile, time_of: Callable[[Tile], float]) -> dict[Tile, float]:
     """Go from a tile to its fastest neighbour until no neighbour is faster.
 
     Args:
@@ -117,14 +118,14 @@ def climb(now: tuple[int, ...], time_of: Callable[[tuple[int, ...]], float]) -> 
         now = best
 
 
-def tables_of(operation: Operation, name: str) -> list[dict[str, Any]]:
-    """Return the tables of tiles (kernel to named tuple) in an implementation's module: dicts named ``*TILES``."""
+def tables_of(operation: Operation, name: str) -> list[dict[str, Tile]]:
+    """Return the tables of tiles (kernel to tile) in an implementation's module."""
     try:
         module = importlib.import_module(str(operation.fast[name].source).partition(":")[0])
     except ImportError:
         return []
-    tables = [value for name, value in vars(module).items() if name.endswith("TILES") and isinstance(value, dict)]
-    return [table for table in tables if all(isinstance(tile, tuple) for tile in table.values())]
+    tables = [value for value in vars(module).values() if isinstance(value, dict) and value]
+    return [table for table in tables if all(isinstance(tile, Tile) for tile in table.values())]
 
 
 def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
@@ -132,16 +133,16 @@ def sweep(operation: Operation, case: Case, name: str) -> Iterator[str]:
     passes = passes_of(operation, case, name)
     for tiles in tables_of(operation, name):
         for key, before in tiles.items():
-            times = climb(tuple(before), functools.partial(_time_with, passes, tiles, key))
+            times = climb(before, functools.partial(_time_with, passes, tiles, key))
             best = min(times, key=times.__getitem__)
-            now = f"{operation.name:24s} {case.name:28s} {key:16s} {tuple(before)} {times[tuple(before)]:.4f} ms"
-            yield now + ("" if best == tuple(before) else f"; better: {best} {times[best]:.4f} ms")
+            now = f"{operation.name:24s} {case.name:28s} {key:16s} {before} {times[before]:.4f} ms"
+            yield now + ("" if best == before else f"; better: {best} {times[best]:.4f} ms")
 
 
-def _time_with(passes: Sequence[Pass], tiles: dict[str, Any], key: str, tile: tuple[int, ...]) -> float:
+def _time_with(passes: Sequence[Pass], tiles: dict[str, Tile], key: str, tile: Tile) -> float:
     """Return milliseconds of all passes with another tile for one kernel; infinity if the kernel cannot run with it."""
     before = tiles[key]
-    tiles[key] = type(before)(*tile)
+    tiles[key] = tile
     print(f"{BUSY}{key} {tile}", flush=True)
     try:
         return sum(_milliseconds(each) for each in passes)

@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,40 +15,28 @@ from common.ops.bias_gelu import kernels
 from common.ops.bias_gelu.reference import Activated, Gradients
 from common.ops.fp8_cast import triton as fp8_triton
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass cuts its (T, F) matrix.
-
-    Attributes:
-        rows, columns: of a tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many tiles; 0 for one tile a program.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(4, 1024, 8, 0), "backward": Tile(4, 1024, 4, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
-FP8_TILES: dict[str, fp8_triton.Tile] = {
-    "forward": fp8_triton.Tile(8, 512, 8, 8, 3),
-    "backward": fp8_triton.Tile(16, 256, 8, 4, 3),
-    "save": fp8_triton.Tile(8, 512, 8, 2, 3),
+TILES: dict[str, Tile] = {
+    "forward": Tile(rows=4, columns=1024, warps=8, programs=0),
+    "backward": Tile(rows=4, columns=1024, warps=4, programs=4),
+}
+"""Pass to its tile."""
+FP8_TILES: dict[str, Tile] = {
+    "forward": Tile(rows=8, columns=512, warps=8, programs=8, stages=3),
+    "backward": Tile(rows=16, columns=256, warps=8, programs=4, stages=3),
+    "save": Tile(rows=8, columns=512, warps=8, programs=2, stages=3),
 }
 """The same of the passes that write FP8; ``save`` is forward where it leaves FP8 for backward."""
 
 
-def _columns(tile: Tile | fp8_triton.Tile, features: int) -> int:
+def _columns(tile: Tile, features: int) -> int:
     return min(tile.columns, triton.next_power_of_2(features))
 
 
-def _programs(tile: Tile | fp8_triton.Tile, x_TF: Tensor) -> int:
+def _programs(tile: Tile, x_TF: Tensor) -> int:
     """Programs of one block of columns."""
     tokens, features = x_TF.shape
     column_blocks = triton.cdiv(features, _columns(tile, features))
@@ -56,7 +44,7 @@ def _programs(tile: Tile | fp8_triton.Tile, x_TF: Tensor) -> int:
     return min(programs, triton.cdiv(tokens, tile.rows))
 
 
-def _fp8_launch(tile: fp8_triton.Tile, x_TF: Tensor) -> tuple[tuple[int], dict[str, Any]]:
+def _fp8_launch(tile: Tile, x_TF: Tensor) -> tuple[tuple[int], dict[str, Any]]:
     """Grid and constants of a pass that writes FP8."""
     columns = _columns(tile, x_TF.shape[1])
     return (triton.cdiv(x_TF.shape[1], columns) * _programs(tile, x_TF),), {
@@ -124,7 +112,7 @@ def _backward(
         data, saved_inverse = saved, None
     require_contiguous(dy=dy_TF, saved=data, bias=bias_F)
     options = {"BIAS": bias_F is not None, "SAVED_FP8": saved_inverse is not None}
-    tile: Tile | fp8_triton.Tile = TILES["backward"] if fp8 is None else FP8_TILES["backward"]
+    tile = TILES["backward"] if fp8 is None else FP8_TILES["backward"]
     programs = _programs(tile, dy_TF)
     partial = dy_TF.new_empty((programs, features), dtype=torch.float32)
     if fp8 is None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from common.ops.bias_gradient import kernels
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
-from common.ops.tiling.tiles import Tile, cut
+from common.ops.tiling.tiles import cut
 
-TILES: dict[str, Tile] = {"sums": Tile(64, 8192, 4, 2, 3)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"sums": Tile(columns=64, elements=8192, warps=4, programs=2, stages=3)}
+"""Pass to its tile."""
 
 
 def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ that the kernels are not written for run as :mod:`common.ops.conv_bias_relu.cudn
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,34 +15,22 @@ from torch import Tensor
 from common.ops.conv_bias_relu import cudnn, grouped_kernels
 from common.ops.conv_bias_relu.reference import Passes, Shape, apply, convolution_gradients, grouped_3x3
 from common.ops.conv_bias_relu.triton import channels_last, masked
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 _FEWEST_CHANNELS = 16
 """That the matrix units take."""
 
 
-class Tile(NamedTuple):
-    """How a pass cuts places and channels.
-
-    Attributes:
-        places: of a tile.
-        channels: of a program, at least those of a group.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many tiles; 0 for one program a tile.
-    """
-
-    places: int
-    channels: int
-    warps: int
-    programs: int
-
-
 TILES: dict[str, Tile] = {
-    "forward": Tile(128, 32, 4, 0),
-    "input": Tile(128, 32, 4, 0),
-    "weight": Tile(128, 32, 4, 4),
+    "forward": Tile(places=128, channels=32, warps=4, programs=0),
+    "input": Tile(places=128, channels=32, warps=4, programs=0),
+    "weight": Tile(places=128, channels=32, warps=4, programs=4),
 }
-"""Pass to its tile: of the convolution, and of the gradients of x and the weight. ``bench.only=tiles`` tries others."""
+"""Pass to its tile: of the convolution, and of the gradients of x and the weight.
+
+``places``: places of a tile; ``channels``: channels of a program, at least those of a group.
+"""
 
 
 def _block(tile: Tile, channels: int, width: int) -> int:

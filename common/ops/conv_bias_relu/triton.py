@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from common.ops.conv_bias_relu import kernels
+from common.ops.tile import Tile
 from common.ops.tiling.relu_gradient import relu_gradient
-from common.ops.tiling.tiles import Tile, channels_last_rows, cut
+from common.ops.tiling.tiles import channels_last_rows, cut
 
-TILES: dict[str, Tile] = {"epilogue": Tile(64, 4096, 4, 8, 2), "gradient": Tile(64, 4096, 4, 4, 2)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "epilogue": Tile(columns=64, elements=4096, warps=4, programs=8, stages=2),
+    "gradient": Tile(columns=64, elements=4096, warps=4, programs=4, stages=2),
+}
+"""Pass to its tile."""
 
 
 def channels_last(x_NCHW: Tensor) -> Tensor:

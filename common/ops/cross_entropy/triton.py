@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,22 +13,11 @@ from torch import Tensor
 
 from common.ops.cross_entropy import kernels
 from common.ops.cross_entropy.reference import NO_LABEL
+from common.ops.tile import Tile
+from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass walks over a row.
-
-    Attributes:
-        columns: of a chunk.
-        warps: warps of one program.
-    """
-
-    columns: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(4096, 8), "backward": Tile(4096, 8)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"forward": Tile(columns=4096, warps=8), "backward": Tile(columns=4096, warps=8)}
+"""Pass to its tile."""
 
 
 def _launch(tile: Tile, columns: int) -> dict[str, int]:
@@ -37,6 +26,7 @@ def _launch(tile: Tile, columns: int) -> dict[str, int]:
 
 def forward(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
     """Losses (M,) fp32, correct (M,) bool, and the logarithm of the softmax's sum (M,) fp32 for rows with a label."""
+    require_contiguous(logits=logits_MV, labels=labels_M)
     rows, columns = logits_MV.shape
     losses_M = logits_MV.new_empty(rows, dtype=torch.float32)
     correct_M = torch.empty_like(losses_M, dtype=torch.bool)
@@ -51,6 +41,7 @@ def backward(
     d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int, inplace: bool
 ) -> Tensor:
     """Gradient of the logits, in their memory if ``inplace``."""
+    require_contiguous(d_losses=d_losses_M, logits=logits_MV, labels=labels_M, lse=lse_M)
     rows, columns = logits_MV.shape
     d_logits_MV = logits_MV if inplace else torch.empty_like(logits_MV)
     kernels.cross_entropy_backward_kernel[(rows,)](

@@ -19,30 +19,17 @@ from common.ops.dropout_add_norm import kernels
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
 from common.ops.fp8_cast.triton import arguments, outputs, result
 from common.ops.norm.row_programs import row_programs
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
-
-
-class Tile(NamedTuple):
-    """How a pass cuts its (T, E) matrix.
-
-    Attributes:
-        rows: rows that a program holds at a time.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many groups of rows; 0 for one group a program.
-    """
-
-    rows: int
-    warps: int
-    programs: int
-
+from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {
-    "forward": Tile(4, 4, 0),
-    "backward": Tile(2, 4, 4),
-    "forward to fp8": Tile(1, 4, 8),
-    "backward to fp8": Tile(1, 4, 5),
+    "forward": Tile(rows=4, warps=4, programs=0),
+    "backward": Tile(rows=2, warps=4, programs=4),
+    "forward to fp8": Tile(rows=1, warps=4, programs=8),
+    "backward to fp8": Tile(rows=1, warps=4, programs=5),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile."""
 
 
 class Call(NamedTuple):
@@ -94,6 +81,7 @@ def forward(
 
     The FP8 tensor has the result for its source.
     """
+    require_contiguous(bias=bias_E, weight=weight_E, norm_bias=norm_bias_E)
     tokens = x_TE.shape[0]
     tile = _tile("forward", fp8)
     grid, constants = (_programs(tile, x_TE),), _constants(x_TE, bias_E, residual_TE, call, tile)

@@ -6,14 +6,13 @@ device, and nothing is added up by atomics. Shapes: see :mod:`common.ops.embeddi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
 from common.ops.embedding_bags import kernels
 from common.ops.embedding_bags.bags import AdagradRows, Bags, Rule, SortedKeys, check_sums, check_update
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 BLOCK = 1024
@@ -23,58 +22,19 @@ NARROWEST = 16
 """Columns of the least product of matrices."""
 
 
-class PoolTile(NamedTuple):
-    """What a program of ``pool`` has.
-
-    Attributes:
-        samples: of one bag.
-        lookups: of each sample, whose rows are under way at a time.
-        warps: of the program.
-    """
-
-    samples: int
-    lookups: int
-    warps: int
-
-
-class UpdateTile(NamedTuple):
-    """What a program of ``update`` has.
-
-    Attributes:
-        keys: of a tile, at least 16: the more there are, the fewer runs cross tiles.
-        warps: of the program.
-        programs: per multiprocessor, each of which visits many tiles. What they find to do is known on the device only:
-            keys that are not ours cost nothing.
-        stages: 1 for plain loads; with 3 the sources of a tile, then its gradients, rows and state are under way while
-            earlier tiles are computed. A row is written in one tile only, so none is read too early.
-    """
-
-    keys: int
-    warps: int
-    programs: int
-    stages: int
-
-
-class LongRunsTile(NamedTuple):
-    """What a program has that adds up the runs over several tiles.
-
-    Attributes:
-        partial_sums: of a run, that are under way at a time.
-        warps: of the program.
-        programs: per multiprocessor.
-    """
-
-    partial_sums: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Any] = {
-    "pool": PoolTile(4, 2, 1),
-    "update": UpdateTile(16, 4, 16, 3),
-    "long_runs": LongRunsTile(16, 1, 32),
+TILES: dict[str, Tile] = {
+    "pool": Tile(samples=4, lookups=2, warps=1),
+    "update": Tile(keys=16, warps=4, programs=16, stages=3),
+    "long_runs": Tile(partial_sums=16, warps=1, programs=32),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile.
+
+- ``samples``: samples of one bag in a program; ``lookups``: rows of each sample in flight;
+- ``keys``: keys of a tile, at least 16: the more there are, the fewer runs cross tiles;
+- ``stages`` of ``update``: with 3 the sources of a tile, then its gradients, rows and state are in flight while earlier
+  tiles are computed. A row is written in one tile only, so that none is read too early;
+- ``partial_sums``: partial sums of a run in flight.
+"""
 
 
 @torch.no_grad()
@@ -89,7 +49,7 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
         )
     if not len(ids_NL):
         return
-    tile: PoolTile = TILES["pool"]
+    tile = TILES["pool"]
     lookups = min(tile.lookups, triton.next_power_of_2(bags.hotness))
     kernels.embedding_pool_kernel[(triton.cdiv(len(ids_NL), tile.samples), len(bags))](
         rows_RW, ids_NL, bags.table_B6, bags.largest_first_B, out_NBW,
@@ -168,8 +128,8 @@ def _add_up(
     count, width = len(keys.row_M), rows_RW.shape[1]
     if not keys.rows or not count:
         return
-    tile: UpdateTile = TILES["update"]
-    long_runs: LongRunsTile = TILES["long_runs"]
+    tile = TILES["update"]
+    long_runs = TILES["long_runs"]
     tiles, processors = triton.cdiv(count, tile.keys), multiprocessors(rows_RW.device)
     partial_PW = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows_RW.device)
     constants = {

@@ -10,27 +10,10 @@ from torch import Tensor
 
 from common.ops.fp8_cast import kernels
 from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS, Fp8Tensor, Scaling
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
-
-class Tile(NamedTuple):
-    """How a kernel cuts a matrix that it writes in FP8.
-
-    Attributes:
-        rows, columns: of one tile; a transpose is stored in runs of as many bytes as it has rows.
-        warps: of one program.
-        programs: per multiprocessor, each walking over many tiles.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"cast": Tile(64, 128, 8, 4, 3)}
+TILES: dict[str, Tile] = {"cast": Tile(rows=64, columns=128, warps=8, programs=4, stages=3)}
 """The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that a sweep tried."""
 
 
@@ -78,6 +61,7 @@ def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
 
 def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False) -> Fp8Tensor:
     """See :func:`common.ops.fp8_cast.reference.cast_reference`. One launch; nothing waits for the device."""
+    x_MK = x_MK.contiguous()
     rows, columns = x_MK.shape
     tile = TILES["cast"]
     tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)

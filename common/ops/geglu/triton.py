@@ -12,15 +12,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.ops.geglu import kernels
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
-from common.ops.tiling.tiles import Tile, cut
+from common.ops.tiling.tiles import cut
+from common.ops.triton_support import require_contiguous
 
-TILES: dict[str, Tile] = {"forward": Tile(512, 2048, 4, 8, 2), "backward": Tile(512, 1024, 8, 4, 1)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(columns=512, elements=2048, warps=4, programs=8, stages=2),
+    "backward": Tile(columns=512, elements=1024, warps=8, programs=4, stages=1),
+}
+"""Pass to its tile."""
 
 
 def forward(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
     """The result (R, C). One launch."""
+    require_contiguous(bias=bias_2C)
     rows, features = x_R2C.shape[0], x_R2C.shape[1] // 2
     y_RC = x_R2C.new_empty((rows, features))
     grid, arguments = cut(TILES["forward"], 1, rows, features, x_R2C.device, reverse=False)

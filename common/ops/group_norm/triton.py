@@ -18,45 +18,33 @@ from torch.autograd.function import once_differentiable
 from common.ops.group_norm import kernels, slab_kernels
 from common.ops.group_norm.reference import GroupNormResult, check
 from common.ops.norm.moments import moments_kernel
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
-from common.ops.tiling.tiles import Tile, block_of_columns, cut
-
-
-class SlabTile(NamedTuple):
-    """How a kernel whose programs own whole groups of a sample cuts it.
-
-    Attributes:
-        most: most elements of a slab; samples with larger ones take several launches.
-        columns: fewest channels of a slab, which take in more groups if they are narrow.
-        held: most elements that a program holds, so that it reads them once.
-        elements: elements of a tile otherwise.
-        elements_per_warp: elements of one warp, which gives the warps of a program.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-        whole: most elements of all samples: larger inputs take several launches, which fill a GPU better.
-    """
-
-    most: int
-    columns: int
-    held: int
-    elements: int
-    elements_per_warp: int
-    stages: int
-    whole: int = 1 << 21
-
+from common.ops.tiling.tiles import block_of_columns, cut
+from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {
-    "moments": Tile(64, 4096, 4, 4, 3),
-    "normalise": Tile(64, 4096, 4, 0, 3),
-    "gradient_sums": Tile(64, 2048, 4, 4, 3),
-    "input_gradient": Tile(64, 8192, 4, 0, 3),
+    "moments": Tile(columns=64, elements=4096, warps=4, programs=4, stages=3),
+    "normalise": Tile(columns=64, elements=4096, warps=4, programs=0, stages=3),
+    "gradient_sums": Tile(columns=64, elements=2048, warps=4, programs=4, stages=3),
+    "input_gradient": Tile(columns=64, elements=8192, warps=4, programs=0, stages=3),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile."""
 
-SLAB_TILES: dict[str, SlabTile] = {
-    "forward": SlabTile(131072, 32, 32768, 4096, 512, 3),
-    "backward": SlabTile(131072, 32, 16384, 4096, 512, 1),
+SLAB_TILES: dict[str, Tile] = {
+    "forward": Tile(most=131072, columns=32, held=32768, elements=4096, elements_per_warp=512, stages=3, whole=1 << 21),
+    "backward": Tile(
+        most=131072, columns=32, held=16384, elements=4096, elements_per_warp=512, stages=1, whole=1 << 21
+    ),
 }
-"""Direction to its tile; a slab of no elements sends every sample through several launches."""
+"""Direction to the tile of kernels whose programs own whole groups of a sample (a slab).
+
+- ``most``: most elements of a slab; larger samples take several launches, and 0 sends every sample there;
+- ``columns``: fewest channels of a slab, which takes in several groups if they are narrower;
+- ``held``: most elements that a program holds, so that it reads them once; ``elements``: size of its tile otherwise;
+- ``elements_per_warp``: elements of one warp, which gives the number of warps;
+- ``whole``: most elements of all samples; larger inputs take several launches, which fill a GPU better.
+"""
 
 _MOST_WARPS = 16
 _HEAD = 16
@@ -127,7 +115,7 @@ class Slabs(NamedTuple):
     arguments: dict[str, Any]
 
 
-def cut_slabs(tile: SlabTile, sizes: Sizes) -> Slabs | None:
+def cut_slabs(tile: Tile, sizes: Sizes) -> Slabs | None:
     """Cut each sample into slabs; None where they are too large."""
     width, groups = sizes.width, sizes.groups
     counts = [count for count in range(1, groups + 1) if groups % count == 0]
@@ -177,7 +165,7 @@ def cut_parts(tile: Tile, sizes: Sizes, device: torch.device, reverse: bool) -> 
     block_c = min(block_of_columns(channels, tile.columns) for channels in sizes.parts)
     blocks = [triton.cdiv(channels, block_c) for channels in sizes.parts]
     whole = cut(
-        tile._replace(columns=block_c), sizes.samples, sizes.voxels, sum(blocks) * block_c, device, reverse=reverse
+        tile.replace(columns=block_c), sizes.samples, sizes.voxels, sum(blocks) * block_c, device, reverse=reverse
     )
     even = whole.arguments["EVEN"] and all(channels % block_c == 0 for channels in sizes.parts)
     grids = [(whole.grid[0], count, sizes.samples) for count in blocks]
@@ -226,6 +214,7 @@ def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -
 
     One launch, or three, five of a pair.
     """
+    require_contiguous(weight=affine.weight_C, bias=affine.bias_C)
     sizes = Sizes.of(inputs, groups)
     first_NCHW = inputs[0]
     y_NCHW = torch.empty(

@@ -6,7 +6,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,30 +16,21 @@ from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, 
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.layer_norm_1p import kernels
 from common.ops.layer_norm_1p.reference import Normed, ParameterGradients
-from common.ops.norm.parted_rows import Tile, launch
+from common.ops.norm.parted_rows import launch
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
+TILES: dict[str, Tile] = {
+    "forward": Tile(rows=1, warps=16, programs=1, stages=3),
+    "backward": Tile(rows=1, warps=16, programs=1, stages=3),
+}
+"""Pass over whole rows to its tile."""
 
-class Block(NamedTuple):
-    """How a pass that does not look at whole rows cuts its matrix.
-
-    Attributes:
-        rows, columns: of a tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many tiles of its columns; 0 for one tile a program.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(1, 16, 1, 3), "backward": Tile(1, 16, 1, 3)}
-"""Pass over whole rows to its tile. ``bench.only=tiles`` tries others."""
-
-BLOCKS: dict[str, Block] = {"recompute": Block(4, 1024, 4, 0), "parameter_gradients": Block(8, 256, 4, 8)}
+BLOCK_TILES: dict[str, Tile] = {
+    "recompute": Tile(rows=4, columns=1024, warps=4, programs=0),
+    "parameter_gradients": Tile(rows=8, columns=256, warps=4, programs=8),
+}
 """The same of the passes that don't look at whole rows."""
 
 
@@ -111,7 +102,7 @@ def recompute(residual_TE: Tensor, moments_2T: Tensor, weight_E: Tensor, bias_E:
     """See :func:`common.ops.layer_norm_1p.reference.recompute_reference`."""
     require_contiguous(residual=residual_TE, moments=moments_2T, weight=weight_E, bias=bias_E)
     tokens, features = residual_TE.shape
-    block = BLOCKS["recompute"]
+    block = BLOCK_TILES["recompute"]
     columns = min(block.columns, triton.next_power_of_2(features))
     y_TE = torch.empty_like(residual_TE)
     kernels.layer_norm_1p_recompute_kernel[(triton.cdiv(tokens, block.rows) * triton.cdiv(features, columns),)](
@@ -128,7 +119,7 @@ def parameter_gradients(
     require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments_2T, dx=dx_TE)
     tokens, features = residual_TE.shape
     kinds = 2 if dx_TE is None else 3
-    block = BLOCKS["parameter_gradients"]
+    block = BLOCK_TILES["parameter_gradients"]
     columns = min(block.columns, triton.next_power_of_2(features))
     column_blocks = triton.cdiv(features, columns)
     most = max(1, block.programs * multiprocessors(dy_TE.device) // column_blocks)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from common.ops.linear_relu.reference import Passes, apply
+from common.ops.tile import Tile
 from common.ops.tiling.relu_gradient import relu_gradient
-from common.ops.tiling.tiles import Tile
 
-TILES: dict[str, Tile] = {"gradient": Tile(128, 4096, 4, 4, 2)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, programs=4, stages=2)}
+"""Pass to its tile."""
 
 
 def forward(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:

@@ -14,27 +14,14 @@ from torch import Tensor
 
 from common.ops.local_convolution import kernels, reference
 from common.ops.local_convolution.reference import LocalConvolution
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
-
-class Tile(NamedTuple):
-    """How a pass cuts the output voxels of a sample.
-
-    Attributes:
-        voxels: of a tile; 32 or more a warp.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many tiles; 0 for one program a tile.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    voxels: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(128, 4, 8, 1), "weight": Tile(64, 2, 12, 2)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(voxels=128, warps=4, programs=8, stages=1),
+    "weight": Tile(voxels=64, warps=2, programs=12, stages=2),
+}
+"""Pass to its tile. ``voxels``: output voxels of a tile, at least 32 for each warp."""
 
 _MOST_COLUMNS = 64
 _FEWEST_COLUMNS = 16

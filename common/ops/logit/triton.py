@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,24 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.ops.logit import kernels
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass is cut.
-
-    Attributes:
-        elements: of a program's tile, whose rows are whole.
-        warps: of a program.
-    """
-
-    elements: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(4096, 4), "backward": Tile(8192, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"forward": Tile(elements=4096, warps=4), "backward": Tile(elements=8192, warps=4)}
+"""Pass to its tile."""
 
 
 def _launch(tile: Tile, samples: int, inputs: int) -> tuple[int, dict[str, Any]]:

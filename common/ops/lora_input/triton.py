@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,27 +15,18 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import rate
 from common.ops.lora_input import kernels
 from common.ops.lora_input.reference import WHOLE, Region
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _LEAST_RANK = 16
 """Of the operands of a product in tensor cores; smaller ranks are filled up with zeros."""
 
 
-class Tile(NamedTuple):
-    """How a pass cuts its (T, E) matrix.
-
-    Attributes:
-        rows, columns: of a tile.
-        warps: warps of one program, which has one tile.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"dropped": Tile(4, 1024, 4), "gradient": Tile(64, 128, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "dropped": Tile(rows=4, columns=1024, warps=4),
+    "gradient": Tile(rows=64, columns=128, warps=4),
+}
+"""Pass to its tile."""
 
 
 def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tuple[tuple[int], dict[str, Any]]:

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from common.ops.norm.row_programs import row_programs
+from common.ops.tile import Tile
 
 _MOST_PARTS = 5
 
@@ -25,22 +26,6 @@ _ROW_OF_TILES = 8192
 
 _SHARED_FOR_SUMS = 8 << 10
 """Bytes of shared memory beside the rows in flight, through which warps exchange their sums."""
-
-
-class Tile(NamedTuple):
-    """How a pass over whole rows cuts its (T, E) matrix.
-
-    Attributes:
-        rows: rows that a program holds at a time.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many groups of rows.
-        stages: groups in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    rows: int
-    warps: int
-    programs: int
-    stages: int
 
 
 class Parts(NamedTuple):

@@ -7,7 +7,6 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,28 +16,11 @@ from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Scalin
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.qkv_gradient import kernels
 from common.ops.qkv_gradient.reference import QkvGradient, check, joined
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
-
-class Tile(NamedTuple):
-    """How the tokens are cut; a tile is of one head's queries, keys or values.
-
-    Attributes:
-        rows: tokens of a tile; a transpose is stored in runs of as many bytes.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many tiles.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    rows: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"join": Tile(64, 8, 4, 3)}
-"""``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"join": Tile(rows=64, warps=8, programs=4, stages=3)}
 
 
 def join(

@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,33 +13,19 @@ from torch import Tensor
 
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
-from common.ops.norm.parted_rows import Tile
 from common.ops.rms_norm import kernels
 from common.ops.rms_norm.reference import Normed
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
-
-class Block(NamedTuple):
-    """How a pass that does not look at whole rows cuts its matrix.
-
-    Attributes:
-        rows, columns: of a tile.
-        warps: warps of one program.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-
-
-TILES: dict[str, Tile | Block] = {
-    "forward": Tile(1, 8, 4, 1),
-    "backward": Tile(1, 4, 8, 1),
-    "recompute": Block(4, 1024, 4),
-    "weight_gradient": Block(8, 256, 4),
+TILES: dict[str, Tile] = {
+    "forward": Tile(rows=1, warps=8, programs=4, stages=1),
+    "backward": Tile(rows=1, warps=4, programs=8, stages=1),
+    "recompute": Tile(rows=4, columns=1024, warps=4),
+    "weight_gradient": Tile(rows=8, columns=256, warps=4),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile."""
 
 _PROGRAMS_OF_SUMS = 8
 """Programs per multiprocessor that add up the gradient of the weight."""
@@ -67,12 +53,6 @@ def _launch(tile: Tile, x_TE: Tensor, fp8: bool, frozen_scales: bool) -> tuple[t
     }
 
 
-def _tile(name: str) -> Tile:
-    tile = TILES[name]
-    assert isinstance(tile, Tile)
-    return tile
-
-
 def forward(
     residual_TE: Tensor,
     delta_TE: Tensor | None,
@@ -89,7 +69,7 @@ def forward(
     inverse_rms_T = residual_TE.new_empty(residual_TE.shape[0], dtype=torch.float32)
     y_TE = torch.empty_like(residual_TE) if half else None
     y8 = None if fp8 is None else result(fp8, E4M3, residual_TE.shape)
-    grid, constants = _launch(_tile("forward"), residual_TE, y8 is not None, frozen_scales)
+    grid, constants = _launch(TILES["forward"], residual_TE, y8 is not None, frozen_scales)
     kernels.rms_norm_forward_kernel[grid](
         residual_TE, delta_TE, weight_E, sum_TE, inverse_rms_T, y_TE, *arguments(y8), residual_TE.shape[0], epsilon,
         DELTA=delta_TE is not None, HALF=half, **constants,
@@ -111,7 +91,7 @@ def backward(
     require_contiguous(dy=dy_TE, residual=residual_TE, d_residual=d_residual_TE)
     dx_TE = torch.empty_like(dy_TE)
     dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
-    grid, constants = _launch(_tile("backward"), dy_TE, dx8 is not None, frozen_scales)
+    grid, constants = _launch(TILES["backward"], dy_TE, dx8 is not None, frozen_scales)
     kernels.rms_norm_backward_kernel[grid](
         dy_TE, residual_TE, inverse_rms_T, weight_E, d_residual_TE, dx_TE, *arguments(dx8), dy_TE.shape[0],
         RESIDUAL=d_residual_TE is not None, **constants,
@@ -124,7 +104,6 @@ def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> T
     require_contiguous(residual=residual_TE)
     tokens, features = residual_TE.shape
     tile = TILES["recompute"]
-    assert isinstance(tile, Block)
     columns = min(tile.columns, triton.next_power_of_2(features))
     y_TE = torch.empty_like(residual_TE)
     kernels.rms_norm_recompute_kernel[(triton.cdiv(tokens, tile.rows) * triton.cdiv(features, columns),)](
@@ -139,7 +118,6 @@ def weight_gradient(dy_TE: Tensor, residual_TE: Tensor, inverse_rms_T: Tensor) -
     require_contiguous(dy=dy_TE, residual=residual_TE)
     tokens, features = residual_TE.shape
     tile = TILES["weight_gradient"]
-    assert isinstance(tile, Block)
     columns = min(tile.columns, triton.next_power_of_2(features))
     blocks = triton.cdiv(features, columns)
     most = max(1, _PROGRAMS_OF_SUMS * multiprocessors(dy_TE.device) // blocks)

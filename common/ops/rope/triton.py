@@ -6,33 +6,17 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 from torch import Tensor
 
 from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.rope import kernels
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors, require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass cuts its tokens; a tile is of one head.
-
-    Attributes:
-        rows: tokens of a tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many tiles; 0 for one tile a program.
-    """
-
-    rows: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(32, 4, 0), "backward": Tile(32, 4, 7)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"forward": Tile(rows=32, warps=4, programs=0), "backward": Tile(rows=32, warps=4, programs=7)}
+"""Pass to its tile."""
 
 
 def forward(

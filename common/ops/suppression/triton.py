@@ -6,29 +6,19 @@ for the device. Shapes: B pictures, N candidates, K kept.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
 from common.ops.suppression import kernels
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """How a program walks over the candidates of a picture.
-
-    Attributes:
-        candidates: judged at a time; it compares as many with as many, or with a word of 32 where it makes masks.
-        warps: of the program.
-    """
-
-    candidates: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"suppress": Tile(64, 8), "masks": Tile(128, 4), "by_masks": Tile(32, 4)}
-"""Walking, and both kernels of masks, of which the second always takes a word. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "suppress": Tile(candidates=64, warps=8),
+    "masks": Tile(candidates=128, warps=4),
+    "by_masks": Tile(candidates=32, warps=4),
+}
+"""Kernel to its tile. ``candidates``: candidates judged at a time; for ``by_masks`` always a word of 32."""
 
 MASK_SHARE = 0.5
 """From this share of the candidates on that may be kept, masks are made."""

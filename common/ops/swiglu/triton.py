@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,28 +15,14 @@ from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, 
 from common.ops.fp8_cast.triton import arguments, result
 from common.ops.swiglu import kernels
 from common.ops.swiglu.reference import Activated
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors, require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass cuts its (T, F) matrix.
-
-    Attributes:
-        rows, columns: of a tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each visiting many tiles.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(1, 2048, 4, 8, 1), "backward": Tile(1, 2048, 4, 8, 1)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(rows=1, columns=2048, warps=4, programs=8, stages=1),
+    "backward": Tile(rows=1, columns=2048, warps=4, programs=8, stages=1),
+}
+"""Pass to its tile."""
 
 
 def _launch(tile: Tile, tokens: int, features: int, device: torch.device) -> tuple[tuple[int], dict[str, Any]]:

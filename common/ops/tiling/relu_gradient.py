@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.tiling.kernels import load_tile, own_columns, store_tile, tile_at
-from common.ops.tiling.tiles import Tile, cut
+from common.ops.tiling.tiles import cut
 
 
 @triton.jit

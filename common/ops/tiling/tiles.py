@@ -8,27 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 _MOST_PROGRAMS = 512
-
-
-class Tile(NamedTuple):
-    """How a pass cuts the (V, C) matrix of a sample, or the (M, C) matrix of all.
-
-    Attributes:
-        columns: most columns of one program.
-        elements: elements of one tile.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many tiles; 0 for one program a tile.
-        stages: tiles in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    columns: int
-    elements: int
-    warps: int
-    programs: int
-    stages: int
 
 
 def block_of_columns(channels: int, most: int) -> int:

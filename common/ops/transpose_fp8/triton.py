@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
 from common.ops.fp8_cast.reference import E5M2
+from common.ops.tile import Tile
 from common.ops.transpose_fp8 import kernels
 from common.ops.transpose_fp8.reference import room, run_length
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How the matrix is cut.
-
-    Attributes:
-        rows, columns: of one tile; loads have runs of ``columns`` bytes, stores of ``rows``.
-        warps: of one program, which has one tile.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"transpose": Tile(128, 128, 8)}
-"""``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"transpose": Tile(rows=128, columns=128, warps=8)}
 
 
 def transpose(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:

@@ -6,31 +6,21 @@ strides.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from common.ops.tile import Tile
 from common.ops.upsample_convolution import kernels
 
-
-class Tile(NamedTuple):
-    """What a program has.
-
-    Attributes:
-        filters, channels: of the weight, powers of 2.
-        warps: of the program.
-    """
-
-    filters: int
-    channels: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"sum": Tile(32, 32, 4), "spread": Tile(32, 32, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "sum": Tile(filters=32, channels=32, warps=4),
+    "spread": Tile(filters=32, channels=32, warps=4),
+}
+"""Pass to its tile. ``filters``, ``channels``: of the weight, powers of 2."""
 
 
 def _run(kernel: Any, tile: Tile, source: Tensor, target: Tensor, weight_OI33: Tensor, taps_IO44: Tensor) -> None:

@@ -87,3 +87,10 @@ def test_pixels_and_labels_that_do_not_lie_behind_one_another_are_refused() -> N
         )
     with pytest.raises(ValueError, match="label_BN must be contiguous"):
         sampling.SAMPLING.function("triton")(torch.zeros((6, 4), dtype=torch.int8).T, torch.tensor([1]), 1, 3, 1)
+
+
+@pytest.mark.parametrize("name", ["reference", "triton"])
+def test_a_sample_cannot_have_more_positives_than_candidates(name: str) -> None:
+    labels, seed = torch.ones(1, 9, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="a sample of 3 candidates cannot have 4 positives"):
+        sampling.SAMPLING.function(name)(labels, seed, 0, 3, 4)

@@ -46,7 +46,7 @@ def test_small_tiles_of_several_programs_give_the_same(monkeypatch: pytest.Monke
     """Rows span many chunks, and programs write partial sums."""
     monkeypatch.setattr(edge_triton, "CHUNK", 4)
     for key, items in (("gradient", 8), ("targets", 4), ("chunks", 2), ("long_rows", 4)):
-        monkeypatch.setitem(edge_triton.TILES, key, edge_triton.TILES[key]._replace(items=items, edges=2))
+        monkeypatch.setitem(edge_triton.TILES, key, edge_triton.TILES[key].replace(items=items, edges=2))
     sizes = {**CASES[2].tests[0], "seeds": 10, "papers": 20, "fanouts": (4, 2, 1), "activation": True, "p": 0.3}
     check(edge_attention.EDGE_ATTENTION, "triton", CASES[2], sizes, torch.float32, torch.device("cpu"))
 

@@ -14,8 +14,9 @@ from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.sample import triton as sample_triton
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.ops.sample.triton import Tile, triton_sampler
+from benchmarks.rgat.ops.sample.triton import triton_sampler
 from common.ops.operation import AUTO, OperationRequest
+from common.ops.tile import Tile
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, sharded, small_graph
 from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
@@ -31,7 +32,7 @@ def some_seeds(number: int) -> torch.Tensor:
 def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many programs that those of a relation continue one another's numbers."""
     for key in sample_triton.TILES:
-        monkeypatch.setitem(sample_triton.TILES, key, Tile(32, 1))
+        monkeypatch.setitem(sample_triton.TILES, key, Tile(items=32, warps=1))
 
 
 def test_shards_and_a_count_on_the_host() -> None:

@@ -20,6 +20,7 @@ from common.errors import UnsupportedImplementation
 from common.ops.cases import Draw
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
+from common.ops.tile import Tile
 from tests.benchmarks.rnnt.transducer_oracle import case
 from tests.capturable import Capturable
 from tests.operation_checks import check
@@ -37,8 +38,8 @@ def test_small_tiles_without_descriptors_of_several_programs_give_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, tile in loss_triton.TILES.items():
-        if isinstance(tile, loss_triton.Product):
-            small = tile._replace(rows=16, columns=16, depth=16, programs=8, flatten=0, described=0)
+        if isinstance(tile, Tile):
+            small = tile.replace(rows=16, columns=16, depth=16, programs=8, flatten=0, described=0)
             monkeypatch.setitem(loss_triton.TILES, key, small)
     for key, fields in (("statistics", (64, 1)), ("gradient", (64, 1, 3, 1)), ("recursion", (32, 1))):
         monkeypatch.setitem(loss_triton.TILES, key, type(loss_triton.TILES[key])(*fields))

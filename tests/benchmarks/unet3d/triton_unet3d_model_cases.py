@@ -21,12 +21,12 @@ SHAPE = (1, 1, 64, 32, 32)
 def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (instance_norm_triton.TILES, upsample_triton.BACKWARD_TILES):
         for name, tile in table.items():
-            monkeypatch.setitem(table, name, tile._replace(elements=1 << 18))
+            monkeypatch.setitem(table, name, tile.replace(elements=1 << 18))
     for table in (local_convolution_triton.TILES, output_convolution_triton.TILES):
         for name, tile in table.items():
-            monkeypatch.setitem(table, name, tile._replace(voxels=8192))
+            monkeypatch.setitem(table, name, tile.replace(voxels=8192))
     products = upsample_triton.FORWARD_TILES
-    monkeypatch.setitem(products, "forward", products["forward"]._replace(rows=1024))
+    monkeypatch.setitem(products, "forward", products["forward"].replace(rows=1024))
 
 
 def logits_and_gradients(settings: NetworkSettings, dtype: torch.dtype) -> tuple[dict[str, str], dict[str, Tensor]]:

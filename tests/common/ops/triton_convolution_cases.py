@@ -30,7 +30,7 @@ def test_programs_of_several_multiprocessors_leave_partial_sums_of_the_weights_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grouped, "multiprocessors", lambda device: 6)
-    monkeypatch.setitem(grouped.TILES, "weight", grouped.TILES["weight"]._replace(places=16))
+    monkeypatch.setitem(grouped.TILES, "weight", grouped.TILES["weight"].replace(places=16))
     case = next(case for case in cases.CASES if case.name == "layer2")
     check(CONV_BIAS_RELU, "triton", case, cases.GROUPED, torch.float16, torch.device("cpu"))
 

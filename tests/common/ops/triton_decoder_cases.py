@@ -19,6 +19,7 @@ from common.ops.rms_norm import triton as rms_norm_triton
 from common.ops.swiglu import SWIGLU
 from common.ops.swiglu import triton as swiglu_triton
 from common.ops.swiglu.cases import CASES as SWIGLU_CASES
+from common.ops.tile import Tile
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
@@ -66,7 +67,7 @@ def test_a_recomputed_norm_and_its_dropout_have_the_bits_of_the_first_time(regio
 )
 def test_swiglu_in_tiles_of_several_rows(sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for key in swiglu_triton.TILES:
-        monkeypatch.setitem(swiglu_triton.TILES, key, swiglu_triton.Tile(16, 128, 4, 3, 1))
+        monkeypatch.setitem(swiglu_triton.TILES, key, Tile(rows=16, columns=128, warps=4, programs=3, stages=1))
     check(SWIGLU, "triton", SWIGLU_CASES[1], sizes, torch.bfloat16, torch.device("cpu"))
 
 

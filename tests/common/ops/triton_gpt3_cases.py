@@ -16,6 +16,7 @@ from common.ops.layer_norm_1p import triton as norm_triton
 from common.ops.qkv_gradient import QKV_GRADIENT
 from common.ops.qkv_gradient import cases as qkv_cases
 from common.ops.qkv_gradient import triton as qkv_triton
+from common.ops.tile import Tile
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -30,13 +31,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_programs_share_the_rows_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, there is one program on a CPU."""
     for name, tile in list(norm_triton.TILES.items()):
-        monkeypatch.setitem(norm_triton.TILES, name, tile._replace(programs=3))
+        monkeypatch.setitem(norm_triton.TILES, name, tile.replace(programs=3))
     check(LAYER_NORM_1P, "triton", norm_cases.CASES[0], {"tokens": 25, "features": 24}, torch.bfloat16, CPU)
 
 
 def test_programs_share_the_tokens_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, there is one program per head on a CPU."""
-    monkeypatch.setitem(qkv_triton.TILES, "join", qkv_triton.Tile(16, 4, 12, 1))
+    monkeypatch.setitem(qkv_triton.TILES, "join", Tile(rows=16, warps=4, programs=12, stages=1))
     sizes = {"tokens": 40, "heads": 2, "head_size": 16, "layout": "mixed"}
     check(QKV_GRADIENT, "triton", qkv_cases.CASES[0], sizes, torch.bfloat16, CPU)
 

@@ -17,7 +17,7 @@ from common.ops.group_norm import GROUP_NORM
 from common.ops.group_norm import triton as group_norm_triton
 from common.ops.group_norm.cases import CASES
 from common.ops.group_norm.reference import group_norm_reference
-from common.ops.tiling.tiles import Tile
+from common.ops.tile import Tile
 from tests.operation_checks import check
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
@@ -49,11 +49,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in list(slabs):
         most = 0 if way.startswith("several") else 1 << 20
         held = 1 << 20 if way == "held" else 0
-        monkeypatch.setitem(slabs, name, group_norm_triton.SlabTile(most, 8, held, 128, 256, 1))
+        slab = {"most": most, "columns": 8, "held": held, "elements": 128, "elements_per_warp": 256, "stages": 1}
+        monkeypatch.setitem(slabs, name, slabs[name].replace(**slab))
     if way.endswith("many tiles"):
         for name in list(tiles):
             # 15 pixels are four tiles: of 16 channels for three programs, of more for one
-            monkeypatch.setitem(tiles, name, Tile(16, 64, 4, 6, 1))
+            monkeypatch.setitem(tiles, name, Tile(columns=16, elements=64, warps=4, programs=6, stages=1))
     return way
 
 

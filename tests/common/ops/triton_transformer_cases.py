@@ -28,6 +28,7 @@ from common.ops.dropout_add_norm.cases import CASES as NORM_CASES
 from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
 from common.ops.fp8_cast import triton as fp8_cast_triton
 from common.ops.fp8_cast.reference import E4M3, E5M2, LARGEST_SCALE, Handover, Scaling, cast_reference
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from tests import fp8_oracle as oracle
 from tests.operation_checks import check
@@ -119,7 +120,7 @@ def test_attention_refuses_a_head_dimension_without_kernels() -> None:
 @pytest.mark.parametrize(("queries", "keys"), [(64, 32), (32, 128)])
 def test_attention_with_other_tiles(queries: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, tile in attention_triton.TILES.items():
-        monkeypatch.setitem(attention_triton.TILES, name, tile._replace(queries=queries, keys=keys))
+        monkeypatch.setitem(attention_triton.TILES, name, tile.replace(queries=queries, keys=keys))
     check(ATTENTION, "triton", ATTENTION_CASES[0], GAPS, torch.float16, CPU)
 
 
@@ -139,7 +140,7 @@ def norm(inputs: list[Tensor], twice: bool = True) -> Any:
 def test_the_first_use_of_the_scales_of_a_norm_takes_them_from_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample has every third row. There are few programs, and each computes the sample."""
     for key in ("forward to fp8", "backward to fp8"):
-        monkeypatch.setitem(norm_triton.TILES, key, norm_triton.Tile(16, 4, 3))
+        monkeypatch.setitem(norm_triton.TILES, key, Tile(rows=16, warps=4, programs=3))
     check(DROPOUT_ADD_NORM, "triton", NORM_CASES[1], {"tokens": 80, "features": 48}, torch.bfloat16, CPU)
 
 

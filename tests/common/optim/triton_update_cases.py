@@ -1,91 +1,40 @@
-"""The Triton kernels against the reference; run by
-tests/test_interpreted_kernels.py."""
+"""Triton kernels of the optimizers: what no case expresses; run by tests/test_interpreted_kernels.py."""
+
+import importlib
 
 import pytest
 import torch
-from torch import nn
-from update_oracle import build, noise, parameter, rate_table, snapshot, step
+from remainder_oracle import steps_of_both
 
+from common.ops.catalogue import cases_of
+from common.ops.operation import Operation
 from common.optim import scale_triton
-from common.optim.momentum import LARS, SGD
-from common.optim.optimizer import ParameterGroup
-
-RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
-
-
-def run(implementation, rule, *, inside, dtype, trust, nonfinite_at=None, skip_at=None):
-    # 9,800 elements need three blocks; 5 and 7 leave padding; the last group is always float32
-    large = nn.Parameter(parameter(200, 7, 7, 1, dtype=dtype).to(memory_format=torch.channels_last))
-    small, zero, scale = parameter(5, seed=1, dtype=dtype), nn.Parameter(torch.zeros(64, dtype=dtype)), parameter(7)
-    groups = [
-        ParameterGroup(
-            {"large": large, "zero": zero}, 1e-2, trust_ratio=trust, grad_scale=0.5, learning_rate_in_momentum=inside
-        ),
-        ParameterGroup({"small": small}, 1e-2, lr_scale=2.0, learning_rate_in_momentum=inside),
-        ParameterGroup({"scale": scale}, schedule=rate_table([0.125, 0.75, 0.0, 3.0, 0.5])),
-    ]
-    parameters = [large, small, zero, scale]
-    optimizer = build(groups, rule, RATES, implementation)
-    assert optimizer.implementation == implementation
-    gradients = [noise(5, *p.shape, seed=index) for index, p in enumerate(parameters)]
-    told = []
-    for index in range(5):
-        now = {p: g[index].clone() for p, g in zip(parameters, gradients, strict=True)}
-        if index == nonfinite_at:
-            now[large][199, 6, 6] = float("nan")
-        told.append(step(optimizer, now, skip=float(index == skip_at)))
-    return snapshot(optimizer, *parameters), told
+from common.optim.adagrad import ADAGRAD
+from common.optim.adaptive import ADAPTIVE, LAMB
+from common.optim.momentum import MOMENTUM
+from common.optim.rules import GroupSettings
+from common.optim.shard import Fragment, Shard
+from tests.operation_checks import check
 
 
-RULES = {
-    "lars": (LARS(0.9, eta=0.1), True),
-    "lars_of_model": (LARS(0.9, eta=0.1, epsilon=1e-3, norm_of="model"), True),
-    "sgd": (SGD(0.9), False),
-    "nesterov": (SGD(0.9, nesterov=True), False),
-}
+@pytest.mark.parametrize("operation", [ADAPTIVE, MOMENTUM, ADAGRAD], ids=lambda operation: operation.name)
+def test_partial_sums_are_added_up_over_many_chunks(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module(f"common.optim.{operation.name}_triton")
+    for name, value in (("BLOCK", 64), ("CHUNK", 2), ("MEASURED_BLOCKS", 3)):
+        monkeypatch.setattr(module, name, value, raising=False)
+    case = cases_of(operation)[0]
+    sizes = {**case.tests[0], "shards": (((1470, 0), (1000, 1)),)}
+    check(operation, "triton", case, sizes, torch.float32, torch.device("cpu"))
 
 
-# Not bfloat16, to which the interpreter cuts instead of rounding.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("name", list(RULES))
-def test_triton_equals_plain(name, inside, dtype):
-    rule, trust = RULES[name]
-    ours, _ = run("triton", rule, inside=inside, dtype=dtype, trust=trust)
-    plain, _ = run("reference", rule, inside=inside, dtype=dtype, trust=trust)
-    for a, b in zip(ours, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
+def test_a_fragment_off_the_alignment_is_refused() -> None:
+    shard = Shard(*(torch.zeros(128) for _ in range(3)), (Fragment(0, 0, 32, 32, 64),))
+    with pytest.raises(ValueError, match="multiples of 64"):
+        LAMB().bind([shard], [GroupSettings(1.0, 0.0, False, False)], 1, lambda _: None, "triton")
 
 
-@pytest.mark.parametrize("reason", ["nonfinite_at", "skip_at"])
-def test_triton_writes_nothing_when_it_must_not(reason):
-    rule, trust = RULES["lars"]
-    ours, told = run("triton", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
-    plain, _ = run("reference", rule, inside=True, dtype=torch.float16, trust=trust, **{reason: 4})
-    assert told == [False] * 4 + [reason == "nonfinite_at"]
-    assert int(ours[4]) == 4  # the step counter follows the four parameters
-    for a, b in zip(ours, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3 if a.dtype == torch.float16 else 1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["lars", "nesterov"])
-def test_triton_skip_is_bit_exact(name):
-    rule, trust = RULES[name]
-    weight = parameter(70, 70, dtype=torch.float16)
-    optimizer = build([ParameterGroup({"w": weight}, trust_ratio=trust)], rule, RATES, "triton")
-    step(optimizer, {weight: noise(1, 70, 70)[0]})
-    before = snapshot(optimizer, weight)
-    step(optimizer, {weight: noise(1, 70, 70, seed=3)[0]}, skip=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, snapshot(optimizer, weight), strict=True))
-
-
-def test_triton_leaves_padding_zero():
-    weight = parameter(65)
-    optimizer = build([ParameterGroup({"w": weight}, 0.1, trust_ratio=True)], LARS(0.9), RATES, "triton")
-    step(optimizer, {weight: torch.ones(65)})
-    flat = dict(optimizer.named_state())["momentum.float32"]
-    assert flat.numel() == 128
-    assert flat[65:].tolist() == [0.0] * 63
+def test_masters_that_are_kept_as_remainders_are_those_of_float32() -> None:
+    steps_of_both("triton")
 
 
 @pytest.mark.parametrize("add", [False, True])

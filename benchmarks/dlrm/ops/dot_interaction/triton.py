@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -13,28 +13,15 @@ from torch import Tensor
 
 from benchmarks.dlrm.ops.dot_interaction import kernels
 from benchmarks.dlrm.ops.dot_interaction.reference import Passes, apply
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _LEAST = 16
 """Of each side of a product in matrix units; what is smaller is filled up with zeros."""
 
 
-class Tile(NamedTuple):
-    """How a pass deals samples to programs.
-
-    Attributes:
-        samples: of a program, one after another.
-        warps: of a program.
-        stages: samples in flight per program; 1 for plain loads.
-    """
-
-    samples: int
-    warps: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(4, 2, 2), "backward": Tile(4, 2, 2)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"forward": Tile(samples=4, warps=2, stages=2), "backward": Tile(samples=4, warps=2, stages=2)}
+"""Pass to its tile. ``samples``: samples of a program, one after another."""
 
 
 def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:

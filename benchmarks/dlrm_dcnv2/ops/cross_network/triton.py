@@ -6,7 +6,7 @@ Everything is enqueued on the current stream and nothing waits for the device. L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.dlrm_dcnv2.ops.cross_network import kernels
 from benchmarks.dlrm_dcnv2.ops.cross_network.reference import Passes, apply, cross_reference
+from common.ops.tile import Tile
 from common.ops.tiling import tiles
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
@@ -22,39 +23,23 @@ _LEAST = 16
 """Of each side of a product in matrix units; what is smaller is filled up."""
 
 
-class ProductTile(NamedTuple):
-    """How the product is cut.
-
-    Attributes:
-        rows, columns: of the result.
-        depth: of what is added at once.
-        warps: of a program.
-        stages: of the pipeline that loads factors.
-        group: blocks of rows that go through all columns together.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    group: int
-
-
-PRODUCT_TILES: dict[str, ProductTile] = {
-    "forward": ProductTile(64, 256, 32, 8, 4, 8),
-    "backward": ProductTile(64, 256, 32, 4, 4, 8),
+PRODUCT_TILES: dict[str, Tile] = {
+    "forward": Tile(rows=64, columns=256, depth=32, warps=8, stages=4, group=8),
+    "backward": Tile(rows=64, columns=256, depth=32, warps=4, stages=4, group=8),
 }
-"""Direction to the tile of its product of 16-bit factors. ``bench.only=tiles`` tries others."""
+"""Direction to the tile of its product of 16-bit factors.
 
-WIDE_TILE = ProductTile(64, 64, 32, 4, 2, 8)
+``group``: blocks of rows that go through all columns together.
+"""
+
+WIDE_TILE = Tile(rows=64, columns=64, depth=32, warps=4, stages=2, group=8)
 """The same for fp32 factors, which take twice the memory and no matrix unit."""
 
-TILES: dict[str, tiles.Tile] = {"gradient": tiles.Tile(128, 4096, 4, 6, 1)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, programs=6, stages=1)}
+"""Pass to its tile."""
 
 
-def _launch(tile: ProductTile, samples: int, inputs: int, rank: int) -> tuple[tuple[int], dict[str, Any]]:
+def _launch(tile: Tile, samples: int, inputs: int, rank: int) -> tuple[tuple[int], dict[str, Any]]:
     """Grid and constants of a product."""
     depth = max(_LEAST, min(tile.depth, triton.next_power_of_2(rank)))
     return (triton.cdiv(samples, tile.rows) * triton.cdiv(inputs, tile.columns),), {
@@ -69,7 +54,7 @@ def _launch(tile: ProductTile, samples: int, inputs: int, rank: int) -> tuple[tu
     }
 
 
-def _tile(key: str, dtype: torch.dtype) -> ProductTile:
+def _tile(key: str, dtype: torch.dtype) -> Tile:
     return WIDE_TILE if dtype == torch.float32 else PRODUCT_TILES[key]
 
 

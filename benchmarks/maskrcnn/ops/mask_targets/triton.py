@@ -5,8 +5,6 @@ One launch for all RoIs, on the current stream; nothing waits for the device. Sh
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -14,23 +12,11 @@ from torch import Tensor
 from benchmarks.maskrcnn.ops.mask_targets import kernels
 from benchmarks.maskrcnn.ops.mask_targets.reference import MOST_ROWS
 from benchmarks.maskrcnn.polygon_table import PolygonTable
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a program walks over the edges of a polygon.
-
-    Attributes:
-        edges: taken at a time.
-        warps: of the program.
-    """
-
-    edges: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"targets": Tile(32, 2)}
-"""``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"targets": Tile(edges=32, warps=2)}
+"""``edges``: edges of a polygon that a program takes at a time."""
 
 
 @torch.no_grad()

@@ -6,29 +6,15 @@ of all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.ops.paste import kernels
 from benchmarks.maskrcnn.ops.paste.masks import Masks
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """How a program walks over the pixels of a box.
-
-    Attributes:
-        pixels: looked at at a time.
-        warps: of the program.
-    """
-
-    pixels: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"paste": Tile(512, 4)}
-"""``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"paste": Tile(pixels=512, warps=4)}
+"""``pixels``: pixels of a box that a program takes at a time."""
 
 
 @torch.no_grad()

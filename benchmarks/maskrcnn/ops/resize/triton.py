@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
 from benchmarks.maskrcnn.ops.resize import kernels
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """What a program writes.
-
-    Attributes:
-        values: channels of pixels of a row, at a time.
-        rows: of a picture.
-        warps: of the program.
-    """
-
-    values: int
-    rows: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"resize": Tile(512, 8, 4)}
-"""``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"resize": Tile(values=512, rows=8, warps=4)}
+"""``values``: values of a row, channels of pixels, that a program writes at a time; ``rows``: rows of a picture."""
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ for the device, nothing is added up by atomics, and gradients are the same bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.maskrcnn.ops.roi_align import kernels
 from benchmarks.maskrcnn.ops.roi_align.reference import Regions, RoiAlign, check, least_areas
+from common.ops.tile import Tile
 
 _SETS = 2
 """Sets of regions that share a pass."""
@@ -26,52 +27,18 @@ _LEAST = 16
 """Of a product of matrices along each side."""
 
 
-class Forward(NamedTuple):
-    """How the forward pass is cut.
-
-    Attributes:
-        channels: of a program.
-        warps: of a program.
-    """
-
-    channels: int
-    warps: int
-
-
-class Backward(NamedTuple):
-    """How the backward pass is cut.
-
-    Attributes:
-        side: of a tile, places; at least 4.
-        channels: of a program.
-        bins: of a region that a program takes at a time.
-        warps: of a program.
-    """
-
-    side: int
-    channels: int
-    bins: int
-    warps: int
-
-
-class Lists(NamedTuple):
-    """How regions are listed.
-
-    Attributes:
-        regions: that a program looks at together.
-        warps: of a program.
-    """
-
-    regions: int
-    warps: int
-
-
-TILES: dict[str, Any] = {
-    "forward": Forward(256, 4),
-    "lists": Lists(256, 2),
-    "backward": Backward(8, 128, 32, 4),
+TILES: dict[str, Tile] = {
+    "forward": Tile(channels=256, warps=4),
+    "lists": Tile(regions=256, warps=2),
+    "backward": Tile(side=8, channels=128, bins=32, warps=4),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile.
+
+- ``channels``: channels of a program;
+- ``regions``: regions that a program looks at together;
+- ``side``: places along a side of a tile, at least 4;
+- ``bins``: bins of a region that a program takes at a time.
+"""
 
 
 def _sizes(levels: Sequence[Tensor]) -> list[int]:
@@ -92,7 +59,7 @@ class _RoiAlign(Function):
         ctx.resolutions, ctx.samples = [own.resolution for own in regions], samples
         ctx.shapes, ctx.dtype = [level.shape for level in levels], levels[0].dtype
         ctx.scales, ctx.areas = [1 / stride for stride in strides], least_areas(strides)
-        tile: Forward = TILES["forward"]
+        tile = TILES["forward"]
         results = []
         channels = levels[0].shape[1]
         for boxes_BR4, there_BR, bins in regions:
@@ -111,7 +78,7 @@ class _RoiAlign(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        tile: Backward = TILES["backward"]
+        tile = TILES["backward"]
         pictures, channels = ctx.shapes[0][:2]
         device = ctx.saved_tensors[0].device
         d_levels = [
@@ -151,7 +118,7 @@ def _lists(
     pictures, regions = there_BR.shape
     count_BT = torch.empty((pictures, tiles), dtype=torch.int32, device=there_BR.device)
     list_BTR = torch.empty((pictures, tiles, regions), dtype=torch.int16, device=there_BR.device)
-    tile: Lists = TILES["lists"]
+    tile = TILES["lists"]
     kernels.roi_align_lists_kernel[(tiles, pictures)](
         boxes_BR4, there_BR, count_BT, list_BTR, *geometry, regions, tiles,
         S=bins, K=ctx.samples, TILE=TILES["backward"].side,

@@ -30,6 +30,12 @@ class Sample(NamedTuple):
     total_B: Tensor
 
 
+def check_counts(count: int, most_positive: int) -> None:
+    """Raise ValueError if a sample could have more positives than candidates."""
+    if most_positive > count:
+        raise ValueError(f"a sample of {count} candidates cannot have {most_positive} positives")
+
+
 @torch.no_grad()
 def sample_reference(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
     """Reference implementation.
@@ -42,8 +48,12 @@ def sample_reference(label_BN: Tensor, seed: Tensor, stream: int, count: int, mo
         seed: (1,) int64, of the batch.
         stream: number of this sampling among those with one seed; each has keys of its own.
         count: candidates that are taken of a picture at most.
-        most_positive: positives among them at most, not more than ``count``. Negatives make up the number.
+        most_positive: largest number of positives among them, at most ``count``. Negatives make up the number.
+
+    Raises:
+        ValueError: ``most_positive`` is larger than ``count``.
     """
+    check_counts(count, most_positive)
     batch, candidates = label_BN.shape
     place_BN = torch.arange(batch * candidates, device=label_BN.device).view(batch, candidates)
     key_BN = words(place_BN, seed, stream).long() & 0xFFFFFFFF

@@ -6,34 +6,26 @@ sample.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
 from benchmarks.maskrcnn.ops.sampling import kernels
-from benchmarks.maskrcnn.ops.sampling.reference import Sample
+from benchmarks.maskrcnn.ops.sampling.reference import Sample, check_counts
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 DIGITS = ((21, 11), (10, 11), (0, 10))
 """Of a key from the highest: shift and bits."""
 
 
-class Tile(NamedTuple):
-    """What a program has.
-
-    Attributes:
-        rows: candidates of one picture, or slots of its sample.
-        warps: of the program.
-    """
-
-    rows: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"count": Tile(1024, 4), "digit": Tile(1, 4), "collect": Tile(1024, 4), "order": Tile(32, 4)}
-"""Pass to its tile; all bins of a digit are one program's. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "count": Tile(rows=1024, warps=4),
+    "digit": Tile(rows=1, warps=4),
+    "collect": Tile(rows=1024, warps=4),
+    "order": Tile(rows=32, warps=4),
+}
+"""Pass to its tile; all bins of a digit are one program's."""
 
 
 @torch.no_grad()
@@ -41,8 +33,9 @@ def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positiv
     """See :func:`benchmarks.maskrcnn.ops.sampling.reference.sample_reference`, whose sample this is.
 
     Raises:
-        ValueError: labels that aren't contiguous.
+        ValueError: labels that aren't contiguous, or ``most_positive`` is larger than ``count``.
     """
+    check_counts(count, most_positive)
     require_contiguous(label_BN=label_BN)
     pictures, candidates = label_BN.shape
     device = label_BN.device

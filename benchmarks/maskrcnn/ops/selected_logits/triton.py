@@ -6,7 +6,7 @@ atomics.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,49 +15,14 @@ from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.maskrcnn.ops.selected_logits import kernels
 from benchmarks.maskrcnn.ops.selected_logits.reference import check
+from common.ops.tile import Tile
 
-
-class Forward(NamedTuple):
-    """How the forward pass is cut.
-
-    Attributes:
-        elements: of a program's tile, whose pixels are whole.
-        warps: of a program.
-    """
-
-    elements: int
-    warps: int
-
-
-class Backward(NamedTuple):
-    """How the backward pass is cut.
-
-    Attributes:
-        elements: of a program's tile, whose pixels are whole.
-        shares: programs of a region at most, each with sums of its own.
-        warps: of a program.
-    """
-
-    elements: int
-    shares: int
-    warps: int
-
-
-class Sums(NamedTuple):
-    """How sums of a class are added up.
-
-    Attributes:
-        rows, columns: of partial sums that a program looks at together.
-        warps: of a program.
-    """
-
-    rows: int
-    columns: int
-    warps: int
-
-
-TILES: dict[str, Any] = {"forward": Forward(8192, 4), "backward": Backward(8192, 4, 4), "sums": Sums(64, 64, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(elements=8192, warps=4),
+    "backward": Tile(elements=8192, shares=4, warps=4),
+    "sums": Tile(rows=64, columns=64, warps=4),
+}
+"""Pass to its tile, which consists of whole pixels. ``shares``: most programs of a region, each with its own sums."""
 
 
 class _SelectedLogits(Function):
@@ -68,7 +33,7 @@ class _SelectedLogits(Function):
         ctx.bias_dtype = bias_K.dtype
         regions, pixels, channels = x_RPC.shape
         logits_RP = torch.empty((regions, pixels), dtype=torch.float32, device=x_RPC.device)
-        tile: Forward = TILES["forward"]
+        tile = TILES["forward"]
         block, width = _block(tile.elements, pixels, channels)
         if logits_RP.numel():
             kernels.selected_logits_forward_kernel[(triton.cdiv(pixels, block), regions)](
@@ -82,7 +47,7 @@ class _SelectedLogits(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_RPC, weight_KC, class_R = ctx.saved_tensors
         regions, pixels, channels = x_RPC.shape
-        tile: Backward = TILES["backward"]
+        tile = TILES["backward"]
         block, width = _block(tile.elements, pixels, channels)
         shares = min(tile.shares, triton.cdiv(pixels, block))
         dx_RPC, d_weight_KC = torch.empty_like(x_RPC), torch.empty_like(weight_KC)
@@ -93,7 +58,7 @@ class _SelectedLogits(Function):
                 gradients[0].contiguous(), x_RPC, weight_KC, class_R, dx_RPC, partial_RSX, pixels, channels,
                 BLOCK=block, BLOCK_C=width, num_warps=tile.warps,
             )  # fmt: skip
-        sums: Sums = TILES["sums"]
+        sums = TILES["sums"]
         kernels.selected_logits_sums_kernel[(len(weight_KC), triton.cdiv(channels + 1, sums.columns))](
             partial_RSX, class_R, d_weight_KC, d_bias_K, regions, shares, channels,
             BLOCK=sums.rows, BLOCK_C=sums.columns, num_warps=sums.warps,

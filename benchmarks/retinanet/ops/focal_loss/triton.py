@@ -7,7 +7,6 @@ level's height and width, A its anchors.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.retinanet.ops.focal_loss import kernels
 from benchmarks.retinanet.ops.focal_loss.reference import FocalLoss, Scaled, anchors_of_a_cell
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
@@ -23,24 +23,8 @@ _VECTOR = 8
 _LONGEST_PERIOD = 16
 
 
-class Tile(NamedTuple):
-    """How the pass cuts rows of logits.
-
-    Attributes:
-        vectors: of a block, each of up to 8 logits.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many periods.
-        stages: blocks in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    vectors: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"loss": Tile(128, 4, 7, 3)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"loss": Tile(vectors=128, warps=4, programs=7, stages=3)}
+"""Pass to its tile. ``vectors``: vectors of up to 8 logits in a block."""
 
 
 def period_of(vectors: int, block: int) -> int:

@@ -16,6 +16,7 @@ from benchmarks.rgat.block import Block
 from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
 from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation, edge_counts_place
 from common.ops.dropout.reference import DropoutMask, scale_of_kept, threshold
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _SUMS = (256, 16)
@@ -25,29 +26,19 @@ CHUNK = 64
 """Entries of the transposed index that are summed one after another."""
 
 
-class Tile(NamedTuple):
-    """How a pass cuts its work.
-
-    Attributes:
-        items: what a program has: nodes, targets, chunks, or rows, which it has all at once.
-        edges: of an item in registers at a time; for ``gradient`` nodes, for ``long_rows`` chunks.
-        warps: of a program.
-    """
-
-    items: int
-    edges: int
-    warps: int
-
-
 TILES: dict[str, Tile] = {
-    "forward": Tile(1, 4, 1),
-    "gradient": Tile(64, 4, 4),
-    "targets": Tile(32, 8, 1),
-    "chunks": Tile(1, 4, 1),
-    "long_rows": Tile(32, 32, 4),
-    "rows": Tile(1, 1, 1),
+    "forward": Tile(items=1, edges=4, warps=1),
+    "gradient": Tile(items=64, edges=4, warps=4),
+    "targets": Tile(items=32, edges=8, warps=1),
+    "chunks": Tile(items=1, edges=4, warps=1),
+    "long_rows": Tile(items=32, edges=32, warps=4),
+    "rows": Tile(items=1, edges=1, warps=1),
 }
-"""Pass to its tile; what has no choice is 1. ``bench.only=tiles`` tries others."""
+"""Pass to its tile; a number that the kernel fixes is 1.
+
+- ``items``: nodes, targets, chunks or rows of a program, which loads all of them at once;
+- ``edges``: edges of an item in registers at a time; for ``gradient`` nodes, for ``long_rows`` chunks.
+"""
 
 
 def _widths(heads: int, columns: int) -> dict[str, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +16,7 @@ from torch import Tensor
 from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.ops.gather_rows import kernels
 from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, check
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 VECTOR = 16
@@ -26,22 +26,14 @@ WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 """What rows are copied as, by the bytes of a word."""
 
 
-class Tile(NamedTuple):
-    """How a program copies.
+TILES: dict[str, Tile] = {
+    "all": Tile(bytes=16384, warps=4, programs=4),
+    "capped": Tile(bytes=65536, warps=16, programs=1),
+}
+"""Tiles for programs on all multiprocessors, and for a number of programs that the caller gives.
 
-    Attributes:
-        bytes: of rows that it has under way, where they are copied in the largest words.
-        warps: of it.
-        programs: per multiprocessor, where the caller does not say how many there are in all.
-    """
-
-    bytes: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"all": Tile(16384, 4, 4), "capped": Tile(65536, 16, 1)}
-"""For programs on all multiprocessors, and for a number that the caller gives. ``bench.only=tiles`` tries others."""
+``bytes``: bytes of rows that a program has in flight where it copies the largest words.
+"""
 
 
 @torch.no_grad()

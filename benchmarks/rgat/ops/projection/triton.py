@@ -6,8 +6,6 @@ launches, all else one. Legend: that of :mod:`benchmarks.rgat.ops.projection`, S
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -21,6 +19,7 @@ from benchmarks.rgat.ops.projection.reference import (
     check_level,
     check_parts,
 )
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 _LEAST = 16
@@ -30,41 +29,21 @@ _SUMMED = 1024
 """Elements of a program that adds partial sums."""
 
 
-class Tile(NamedTuple):
-    """How a kernel cuts its product.
-
-    Attributes:
-        rows: of the result; where the product is a sum over rows, of what is added at once.
-        columns: of the result; of the weights' gradient, of D.
-        depth: of what is added at once; where the product is a sum over rows, of K, of the result.
-        warps: warps of one program.
-        stages: of the pipeline that loads factors.
-        programs: per multiprocessor, between which a sum over rows is split; 0 where there is none.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    programs: int = 0
-
-
 TILES: dict[str, Tile] = {
-    "rows": Tile(128, 256, 64, 8, 4),
-    "weight_gradient": Tile(64, 256, 128, 8, 4, 8),
-    "terms": Tile(256, 0, 64, 8, 3),
-    "terms_gradient": Tile(32, 0, 256, 4, 3, 8),
-    "input_gradient": Tile(128, 128, 64, 4, 3),
+    "rows": Tile(rows=128, columns=256, depth=64, warps=8, stages=4),
+    "weight_gradient": Tile(rows=64, columns=256, depth=128, warps=8, stages=4, programs=8),
+    "terms": Tile(rows=256, depth=64, warps=8, stages=3),
+    "terms_gradient": Tile(rows=32, depth=256, warps=4, stages=3, programs=8),
+    "input_gradient": Tile(rows=128, columns=128, depth=64, warps=4, stages=3),
 }
-"""Kernel to its tile. ``bench.only=tiles`` tries others."""
+"""Kernel to its tile."""
 
 WIDE_TILES: dict[str, Tile] = {
-    "rows": Tile(64, 64, 32, 4, 2),
-    "weight_gradient": Tile(32, 64, 64, 4, 2, 8),
-    "terms": Tile(64, 0, 32, 4, 2),
-    "terms_gradient": Tile(32, 0, 64, 4, 2, 8),
-    "input_gradient": Tile(64, 64, 32, 4, 2),
+    "rows": Tile(rows=64, columns=64, depth=32, warps=4, stages=2),
+    "weight_gradient": Tile(rows=32, columns=64, depth=64, warps=4, stages=2, programs=8),
+    "terms": Tile(rows=64, depth=32, warps=4, stages=2),
+    "terms_gradient": Tile(rows=32, depth=64, warps=4, stages=2, programs=8),
+    "input_gradient": Tile(rows=64, columns=64, depth=32, warps=4, stages=2),
 }
 """The same for fp32 factors, which take twice the memory and no matrix unit."""
 

@@ -19,22 +19,14 @@ from benchmarks.rgat.device_tables import device_table, to_device
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops.sample import kernels, row_kernels
 from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """How much a program works on.
-
-    Attributes:
-        items: of one relation or type.
-        warps: of the program.
-    """
-
-    items: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"targets": Tile(128, 4), "edges": Tile(512, 4), "nodes": Tile(512, 4)}
-"""By what the items are; ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "targets": Tile(items=128, warps=4),
+    "edges": Tile(items=512, warps=4),
+    "nodes": Tile(items=512, warps=4),
+}
+"""Kind of items to the tile. ``items``: items of one relation or type in a program."""
 
 
 class _Grid(NamedTuple):
@@ -135,12 +127,12 @@ class TritonSampler:
         shape, schema = self._shape, self._shape.schema
         if not isinstance(count, Tensor):
             count = torch.full((), count, dtype=torch.int32, device=seeds.device)
-        size, warps = TILES["nodes"]
+        tile = TILES["nodes"]
         first = shape.node_offsets(shape.hops)[schema.seed_type]
-        kernels.sample_start_kernel[(max(1, triton.cdiv(shape.seeds, size)),)](
+        kernels.sample_start_kernel[(max(1, triton.cdiv(shape.seeds, tile.items)),)](
             seeds, count, block.nodes[first:], self._stamps[self._stamp_offsets[schema.seed_type] :], block.counts,
             shape.seeds, schema.seed_type, shape.counts - 1, T=len(schema.types),
-            T_LANES=triton.next_power_of_2(len(schema.types)), BLOCK=size, num_warps=warps,
+            T_LANES=triton.next_power_of_2(len(schema.types)), BLOCK=tile.items, num_warps=tile.warps,
         )  # fmt: skip
 
     def _draw(self, hop: int, block: Block, seed: Tensor) -> None:

@@ -20,34 +20,15 @@ from benchmarks.rnnt.ops.features import kernels, resample_kernels
 from benchmarks.rnnt.ops.features.batch import DITHER, LOBES, MASKS, AudioBatch
 from benchmarks.rnnt.ops.features.reference import taps_each_side, widths_by_length
 from benchmarks.rnnt.ops.features.tables import hann, mel_filters
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """What a program makes.
-
-    Attributes:
-        rows: samples, pairs of them, frames, or spliced frames.
-        columns: bins at a time, where there are some.
-        depth: of a product at a time, where there is one.
-        warps: of the program.
-        stages: of loads ahead of a product.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-
 TILES: dict[str, Tile] = {
-    "resample": Tile(512, 1, 1, 4, 1),
-    "emphasise": Tile(1024, 1, 1, 4, 1),
-    "log_mel": Tile(64, 64, 64, 4, 2),
-    "splice": Tile(32, 1, 1, 4, 1),
+    "resample": Tile(rows=512, columns=1, depth=1, warps=4, stages=1),
+    "emphasise": Tile(rows=1024, columns=1, depth=1, warps=4, stages=1),
+    "log_mel": Tile(rows=64, columns=64, depth=64, warps=4, stages=2),
+    "splice": Tile(rows=32, columns=1, depth=1, warps=4, stages=1),
 }
-"""``bench.only=tiles`` tries others."""
 
 _SAMPLE_SCALE = 4096.0
 """Of samples in half precision: below 3 or so in size, they stay far from its limits at both ends."""

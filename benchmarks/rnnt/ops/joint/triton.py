@@ -6,8 +6,6 @@ neither written nor read.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -17,49 +15,20 @@ from benchmarks.rnnt.ops.joint.reference import JointPasses, check
 from benchmarks.rnnt.packed_rows import PackedRows
 from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import rate
+from common.ops.tile import Tile
 
+TILES: dict[str, Tile] = {
+    "forward": Tile(frames=4, warps=2),
+    "backward": Tile(frames=16, warps=2, stages=1),
+    "columns": Tile(partial_sums=4, warps=4),
+}
+"""Pass to its tile.
 
-class Forward(NamedTuple):
-    """What a program of the forward pass has.
-
-    Attributes:
-        frames: of one utterance.
-        warps: of the program.
-    """
-
-    frames: int
-    warps: int
-
-
-class Backward(NamedTuple):
-    """What a program of the backward pass has.
-
-    Attributes:
-        frames: of one utterance. The more there are, the fewer partial sums are written.
-        warps: of the program; with no more than have a row's elements between them, a thread has the same of all rows,
-            and adds them up alone.
-        stages: 1 for plain loads, more for rows under way while others are added up.
-    """
-
-    frames: int
-    warps: int
-    stages: int
-
-
-class Columns(NamedTuple):
-    """What a program has that adds up partial sums.
-
-    Attributes:
-        partial_sums: that are under way at a time.
-        warps: of the program.
-    """
-
-    partial_sums: int
-    warps: int
-
-
-TILES: dict[str, Any] = {"forward": Forward(4, 2), "backward": Backward(16, 2, 1), "columns": Columns(4, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+- ``frames``: frames of one utterance in a program. Backward, more of them write fewer partial sums;
+- ``warps`` of ``backward``: with at most as many threads as a row has elements, a thread has the same elements of all
+  rows, and adds them up alone;
+- ``partial_sums``: partial sums in flight.
+"""
 
 
 def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
@@ -70,7 +39,7 @@ def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask
     check(f_SBH, g_NBH, rows)
     frames, utterances, width = f_SBH.shape
     h_RH = f_SBH.new_empty(rows.capacity, width)
-    tile: Forward = TILES["forward"]
+    tile = TILES["forward"]
     if h_RH.numel():
         kernels.joint_forward_kernel[(triton.cdiv(frames, tile.frames), utterances)](
             f_SBH.contiguous(), g_NBH.contiguous(), h_RH, *rows[:3], dropout.seed, dropout.site, utterances,
@@ -91,7 +60,7 @@ def backward(
     """See :func:`benchmarks.rnnt.ops.joint.reference.backward_reference`."""
     utterances, width = rows.utterances, dh_RH.shape[1]
     df_SBH, dg_NBH = dh_RH.new_empty(frames, utterances, width), dh_RH.new_empty(columns, utterances, width)
-    tile: Backward = TILES["backward"]
+    tile = TILES["backward"]
     partial_PH = dh_RH.new_empty(
         (rows.capacity // tile.frames + utterances * (columns + 1) + 1, width), dtype=torch.float32
     )
@@ -104,7 +73,7 @@ def backward(
             dh_RH, dh_RH if h_RH is None else h_RH, live_R, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
             MASKED=h_RH is not None, SOME=live_R is not None, STAGES=tile.stages, num_warps=tile.warps, **shared,
         )  # fmt: skip
-        sums: Columns = TILES["columns"]
+        sums = TILES["columns"]
         kernels.joint_columns_kernel[(columns, utterances)](
             partial_PH, dg_NBH, *rows[:3], columns, utterances,
             TOGETHER=sums.partial_sums, num_warps=sums.warps, **shared,

@@ -6,7 +6,7 @@ that do not exist are not read, and only written where a caller or the library's
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,8 +16,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from benchmarks.rnnt.ops.transducer_loss import kernels, product_kernels
 from benchmarks.rnnt.ops.transducer_loss.passes import NO_ROW, Chosen, LossPasses, Recursion, Statistics, Transitions
 from benchmarks.rnnt.packed_rows import PackedRows
+from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
-from common.ops.triton_support import multiprocessors
+from common.ops.triton_support import multiprocessors, require_contiguous
 
 BLOCK = 1024
 """Rows of a program that looks at no logits."""
@@ -27,81 +28,24 @@ ROUNDED_TO_ZERO = 2.0**-25
 """What fp16 rounds to zero, and what is below it."""
 
 
-class Elements(NamedTuple):
-    """What a program of ``statistics`` has.
-
-    Attributes:
-        elements: of a tile of whole rows.
-        warps: of the program.
-    """
-
-    elements: int
-    warps: int
-
-
-class Rows(NamedTuple):
-    """How ``gradient`` walks over the rows.
-
-    Attributes:
-        elements: of a tile of whole rows.
-        warps: of a program.
-        programs: per multiprocessor.
-        stages: 1 for plain loads, more for rows under way while others are computed.
-    """
-
-    elements: int
-    warps: int
-    programs: int
-    stages: int
-
-
-class Wave(NamedTuple):
-    """How ``recursion`` walks over the anti-diagonals.
-
-    Attributes:
-        lanes: most numbers of tokens of a warp; more of them take more warps.
-        stages: steps whose probabilities are under way, and one.
-    """
-
-    lanes: int
-    stages: int
-
-
-class Product(NamedTuple):
-    """What a program of a product has at a time.
-
-    Attributes:
-        rows, columns: of the result.
-        depth: of both factors.
-        warps: of the program.
-        stages: steps through the depth that are under way, and one.
-        programs: per multiprocessor.
-        flatten: 1 for a loop over tiles and depth in one, so that a tile's factors are under way while the one before
-            is stored.
-        described: 1 for tiles through the tensor memory accelerator, where there is one; not those of chosen rows.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    programs: int
-    flatten: int
-    described: int
-
-
-TILES: dict[str, Any] = {
-    "statistics": Elements(4096, 4),
-    "gradient": Rows(4096, 8, 4, 2),
-    "recursion": Wave(128, 8),
-    "product": Product(128, 256, 64, 8, 3, 1, 1, 1),
-    "input_gradient": Product(128, 256, 64, 8, 3, 1, 1, 1),
-    "weight_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
-    "some_input_gradient": Product(128, 256, 64, 8, 3, 1, 0, 1),
-    "some_weight_gradient": Product(128, 256, 64, 8, 5, 1, 0, 0),
+TILES: dict[str, Tile] = {
+    "statistics": Tile(elements=4096, warps=4),
+    "gradient": Tile(elements=4096, warps=8, programs=4, stages=2),
+    "recursion": Tile(lanes=128, stages=8),
+    "product": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1, flatten=1, described=1),
+    "input_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1, flatten=1, described=1),
+    "weight_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1, flatten=0, described=1),
+    "some_input_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1, flatten=0, described=1),
+    "some_weight_gradient": Tile(
+        rows=128, columns=256, depth=64, warps=8, stages=5, programs=1, flatten=0, described=0
+    ),
 }
-"""Pass to its tile, ``some_`` of chosen rows. ``bench.only=tiles`` tries others."""
+"""Pass to its tile; ``some_``: of chosen rows.
+
+- ``lanes``: most tokens of a warp in ``recursion``; more tokens take more warps;
+- ``flatten``: 1 for one loop over tiles and depth, so that a tile is loaded while the one before is stored;
+- ``described``: 1 for loads by the tensor memory accelerator where the GPU has one; chosen rows cannot be loaded so.
+"""
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
@@ -118,8 +62,9 @@ def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
 
 def statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
     """See :class:`LossPasses`."""
+    require_contiguous(logits=logits_RV, label=label_R)
     found = _new_statistics(label_R)
-    tile: Elements = TILES["statistics"]
+    tile = TILES["statistics"]
     count, classes = logits_RV.shape
     width = triton.next_power_of_2(classes)
     block = max(tile.elements // width, 1)
@@ -134,7 +79,7 @@ def recursion(found: Statistics, rows: PackedRows) -> Recursion:
     """See :class:`LossPasses`."""
     both_2R = found.blank_R.new_empty(2, rows.capacity)
     total_B = found.blank_R.new_empty(rows.utterances)
-    tile: Wave = TILES["recursion"]
+    tile = TILES["recursion"]
     lanes = max(triton.next_power_of_2(rows.most_tokens + 1), 32)
     kernels.transducer_recursion_kernel[(2, rows.utterances)](
         found.blank_R, found.label_R, *rows[:3], both_2R, total_B, rows.capacity,
@@ -189,7 +134,7 @@ def gradient(
     clear: bool,
 ) -> Tensor:
     """See :class:`LossPasses`."""
-    tile: Rows = TILES["gradient"]
+    tile = TILES["gradient"]
     size, classes = logits_RV.shape
     width = triton.next_power_of_2(classes)
     block = max(tile.elements // width, 1)
@@ -207,10 +152,11 @@ def product(
     h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
 ) -> tuple[Tensor, Statistics]:
     """See :class:`LossPasses`."""
+    require_contiguous(bias=bias_V, label=label_R)
     (size, width), classes = h_RH.shape, len(weight_VH)
     logits_RV = h_RH.new_empty(size, classes)
     found = _new_statistics(label_R)
-    tile: Product = TILES["product"]
+    tile = TILES["product"]
     across = triton.cdiv(classes, tile.columns)
     partial_XR = h_RH.new_empty((across, size), dtype=torch.float32)
     if size:
@@ -231,7 +177,7 @@ def input_gradient_(
 ) -> None:
     """See :class:`LossPasses`."""
     (size, width), classes = h_RH.shape, len(weight_VH)
-    tile: Product = TILES["input_gradient" if some is None else "some_input_gradient"]
+    tile = TILES["input_gradient" if some is None else "some_input_gradient"]
     tiles = triton.cdiv(size, tile.rows) * triton.cdiv(width, tile.columns)
     if size:
         product_kernels.transducer_input_gradient_kernel[(_programs(tile, tiles, h_RH),)](
@@ -245,7 +191,7 @@ def input_gradient_(
 def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, some: Chosen | None) -> Tensor:
     """See :class:`LossPasses`; the rows are dealt to as many programs as fill the GPU."""
     (size, width), classes = h_RH.shape, d_logits_RV.shape[1]
-    tile: Product = TILES["weight_gradient" if some is None else "some_weight_gradient"]
+    tile = TILES["weight_gradient" if some is None else "some_weight_gradient"]
     tiles = triton.cdiv(classes, tile.rows) * triton.cdiv(width, tile.columns)
     most = triton.cdiv(size, tile.depth)
     shares = max(min(tile.programs * multiprocessors(h_RH.device) // tiles, most), 1)
@@ -289,6 +235,7 @@ def library_weight_gradient(
 
 def _clear_(x_RH: Tensor, first: int, rows: PackedRows, most: int | None = None) -> None:
     """Zero in ``most`` rows behind the last that exists, or in all of them."""
+    require_contiguous(x=x_RH)
     size, width = x_RH.shape
     most = size if most is None else min(most, size)
     programs = min(8 * multiprocessors(x_RH.device), triton.cdiv(most * width, CLEARED))
@@ -298,12 +245,12 @@ def _clear_(x_RH: Tensor, first: int, rows: PackedRows, most: int | None = None)
         )
 
 
-def _described(tile: Product, x: Tensor) -> bool:
+def _described(tile: Tile, x: Tensor) -> bool:
     """Whether tiles come through the tensor memory accelerator, which GPUs have from Hopper on."""
     return bool(tile.described) and (x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0))
 
 
-def _source(tile: Product, x_RC: Tensor, rows: int, columns: int) -> Any:
+def _source(tile: Tile, x_RC: Tensor, rows: int, columns: int) -> Any:
     """A matrix as a product's kernel takes it, for tiles of ``rows`` x ``columns``."""
     x_RC = x_RC.contiguous()
     return TensorDescriptor.from_tensor(x_RC, [rows, columns]) if _described(tile, x_RC) else x_RC
@@ -322,7 +269,7 @@ def _of_utterances(rows: PackedRows) -> tuple[int, int]:
     return triton.cdiv(max(rows.most_frames * (rows.most_tokens + 1), 1), BLOCK), rows.utterances
 
 
-def _programs(tile: Product, tiles: int, x: Tensor) -> int:
+def _programs(tile: Tile, tiles: int, x: Tensor) -> int:
     return min(tiles, tile.programs * multiprocessors(x.device))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -12,21 +12,9 @@ from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.ssd300.ops.class_entropy import kernels
 from benchmarks.ssd300.ops.head_results import HeadChannels, boxes_of, empty_gradient, joined_offsets
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """How a pass walks over the default boxes.
-
-    Attributes:
-        rows: default boxes of a program.
-        warps: of a program.
-    """
-
-    rows: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(16, 4), "backward": Tile(16, 4)}
+TILES: dict[str, Tile] = {"forward": Tile(rows=16, warps=4), "backward": Tile(rows=16, warps=4)}
 """Pass to its tile."""
 
 

@@ -5,8 +5,6 @@ Everything is enqueued on the current stream and nothing waits for the device.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 from torch import Tensor
@@ -20,23 +18,11 @@ from benchmarks.stable_diffusion.ops.noising.reference import (
     Tables,
     check,
 )
+from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
-
-class Tile(NamedTuple):
-    """How the pass is cut.
-
-    Attributes:
-        elements: of a program.
-        warps: of a program.
-    """
-
-    elements: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"noising": Tile(512, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"noising": Tile(elements=512, warps=4)}
+"""Pass to its tile."""
 
 
 def noised(moments_N2CHW: Tensor, seed: Tensor, sample_ids_N: Tensor, tables: Tables) -> Noised:

@@ -5,7 +5,7 @@ Everything is enqueued on the current stream and nothing waits for the device. P
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -14,22 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.stable_diffusion.ops.velocity_loss import kernels
 from benchmarks.stable_diffusion.ops.velocity_loss.reference import check
+from common.ops.tile import Tile
 
-
-class Tile(NamedTuple):
-    """How a pass is cut.
-
-    Attributes:
-        elements: of a program.
-        warps: of a program.
-    """
-
-    elements: int
-    warps: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(2048, 4), "backward": Tile(1024, 4)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {"forward": Tile(elements=2048, warps=4), "backward": Tile(elements=1024, warps=4)}
+"""Pass to its tile."""
 
 
 class _VelocityLoss(torch.autograd.Function):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmarks.unet3d.crop import Slab
 from benchmarks.unet3d.ops.augment.kernels import augment_kernel
+from common.ops.triton_support import require_contiguous
 
 BLOCK = 1024
 WARPS = 4
@@ -17,6 +18,7 @@ def augment(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """See :func:`benchmarks.unet3d.ops.augment.reference.augment_reference`. Nothing waits for the device."""
+    require_contiguous(images=images, labels=labels, addresses=addresses, intensities=intensities)
     count = len(addresses)
     image = images.new_empty((count, *slab.shape, 1), dtype=dtype)
     label = labels.new_empty((count, *slab.shape))

@@ -14,25 +14,14 @@ from torch import Tensor
 from benchmarks.unet3d.ops.dice_cross_entropy import kernels
 from benchmarks.unet3d.ops.dice_cross_entropy.reference import TRITON_CLASSES, check_shapes
 from common.distributed.spatial.split import VolumeSplit
+from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
-
-class Tile(NamedTuple):
-    """How a pass walks over the voxels of a sample.
-
-    Attributes:
-        voxels: of a block.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many blocks; 0 for one program a block.
-    """
-
-    voxels: int
-    warps: int
-    programs: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(512, 4, 8), "backward": Tile(512, 4, 0)}
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(voxels=512, warps=4, programs=8),
+    "backward": Tile(voxels=512, warps=4, programs=0),
+}
+"""Pass to its tile. ``voxels``: voxels of a block."""
 
 _MOST_PROGRAMS = 1024
 _MERGE_SAMPLES = 32

@@ -18,38 +18,28 @@ from benchmarks.unet3d.ops.instance_norm.reference import whole_volume
 from common.distributed.spatial.split import VolumeSplit
 from common.ops.norm.moments import moments_kernel
 from common.ops.norm.readers import second_reader
-from common.ops.tiling.tiles import Cut, Tile, block_of_columns, channels_last_rows, cut
-
-
-class SmallTile(NamedTuple):
-    """How a kernel that holds whole instances cuts a sample.
-
-    Attributes:
-        voxels: most voxels of a volume that take this way.
-        elements: elements that one program holds at most, which bounds its columns.
-        columns: most columns of one program.
-        elements_per_warp: elements of one warp, which gives the warps of a program.
-    """
-
-    voxels: int
-    elements: int
-    columns: int
-    elements_per_warp: int
-
+from common.ops.tile import Tile
+from common.ops.tiling.tiles import Cut, block_of_columns, channels_last_rows, cut
+from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {
-    "moments": Tile(64, 8192, 4, 2, 3),
-    "normalise": Tile(128, 4096, 8, 0, 1),
-    "gradient_sums": Tile(64, 4096, 4, 2, 3),
-    "input_gradient": Tile(128, 8192, 8, 0, 1),
+    "moments": Tile(columns=64, elements=8192, warps=4, programs=2, stages=3),
+    "normalise": Tile(columns=128, elements=4096, warps=8, programs=0, stages=1),
+    "gradient_sums": Tile(columns=64, elements=4096, warps=4, programs=2, stages=3),
+    "input_gradient": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
 }
-"""Pass to its tile. ``bench.only=tiles`` tries others."""
+"""Pass to its tile."""
 
-SMALL_TILES: dict[str, SmallTile] = {
-    "forward": SmallTile(4096, 32768, 16, 2048),
-    "backward": SmallTile(1024, 16384, 16, 1024),
+SMALL_TILES: dict[str, Tile] = {
+    "forward": Tile(voxels=4096, elements=32768, columns=16, elements_per_warp=2048),
+    "backward": Tile(voxels=1024, elements=16384, columns=16, elements_per_warp=1024),
 }
-"""Direction to its tile: backward holds two tensors, so it takes the three launches at smaller volumes."""
+"""Direction to its tile. Backward holds two tensors, so that it takes the three launches at smaller volumes.
+
+- ``voxels``: most voxels of a volume that one program holds whole;
+- ``elements``: most elements of a program, which limits its columns; ``columns``: most columns of a program;
+- ``elements_per_warp``: elements of one warp, which gives the number of warps.
+"""
 
 _MOST_WARPS = 16
 _FEWEST_COLUMNS = 8
@@ -59,7 +49,7 @@ _MERGE_SAMPLES = 16
 _MERGE_INSTANCES = 128
 
 
-def cut_small(tile: SmallTile, samples: int, voxels: int, channels: int) -> Cut:
+def cut_small(tile: Tile, samples: int, voxels: int, channels: int) -> Cut:
     """Cut (samples, voxels, channels) into whole instances, several columns a program."""
     block_v = triton.next_power_of_2(voxels)
     most = max(_FEWEST_COLUMNS, min(tile.columns, tile.elements // block_v))
@@ -123,6 +113,7 @@ def forward(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None
 ) -> tuple[Tensor, Tensor]:
     """The result and the statistics, fp32 (2, N, C), of a channels_last_3d input."""
+    require_contiguous(weight=weight_C, bias=bias_C)
     samples, voxels, channels = _sizes(x_NCDHW)
     if split is not None or voxels > SMALL_TILES["forward"].voxels:
         statistics_2NC = statistics(x_NCDHW, epsilon, split)

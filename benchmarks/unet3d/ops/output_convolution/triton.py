@@ -6,7 +6,7 @@ K classes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -15,27 +15,14 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops.output_convolution import kernels
 from benchmarks.unet3d.ops.output_convolution.reference import MOST_CHANNELS
-from common.ops.triton_support import multiprocessors
+from common.ops.tile import Tile
+from common.ops.triton_support import multiprocessors, require_contiguous
 
-
-class Tile(NamedTuple):
-    """How a pass walks over the voxels of a sample.
-
-    Attributes:
-        voxels: of a block.
-        warps: warps of one program.
-        programs: programs per multiprocessor, each walking over many blocks; 0 for one program a block.
-        stages: blocks in flight per program through asynchronous copies; 1 for plain loads.
-    """
-
-    voxels: int
-    warps: int
-    programs: int
-    stages: int
-
-
-TILES: dict[str, Tile] = {"forward": Tile(512, 8, 0, 1), "backward": Tile(64, 4, 8, 3)}
-"""Direction to its tile. ``bench.only=tiles`` tries others."""
+TILES: dict[str, Tile] = {
+    "forward": Tile(voxels=512, warps=8, programs=0, stages=1),
+    "backward": Tile(voxels=64, warps=4, programs=8, stages=3),
+}
+"""Pass to its tile. ``voxels``: voxels of a block."""
 
 _SMALLEST_TILE = 16  # of a product's dimensions
 _MOST_TILE_BYTES = 1 << 15  # of input that one tile holds: a GPU may have 100 KB of shared memory for two copies
@@ -55,6 +42,7 @@ def _arguments(x_NCDHW: Tensor, tile: Tile) -> dict[str, Any]:
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
     """Logits, contiguous, of a channels_last_3d input."""
+    require_contiguous(weight=weight, bias=bias_K)
     samples, channels, *volume = x_NCDHW.shape
     voxels, classes = x_NCDHW[0, 0].numel(), len(weight)
     arguments = _arguments(x_NCDHW, TILES["forward"])

@@ -7,7 +7,7 @@ device. Activations and weights are channels_last_3d; others are copied into tha
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -16,28 +16,13 @@ from torch.autograd.function import once_differentiable
 
 from benchmarks.unet3d.ops.upsample import kernels
 from benchmarks.unet3d.ops.upsample.reference import check_shapes
-from common.ops.tiling.tiles import Tile, cut
+from common.ops.tile import Tile
+from common.ops.tiling.tiles import cut
+from common.ops.triton_support import require_contiguous
 
-
-class ProductTile(NamedTuple):
-    """How forward cuts its matrix product.
-
-    Attributes:
-        rows: voxels of the input.
-        columns: filters at taps.
-        channels: of the input, summed up at a time.
-        warps: warps of one program.
-    """
-
-    rows: int
-    columns: int
-    channels: int
-    warps: int
-
-
-FORWARD_TILES: dict[str, ProductTile] = {"forward": ProductTile(64, 128, 64, 4)}
-BACKWARD_TILES: dict[str, Tile] = {"backward": Tile(128, 4096, 4, 4, 3)}
-"""Direction to its tile. ``bench.only=tiles`` tries others."""
+FORWARD_TILES: dict[str, Tile] = {"forward": Tile(rows=64, columns=128, channels=64, warps=4)}
+BACKWARD_TILES: dict[str, Tile] = {"backward": Tile(columns=128, elements=4096, warps=4, programs=4, stages=3)}
+"""In ``forward``: ``rows`` are voxels, ``columns`` filters at taps, ``channels`` input channels added at once."""
 
 _SMALLEST_TILE = 16  # of a product's dimensions
 _FORMAT = torch.channels_last_3d
@@ -45,6 +30,7 @@ _FORMAT = torch.channels_last_3d
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
     """The joined channels of channels_last_3d inputs."""
+    require_contiguous(bias=bias_C)
     samples, channels_in, _, height, width = x_NCDHW.shape
     channels = weight.shape[1]
     rows, columns = x_NCDHW.numel() // channels_in, 8 * channels

@@ -1,0 +1,24 @@
+"""How a kernel cuts its work."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+
+class Tile(SimpleNamespace):
+    """Integers by name that say how a kernel cuts its work: ``Tile(rows=4, columns=1024, warps=8)``.
+
+    They are attributes. ``bench.only=tiles`` searches for better ones. These names mean the same for every kernel:
+
+    - ``rows``, ``columns``, ``elements``: size of a tile; ``depth``: the part of a product's sum that is added at once;
+    - ``warps``: warps of one program;
+    - ``programs``: programs per multiprocessor, each of which walks over many tiles; 0 for one program a tile;
+    - ``stages``: tiles that a program has in flight; 1 for plain loads.
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]  # nobody changes a tile
+        return hash(tuple(vars(self).items()))
+
+    def replace(self, **numbers: int) -> Tile:
+        """Return a tile with other numbers in place of some."""
+        return Tile(**{**vars(self), **numbers})
