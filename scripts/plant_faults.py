@@ -31,7 +31,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("benchmarks", "common", "configs", "scripts", "tests", "pyproject.toml")
 NOT_FAST = {"__init__.py", "cases.py", "reference.py"}
-"""Files of an operation's package that get no fault, beside benches."""
+"""Files of an operation's package that get no fault."""
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!="}
 NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
@@ -189,7 +189,7 @@ def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> 
         fault.
     """
     modules = sorted((tree / package).glob("*.py"))
-    files = [path for path in modules if path.name not in NOT_FAST and not path.stem.endswith("_bench")]
+    files = [path for path in modules if path.name not in NOT_FAST]
     planted = chosen([fault for path in files for fault in faults_of(path, tree)], count)
     tests = find_tests(package, tree, gpu)
     if not planted:

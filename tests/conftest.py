@@ -16,8 +16,11 @@ import pytest
 import torch
 
 from common import cli
-from tests import toy
+from common.mlperf.checker_process import one_checker_process
+from tests import remembered_configs, toy
 from tests.forked import FORKS, Forked
+
+remembered_configs.install()
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,10 +82,9 @@ def suite(
 
 def interpreted(*arguments: str, timeout: float = SECONDS, **environment: str) -> Finished:
     """Run pytest with ``arguments`` in a process of its own, in which Triton's kernels are interpreted."""
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
-    return _finished(
-        [sys.executable, "-m", "pytest", *options], timeout, 1, ROOT, {"TRITON_INTERPRET": "1", **environment}
-    )
+    options = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", *arguments]
+    settings = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
+    return _finished([sys.executable, "-m", "pytest", *options], timeout, 1, ROOT, settings)
 
 
 def _finished(
@@ -147,6 +149,13 @@ def flatten(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
 def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools of processes have theirs forked, where they would start Python and import everything anew."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def checker() -> Iterator[None]:
+    """One process of MLCommons' checkers answers the questions of all tests."""
+    with one_checker_process():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """Processes that are forked off one which has imported the suite: starting Python anew takes longer than most tests.
 
-Nothing else differs: they have a process group, an environment, a folder and streams as a new process would.
+They have a process group, an environment, a folder and streams as a new process would. Runs on a CPU warm up with one
+iteration, and draw no summary unless :data:`PICTURE` is set.
 """
 
 from __future__ import annotations
@@ -29,10 +30,15 @@ from hydra.core.global_hydra import GlobalHydra
 from common import cli
 from common.distributed import launcher
 from common.evaluation import scorer_process
+from common.observe import summary
+from common.step import graphs
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.preloaded"])
 """Starts processes in which everything slow to import is imported already."""
+
+PICTURE = "SUMMARY_PICTURE"
+"""Environment variable with which a run draws its summary, which takes half a second."""
 
 FORKING = threading.Lock()
 """A process that starts looks after all others; two threads must not both take the exit code of one."""
@@ -211,10 +217,19 @@ def _become(
         launcher.subprocess = ranks
         scorers: Any = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedScorer})
         scorer_process.subprocess = scorers
+        _leave_out_warm_ups()
+    if PICTURE not in environment:
+        summary.draw = lambda *_: None
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # the variable has been read
     _run(command, environment)
+
+
+def _leave_out_warm_ups() -> None:
+    """Warm up with one iteration of the step: more are for the capture of CUDA graphs."""
+    graphs.WARM_UP_ITERATIONS = 1
+    graphs.StepRunner.warm_up.__defaults__ = (1,)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

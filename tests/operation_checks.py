@@ -40,7 +40,8 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
         key: name of the operation in the catalogue.
         operation: the operation.
         cases: cases of the operation.
-        gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype.
+        gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype: both
+            for the first sizes, in turn for the others, and the rest of the combinations are marked slow.
     """
     for case in cases:
         dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
@@ -49,7 +50,9 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
             for number, sizes in enumerate(tests):
                 for dtype in dtypes:
                     identity = f"{key}-{name}-{case.name}-{number}-{NAMES[dtype]}"
-                    yield pytest.param(operation, name, case, sizes, dtype, id=identity)
+                    quick = gpu or number == 0 or dtype == dtypes[number % len(dtypes)]
+                    marks = () if quick else pytest.mark.slow
+                    yield pytest.param(operation, name, case, sizes, dtype, id=identity, marks=marks)
 
 
 def check(

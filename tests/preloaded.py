@@ -9,7 +9,9 @@ import importlib.util
 import os
 
 from benchmarks import WORKLOADS
-from tests import toy
+from common.config.composition import compose
+from common.ops.catalogue import all_operations
+from tests import remembered_configs, toy
 
 MODULES = [
     *(path.partition(":")[0] for path in (*WORKLOADS.values(), toy.WORKLOAD)),
@@ -22,7 +24,15 @@ try:
     if importlib.util.find_spec("triton") is not None:
         import triton
         import triton.language  # noqa: F401
+
+        from tests import quick_interpreter
+
+        quick_interpreter.install()
     for name in MODULES:
         importlib.import_module(name)
+    all_operations()
 finally:  # a fork server passes over a module that cannot be imported
     del os.environ["TRITON_INTERPRET"]
+
+remembered_configs.install()
+compose([])  # Hydra looks for its plugins

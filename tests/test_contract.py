@@ -35,6 +35,7 @@ from common.step.graphs import StepRunner
 from tests import toy
 from tests.command_line import await_that, endless, finish, is_training, started
 from tests.conftest import SECONDS, checkpoint, flatten, suite
+from tests.forked import PICTURE
 
 ALL = [*sorted(WORKLOADS), toy.NAME]
 HAVE_RELATIVES = ("dlrm", "gpt3", "llama2_70b_lora", "maskrcnn", "retinanet")
@@ -57,7 +58,7 @@ SHORT = {
     "rnnt": ["benchmark.schedule.last_epoch=1"],
     "ssd300": ["benchmark.schedule.last_epoch=5"],
     "stable_diffusion": ["benchmark.schedule.last_samples=8"],
-    "unet3d": ["benchmark.schedule.last_epoch=2"],
+    "unet3d": ["benchmark.schedule.first_epoch=1", "benchmark.schedule.last_epoch=1", "benchmark.facts.overlap=0.0"],
 }
 """Overrides with which a run of a workload ends with its first block."""
 ALIVE = {"stable_diffusion": ["model.zero_std=0.02"]}
@@ -275,7 +276,7 @@ def whole(data_of, tmp_path_factory) -> Callable[[str], Path]:
     def find(workload: str) -> Path:
         if workload not in made:
             output = tmp_path_factory.mktemp("whole") / workload
-            done = suite(*run(workload, data_of(workload), output, *EVERY_STEP))
+            done = suite(*run(workload, data_of(workload), output, *EVERY_STEP), **{PICTURE: "1"})
             assert done.code in (0, 10), done.errors
             made[workload] = output
         return made[workload]

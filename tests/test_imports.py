@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import runpy
 from collections.abc import Collection, Iterator, Mapping
@@ -49,17 +50,25 @@ def imported(source: str, package: str = "") -> set[str]:
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             origin = ".".join([*above, *filter(None, [node.module])])
             found |= {origin} | {f"{origin}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+        elif isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__"):
             found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
     return found
 
 
-def modules(top: str) -> Iterator[tuple[str, set[str]]]:
+def _name(function: ast.expr) -> str:
+    """Return the last part of the name of a function that is called, and an empty text for other expressions."""
+    match function:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case _:
+            return ""
+
+
+@functools.cache
+def modules(top: str) -> list[tuple[str, set[str]]]:
     """Path and imports of every module below the folder ``top``."""
-    for path in files(ROOT / top):
-        if path.suffix == ".py":
-            name = path.relative_to(ROOT)
-            yield name.as_posix(), imported(path.read_text(), ".".join(name.parts[:-1]))
+    names = [path.relative_to(ROOT) for path in files(ROOT / top) if path.suffix == ".py"]
+    return [(name.as_posix(), imported((ROOT / name).read_text(), ".".join(name.parts[:-1]))) for name in names]
 
 
 def within(name: str, package: str) -> bool:

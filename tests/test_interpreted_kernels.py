@@ -1,5 +1,4 @@
-"""Triton's kernels, run by its interpreter: every ``*_cases.py`` below this folder, and the tests that say themselves
-which implementation they test.
+"""Triton's kernels, run by its interpreter: every ``*_cases.py`` below this folder.
 
 A process is forked off one that has imported Triton for interpretation, so that nothing is imported a second time.
 """
@@ -12,11 +11,7 @@ import pytest
 
 from tests.conftest import ROOT, interpreted
 
-FILES = [
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/**/*_cases.py")),
-    "tests/common/optim/test_adaptive_rules.py",
-    "tests/common/optim/test_adaptive_shards.py",
-]
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("*/**/*_cases.py"))
 NO_TESTS = pytest.ExitCode.NO_TESTS_COLLECTED
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

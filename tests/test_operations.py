@@ -1,4 +1,4 @@
-"""Run every case of every operation on a CPU, through Triton's interpreter."""
+"""Run the cases of every operation on a CPU, through Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ LIBRARIES_ONLY = {"common.ops.causal_attention", "common.ops.dense_attention", "
 PACKAGES = sorted({key.partition(":")[0] for key in OPERATIONS})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+FILE = "tests/operation_cases.py"
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@needs_triton
 @pytest.mark.parametrize("package", PACKAGES)
 def test_kernels_give_what_the_reference_does(package: str) -> None:
-    done = interpreted("tests/operation_cases.py", OPERATION=package)
+    done = interpreted("-m", "not slow", FILE, OPERATION=package)
     assert done.code == pytest.ExitCode.OK, done.output + done.errors
     assert ("passed" in done.output) == (package not in LIBRARIES_ONLY), done.output
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_size_with_every_type_gives_what_the_reference_does(package: str) -> None:
+    done = interpreted("-m", "slow", FILE, timeout=3600, OPERATION=package)
+    assert done.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.output + done.errors
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

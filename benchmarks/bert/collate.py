@@ -42,14 +42,12 @@ class BatchShape:
         sequences: S.
         masked: M.
         row_length: tokens of a row, and of the longest sequence.
-        compact: sequences lie back to back; otherwise each begins a row of its own.
     """
 
     tokens: int
     sequences: int
     masked: int
     row_length: int
-    compact: bool = True
 
     def for_count(self, sequences: int) -> BatchShape:
         """The same with room for exactly ``sequences``."""
@@ -78,7 +76,6 @@ def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchShape:
         sequences=rows * (facts.max_sequences_per_pack if packed else 1),
         masked=rows * (facts.max_masked_per_row if packed else facts.max_masked_per_sequence),
         row_length=facts.max_sequence_length,
-        compact=reader.compact,
     )
 
 
@@ -110,17 +107,12 @@ def collate(
     lengths = every.lengths.astype(np.int64)
     count, tokens, masked = len(lengths), len(every.input_ids), len(every.masked_lm_ids)
     _require_room(lengths, tokens, masked, shape)
-    in_pieces = starts_of(lengths)
-    starts = in_pieces if shape.compact else np.arange(count) * shape.row_length
-    positions = np.arange(tokens) - np.repeat(in_pieces, lengths)
-    place: slice | NDArray[np.int64] = slice(tokens)
-    if not shape.compact:
-        place = np.repeat(starts, lengths) + positions
+    starts = starts_of(lengths)
 
     tensors, arrays = _allocate(shape, dropout_seed, pin_memory)
-    arrays["input_ids"][place] = every.input_ids
-    arrays["segment_ids"][place] = every.segment_ids
-    arrays["position_ids"][place] = positions
+    arrays["input_ids"][:tokens] = every.input_ids
+    arrays["segment_ids"][:tokens] = every.segment_ids
+    arrays["position_ids"][:tokens] = np.arange(tokens) - np.repeat(starts, lengths)
     arrays["starts"][:count] = starts
     arrays["lengths"][:count] = lengths
     arrays["masked_positions"][:masked] = every.masked_lm_positions + np.repeat(starts, every.masked_lengths)
@@ -183,8 +175,6 @@ def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: B
                 f"a micro-batch has {found} {what} where {capacity} fit: these are not the data that the "
                 "benchmark's facts describe"
             )
-    if not shape.compact and (len(lengths) * shape.row_length > shape.tokens or lengths.max() > shape.row_length):
-        raise DataError(f"{len(lengths)} sequences of up to {lengths.max()} tokens need more rows than there are")
 
 
 def _allocate(

@@ -88,24 +88,17 @@ class ReaderConfig:
 
     Attributes:
         format: ``packed``: rows of one to three sequences; ``unpacked``: one sequence a row.
-        compact: all tokens of a micro-batch back to back, padding at its end; otherwise every sequence starts a row
-            of its own, as in the reference (``unpacked`` only).
         order: of the rows in a shard: ``shuffled``, or ``balanced``: so that all ranks hold equally many sequences.
         graph_per_count: one captured graph for each number of sequences; for the smallest micro-batches.
         eval_rows: capacity of an evaluation batch on one rank, in rows of ``max_sequence_length`` tokens.
     """
 
     format: Literal["packed", "unpacked"]
-    compact: bool
     order: Literal["shuffled", "balanced"]
     graph_per_count: bool
     eval_rows: Annotated[int, AtLeast(1)]
 
     def __post_init__(self) -> None:
-        if not self.compact and self.format == "packed":
-            raise ConfigError(
-                "compact=False: only unpacked sequences have rows of their own; give reader.format=unpacked as well"
-            )
         if self.order == "balanced" and self.format == "unpacked":
             raise ConfigError("order=balanced: only packed rows can be balanced; give reader.order=shuffled as well")
 

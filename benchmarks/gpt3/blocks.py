@@ -230,7 +230,7 @@ class _MlpHalf(torch.autograd.Function):
         save_fp8 = None if inference else half.saved
         up_TF = half.first_product(y, passing=inference or save_fp8 is not None)
         act_TF, act8, saved = half.operations.bias_gelu.forward(
-            up_TF, None, fp8=half.down.input_scaling(inference), save_fp8=save_fp8,
+            up_TF, None, fp8=half.down.input_scaling(), save_fp8=save_fp8,
             frozen_scales=half.down.frozen(inference),
         )  # fmt: skip
         act = _either(act_TF, act8)
@@ -322,7 +322,7 @@ def _normed(
     inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's moments, and its result as ``product`` reads it."""
-    scaling, norm = product.input_scaling(inference), half.norm
+    scaling, norm = product.input_scaling(), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
         residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
         half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),

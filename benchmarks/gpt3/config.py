@@ -91,12 +91,10 @@ class ModelConfig:
         blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
             autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
-        eval_linear: of the blocks' products in an evaluation: the ``same`` as in training, or ``torch``.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         put_off_head: so many micro-batches of a step leave the gradient of the head's weight to the end of the passes,
             when the last stage would only wait; where there are several, with ``blocks=written`` only.
-        kept_transposes: FP8 weights are transposed once a step and not in every micro-batch; a byte a weight.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``; with ``blocks=written`` only.
         implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
@@ -109,19 +107,16 @@ class ModelConfig:
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
-    eval_linear: Literal["same", "torch"] = "same"
     put_off_head: Annotated[int, NotNegative] = 0
-    kept_transposes: bool = False
     token_products: str = AUTO
     implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
         accumulation = self.implementations["accumulation"]
-        if self.linear == "torch" and (self.kept_transposes or accumulation != AUTO):
+        if self.linear == "torch" and accumulation != AUTO:
             raise ConfigError(
-                f"kept_transposes={self.kept_transposes}, implementations.accumulation={accumulation}: these are of "
-                "FP8 products; give model.linear=fp8 as well"
+                f"implementations.accumulation={accumulation}: only FP8 products have it; give model.linear=fp8 as well"
             )
         if self.blocks == "written":
             return

@@ -41,7 +41,6 @@ class Step:
         itemsize: bytes of a weight and an activation.
         master_bytes: of a weight's fp32 master beside it; 0 without one.
         fp8: products of the blocks are in FP8.
-        kept_transposes: FP8 weights are kept twice.
         put_off_head: micro-batches whose gradients of logits wait.
         gradient_bytes: of a weight's gradient.
         chunk_graphs: every chunk keeps memory for the most micro-batches that it has under way, whatever others have.
@@ -52,7 +51,6 @@ class Step:
     itemsize: int
     master_bytes: int
     fp8: bool
-    kept_transposes: bool
     put_off_head: int
     gradient_bytes: int
     chunk_graphs: bool = False
@@ -122,7 +120,7 @@ def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> 
     shared = step.master_bytes + 2 * max(4, step.itemsize) + (both if place.shards > 1 else 0)
     return Expected(
         parameters * (both + shared / place.shards),
-        step.fp8 * (1 + step.kept_transposes) * weights,
+        step.fp8 * weights,
         in_flight * of_a_part,
         waiting * logits,
     )

@@ -33,7 +33,6 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
-from common.nn.trained_decoder.casts import choose_eval_products
 from common.ops.operation import asked_for
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
@@ -93,8 +92,7 @@ class GptPretraining(Workload):
         self._network: Gpt | WrittenGpt = self.model if self._written is None else self._written
         self._parts = [Part(self._network, number) for number in range(len(parts))]
         model = self.own.model
-        evaluation = model.linear if model.eval_linear == "same" else "torch"
-        self.choices |= {"linear": model.linear, "eval_linear": evaluation, "blocks": model.blocks}
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
         self._pipeline = Pipeline(layout, len(parts), cfg.grad_accumulation_steps, self._handed)
 
     def _written_blocks(self) -> WrittenGpt:
@@ -110,13 +108,12 @@ class GptPretraining(Workload):
         return WrittenGpt(
             self.model,
             operations,
-            model.linear if trains or model.eval_linear == "same" else "torch",
+            model.linear,
             most_rows * self.own.facts.row_length,
             products,
             model.implementations["accumulation"],
-            model.kept_transposes and trains,
             model.put_off_head,
-            choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline),
+            own_eval_scales=not trains or self.cfg.evaluation.offline,
         )
 
     def _handed(self, batch: Batch) -> Handed:
@@ -314,8 +311,8 @@ class GptPretraining(Workload):
         place = memory.Place(layout.coordinate("pp"), layout.size("pp"), model.chunks, layout.size("tp"), shards)
         step = memory.Step(
             cfg.grad_accumulation_steps, cfg.micro_batch * self.own.facts.row_length, self.dtype.itemsize,
-            masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.kept_transposes,
-            model.put_off_head, gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize, cfg.chunk_graphs,
+            masters if self.dtype.itemsize == 2 else 0, model.linear == "fp8", model.put_off_head,
+            gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize, cfg.chunk_graphs,
         )  # fmt: skip
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         return memory.expected(self.architecture, parameters, place, step).in_words()

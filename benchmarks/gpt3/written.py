@@ -18,7 +18,7 @@ from benchmarks.gpt3.network import Block, Gpt
 from benchmarks.gpt3.operations import Operations
 from common.distributed.tensor_parallel.products import TokenProducts
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.casts import Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.operation import AUTO
 
@@ -33,10 +33,9 @@ class WrittenGpt:
         most_tokens: of any micro-batch: the memory that layers share is taken here, so that graphs keep its address.
         products: how tokens move beside products where ranks share the layers; None for collectives.
         accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
-        kept_transposes: FP8 weights are transposed once a step and not in every backward pass; a byte a weight.
         put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
             last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
-        eval_products: what FP8 products do without gradients.
+        own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
     Attributes:
         model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
@@ -53,18 +52,17 @@ class WrittenGpt:
         most_tokens: int,
         products: TokenProducts | None = None,
         accumulation: str = AUTO,
-        kept_transposes: bool = False,
         put_off_head: int = 0,
-        eval_products: EvalProducts = "half",
+        own_eval_scales: bool = False,
     ) -> None:
         self.model, self._operations = model, operations
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
         example = next(model.parameters())
         scratch = Scratch(example.device)
         scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
-        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, eval_products)
+        self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, own_eval_scales)
         self._halves = [
-            [_halves(block, operations, linear, self._shared, kept_transposes) for block in model.blocks(chunk)]
+            [_halves(block, operations, linear, self._shared) for block in model.blocks(chunk)]
             for chunk in range(len(model.parts))
         ]
         self._head: TiedHead | None = None
@@ -133,13 +131,9 @@ class WrittenGpt:
         return last_normed(x_sE, self.model.norm, self._operations)
 
 
-def _halves(
-    block: Block, operations: Operations, linear: str, shared: Shared, kept_transposes: bool
-) -> tuple[AttentionHalf, MlpHalf]:
-    qkv, up = (trained_product(layer, linear, shared, True, kept_transposes) for layer in (block.qkv, block.up))
-    output, down = (
-        trained_product(layer, linear, shared, False, kept_transposes) for layer in (block.output, block.down)
-    )
+def _halves(block: Block, operations: Operations, linear: str, shared: Shared) -> tuple[AttentionHalf, MlpHalf]:
+    qkv, up = (trained_product(layer, linear, shared, bias=True) for layer in (block.qkv, block.up))
+    output, down = (trained_product(layer, linear, shared) for layer in (block.output, block.down))
     saved = None
     if linear != "torch":
         block.saved = Scales(1, block.qkv.weight.device)

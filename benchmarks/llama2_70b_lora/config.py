@@ -71,9 +71,8 @@ class ModelConfig:
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
         linear: of the blocks' products: ``torch``, ``fp8``, or ``te``, FP8 by Transformer Engine; both with
             ``blocks=frozen`` only.
-        recomputed_qkv: so many layers compute query, key and value again in the backward pass.
-        offloaded_qkv: so many layers send them to the host's pinned memory, and bring them back for the backward pass.
-            ``auto``: as many as memory asks for, of these before those; both are of ``blocks=frozen`` only.
+        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
+            memory asks for; with ``blocks=frozen`` only.
         transposed_layers: so many layers keep their FP8 weights transposed, too; ``auto`` as many as memory allows.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
@@ -89,7 +88,6 @@ class ModelConfig:
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
     recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
-    offloaded_qkv: Annotated[int, NotNegative] | Literal["auto"] = 0
     transposed_layers: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     token_products: str = AUTO
     implementations: dict[str, str] = field(default_factory=dict)
@@ -99,11 +97,6 @@ class ModelConfig:
         if self.linear != "torch" and self.blocks != "frozen":
             raise ConfigError(
                 f"linear={self.linear}: only frozen blocks multiply in FP8; give model.blocks=frozen as well"
-            )
-        if self.offloaded_qkv and self.blocks != "frozen":
-            raise ConfigError(
-                f"offloaded_qkv={self.offloaded_qkv}: only frozen blocks send anything to the host; "
-                "give model.blocks=frozen as well"
             )
         if self.recomputed_qkv not in (0, AUTO) and self.blocks != "frozen":
             raise ConfigError(

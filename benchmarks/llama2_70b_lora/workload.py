@@ -22,7 +22,6 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
-from common.distributed.meminfo import meminfo
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import build_products
@@ -33,8 +32,7 @@ from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen import mark_frozen
 from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.memory import Host, MemoryPlan, Workspace, plan
-from common.nn.frozen_decoder.offload import QkvOffload
+from common.nn.frozen_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import check_fp8
 from common.nn.lora import TokenPlaces
@@ -71,7 +69,7 @@ class LlamaLora(Workload):
         self._base = None if cfg.assets_dir is None else BaseWeights(cfg.assets_dir / model.base, _first_layers(facts))
         self._base_digest = None if self._base is None else self._base.digest()
         self.model = Decoder(self.architecture, "meta", self.dtype, facts.lora, parallel)
-        recomputed, offloaded, transposed = self._layer_counts()
+        recomputed, transposed = self._layer_counts()
         load_frozen(self.model, self._base_tensors(), layout.device, self.dtype, model.linear, transposed)
         self.model.initialise_adapters(lambda name: layout.shared_generator(f"weights/{name}", layout.device))
         mark_frozen(self.model, [name for name, tensor in self.model.named_parameters() if not tensor.requires_grad])
@@ -86,8 +84,7 @@ class LlamaLora(Workload):
             with asked_for("model.token_products", model.token_products):
                 products = build_products(parallel, layout.device, model.token_products)
             self.choices["token_products"] = products.name
-            offload = QkvOffload(offloaded, layout.device) if offloaded else None
-            self._blocks = FrozenDecoder(self.model, operations, products, scratch, recomputed, offload)
+            self._blocks = FrozenDecoder(self.model, operations, products, scratch, recomputed)
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _workspace(self) -> Workspace:
@@ -107,19 +104,18 @@ class LlamaLora(Workload):
         model, device = self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "frozen":
             return None
-        host = Host(meminfo()["MemAvailable"], min(self.cfg.training_ranks, self.cfg.scale.gpus_per_node))
-        asked = (model.recomputed_qkv, model.offloaded_qkv, model.transposed_layers)
-        counts = (None if count == AUTO else int(count) for count in asked)
-        return plan(self.workspace, torch.cuda.get_device_properties(device).total_memory, host, *counts)
+        counts = (None if count == AUTO else int(count) for count in (model.recomputed_qkv, model.transposed_layers))
+        return plan(self.workspace, torch.cuda.get_device_properties(device).total_memory, *counts)
 
-    def _layer_counts(self) -> tuple[int, int, int]:
-        """Layers that compute query, key and value again, send them to the host, and keep weights transposed, too."""
+    def _layer_counts(self) -> tuple[int, int]:
+        """Layers that compute query, key and value again, and that keep weights transposed, too."""
         if self.memory is not None:
-            return self.memory.recomputed_qkv, self.memory.offloaded_qkv, self.memory.transposed_layers
+            return self.memory.recomputed_qkv, self.memory.transposed_layers
         model = self.own.model
-        asked = (model.recomputed_qkv, model.offloaded_qkv, model.transposed_layers)
-        recomputed, offloaded, transposed = (0 if count == AUTO else int(count) for count in asked)
-        return recomputed, min(offloaded, self.architecture.layers), transposed
+        recomputed, transposed = (
+            0 if count == AUTO else int(count) for count in (model.recomputed_qkv, model.transposed_layers)
+        )
+        return recomputed, transposed
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every frozen weight; a base is read once a node. Collective."""

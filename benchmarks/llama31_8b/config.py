@@ -95,7 +95,6 @@ class ModelConfig:
         blocks: ``written``: halves with their backward passes written out, and planned memory; ``autograd``: PyTorch's
             operations and autograd.
         linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
-        eval_linear: of the blocks' products in an evaluation: the ``same`` as in training, or ``torch``.
         recomputed_gate_up: so many layers compute the MLP's first product again in the backward pass; ``auto``: as many
             as memory asks for, with ``blocks=written`` only.
         transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too, which else are
@@ -112,7 +111,6 @@ class ModelConfig:
     linear: Literal["torch", "fp8"]
     head_chunk: Annotated[int, AtLeast(1)]
     loss_scale: Annotated[float, Positive]
-    eval_linear: Literal["same", "torch"] = "same"
     recomputed_gate_up: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     transposed_layers: Annotated[int, NotNegative] = 0
     token_products: str = AUTO

@@ -30,7 +30,6 @@ from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
 from common.nn.decoder import Decoder, split_attention
 from common.nn.frozen_decoder.products import check_fp8
-from common.nn.trained_decoder.casts import choose_eval_products
 from common.nn.trained_decoder.decoder import TrainedDecoder
 from common.nn.trained_decoder.head import Head
 from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
@@ -66,7 +65,7 @@ class LlamaPretraining(Workload):
         self.architecture = dataclasses.replace(facts, layers=model.layers or facts.layers)
         parallel = TensorParallel.from_layout(layout)
         if model.linear == "fp8":
-            tokens = [self._train_tokens(split), self._eval_tokens(split) if model.eval_linear == "same" else 0]
+            tokens = [self._train_tokens(split), self._eval_tokens(split)]
             check_fp8("fp8", self.architecture, parallel.size, tokens, layout.device, self.dtype)
         self.memory = self._plan(split)
         self.model = Decoder(self.architecture, layout.device, self.dtype, parallel=parallel)
@@ -75,8 +74,7 @@ class LlamaPretraining(Workload):
         if model.blocks == "written":
             self._trained = self._written_blocks(split)
         self._network = Llama(self.model, self._hidden_states(split), self._head(), split)
-        evaluation = model.linear if model.eval_linear == "same" else "torch"
-        self.choices |= {"linear": model.linear, "eval_linear": evaluation, "blocks": model.blocks}
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _hidden_states(self, split: ContextSplit) -> HiddenStates:
         if self._trained is not None:
@@ -94,14 +92,13 @@ class LlamaPretraining(Workload):
             recomputed = 0 if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)
         most_tokens = max(self._train_tokens(split), self._eval_tokens(split))
         trains = self.layout.role == "train"
-        linear = model.linear if trains or model.eval_linear == "same" else "torch"
         with asked_for("model.token_products", model.token_products):
             products = build_products(self.model.parallel, device, model.token_products)
         self.choices["token_products"] = products.name
-        eval_products = choose_eval_products(model.eval_linear, trains and not self.cfg.evaluation.offline)
         return TrainedDecoder(
-            self.model, operations, linear, most_tokens, recomputed, products,
-            model.implementations["accumulation"], model.transposed_layers if trains else 0, eval_products,
+            self.model, operations, model.linear, most_tokens, recomputed, products,
+            model.implementations["accumulation"], model.transposed_layers if trains else 0,
+            own_eval_scales=not trains or self.cfg.evaluation.offline,
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
@@ -134,7 +131,6 @@ class LlamaPretraining(Workload):
             layer_ranks=self.layout.size("tp"),
             transposed_layers=model.transposed_layers if trains else 0,
             gradient_bytes=gradient_dtype(self.dtype, cfg.optimizer.gradients).itemsize,
-            eval_fp8=model.linear == "fp8" and model.eval_linear == "same",
             chunk_graphs=cfg.chunk_graphs,
         )
         asked = None if model.recomputed_gate_up == AUTO else int(model.recomputed_gate_up)

@@ -179,13 +179,11 @@ class ModelConfig:
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under Caffe2's names. Without
             ``assets_dir`` they are drawn.
         loss_scale: initial loss scale with fp16.
-        overlap: run independent parts of the iteration on streams beside each other.
         implementations: name of an operation to the implementation to use; ``auto`` for those left out.
     """
 
     backbone: str
     loss_scale: Annotated[float, Positive]
-    overlap: bool = True
     implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,12 +198,10 @@ class MaskReaderConfig(ReaderConfig):
         shapes: heights and widths, px, that a batch is padded to; each is a graph of its own. A batch takes the
             smallest that all its pictures fit.
         polygon_room: of the table of polygons.
-        keep_eval: keep a rank's share of the evaluation pictures, as bytes, on its device once they are decoded.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
     polygon_room: PolygonRoom = field(default_factory=lambda: PolygonRoom(1, 1, 1))
-    keep_eval: bool = True
 
 
 @dataclass(frozen=True)

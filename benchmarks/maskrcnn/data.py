@@ -93,7 +93,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
         from benchmarks.maskrcnn import torchvision_reader
 
         source = torchvision_reader.eval_source(pictures, settings, shard, layout.device.type == "cuda")
-    return KeptSource(source, layout.device) if settings.reader.keep_eval else source
+    return KeptSource(source, layout.device)
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:

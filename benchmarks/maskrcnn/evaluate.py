@@ -118,21 +118,16 @@ def ground_truth(root: Path) -> Annotations:
 def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:
     """A made-up batch of ``shape``, pictures of noise as a reader delivers them, on the device."""
     (height, width), side = shape, facts.longest_side
+    scale = min(1.0, side / max(shape))
+    decoded = [max(int(length * scale), 1) for length in shape]
     noise = torch.randint(256, (batch, side, side, 3), generator=layout.generator("example")).to(torch.uint8)
     inputs = {
         "pixels": noise,
-        "decoded_size": torch.tensor([example_size(facts, shape)] * batch, dtype=torch.int32),
+        "decoded_size": torch.tensor([decoded] * batch, dtype=torch.int32),
         "size": torch.tensor([[float(height), float(width)]] * batch),
         "picture": torch.full((batch,), PADDING, dtype=torch.int64),
     }
     return {name: tensor.to(layout.device) for name, tensor in inputs.items()}
-
-
-def example_size(facts: Facts, shape: tuple[int, int]) -> tuple[int, int]:
-    """Height and width, px, of made-up pictures before they are resized to fill ``shape``."""
-    scale = min(1.0, facts.longest_side / max(shape))
-    height, width = (max(int(side * scale), 1) for side in shape)
-    return height, width
 
 
 def _dtype(model: MaskRCNN) -> torch.dtype:

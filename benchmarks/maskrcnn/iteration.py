@@ -10,11 +10,11 @@ S height and width of features, Q = B P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
@@ -79,8 +79,7 @@ class TrainingPass:
         self._anchors = {
             shape: [level_A4.to(device) for level_A4 in anchors(facts, shape)] for shape in own.reader.shapes
         }
-        self._overlap = own.model.overlap
-        self._rpn_branch, self._box_branch = (Branch(device, self._overlap) for _ in range(2))
+        self._rpn_branch, self._box_branch = Branch(device), Branch(device)
 
         self._propose = Proposer(facts, Selection.training(facts, own.hparams), implementations, device)
         self._rpn_targets = RpnTargets(facts, implementations, device)
@@ -111,14 +110,14 @@ class TrainingPass:
         anchors_LA4 = self._anchors[shape]
 
         levels = model.pyramid(tensors["image"])
-        rpn_levels = self._apart(levels)
+        rpn_levels = cut(levels)
         with self._rpn_branch.beside():
             said = model.propose(rpn_levels)
         self._rpn_branch.join()
         with self._rpn_branch.beside():
             sample = self._rpn_targets(torch.cat(anchors_LA4), boxes_BM4, count_B, size_B2, real_B, seed)
             losses = rpn_losses(said, sample, facts.rpn_beta)
-            rpn_total = self._differentiated(losses, levels, rpn_levels, model.rpn, scale)
+            rpn = early(losses, scale, list(zip(levels, rpn_levels, strict=True)), list(model.rpn.parameters()))
             said, (objectness, rpn_boxes) = [RpnOutput(*detached(level)) for level in said], detached(losses)
 
         proposals = self._propose([level.flat() for level in said], anchors_LA4, size_B2, real_B)
@@ -130,11 +129,11 @@ class TrainingPass:
         ]
         box_RCSS, mask_QCSS = self._align.several(levels[:LEVELS], regions, STRIDES[:LEVELS], facts.roi_samples)
 
-        box_features = self._apart([box_RCSS])
+        (box_leaf_RCSS,) = cut([box_RCSS])
         with self._box_branch.beside():
-            logits_RK, deltas_RX = model.box_head(box_features[0])
+            logits_RK, deltas_RX = model.box_head(box_leaf_RCSS)
             losses = box_losses(logits_RK, deltas_RX, rois, facts.box_beta)
-            box_total = self._differentiated(losses, [box_RCSS], box_features, model.box_head, scale)
+            box = early(losses, scale, [(box_RCSS, box_leaf_RCSS)], list(model.box_head.parameters()))
             classifier, boxes = detached(losses)
             del losses, logits_RK, deltas_RX
             target_QHW = self._targets(rois, masked_BP, tensors["object"], tensors["transform"])
@@ -143,7 +142,7 @@ class TrainingPass:
         self._box_branch.join()
         mask = mask_loss(logits_QHW, target_QHW, class_Q)
         self._rpn_branch.join()
-        total = rpn_total() + box_total() + mask
+        total = rpn.total() + box.total() + mask
         return DetectionLosses(total, classifier, boxes, mask, objectness, rpn_boxes, rois.positives_B.sum())
 
     def _targets(self, rois: RoiSample, masked_BP: Tensor, object_B: Tensor, transform_B4: Tensor) -> Tensor:
@@ -160,20 +159,3 @@ class TrainingPass:
             self._facts.mask_size,
         )
         return targets_QHW
-
-    def _apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What a part that is differentiated on its own begins from."""
-        return cut(tensors) if self._overlap else list(tensors)
-
-    def _differentiated(
-        self,
-        losses: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        leaves: Sequence[Tensor],
-        part: nn.Module,
-        scale: Tensor,
-    ) -> Callable[[], Tensor]:
-        """Gives the sum of a part's losses once the branch is joined; queues its backward pass if that may overlap."""
-        if not self._overlap:
-            return torch.stack(tuple(losses)).sum
-        return early(losses, scale, list(zip(inputs, leaves, strict=True)), list(part.parameters())).total

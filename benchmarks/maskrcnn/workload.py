@@ -160,6 +160,10 @@ class MaskRCNNSegmentation(Workload):
         self.choices |= choices
         return made
 
+    def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """Return an evaluation of pictures of noise."""
+        return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
+
     def sample_flops(self) -> float:
         """FLOPs of one training picture of the largest shape, with all slots of both heads."""
         facts = self.own.facts

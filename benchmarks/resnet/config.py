@@ -51,9 +51,9 @@ class Facts:
         if self.eval_resize < self.image_size:
             raise ConfigError(f"eval_resize={self.eval_resize}: at least image_size={self.image_size}")
 
-    def architecture(self, width: int, input_channels: int) -> Architecture:
+    def architecture(self, width: int) -> Architecture:
         """The shape of a network of so many channels."""
-        return Architecture(width, input_channels, self.classes, self.bn_epsilon, self.bn_momentum)
+        return Architecture(width, self.classes, self.bn_epsilon, self.bn_momentum)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,6 @@ class ModelConfig:
     """
 
     width: Annotated[int, AtLeast(1, "at least 1 channel")]
-    input_channels: Literal[3, 4]
     implementations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,7 +123,6 @@ class ReaderConfig:
         eval_cache_mb: device memory for finished validation pictures, per rank: all of them are kept or none.
         input_batch_multiplier: micro-batches that DALI decodes together.
         dont_use_mmap: read instead of mapping the files; for network file systems.
-        pinned_pool_mb: pinned host memory that DALI takes at once, per rank; 0 leaves it to DALI.
         eval_batch: pictures of one evaluation batch on one rank.
         reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
     """
@@ -136,7 +134,6 @@ class ReaderConfig:
     eval_cache_mb: Annotated[int, NotNegative]
     input_batch_multiplier: Annotated[int, AtLeast(1)]
     dont_use_mmap: bool
-    pinned_pool_mb: Annotated[int, NotNegative]
     eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]
     reader: Literal["auto", "dali", "torchvision"] = "auto"
 

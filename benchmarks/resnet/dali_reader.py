@@ -148,7 +148,7 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
 
 def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int) -> Any:
     reader = settings.reader
-    return new_pipeline(batch, device, seed, reader.threads, reader.prefetch, reader.pinned_pool_mb)
+    return new_pipeline(batch, device, seed, reader.threads, reader.prefetch)
 
 
 def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: bool) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _normalize(pictures: Any, settings: DataSettings, device: torch.device, mirr
         mean=list(settings.facts.mean),
         std=list(settings.facts.std),
         mirror=mirror,
-        pad_output=settings.channels == 4,
+        pad_output=True,
         rounding="truncate",
         **options,
     )

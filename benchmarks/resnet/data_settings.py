@@ -16,11 +16,9 @@ class DataSettings:
     Attributes:
         facts: classes, sizes, crops, mirror and normalisation.
         reader: reader, threads, caches.
-        channels: C of the pictures, 3 or 4; the fourth is zero.
         dtype: of the pictures.
     """
 
     facts: Facts
     reader: ReaderConfig
-    channels: int
     dtype: torch.dtype

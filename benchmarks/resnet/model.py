@@ -20,7 +20,7 @@ from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d
 from common.nn.precision import cast_weights
-from common.nn.resnet import IMAGE_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
+from common.nn.resnet import IMAGE_CHANNELS, PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
 
 TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of a unit normal cut at 2 sigma."""
@@ -32,7 +32,6 @@ class Architecture:
 
     Attributes:
         width: channels of conv1 and of the first stage's 3x3 convolutions.
-        input_channels: 3, or 4 with a fourth channel that is always zero (faster loads in half precision).
         classes: K.
         norm_epsilon: added to the variance of every batch norm.
         norm_momentum: weight of a batch's statistics in the running ones.
@@ -40,7 +39,6 @@ class Architecture:
     """
 
     width: int
-    input_channels: int
     classes: int
     norm_epsilon: float
     norm_momentum: float
@@ -49,7 +47,7 @@ class Architecture:
     def trunk(self) -> ResNetShape:
         """The shape of all but the classifier."""
         norm = TrainedNorm(self.norm_epsilon, self.norm_momentum)
-        return ResNetShape(self.layers, self.width, bottleneck=True, norm=norm, input_channels=self.input_channels)
+        return ResNetShape(self.layers, self.width, bottleneck=True, norm=norm, input_channels=PADDED_CHANNELS)
 
 
 class ResNet50(ResNetTrunk):
@@ -114,7 +112,7 @@ class ResNet50(ResNetTrunk):
         """Classify images.
 
         Args:
-            image_NCHW: normalised images in the weights' dtype; C is 3, or ``input_channels`` with zeros in the rest.
+            image_NCHW: normalised images in the weights' dtype; C is 3, or 4 with zeros in the fourth.
 
         Returns:
             fp32 logits (N, K); fp64 where the weights are.

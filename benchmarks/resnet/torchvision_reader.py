@@ -27,6 +27,7 @@ from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource,
 from common.errors import DataError
 from common.formats.jpeg import REMEDY, decode
 from common.formats.recordio import ImageRecord, RecordReader
+from common.nn.resnet import PADDED_CHANNELS
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom in px, as Pillow has it."""
@@ -95,7 +96,7 @@ class _Pictures:
 
         ``pixels`` makes the picture of slot i from its encoded bytes.
         """
-        shape = (size, self._settings.facts.image_size, self._settings.facts.image_size, self._settings.channels)
+        shape = (size, self._settings.facts.image_size, self._settings.facts.image_size, PADDED_CHANNELS)
         image_NHWC = torch.zeros(shape, dtype=self._settings.dtype, pin_memory=self._pin_memory)
         labels = torch.full((size,), -1, dtype=torch.int64, pin_memory=self._pin_memory)
 

@@ -23,6 +23,7 @@ from common.data.dali import choose_reader
 from common.distributed.layout import Layout
 from common.mlperf.admission import evaluation_schedule
 from common.nn.batch_norm import set_group
+from common.nn.resnet import PADDED_CHANNELS
 from common.nn.running_statistics import averaged_statistics
 from common.optim.learning_rate import ScheduleSteps, nvidia_steps, polynomial, reference_steps
 from common.optim.optimizer import ParameterGroup
@@ -45,7 +46,7 @@ class ResNet(Workload):
     def _build_network(self) -> ResNet50:
         """A network for training or for evaluation."""
         own = self.own
-        architecture = own.facts.architecture(own.model.width, own.model.input_channels)
+        architecture = own.facts.architecture(own.model.width)
         network = ResNet50(architecture, self.layout.shared_generator("weights"), own.hparams.truncated_normal)
         network = network.cast(self.dtype).to(self.layout.device)
         self.choices |= network.choose_implementations(own.model.implementations)
@@ -158,13 +159,13 @@ class ResNet(Workload):
         yield Batch({"image": image_NCHW, "label": label_N.to(self.layout.device)}, self.nominal_samples)
 
     def _example_images(self, count: int, generator: torch.Generator) -> Tensor:
-        size, channels = self.own.facts.image_size, self.own.model.input_channels
-        image_NCHW = torch.randn(count, channels, size, size, generator=generator, dtype=torch.float32)
+        size = self.own.facts.image_size
+        image_NCHW = torch.randn(count, PADDED_CHANNELS, size, size, generator=generator, dtype=torch.float32)
         image_NCHW[:, 3:] = 0
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
     def _data_settings(self) -> DataSettings:
-        return DataSettings(self.own.facts, self.own.reader, self.own.model.input_channels, self.dtype)
+        return DataSettings(self.own.facts, self.own.reader, self.dtype)
 
     def warm_up_reader(self) -> None:
         """Load DALI, where it reads, and run each of its operators once."""

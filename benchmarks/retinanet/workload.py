@@ -179,6 +179,10 @@ class RetinaNetDetection(Workload):
             scorer,
         )
 
+    def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """Return an evaluation of pictures of noise."""
+        return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
+
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""
         return self.model.sample_flops(self.own.facts.image_size)

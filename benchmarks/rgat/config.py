@@ -85,7 +85,6 @@ class ReaderConfig:
             node, read in place; ``host``: in pinned memory of the node, read in place; ``exchange``: over all ranks,
             fetched by collectives; ``auto``: one of these, by ranks and room.
         graph: ``local``: each GPU has all edges; ``peers``: over the GPUs of a node; ``auto``: the first with room.
-        gather_programs: of the kernel that gathers rows, at most; 0 for as many as fill the GPU.
         eval_batch: seeds of an evaluation batch of one rank.
         capacity_batches: batches that are sampled to find out how large one becomes.
         capacity_sigma: room of a captured batch: mean plus so many standard deviations of these.
@@ -93,7 +92,6 @@ class ReaderConfig:
 
     features: Literal["auto", "local", "peers", "host", "exchange"]
     graph: Literal["auto", "local", "peers"]
-    gather_programs: Annotated[int, NotNegative]
     eval_batch: Annotated[int, AtLeast(1)]
     capacity_batches: Annotated[int, AtLeast(2)]
     capacity_sigma: Annotated[float, NotNegative]

@@ -157,7 +157,6 @@ class RgatClassification(Workload):
                 layout,
                 per_node,
                 layout.device,
-                reader.gather_programs or None,
             )
             self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]

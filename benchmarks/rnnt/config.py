@@ -131,8 +131,6 @@ class ModelConfig:
         batch_split: joint network and loss run over so many parts of a micro-batch, one after another, which takes less
             memory.
         implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
-        decode_unroll: steps of the decoder in one captured graph.
-        decode_look_ahead: frames that the decoder looks at in one step.
         examples: lengths of made-up utterances, such as ``bench`` measures the step with: ``real`` ones, or all
             ``average``.
     """
@@ -141,8 +139,6 @@ class ModelConfig:
     loss_scale: Annotated[float, Positive]
     batch_split: Annotated[int, AtLeast(1)] = 1
     implementations: dict[str, str] = field(default_factory=dict)
-    decode_unroll: Annotated[int, AtLeast(1)] = 4
-    decode_look_ahead: Annotated[int, AtLeast(1)] = 4
     examples: Literal["real", "average"] = "real"
 
     def __post_init__(self) -> None:

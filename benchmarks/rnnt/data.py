@@ -34,6 +34,9 @@ from common.errors import ConfigError, DataError
 PADDING = -1
 """The place of no utterance."""
 
+PREFETCH = 4
+"""Micro-batches that are read ahead."""
+
 _EVALUATION = 9
 """The purpose of random numbers; :mod:`benchmarks.rnnt.order` has those before it."""
 
@@ -62,7 +65,7 @@ def open_train(
     _require_length(split.samples[kept_P], settings, root)
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
     stream = UtteranceStream(split.samples[kept_P], split.token_lengths[kept_P], settings, mine, layout.seed)
-    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+    threads = SampleThreads(settings.reader.threads, PREFETCH)
     reader = UtteranceReader(split, threads, layout.device.type == "cuda")
 
     def begin(number: int) -> PendingBatch:
@@ -94,7 +97,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
         split.samples, settings.reader.eval_buckets, settings.facts, batch, layout.size("dp"), layout.index("dp")
     )
     seeds_N = sample_generator(layout.seed, _EVALUATION).integers(2**63, size=len(split))
-    threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
+    threads = SampleThreads(settings.reader.threads, PREFETCH)
     reader = UtteranceReader(split, threads, layout.device.type == "cuda")
 
     def begin(utterances: Sequence[int]) -> PendingBatch:

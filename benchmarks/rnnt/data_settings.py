@@ -118,21 +118,15 @@ class ReaderConfig:
             the smallest that all its utterances fit. The last is the largest.
         eval_buckets: frames that an evaluation batch is padded to, from the fewest to the most.
         rows: of the packed rows that a graph has room for. A micro-batch with more runs without a graph.
-        presort: deal a global batch's utterances to the ranks by length, so that all have long and short ones.
         threads: that read ahead.
-        prefetch: micro-batches that are read ahead.
         eval_batch: utterances of an evaluation batch on one rank.
-        keep_eval: keep a rank's share of the evaluation audio on its device once it was read.
     """
 
     buckets: tuple[tuple[int, int], ...]
     eval_buckets: tuple[int, ...]
     rows: RowStatistics = RowStatistics()
-    presort: bool = True
     threads: Annotated[int, AtLeast(1)] = 2
-    prefetch: Annotated[int, AtLeast(1)] = 4
     eval_batch: Annotated[int, AtLeast(1)] = 64
-    keep_eval: bool = True
 
     def __post_init__(self) -> None:
         if not self.buckets:

@@ -13,7 +13,7 @@ of them, F features, J width of the joint network, M most tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,17 +65,11 @@ class WordErrorRate(Scorer):
         prepared = open_prepared(root)
         prepared.require_vocabulary(self._vocabulary)
         try:
-            self.expect(prepared.split("eval").transcripts(), prepared.tokenizer())
+            transcripts = prepared.split("eval").transcripts()
+            self._errors, self._utterances = WordErrors(transcripts), len(transcripts)
         except ValueError as error:
             raise DataError(f"the evaluation set in {root} has no words: {error}") from error
-
-    def expect(self, transcripts: Sequence[str], tokenizer: Tokenizer) -> None:
-        """Take ``transcripts``, by the utterances' numbers, for what is said; ``tokenizer`` makes texts of tokens.
-
-        Raises:
-            ValueError: nothing is said.
-        """
-        self._tokenizer, self._errors, self._utterances = tokenizer, WordErrors(transcripts), len(transcripts)
+        self._tokenizer = prepared.tokenizer()
 
     def score(self, predictions: Predictions) -> dict[str, float]:
         """Word errors over words.
@@ -111,7 +105,6 @@ class Transcription(Evaluation):
         capture: replay encoder and decoder as CUDA graphs.
 
     Attributes:
-        limits: of the tokens.
         decoder: of all the rank's utterances.
     """
 
@@ -128,7 +121,7 @@ class Transcription(Evaluation):
         facts, reader, device = own.facts, own.reader, layout.device
         self.scorer = WordErrorRate(facts.blank)
         self._model, self._open_source, self._preparer, self._layout = model, open_source, preparer, layout
-        self._eval_samples, self._keep = eval_samples, reader.keep_eval
+        self._eval_samples = eval_samples
         self._source: EvalSource | None = None
         self._kept: list[tuple[int, dict[str, Tensor]]] = []
         self._batch, self._buckets = reader.eval_batch, reader.eval_buckets
@@ -151,17 +144,14 @@ class Transcription(Evaluation):
             for frames in self._buckets
         }
         self._length_B = length_B
-        self.limits = Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols)
         self.decoder = GreedyDecoder(
             model,
-            self.limits,
+            Limits(facts.blank, facts.max_frame_symbols, facts.max_symbols),
             self._batches * self._batch,
             -(-most // JOINED),
             facts.joint_width,
             device,
             dtype,
-            look_ahead=own.model.decode_look_ahead,
-            unroll=own.model.decode_unroll,
             capture=capture,
             pool=pool,
         )
@@ -232,7 +222,7 @@ class Transcription(Evaluation):
         return self._model.encode(inputs["features"], inputs["feature_lengths"])
 
     def _host_batches(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Frames and tensors of each batch; from the second evaluation on they may lie on the device."""
+        """Frames and tensors of each batch; from the second evaluation on they are on the device."""
         assert self._source is not None, "open_data comes first"
         if self._kept:
             yield from self._kept
@@ -244,8 +234,6 @@ class Transcription(Evaluation):
             tensors = {name: tensor.to(self._layout.device, non_blocking=True) for name, tensor in host.tensors.items()}
             kept.append((frames, tensors))
             yield kept[-1]
-            if not self._keep:
-                kept.clear()
         self._kept = kept
 
     def _gathered(self) -> Tensor:

@@ -4,10 +4,10 @@ An epoch sorts the utterances by duration, splits them into buckets of equal siz
 buckets one after another. It drops utterances at random until whole global batches are left, cuts these, and shuffles
 them. (One bucket is a plain shuffle.) So epochs never share a global batch.
 
-A global batch is dealt to the micro-batches of all ranks, in the order of their lanes, in consecutive runs: as it was
-drawn, or presorted: shortest, longest, second shortest, second longest, ... by duration at the speed that is drawn for
-each utterance and epoch. Each micro-batch then has the longest and the shortest of its share, and all have about as
-much to do. Whichever, N replicas with one micro-batch each see what one replica sees that accumulates N.
+A global batch is presorted: shortest, longest, second shortest, second longest, ... by duration at the speed that is
+drawn for each utterance and epoch. The micro-batches of all ranks get consecutive runs of it, in the order of their
+lanes. Each micro-batch then has long and short utterances, and all have about as much to do. N replicas with one
+micro-batch each see what one replica sees that accumulates N.
 
 Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L lanes, B utterances of a
 micro-batch.
@@ -86,7 +86,7 @@ class UtteranceStream:
     Args:
         samples_P: int64, of each utterance as it was recorded; those that are too long for training are not among them.
         tokens_P: of each utterance.
-        settings: speeds, buckets, presorting, and how many utterances an epoch trains on.
+        settings: speeds, buckets, and how many utterances an epoch trains on.
         mine: this replica's micro-batches.
         seed: of everything that is drawn.
 
@@ -178,9 +178,7 @@ class UtteranceStream:
         speed_P = sample_generator(self.seed, _SPEEDS, epoch).uniform(facts.speed_min, facts.speed_max, count)
         samples_P = resampled(self._samples_P, speed_P)
         seed_P = sample_generator(self.seed, _UTTERANCES, epoch).integers(2**63, size=count)
-        order_GN = self._global_batches(epoch)
-        if self._settings.reader.presort:
-            order_GN = interleaved(order_GN, samples_P)
+        order_GN = interleaved(self._global_batches(epoch), samples_P)
         order_GLB = order_GN.reshape(len(order_GN), self._mine.lanes, self.micro_batch)
         longest_first = np.argsort(-samples_P[order_GLB], axis=2, kind="stable")
         return Epoch(np.take_along_axis(order_GLB, longest_first, 2), speed_P, samples_P, seed_P)

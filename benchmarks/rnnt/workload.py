@@ -17,6 +17,7 @@ from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
 from benchmarks.rnnt.order import kept_samples
 from benchmarks.rnnt.prepared import FORMAT
 from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.synthetic_speech import SyntheticTranscription, SyntheticUtterances, synthetic_lengths
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
@@ -59,10 +60,7 @@ class SpeechRecognition(Workload):
             initialised_tensors=PARTS,
             derived_values={"rules_functions": True},
             train_samples=kept_samples(cfg.benchmark.train_samples, cfg.global_batch),
-            order_of_data=lambda: (
-                f"up to {own.hparams.max_duration:g} s, {own.hparams.num_buckets} buckets"
-                f"{', presorted' if own.reader.presort else ''}"
-            ),
+            order_of_data=lambda: f"up to {own.hparams.max_duration:g} s, {own.hparams.num_buckets} buckets, presorted",
         )
 
     def build_step(self) -> TrainStep:
@@ -139,6 +137,14 @@ class SpeechRecognition(Workload):
         open_source = functools.partial(open_eval, settings=self._data_settings(), layout=layout)
         eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
         return Transcription(self.model, self.own, open_source, eval_samples, layout, self._preparer, capture)
+
+    def synthetic_evaluation(self, layout: Layout) -> SyntheticTranscription:
+        """Return an evaluation of noise in which the network finds as many tokens as people say."""
+        eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
+        source = SyntheticUtterances(synthetic_lengths(eval_samples, self.own), self.own, layout)
+        return SyntheticTranscription(
+            self.model, self.own, lambda root: source, eval_samples, layout, self._preparer, capture
+        )
 
     def sample_flops(self) -> float:
         """FLOPs of an average utterance."""

@@ -166,14 +166,12 @@ class ModelConfig:
     """How the network starts and how its operations run.
 
     Attributes:
-        input_channels: of the pictures; the fourth is zero, so that half-precision loads are aligned.
         backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
             Without ``assets_dir`` they are drawn.
         loss_scale: the first scale of the loss in fp16.
         implementations: name of an operation to the implementation to use; ``auto`` for those left out.
     """
 
-    input_channels: Literal[3, 4]
     backbone: str
     loss_scale: Annotated[float, Positive]
     implementations: dict[str, str] = field(default_factory=dict)

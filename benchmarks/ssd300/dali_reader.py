@@ -158,7 +158,7 @@ def picture_pipeline(
             mean=list(settings.facts.mean),
             std=list(settings.facts.std),
             mirror=mirrored,
-            pad_output=settings.channels == 4,
+            pad_output=True,
         )
         pipeline.set_outputs(normalised)
     pipeline.build()

@@ -18,12 +18,10 @@ class DataSettings:
         facts: size, crops, mirror, changes of colour and normalisation.
         reader: reader, threads, room for boxes.
         crop_attempts: crops that are tried of a kind.
-        channels: C of the pictures, 3 or 4; the fourth is zero.
         dtype: of the pictures.
     """
 
     facts: Facts
     reader: ReaderConfig
     crop_attempts: int
-    channels: int
     dtype: torch.dtype

@@ -27,7 +27,7 @@ from common.nn.convolution import Conv2d
 from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
-from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+from common.nn.resnet import PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
 LAST_STAGE = 3
 """Of the backbone, whose output is the first level."""
@@ -108,16 +108,15 @@ class SSD300(nn.Module):
 
     Args:
         facts: its shape.
-        input_channels: 3, or 4 with a fourth channel that is always zero.
         generator: source of the initial weights (a CPU generator).
     """
 
-    def __init__(self, facts: Facts, input_channels: int, generator: torch.Generator) -> None:
+    def __init__(self, facts: Facts, generator: torch.Generator) -> None:
         super().__init__()
         self.classes = facts.classes + 1
         norm = TrainedNorm(facts.bn_epsilon, facts.bn_momentum)
         shape = ResNetShape(
-            facts.layers, facts.width, bottleneck=False, norm=norm, strides=(1, 2, 1), input_channels=input_channels
+            facts.layers, facts.width, bottleneck=False, norm=norm, strides=(1, 2, 1), input_channels=PADDED_CHANNELS
         )
         self.backbone = ResNetTrunk(shape)
         channels = [shape.out_channels[-1]]
@@ -192,7 +191,7 @@ class SSD300(nn.Module):
         """Find boxes.
 
         Args:
-            image_NCHW: normalised pictures in the weights' dtype; C is 3, or ``input_channels`` with zeros in the rest.
+            image_NCHW: normalised pictures in the weights' dtype; C is 3, or 4 with zeros in the fourth.
 
         Returns:
             Logits and offsets in the weights' dtype.

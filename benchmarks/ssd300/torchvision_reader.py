@@ -23,6 +23,7 @@ from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.pixels import Normalizer
 from common.data.threads import PendingBatch, SampleThreads, ThreadedEvalSource, ThreadedTrainSource
 from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
+from common.nn.resnet import PADDED_CHANNELS
 
 
 def train_source(
@@ -84,7 +85,7 @@ class _Batches:
     ) -> PendingBatch:
         """Begin a batch of ``size``, whose first ``pictures`` slots ``pixels`` makes, beside ``tensors``."""
         side = self._settings.facts.image_size
-        shape = (size, side, side, self._settings.channels)
+        shape = (size, side, side, PADDED_CHANNELS)
         image_BHWC = torch.zeros(shape, dtype=self._settings.dtype, pin_memory=self._pin_memory)
 
         def fill(slot: int) -> None:

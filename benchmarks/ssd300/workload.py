@@ -29,6 +29,7 @@ from common.detection.evaluation import DetectionEvaluation, of_pictures
 from common.distributed.layout import Layout
 from common.nn.backbone_file import load_backbone
 from common.nn.batch_norm import set_group
+from common.nn.resnet import PADDED_CHANNELS
 from common.nn.running_statistics import averaged_statistics
 from common.ops.operation import OperationRequest, select
 from common.optim.optimizer import ParameterGroup
@@ -49,7 +50,7 @@ class Ssd300Detection(Workload):
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
         facts, model = self.own.facts, self.own.model
-        self.model = SSD300(facts, model.input_channels, layout.shared_generator("weights"))
+        self.model = SSD300(facts, layout.shared_generator("weights"))
         if cfg.assets_dir is not None:
             load_backbone(cfg.assets_dir / model.backbone, self.model.backbone)
         self.model = self.model.cast(self.dtype).to(layout.device)
@@ -136,8 +137,8 @@ class Ssd300Detection(Workload):
         yield self._with_targets(image_NCHW, self.to_device(boxes), self.nominal_samples)
 
     def _example_images(self, count: int, generator: torch.Generator) -> Tensor:
-        size, channels = self.own.facts.image_size, self.own.model.input_channels
-        image_NCHW = torch.randn((count, channels, size, size), generator=generator)
+        size = self.own.facts.image_size
+        image_NCHW = torch.randn((count, PADDED_CHANNELS, size, size), generator=generator)
         image_NCHW[:, 3:] = 0
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
@@ -152,7 +153,7 @@ class Ssd300Detection(Workload):
 
     def _data_settings(self) -> DataSettings:
         own = self.own
-        return DataSettings(own.facts, own.reader, own.hparams.crop_attempts, own.model.input_channels, self.dtype)
+        return DataSettings(own.facts, own.reader, own.hparams.crop_attempts, self.dtype)
 
     def warm_up_reader(self) -> None:
         """Load DALI, where it reads, and run each of its operators once."""
@@ -188,6 +189,10 @@ class Ssd300Detection(Workload):
             self.cfg.cuda_graphs,
             CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu")),
         )
+
+    def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
+        """Return an evaluation of pictures of noise."""
+        return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
 
     def sample_flops(self) -> float:
         """FLOPs of one training picture."""

@@ -25,7 +25,7 @@ from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, Frec
 from benchmarks.stable_diffusion.frozen.tf32 import tf32_products
 from benchmarks.stable_diffusion.generation import STAGES, GenerationSettings, Generator
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks
+from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -244,35 +244,11 @@ def rates(pictures: int, seconds: Mapping[str, float], ranks: int) -> str:
     return f"{pictures:,} pictures on {ranks} rank{'s'[: ranks > 1]}; pictures/s of one: {each}"
 
 
-def build_evaluation(
-    own: StableDiffusionConfig,
-    model: UNet,
-    eval_samples: int,
-    assets_dir: Path | None,
-    read_prompts: Callable[[Path], Sequence[str]],
-    read_reference: Callable[[Path], FeatureStatistics],
-    layout: Layout,
-    capture: bool,
-    score_on_device: bool = False,
-) -> PicturesOfCaptions:
-    """The evaluation that a configuration asks for, with the networks in ``assets_dir``.
-
-    Args:
-        own: the workload's configuration.
-        model, eval_samples, read_prompts, read_reference, layout, capture, score_on_device: as
-            :class:`PicturesOfCaptions` takes them.
-        assets_dir: where the files of the frozen networks lie.
-
-    Raises:
-        ConfigError, CheckpointError, DataError: as :func:`published_networks`.
-    """
-    facts, dtype = own.facts, next(model.parameters()).dtype
+def generation_settings(own: StableDiffusionConfig) -> GenerationSettings:
+    """Return the settings of the sampler that a configuration asks for."""
+    facts = own.facts
     times = sampling_times(abar(facts.times, facts.first_beta, facts.last_beta), facts.sampling_steps)
-    settings = GenerationSettings(times, facts.guidance, own.reader.eval_batch, DECODE_BATCH)
-    networks = published_networks(own, assets_dir, layout.device, dtype)
-    return PicturesOfCaptions(
-        model, networks, settings, eval_samples, read_prompts, read_reference, layout, capture, score_on_device
-    )
+    return GenerationSettings(times, facts.guidance, own.reader.eval_batch, DECODE_BATCH)
 
 
 def _seed(layout: Layout) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def random_networks(
     dtype: torch.dtype,
     requested: Mapping[str, str] | None = None,
 ) -> ScoringNetworks:
-    """Networks whose weights are drawn, as a bench has them; to be given those of files.
+    """Networks whose weights are drawn; to be given those of files.
 
     What belongs to generation, the conditioning tower and the autoencoder, has the U-Net's dtype. What judges has
     fp32, or fp64 of fp64.
@@ -88,6 +89,26 @@ def random_networks(
         )
     choose_layers(networks.vae, requested or {}, dtype)
     return networks
+
+
+def synthetic_networks(own: StableDiffusionConfig, device: torch.device, dtype: torch.dtype) -> ScoringNetworks:
+    """Return networks of the configuration's sizes with random weights, whose tokens do not depend on the captions.
+
+    Args:
+        own: the workload's configuration.
+        device, dtype: as :func:`random_networks` takes them.
+    """
+    tokenize = functools.partial(random_tokens, own.text)
+    requested = own.model.implementations
+    return random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
+
+
+def random_tokens(sizes: TextSizes, captions: Sequence[str]) -> Tensor:
+    """Return random tokens that fill half of the context: (N, T) int64, N the number of captions."""
+    generator, end = torch.Generator().manual_seed(0), sizes.context // 2
+    tokens_NT = torch.randint(sizes.vocabulary - 2, (len(captions), sizes.context), generator=generator)
+    tokens_NT[:, 0], tokens_NT[:, end], tokens_NT[:, end + 1 :] = sizes.vocabulary - 2, sizes.vocabulary - 1, 0
+    return tokens_NT
 
 
 def published_networks(

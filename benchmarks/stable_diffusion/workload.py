@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from benchmarks.stable_diffusion.captions import TokenEncoder
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
 from benchmarks.stable_diffusion.diffusion import abar
-from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, build_evaluation
+from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_settings
 from benchmarks.stable_diffusion.flops import training_flops
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.ops.noising import NOISING, tables
 from benchmarks.stable_diffusion.ops.velocity_loss import VELOCITY_LOSS
 from benchmarks.stable_diffusion.prepared import FORMAT
+from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks, synthetic_networks
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
@@ -177,13 +178,27 @@ class StableDiffusion(Workload):
 
     def evaluation(self, layout: Layout) -> PicturesOfCaptions:
         """FID and CLIP score of generated pictures on the ranks of ``layout``."""
-        from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
+        from benchmarks.stable_diffusion.prompts import read_prompts
 
-        return build_evaluation(
-            self.own,
+        networks = published_networks(self.own, self.cfg.assets_dir, layout.device, self.dtype)
+        return self._evaluation(networks, read_prompts, layout)
+
+    def synthetic_evaluation(self, layout: Layout) -> PicturesOfCaptions:
+        """Return an evaluation of random captions by frozen networks with random weights."""
+        captions = [""] * self.cfg.benchmark.eval_samples
+        networks = synthetic_networks(self.own, layout.device, self.dtype)
+        return self._evaluation(networks, lambda root: captions, layout)
+
+    def _evaluation(
+        self, networks: ScoringNetworks, read_prompts: Callable[[Path], Sequence[str]], layout: Layout
+    ) -> PicturesOfCaptions:
+        from benchmarks.stable_diffusion.prompts import read_reference
+
+        return PicturesOfCaptions(
             self.model,
+            networks,
+            generation_settings(self.own),
             self.cfg.benchmark.eval_samples,
-            self.cfg.assets_dir,
             read_prompts,
             read_reference,
             layout,

@@ -32,24 +32,21 @@ class VolumeCache:
         volumes: the folder.
         cases: those of its training cases that may be asked for, by number.
         device: of the buffers: a GPU or the CPU.
-        dtype: of the images in the cache.
         threads: that read.
 
     Attributes:
-        images: (voxels,) of ``dtype``.
+        images: (voxels,) fp32.
         labels: (voxels,) uint8.
     """
 
-    def __init__(
-        self, volumes: Volumes, cases: Sequence[int], device: torch.device, dtype: torch.dtype, threads: int
-    ) -> None:
+    def __init__(self, volumes: Volumes, cases: Sequence[int], device: torch.device, threads: int) -> None:
         self._volumes = volumes
         self._offsets: dict[int, int] = {}
         end = 0
         for case in cases:
             self._offsets[case] = end
             end += _aligned(volumes.train[case].voxels)
-        self.images = torch.empty(end, dtype=dtype, device=device)
+        self.images = torch.empty(end, dtype=torch.float32, device=device)
         self.labels = torch.empty(end, dtype=torch.uint8, device=device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the memory may have been used before, on another stream than the threads'
@@ -97,18 +94,17 @@ class VolumeCache:
         return largest_boxes(self._unboxed.pop(case))
 
 
-def bytes_needed(volumes: Volumes, cases: Sequence[int], dtype: torch.dtype) -> int:
+def bytes_needed(volumes: Volumes, cases: Sequence[int]) -> int:
     """Bytes of a cache of these cases."""
-    return sum(_aligned(volumes.train[case].voxels) for case in cases) * (dtype.itemsize + 1)
+    return sum(_aligned(volumes.train[case].voxels) for case in cases) * (torch.float32.itemsize + 1)
 
 
-def choose_place(requested: CachePlace, needed: int, limit_gb: float, device: torch.device) -> CachePlace:
+def choose_place(requested: CachePlace, needed: int, device: torch.device) -> CachePlace:
     """Where the volumes go: ``device`` or ``host``.
 
     Args:
-        requested: ``auto`` takes the device where the volumes fit within the limit.
+        requested: ``auto`` takes the device where the volumes fit into half of the memory that is free.
         needed: bytes of the volumes.
-        limit_gb: of a GPU's memory; 0 for half of what is free.
         device: of the training. A CPU's memory is the host's.
 
     Raises:
@@ -118,13 +114,12 @@ def choose_place(requested: CachePlace, needed: int, limit_gb: float, device: to
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_free
     place = requested
     if requested == "auto":
-        limit = min(limit_gb * 1e9, free) if limit_gb else free / 2
-        place = "device" if device.type != "cuda" or needed <= limit else "host"
+        place = "device" if device.type != "cuda" or needed <= free / 2 else "host"
     available = free if place == "device" else host_free
     if needed > available:
         raise ConfigError(
             f"reader.cache={place}: the volumes of this rank take {needed / 1e9:.1f} GB where {available / 1e9:.1f} GB "
-            f"are free; more reader.shares, or reader.cache_dtype=training with 16-bit precision, need less"
+            "are free; more reader.shares need less"
         )
     return place
 

@@ -67,11 +67,6 @@ class DataSettings:
     dtype: torch.dtype
     implementations: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """Of the images in the cache."""
-        return self.dtype if self.reader.cache_dtype == "training" else torch.float32
-
     def slab(self, split: VolumeSplit | None) -> Slab:
         """The part of a crop that one rank makes.
 
@@ -125,7 +120,7 @@ class VolumeSource:
         self._augment = settings.augmentation(device).function
         reader = settings.reader
         where = device if place == "device" else torch.device("cpu")
-        self.cache = VolumeCache(volumes, order.volumes, where, settings.cache_dtype, reader.threads)
+        self.cache = VolumeCache(volumes, order.volumes, where, reader.threads)
         self._cutters = ThreadPoolExecutor(reader.threads, "crops") if place == "host" else None
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
@@ -221,15 +216,15 @@ def open_train(
     mine = MicroBatches(micro_batch, accumulation, replicas, layout.index("dp"))
     shares = shares_for(settings.reader.shares, len(volumes.train), replicas)
     order = ReplicaOrder(VolumeOrder(len(volumes.train), micro_batch * mine.lanes, shares, layout.seed), mine)
-    needed = bytes_needed(volumes, order.volumes, settings.cache_dtype)
-    place = choose_place(settings.reader.cache, needed, settings.reader.cache_gb, layout.device)
+    needed = bytes_needed(volumes, order.volumes)
+    place = choose_place(settings.reader.cache, needed, layout.device)
     return VolumeSource(volumes, settings, order, layout.device, place, settings.slab(split))
 
 
 def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
     """What decides the order and the look of samples beside seed and batch, for checkpoints."""
     shares = shares_for(reader.shares, train_samples, replicas)
-    return f"{shares} shares, augmentation {variant}, images {reader.cache_dtype}"
+    return f"{shares} shares, augmentation {variant}"
 
 
 def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: VolumeSplit | None = None) -> None:
@@ -238,7 +233,7 @@ def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: Vol
     volume = torch.zeros(math.prod(slab.size), device=device)
     draws = Draws((True, True, True), 1.0, NOISE_DEVIATION, 0)
     tensors = parameters([Crop(0, slab.size, (0, 0, 0), draws)] * micro_batch, slab, device.type == "cuda")
-    given = (volume.to(settings.cache_dtype), volume.to(torch.uint8), *(t.to(device) for t in tensors.values()))
+    given = (volume, volume.to(torch.uint8), *(t.to(device) for t in tensors.values()))
     settings.augmentation(device).function(*given, slab, settings.dtype)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.unet3d.evaluation_shares import choose_share, shares_to_try
 from benchmarks.unet3d.evaluation_sums import VolumeSums
-from benchmarks.unet3d.evaluation_volumes import CachedVolume, Read, cache_volumes, shares_of_rank
+from benchmarks.unet3d.evaluation_volumes import (
+    CachedVolume,
+    Read,
+    cache_volumes,
+    shares_of_rank,
+    synthetic_cases,
+    synthetic_voxels,
+)
 from benchmarks.unet3d.ops.window_sums.reference import INTERSECTION, LABELLED, PREDICTED
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
@@ -118,11 +126,7 @@ class MeanDice(Evaluation):
         self._forward: ForwardPass[Tensor] = ForwardPass(model, lambda batch: model(batch["image"]), inputs, capture)
         self._cases: Sequence[Case] = ()
         self._volumes: list[CachedVolume] = []
-
-    @property
-    def windows(self) -> int:
-        """Windows of one evaluation, over all ranks; known once the data are open."""
-        return sum(self._windows_of(case) for case in self._cases)
+        self._synthetic: Sequence[Case] = ()
 
     @property
     def choices(self) -> dict[str, str]:
@@ -144,8 +148,16 @@ class MeanDice(Evaluation):
         Raises:
             DataError: as :func:`benchmarks.unet3d.volumes.open_volumes`, which finds a set without evaluation cases.
         """
+        if self._synthetic:
+            self.cache(self._synthetic, synthetic_voxels)
+            return
         volumes = open_volumes(root, self._settings.window.shape)
         self.cache(volumes.eval, volumes.read)
+
+    def with_noise(self, volumes: int) -> Self:
+        """Replace the data by ``volumes`` volumes of noise."""
+        self._synthetic = synthetic_cases(volumes, self._settings.window.shape)
+        return self
 
     def cache(self, cases: Sequence[Case], read: Read) -> None:
         """Make ``cases`` the evaluation set, and read those that this rank needs.

@@ -21,6 +21,11 @@ from benchmarks.unet3d.volumes import Case
 READERS = 4
 """Volumes that a rank reads at a time: at most some 400 MB of host memory each."""
 
+SYNTHETIC_SHAPES = (
+    (1.5, 1.8, 1.8), (1.2, 2.0, 2.0), (2.3, 2.2, 2.2), (1.0, 1.7, 1.7), (3.1, 1.9, 1.9), (1.6, 2.6, 2.6),
+)  # fmt: skip
+"""Shapes of synthetic volumes in windows; they take turns."""
+
 Read = Callable[[Case], tuple[NDArray[np.float32], NDArray[np.uint8]]]
 
 
@@ -99,3 +104,20 @@ def cache_volumes(
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # each thread filled its volumes on a stream that no other waits for
     return volumes
+
+
+def synthetic_cases(count: int, window: tuple[int, int, int]) -> list[Case]:
+    """Return ``count`` cases of several shapes for windows of ``window`` voxels."""
+    cases = []
+    for number in range(count):
+        factors = SYNTHETIC_SHAPES[number % len(SYNTHETIC_SHAPES)]
+        depth, height, width = (round(factor * size) for factor, size in zip(factors, window, strict=True))
+        cases.append(Case(f"case_{number:05d}", (depth, height, width), "eval"))
+    return cases
+
+
+def synthetic_voxels(case: Case) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Return noise, and labels that do not depend on it; both (D, H, W)."""
+    generator = np.random.default_rng(0)
+    image = generator.standard_normal(case.shape, dtype=np.float32)
+    return image, generator.integers(3, size=case.shape, dtype=np.uint8)

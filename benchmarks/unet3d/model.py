@@ -130,12 +130,10 @@ class NetworkSettings:
     Attributes:
         implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
         halo: how the ranks of a split volume exchange planes.
-        overlap: exchange them while the convolution runs.
     """
 
     implementations: dict[str, str] = field(default_factory=dict)
     halo: str = AUTO
-    overlap: bool = True
 
 
 class _Build:
@@ -166,7 +164,7 @@ class _Build:
         }
         if split is not None:
             with asked_for("model.halo", settings.halo):
-                self._exchange = build_exchange(split, device, settings.halo, settings.overlap)
+                self._exchange = build_exchange(split, device, settings.halo)
             self._names["halo"] = {self._exchange.transport.name}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from common.config.ranges import AtLeast, FiniteNotNegative
+from common.config.ranges import AtLeast
 
 CachePlace = Literal["auto", "device", "host"]
 
@@ -19,14 +19,10 @@ class ReaderSettings:
             volumes only; with 1, every replica may meet every volume; 0: one for each replica where that divides the
             volumes, else 1. Shares and seed decide on the order, the number of replicas does not.
         cache: where volumes are kept: on the ``device``, or in ``host`` memory, from which the CPU cuts the crops;
-            ``auto``: on the device where they fit. The crops are the same.
-        cache_gb: how much of a GPU's memory ``auto`` may take, in 10^9 bytes; 0 for half of what is free.
-        cache_dtype: of the images there: ``fp32``, or that of the ``training``, which halves them.
+            ``auto``: on the device where they fit into half of the memory that is free. The crops are the same.
         threads: that read volumes, and that cut crops in host memory.
     """
 
     shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]
     cache: CachePlace
-    cache_gb: Annotated[float, FiniteNotNegative]
-    cache_dtype: Literal["fp32", "training"]
     threads: Annotated[int, AtLeast(1)]

@@ -166,6 +166,10 @@ class UNet3DSegmentation(Workload):
         self.choices |= evaluation.choices
         return evaluation
 
+    def synthetic_evaluation(self, layout: Layout) -> MeanDice:
+        """Return an evaluation of volumes of noise."""
+        return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
+
     def sample_flops(self) -> float:
         """FLOPs of one crop."""
         return self.own.facts.training_flops(self.own.facts.input_shape)

@@ -319,14 +319,16 @@ class BenchConfig:
         accumulate: keep the recipe's accumulation; False measures one micro-batch and one update an iteration, as a
             rank of a larger system runs.
         only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; ``run``: training
-            through the reader, with evaluations; ``ops``: the workload's operations, each implementation alone;
+            through the reader, with evaluations; ``evaluation``: predicting and scoring, with synthetic samples where
+            there are no prepared data; ``ops``: the workload's operations, each implementation alone;
             ``tiles``: better tiles for their kernels; ``peer``: the step, and the same training with other software;
             None: the step and, where there are prepared data, the run.
         operations: with ``ops`` and ``tiles``, parts of the names of operations, or ``all`` for those of all workloads;
             empty: those that the workload uses.
         pause_ms: after each step of the reader alone, for what training would compute meanwhile.
         report: file for the figures as JSON, beside what is printed; None writes none.
-        repetitions: how often ``steps`` iterations of the step are timed; the median counts. They share ``seconds``.
+        repetitions: how often ``steps`` iterations of the step are timed, which share ``seconds``; with ``evaluation``,
+            how many evaluations are timed after the first one. The median counts.
         traffic: whether ranks send each other gradients and weights: ``False`` leaves only what couples them, ``both``
             measures the step with, and then again without them.
     """
@@ -336,7 +338,7 @@ class BenchConfig:
     profile_steps: Annotated[int, AtLeast(1, "at least 1 step is profiled")] = 10
     seconds: Annotated[float, Positive] | None = None
     accumulate: bool = False
-    only: Literal["step", "reader", "run", "ops", "tiles", "peer"] | None = None
+    only: Literal["step", "reader", "run", "evaluation", "ops", "tiles", "peer"] | None = None
     operations: tuple[str, ...] = ()
     pause_ms: Annotated[float, AtLeast(0, "0 or more milliseconds")] = 0.0
     report: Path | None = None

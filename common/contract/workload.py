@@ -277,6 +277,14 @@ class Workload(ABC):
     def evaluation(self, layout: Layout) -> Evaluation:
         """The evaluation of this workload on the ranks of ``layout``."""
 
+    def synthetic_evaluation(self, layout: Layout) -> Evaluation | None:
+        """Return an evaluation of ``benchmark.eval_samples`` synthetic samples on the device, for ``bench``.
+
+        Its ``open_data`` reads no folder. It may change the network's weights, so that predicting takes as long as with
+        trained ones. The predictions are not scored. Default: None, there are no synthetic samples.
+        """
+        return None
+
     def sample_flops(self) -> float:
         """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""
         return 0.0

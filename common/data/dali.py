@@ -6,7 +6,6 @@ of PyTorch's, so that DALI's buffer is free again and nothing waits on the host.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,9 +45,7 @@ def derived_seed(*key: int) -> int:
     return int(sample_generator(*key).integers(1, 2**31 - 1))
 
 
-def new_pipeline(
-    batch: int, device: torch.device, seed: int, threads: int, prefetch: int, pinned_pool_mb: int = 0
-) -> Any:
+def new_pipeline(batch: int, device: torch.device, seed: int, threads: int, prefetch: int) -> Any:
     """A ``nvidia.dali.Pipeline`` without operators.
 
     Args:
@@ -57,13 +54,11 @@ def new_pipeline(
         seed: of its random operators.
         threads: of the CPU.
         prefetch: batches that it makes ahead.
-        pinned_pool_mb: pinned memory that the first pipeline on a GPU takes for all; 0 takes as it needs.
     """
     dali = importlib.import_module("nvidia.dali")
-    gpu = device.type == "cuda"
-    if gpu and pinned_pool_mb:
-        take_pinned_pool(pinned_pool_mb)
-    index = (device.index if device.index is not None else torch.cuda.current_device()) if gpu else None
+    index = None
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
     return dali.Pipeline(
         batch_size=batch,
         num_threads=threads,
@@ -72,12 +67,6 @@ def new_pipeline(
         prefetch_queue_depth=prefetch,
         exec_dynamic=True,
     )
-
-
-@functools.cache
-def take_pinned_pool(megabytes: int) -> None:
-    """Take pinned memory for all of DALI's pipelines in this process, once."""
-    importlib.import_module("nvidia.dali").backend.PreallocatePinnedMemory(megabytes << 20)
 
 
 class Runner(Protocol):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
-from common.data.batches import EvalSource
+from common.data.batches import EvalSource, HostBatch
 from common.detection.detections import PADDING, DetectionBuffer, Found, RunLengths
 from common.distributed.layout import Layout
 from common.evaluation.forward import ForwardPass
@@ -18,6 +19,9 @@ from common.evaluation.model_weights import evaluating
 
 Detect = Callable[[Mapping[str, Tensor]], Found]
 """What a network finds in a batch; capturable."""
+
+SPREAD = 0.02
+"""Standard deviation of random weights of the heads, with which they find objects of many classes in noise."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,35 @@ def of_pictures(detect: Detect, example: Tensor) -> BatchShape:
         "size": torch.tensor([[float(height), float(width)]] * batch, device=example.device),
     }
     return BatchShape(detect, inputs)
+
+
+class SyntheticPictures:
+    """An evaluation source of noise on the device: the same batches again and again, with other ids.
+
+    Args:
+        batches: inputs of the network by key, all with the same number of pictures. The keys take turns.
+        pictures: number of pictures over all ranks; the last batches are filled with padding.
+        layout: ranks that share the pictures.
+    """
+
+    def __init__(self, batches: Mapping[Hashable, dict[str, Tensor]], pictures: int, layout: Layout) -> None:
+        self.eval_samples, self._batches = pictures, list(batches.items())
+        self._each = len(self._batches[0][1]["picture"])
+        self._ranks, self._rank = layout.size("dp"), layout.index("dp")
+
+    def __len__(self) -> int:
+        return -(-self.eval_samples // (self._each * self._ranks))
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        for position in range(len(self)):
+            first = (position * self._ranks + self._rank) * self._each
+            id_B = torch.arange(first, first + self._each)
+            key, inputs = self._batches[position % len(self._batches)]
+            picture_B = id_B.where(id_B < self.eval_samples, PADDING)
+            yield HostBatch({**inputs, "picture": picture_B}, self._each, position, key)
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
 
 class DetectionEvaluation(Evaluation):
@@ -98,18 +131,22 @@ class DetectionEvaluation(Evaluation):
 
     def open_data(self, root: Path) -> None:
         """Open this rank's share of the evaluation pictures."""
-        self.read_from(self._open_source(root))
+        self._source = self._open_source(root)
 
-    def read_from(self, source: EvalSource) -> None:
-        """Evaluate the pictures of an open source, whose batches have the keys of the shapes."""
-        self._source = source
-
-    def made_up(self) -> dict[Hashable, dict[str, Tensor]]:
-        """Copies of each shape's inputs as they were before the first batch of the data."""
-        return {
+    def with_noise(self, pictures: int) -> Self:
+        """Replace the data by ``pictures`` pictures of noise, and the heads' weights by random ones."""
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                if "head" in name:  # with biases of 0, since RetinaNet's begin as a class that is rarely seen
+                    spread = SPREAD if parameter.ndim > 1 else 0.0
+                    parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+        batches = {
             key: {name: tensor.clone() for name, tensor in forward.inputs.items()}
             for key, forward in self._forward.items()
         }
+        self._open_source = lambda root: SyntheticPictures(batches, pictures, self._layout)
+        return self
 
     def predict(self, weights: Weights) -> Predictions | None:
         """Find objects in every picture; their columns on the first rank. Collective."""

@@ -34,6 +34,9 @@ EXPANSION = 4
 
 IMAGE_CHANNELS = 3
 
+PADDED_CHANNELS = 4
+"""With a fourth channel that is always zero, so that the first convolution loads 8 bytes of a half-precision pixel."""
+
 
 @dataclass(frozen=True)
 class TrainedNorm:
@@ -77,7 +80,7 @@ class ResNetShape:
         strides: of each stage.
         stride_in_1x1: whether the stride of a bottleneck is in its first 1x1 convolution, as in the weights that the
             paper's authors published, instead of the 3x3 one.
-        input_channels: 3, or 4 with a fourth channel that is always zero (faster loads in half precision).
+        input_channels: ``IMAGE_CHANNELS`` or ``PADDED_CHANNELS``.
 
     Raises:
         ConfigError: a stage without blocks, basic blocks with groups or with a stride in a 1x1 convolution, or a number

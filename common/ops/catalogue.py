@@ -15,14 +15,14 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 
 @functools.cache
 def all_operations() -> dict[str, Operation]:
-    """Return all operations by ``package:NAME``: the shared ones and those of the workloads."""
+    """Return all operations by ``module:NAME``: the shared ones, the update rules and those of the workloads."""
     found = {}
-    for folder in (_ROOT / "common/ops", *sorted(_ROOT.glob("benchmarks/*/ops"))):
-        for path in sorted(folder.glob("*/__init__.py")):
+    for pattern in ("common/ops/*/__init__.py", "common/optim/*.py", "benchmarks/*/ops/*/__init__.py"):
+        for path in sorted(_ROOT.glob(pattern)):
             declared = re.findall(r"^(\w+)(?:: \w+)? = Operation\(", path.read_text(), re.MULTILINE)
-            package = ".".join(path.parent.relative_to(_ROOT).parts)
+            module = ".".join(path.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
             for name in declared:
-                found[f"{package}:{name}"] = getattr(importlib.import_module(package), name)
+                found[f"{module}:{name}"] = getattr(importlib.import_module(module), name)
     return found
 
 

@@ -20,5 +20,11 @@ class Tile(SimpleNamespace):
         return hash(tuple(vars(self).items()))
 
     def replace(self, **numbers: int) -> Tile:
-        """Return a tile with other numbers in place of some."""
+        """Return a tile with other numbers in place of some.
+
+        Raises:
+            TypeError: the tile has no number of such a name.
+        """
+        if unknown := numbers.keys() - vars(self).keys():
+            raise TypeError(f"{self} has no {', '.join(sorted(unknown))}")
         return Tile(**{**vars(self), **numbers})

@@ -89,5 +89,6 @@ ADAGRAD = Operation(
     "adagrad",
     ReferenceAdagrad,
     {"triton": Implementation("common.optim.adagrad_triton:TritonAdagrad", triton_unsupported)},
+    cases="common.optim.update_cases:ADAGRAD",
 )
 """How Adagrad runs: multi-tensor kernels, or plain PyTorch."""

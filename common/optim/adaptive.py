@@ -211,5 +211,6 @@ ADAPTIVE = Operation(
     "adaptive",
     ReferenceAdaptive,
     {"triton": Implementation("common.optim.adaptive_triton:TritonAdaptive", triton_unsupported)},
+    cases="common.optim.update_cases:LAMB_AND_ADAM",
 )
 """How LAMB, AdamW and Adam run: multi-tensor kernels, or plain PyTorch."""

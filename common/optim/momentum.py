@@ -148,5 +148,6 @@ MOMENTUM = Operation(
     "momentum",
     ReferenceMomentum,
     {"triton": Implementation("common.optim.momentum_triton:TritonMomentum", triton_unsupported)},
+    cases="common.optim.update_cases:LARS_AND_SGD",
 )
 """How LARS and SGD run: multi-tensor kernels, or plain PyTorch."""

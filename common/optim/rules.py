@@ -6,7 +6,8 @@ reads what the update depends on (norms, and whether all gradients are finite), 
 training step decides on the device whether anything may be written, and the optimizer what all gradients are multiplied
 with.
 
-A new rule is a Rule, a Formula and an Update for each implementation: its arithmetic, and the names of its states.
+A new rule is a Rule, a Formula and an Update for each implementation: its arithmetic, and the names of its states. Its
+cases stand in :mod:`common.optim.update_cases`.
 """
 
 from __future__ import annotations

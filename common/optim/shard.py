@@ -49,12 +49,19 @@ class Shard:
         masters: 1-d float32; ``parameters`` itself when that is float32 or float64; int16 where it is what the float32
             master has beyond its bfloat16 parameter (:func:`split_masters`).
         fragments: in the order of their starts; there may be none, and elements between them are padding.
+
+    Raises:
+        ValueError: a tensor is not contiguous.
     """
 
     parameters: Tensor
     gradients: Tensor
     masters: Tensor
     fragments: tuple[Fragment, ...]
+
+    def __post_init__(self) -> None:
+        if not all(flat.is_contiguous() for flat in (self.parameters, self.gradients, self.masters)):
+            raise ValueError("the tensors of a shard must be contiguous")
 
     @property
     def has_masters(self) -> bool:

@@ -3,8 +3,9 @@
 Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
 device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
 is the price of everything around the step. ``bench.only`` measures one of the two, the reader alone
-(:mod:`common.run.reader_bench`), the operations (:mod:`common.ops.bench.operations`), or the step and the same
-training with other software (:mod:`common.run.peer_bench`).
+(:mod:`common.run.reader_bench`), the evaluation (:mod:`common.run.evaluation_bench`), the operations
+(:mod:`common.ops.bench.operations`), or the step and the same training with other software
+(:mod:`common.run.peer_bench`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from common.ops.bench.stopwatch import peak_flops
 from common.optim.updater import SendingUpdater
 from common.optional_packages import broken_packages
 from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
+from common.run.evaluation_bench import time_evaluation
 from common.run.kernels import Breakdown, breakdown, meet, recorded
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
@@ -78,6 +80,8 @@ def bench(start: Start, began: float) -> int:
     if options.only in ("ops", "tiles"):
         return _bench_operations(workload_type, run, options)
     role = Role.of(rank_info, run.evaluation.ranks)
+    if options.only == "evaluation":
+        return _bench_evaluation_alone(start, role, phases)
     if role.name == "evaluate":
         return _bench_evaluation(workload_type, run, session, role, device)
     if options.only == "run" and not session.data_dir.is_dir():
@@ -224,9 +228,8 @@ def _bench_evaluation(
     """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
     if session.bench.only not in (None, "run") or not session.data_dir.is_dir():
         return 0
-    layout = Layout(run.evaluation.layout, role.rank, device, 0, role.name, run.system.network.ctas.by_axis())
-    torch.backends.cudnn.benchmark = not run.deterministic
-    workload = workload_type(run, layout)
+    workload = _evaluated_workload(workload_type, run, role, device)
+    layout = workload.layout
     evaluation = InlineEvaluation(workload.evaluation(layout), layout, role.first_rank)
     cuda = device.type == "cuda"
     with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
@@ -237,6 +240,39 @@ def _bench_evaluation(
     evaluation.close()
     workload.close()
     return 0
+
+
+def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
+    """Measure the evaluation on the ranks that evaluate, and print it on the first of them. All ranks call this."""
+    if role.name == "evaluate" or not start.run.evaluation.ranks:
+        _measure_evaluation(start, role, phases)
+    job_store.meet(EVALUATION_TIMES, EVALUATION_TIMEOUT)  # a rank that does not evaluate may hold the store
+    return 0
+
+
+def _measure_evaluation(start: Start, role: Role, phases: Phases) -> None:
+    run, session = start.run, start.session
+    workload = _evaluated_workload(start.workload_type, run, role, start.device)
+    phases.end("build")
+    timing = time_evaluation(workload, session.data_dir, session.bench.repetitions)
+    phases.end("evaluation")
+    if role.rank == 0:
+        rows = {**timing.rows(), "seconds of this process": phases.text()}
+        print(_header(run, start.device, workload), _table(rows), sep="\n")
+        if timing.breakdown is not None and timing.profiled is not None:
+            print(_breakdown_text("breakdown of predicting", timing.breakdown, timing.profiled * 1e3))
+        if session.bench.report is not None:
+            values = figures(None, (), None, None, timing.reserved_bytes or None, phases, run, workload, start.device)
+            write_figures(session.bench.report, {**values, "evaluation": timing.report()})
+    workload.close()
+
+
+def _evaluated_workload(workload_type: type[Workload], run: RunConfig, role: Role, device: torch.device) -> Workload:
+    """Return the workload on the ranks of ``role``."""
+    sizes = run.layout if role.name == "train" else run.evaluation.layout
+    layout = Layout(sizes, role.rank, device, 0, role.name, run.system.network.ctas.by_axis())
+    torch.backends.cudnn.benchmark = not run.deterministic
+    return workload_type(run, layout)
 
 
 def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) -> list[list[float]]:
@@ -400,9 +436,14 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
         kernels, seconds = recorded(
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
-    found, total = breakdown(kernels, steps), seconds / steps * 1e3
-    rows = found.rows(**{"no kernel (gaps)": total - found.busy_ms})
-    return "\n".join([f"{'breakdown of a step':<{LABEL}}{total:.3f} ms under the profiler", *rows]), found
+    found = breakdown(kernels, steps)
+    return _breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
+
+
+def _breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
+    """Return the device time by kind of kernel as text; ``total_ms`` is the time under the profiler."""
+    rows = found.rows(**{"no kernel (gaps)": total_ms - found.busy_ms})
+    return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:

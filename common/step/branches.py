@@ -7,7 +7,7 @@ appear where the optimizer's hooks expect them, on the stream of the backward pa
 their users as usual. That holds if nothing of the part's own graph is left by then: PyTorch adds to a parameter on the
 stream on which it first met it, for as long as a graph remembers. What is still wanted of the part is :func:`detached`.
 
-Without a GPU, or where it is not wanted, the same work is done in order.
+Without a GPU the same work is done in order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ class Branch:
 
     Args:
         device: of the work.
-        apart: run it on a stream of its own, on a GPU.
     """
 
-    def __init__(self, device: torch.device, apart: bool = True) -> None:
-        self._stream = torch.cuda.Stream(device) if apart and device.type == "cuda" else None
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:

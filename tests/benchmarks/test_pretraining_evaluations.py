@@ -93,18 +93,17 @@ def test_training_around_evaluations_in_fp8_is_bit_for_bit_that_without(trained:
 
 
 def test_the_score_in_fp8_is_that_in_half_precision(trained: Trained) -> None:
-    half = again(trained, "model.eval_linear=torch")
+    half = again(trained, "model.linear=torch")
     wanted = evaluated(half).score(trained.workload.weights())
     assert trained.scores[-1] != wanted, "one of them was not in FP8"
     assert trained.scores[-1] == pytest.approx(wanted, rel=CLOSE)
-    assert [workload.choices["eval_linear"] for workload in (trained.workload, half)] == ["fp8", "torch"]
 
 
 def test_ranks_that_only_evaluate_find_scales_of_their_own(trained: Trained) -> None:
     weights = Weights({name: tensor.detach().clone() for name, tensor in trained.workload.weights().tensors.items()})
     apart = evaluated(again(trained, role="evaluate"))
     found = apart.score(weights)
-    wanted = evaluated(again(trained, "model.eval_linear=torch", role="evaluate")).score(weights)
+    wanted = evaluated(again(trained, "model.linear=torch", role="evaluate")).score(weights)
     assert found != wanted
     assert found == pytest.approx(wanted, rel=CLOSE)
     apart.score(Weights({name: 2.0 * tensor for name, tensor in weights.tensors.items()}))
@@ -126,4 +125,3 @@ def test_rows_that_fp8_cannot_multiply_are_refused_where_they_are_evaluated() ->
     odd = ("benchmark.facts.row_length=24", "micro_batch=2", "reader.eval_rows=1")
     with pytest.raises(UnsupportedImplementation, match=r"model\.linear=fp8: a product of 24 tokens"):
         built("llama31_8b", *odd)
-    built("llama31_8b", *odd, "model.eval_linear=torch")

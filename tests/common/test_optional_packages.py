@@ -150,7 +150,7 @@ def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, mo
 
 
 def test_commands_that_need_no_gpu_import_no_optional_package(tmp_path: Path) -> None:
-    for name in ("apex", "cudnn", "flash_attn", "flash_attn_3", "transformer_engine", "fbgemm_gpu"):
+    for name in ("apex", "cudnn", "flash_attn", "flash_attn_3", "transformer_engine"):
         (tmp_path / f"{name}.py").write_text("import os\nos._exit(77)\n")
     done = subprocess.run(
         [sys.executable, "-m", "common.cli", "train", "benchmark=llama31_8b", "scale=8xH200", "--cfg", "job"],

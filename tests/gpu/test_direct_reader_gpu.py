@@ -11,7 +11,6 @@ import torch
 
 from common.data.aligned_buffers import ALIGNMENT, AlignedBuffers
 from common.data.direct_reader import DirectFile
-from common.data.direct_reader_bench import main
 from common.data.direct_rows import DirectRows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -72,8 +71,3 @@ def test_rows_come_to_the_gpu_in_their_order(tmp_path: Path) -> None:
             piece.keep_until(recorded())
     torch.cuda.synchronize()
     np.testing.assert_array_equal(found.cpu().numpy(), array[500:4500])
-
-
-def test_the_bench_copies_to_the_gpu(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--path", str(path), "--device", "cuda", "--piece-mb", "1"]) == 0
-    assert capsys.readouterr().out.count("GB/s") >= 2

@@ -11,12 +11,10 @@ from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.products import CollectiveProducts
 from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
 from common.ops.libraries import TRANSFORMER_ENGINE
-from common.step.capture import capturing
 from tests.common.nn.fp8_operands import noted, take
 from tests.generators import generator_of
 
@@ -59,15 +57,13 @@ def filled(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def frozen_decoder(
-    linear: str, recomputed_qkv: int = 0, attention: str = "cudnn", offload: QkvOffload | None = None
-) -> FrozenDecoder:
+def frozen_decoder(linear: str, recomputed_qkv: int = 0, attention: str = "cudnn") -> FrozenDecoder:
     decoder = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
     drawn = decoder.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16)
     load_frozen(decoder, drawn, GPU, torch.bfloat16, linear)
     operations, _ = choose({**FAST, "attention": attention}, ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16)
     products = CollectiveProducts(decoder.parallel)
-    return FrozenDecoder(filled(decoder), operations, products, Scratch(GPU), recomputed_qkv, offload)
+    return FrozenDecoder(filled(decoder), operations, products, Scratch(GPU), recomputed_qkv)
 
 
 def oracle(like: Decoder) -> Decoder:
@@ -165,82 +161,3 @@ def test_a_captured_pass_takes_new_rows_and_seeds(linear: str) -> None:
     eager = run()
     assert eager.item() == pytest.approx(found[8][0], rel=1e-3)
     torch.testing.assert_close(decoder.layers[0].qkv.lora_a.grad, found[8][1], rtol=0.05, atol=1e-5)
-
-
-class Iteration:
-    """Forward and backward of two micro-batches in bf16, with an attention whose gradients have no atomics."""
-
-    def __init__(self, offloaded_qkv: int) -> None:
-        offload = QkvOffload(offloaded_qkv, GPU) if offloaded_qkv else None
-        self.network = frozen_decoder("torch", attention="reference", offload=offload)
-        self.rows, self.seed = rows(), torch.tensor(7, device=GPU)
-        self.kept_bytes = 0
-
-    def __call__(self) -> dict[str, Tensor]:
-        """The loss and the gradients."""
-        decoder = self.network.decoder
-        decoder.zero_grad()
-        for given in (self.rows, self.rows.flip(0, 1).contiguous()):
-            before = requested_bytes()
-            value = loss(self.network, decoder, given, self.seed)
-            self.kept_bytes = requested_bytes() - before
-            value.backward()
-        grads = {name: p.grad for name, p in decoder.named_parameters() if p.requires_grad and p.grad is not None}
-        return {"loss": value.detach(), **grads}
-
-
-def requested_bytes() -> int:
-    """Of all tensors on the GPU, without what the allocator adds."""
-    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-
-
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-@pytest.mark.parametrize("offloaded_qkv", [2, 3])
-def test_offloaded_layers_have_the_gradients_of_kept_ones_eager_and_replayed(offloaded_qkv: int) -> None:
-    keeping, offloading = Iteration(0), Iteration(offloaded_qkv)
-    stream, expected = torch.cuda.Stream(), []
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for seed in (7, 8):
-            keeping.seed.fill_(seed)
-            expected.append(copied(keeping()))
-        offloading()  # takes the memory
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            eager = copied(offloading())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with capturing(graph, stream):
-            results = offloading()
-        replays = []
-        for seed in (7, 8):
-            offloading.seed.fill_(seed)
-            graph.replay()
-            replays.append(copied(results))
-    torch.cuda.synchronize()
-    for found, wanted in ((eager, expected[0]), *zip(replays, expected, strict=True)):
-        assert found.keys() == wanted.keys()
-        assert [name for name, tensor in wanted.items() if not torch.equal(found[name], tensor)] == []
-    assert not torch.equal(expected[0]["layers.0.qkv.lora_a"], expected[1]["layers.0.qkv.lora_a"])
-
-
-def test_offloaded_layers_leave_the_gpus_memory() -> None:
-    keeping, offloading = Iteration(0), Iteration(2)
-    for iteration in (keeping, offloading):
-        for _ in range(2):  # the first takes the ring
-            iteration()
-    qkv = ROWS * LENGTH * ARCHITECTURE.qkv_features * 2
-    assert keeping.kept_bytes - offloading.kept_bytes == 2 * qkv
-
-
-def test_memory_is_not_taken_under_a_capture() -> None:
-    iteration = Iteration(1)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        loss(frozen_decoder("torch", attention="reference"), iteration.network.decoder, iteration.rows, iteration.seed)
-        with pytest.raises(RuntimeError, match="run an iteration first"), capturing(graph, stream):
-            iteration()

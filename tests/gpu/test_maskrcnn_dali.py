@@ -83,14 +83,13 @@ def test_a_position_is_where_the_stream_continues(root, block, start):
     assert_alike(resumed, train(root)[-len(resumed) :])
 
 
-@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_evaluation_batches_are_those_of_the_other_reader(root, replicas, keep):
+def test_evaluation_batches_are_those_of_the_other_reader(root, replicas):
     for rank in range(replicas):
         batches = []
         for reader, device in (("dali", "cuda"), ("torchvision", "cpu")):
             layout = Layout({"dp": replicas}, rank, device=device)
-            source = open_eval(root, settings(reader=reader, keep_eval=keep), layout, 4)
+            source = open_eval(root, settings(reader=reader), layout, 4)
             batches.append([batch for _ in range(2) for batch in source])
             source.close()
         assert_alike(*batches)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,6 @@ from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from common.config import loading
 from common.config.composition import compose
 from common.contract.evaluation import Predictions
-from common.detection import evaluation_bench
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
 
@@ -21,18 +22,13 @@ PICTURES = 7
 
 def built(*overrides: str) -> tuple[MaskRCNNSegmentation, DetectionEvaluation]:
     """A network with random heads, whose evaluation reads pictures of noise of every shape."""
+    size = f"benchmark.eval_samples={PICTURES}"
     run, _ = loading.load(
-        compose(["benchmark=maskrcnn", "scale=1xH200", "reader.eval_batch=2", "assets_dir=null", *overrides]),
+        compose(["benchmark=maskrcnn", "scale=1xH200", "reader.eval_batch=2", "assets_dir=null", size, *overrides]),
         lambda _: MaskRCNNSegmentation,
     )
     workload = MaskRCNNSegmentation(run, Layout(run.layout, device=torch.device("cuda"), seed=1))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in workload.model.named_parameters():
-            if "head" in name and parameter.ndim > 1:
-                parameter.copy_(evaluation_bench.SPREAD * torch.randn(parameter.shape, generator=generator))
-    evaluation = workload.evaluation(workload.layout)
-    return workload, evaluation
+    return workload, workload.synthetic_evaluation(workload.layout)
 
 
 def found(*overrides: str) -> Predictions:
@@ -40,7 +36,7 @@ def found(*overrides: str) -> Predictions:
     workload, evaluation = built(*overrides)
     with torch.cuda.stream(torch.cuda.Stream()):
         evaluation.warm_up()
-        evaluation.read_from(evaluation_bench.MadeUp(evaluation.made_up(), PICTURES))
+        evaluation.open_data(Path())
         evaluation.find(workload.weights())
         torch.cuda.set_sync_debug_mode("error")
         try:

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.decoder import GreedyDecoder, Limits
 from benchmarks.rnnt.evaluate import Transcription
-from benchmarks.rnnt.evaluate_bench import Noise, find_rate, give_weights
 from benchmarks.rnnt.preparer import Preparer
+from benchmarks.rnnt.synthetic_speech import SyntheticUtterances, find_rate, give_weights
 from benchmarks.rnnt.workload import SpeechRecognition
 from common.config import loading
 from common.config.composition import compose
@@ -108,7 +108,7 @@ def samples_of(run: RunConfig) -> np.ndarray:
 
 def evaluation_of(run: RunConfig, workload: SpeechRecognition, samples_N: np.ndarray, capture: bool) -> Transcription:
     own, device = workload.own, workload.layout.device
-    source = Noise(samples_N, own, device)
+    source = SyntheticUtterances(samples_N, own, workload.layout)
     preparer = Preparer(own.facts, own.model.features, own.model.implementations["audio"], device, workload.dtype)
     evaluation = Transcription(
         workload.model, own, lambda root: source, len(samples_N), workload.layout, preparer, capture

@@ -41,11 +41,10 @@ FP32_ROUNDING = 1e-3
 """Difference of fp32 logits relative to their norm."""
 
 MODES = {
-    f"{transport}-{'overlapped' if overlap else 'waiting'}-{'captured' if captured else 'eager'}": (
-        transport, overlap, captured,
-    )
-    for transport in TRANSPORTS for overlap in (True, False) for captured in (False, True)
-}  # fmt: skip
+    f"{transport}-{'captured' if captured else 'eager'}": (transport, captured)
+    for transport in TRANSPORTS
+    for captured in (False, True)
+}
 
 
 class Trainee:
@@ -163,9 +162,9 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             continue
         results[f"{transport} wrong halos"] = wrong_halos(split, device, transport)
         results[f"{transport} logits"] = Trainee(layout, NetworkSettings(halo=transport), dtype=torch.float32).logits()
-    for mode, (transport, overlap, captured) in MODES.items():
+    for mode, (transport, captured) in MODES.items():
         if f"{transport} unsupported" not in results:
-            trainee = Trainee(layout, NetworkSettings(halo=transport, overlap=overlap), captured)
+            trainee = Trainee(layout, NetworkSettings(halo=transport), captured)
             results[mode] = trainee.train()
     if rank == 0:
         results["whole"] = Trainee(Layout(device=device), NetworkSettings()).train()

@@ -19,7 +19,6 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
 from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import choose
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
@@ -38,8 +37,8 @@ ARCHITECTURE = DecoderArchitecture(
 LORA = LoraSettings(rank=16, alpha=32.0, dropout=0.1)
 ROWS, LENGTH, CHUNK = 2, 384, 256
 FAST = {"attention": "cudnn", "rms_norm": "triton", "rope": "triton", "swiglu": "triton", "lora_input": "triton"}
-RECOMPUTED, OFFLOADED = 1, 1
-"""Of three layers, one keeps query, key and value."""
+RECOMPUTED = 1
+"""Of three layers, two keep query, key and value."""
 
 WARM_UP, SEEDS = 3, (7, 8, 9)
 BOUND = {"torch": 0.03, "fp8": 0.1}
@@ -64,8 +63,7 @@ class Network:
                 whole.normal_(0.0, 0.02, generator=generator_of(name, device))
                 parameter.data.copy_(whole if split is None else split.local_of(whole))
         operations, _ = choose(FAST, ARCHITECTURE, ContextSplit(LENGTH), device, half)
-        offload = QkvOffload(OFFLOADED, device)
-        self._frozen = FrozenDecoder(decoder, operations, products, Scratch(device), RECOMPUTED, offload)
+        self._frozen = FrozenDecoder(decoder, operations, products, Scratch(device), RECOMPUTED)
         generator = generator_of("tokens", device)
         self._given = torch.randint(
             ARCHITECTURE.vocabulary, (ROWS, LENGTH + 1), generator=generator, device=device, dtype=torch.int64

@@ -49,7 +49,7 @@ PICTURES, ROOM = 6, 20
 def build(dtype: torch.dtype, implementation: str = "reference") -> SSD300:
     """A network with the same weights in every dtype, whose norms are not those of a fresh one."""
     generator = torch.Generator().manual_seed(0)
-    network = SSD300(SMALL, 4, generator)
+    network = SSD300(SMALL, generator)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if ".bn" in name or ".downsample.1" in name:
@@ -173,7 +173,7 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
         for _ in range(2)
     ]
     size = torch.tensor([[480.0, 640.0], [300.0, 200.0]] * 3)
-    network = SSD300(SMALL, 4, torch.Generator().manual_seed(0))
+    network = SSD300(SMALL, torch.Generator().manual_seed(0))
     reference = Detector(network, SMALL, {"suppression": "reference"}, torch.device("cpu"))
     fast = Detector(network, SMALL, {}, GPU)
     inputs, sizes = Predictions(*(tensor.cuda() for tensor in given[0])), size.cuda()
@@ -215,7 +215,7 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
     found = {}
     for kind, device in (("torchvision", torch.device("cpu")), ("dali", torch.device("cuda", 0))):
         reader = ReaderConfig(2, 2, 16, 0.5, 2, 4, kind)
-        settings, layout = DataSettings(plain, reader, 1, 4, torch.float16), Layout(device=device, seed=5)
+        settings, layout = DataSettings(plain, reader, 1, torch.float16), Layout(device=device, seed=5)
         warm_up(settings, layout, 4)
         train, evaluation = (
             open_train(tmp_path / "data", settings, layout, 4),

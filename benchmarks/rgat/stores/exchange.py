@@ -57,7 +57,6 @@ class ExchangedFeatures:
         own: uint8, [partition.rows, bytes of a row]: this rank's shard.
         dtype, width: of a row.
         group: the ranks; nothing else is sent in it.
-        gather_programs: that copy rows at a time; None: as many as the GPU holds.
     """
 
     name = "exchange"
@@ -69,12 +68,11 @@ class ExchangedFeatures:
         dtype: torch.dtype,
         width: int,
         group: dist.ProcessGroup,
-        gather_programs: int | None = None,
     ) -> None:
         if partition.shards != group.size() or own.shape != (partition.rows, width * dtype.itemsize):
             raise ValueError(f"{partition} for {group.size()} ranks, and a shard of {tuple(own.shape)}")
         self.dtype, self.width = dtype, width
-        self._partition, self._group, self._programs = partition, group, gather_programs
+        self._partition, self._group = partition, group
         self._device = own.device
         self._shard: ShardedRows | None = ShardedRows((own,), (LARGEST,), (0,), own.device)
         self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(own.device, torch.uint8)).function
@@ -111,11 +109,11 @@ class ExchangedFeatures:
         sent, received = plan.counts.tolist()
         asked, given, rows = self._rooms(self._shard, sum(received), sum(sent))
         dist.all_to_all_single(asked, plan.wanted[: sum(sent)], received, sent, group=self._group)
-        self._gather(self._shard, asked, plan.received, (0, sum(received)), given, self._programs)
+        self._gather(self._shard, asked, plan.received, (0, sum(received)), given)
         dist.all_to_all_single(rows.shards[0][: sum(sent)], given, sent, received, group=self._group)
         hops = block.shape.hops
         offsets = block.shape.node_offsets(hops)
-        self._gather(rows, plan.answer, block.node_counts[hops], offsets, out_NB, self._programs)
+        self._gather(rows, plan.answer, block.node_counts[hops], offsets, out_NB)
 
     def close(self) -> None:
         """See :class:`benchmarks.rgat.stores.feature_store.FeatureStore`."""

@@ -55,7 +55,6 @@ class InPlaceFeatures:
         shards: uint8, [partition.rows, bytes of a row].
         dtype, width: of a row.
         device: of what gathers.
-        gather_programs: that copy at a time, a multiprocessor each, so that others have the rest; None: as many as fit.
         release: gives back what the shards lie in.
     """
 
@@ -67,7 +66,6 @@ class InPlaceFeatures:
         dtype: torch.dtype,
         width: int,
         device: torch.device,
-        gather_programs: int | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
         if len(shards) != partition.shards or any(len(shard) != partition.rows for shard in shards):
@@ -76,7 +74,6 @@ class InPlaceFeatures:
         self._rows = ShardedRows(shards, partition.rows_per_shard, partition.first_rows, device)
         if self._rows.row_bytes != width * dtype.itemsize:
             raise ValueError(f"rows of {self._rows.row_bytes} bytes, and {width} of {dtype}")
-        self._programs = gather_programs
         self._release = release
         self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(device, torch.uint8)).function
 
@@ -88,7 +85,7 @@ class InPlaceFeatures:
         hops = block.shape.hops
         out_NB = as_bytes(out_NF, self.dtype, self.width)
         offsets = block.shape.node_offsets(hops)
-        self._gather(self._rows, block.nodes, block.node_counts[hops], offsets, out_NB, self._programs)
+        self._gather(self._rows, block.nodes, block.node_counts[hops], offsets, out_NB)
 
     def close(self) -> None:
         """See :class:`FeatureStore`."""

@@ -39,7 +39,6 @@ def open_features(
     layout: Layout,
     ranks_per_node: int,
     device: torch.device,
-    gather_programs: int | None = None,
 ) -> FeatureStore:
     """The features of a prepared folder. Collective.
 
@@ -50,7 +49,7 @@ def open_features(
         width, dtype: of a row: e4m3, fp16 or fp32.
         placement: as :func:`build_features`. Each rank reads its shard, so that a row is read by one rank; ``local``
             has every rank read all.
-        layout, ranks_per_node, device, gather_programs: as :func:`build_features`.
+        layout, ranks_per_node, device: as :func:`build_features`.
 
     Raises:
         DataError: a file is missing, damaged, or of another dtype or shape.
@@ -66,7 +65,7 @@ def open_features(
                     for _ in loader.copy(rows, first, last, own_RF[begin : begin + last - first]):
                         pass
 
-    return build_features(nodes, width, dtype, placement, layout, ranks_per_node, device, fill, gather_programs)
+    return build_features(nodes, width, dtype, placement, layout, ranks_per_node, device, fill)
 
 
 def build_features(
@@ -78,7 +77,6 @@ def build_features(
     ranks_per_node: int,
     device: torch.device,
     fill: Fill,
-    gather_programs: int | None = None,
 ) -> FeatureStore:
     """Features that ``fill`` writes into the place that holds them. Collective.
 
@@ -95,7 +93,6 @@ def build_features(
         ranks_per_node: of them.
         device: this rank's.
         fill: called once, with this rank's shard.
-        gather_programs: that copy rows at a time, a multiprocessor each; None: as many as the GPU holds.
 
     Raises:
         ConfigError: the features do not fit where they are to lie, or anywhere.
@@ -110,19 +107,19 @@ def build_features(
         partition = Partition(nodes, 1 if name == LOCAL else layout.world_size)
         own = _Own(partition, layout.rank % partition.shards, width, dtype, fill)
         if name == PEERS:
-            store, reason = _peers(own, layout, ranks_per_node, device, gather_programs)
+            store, reason = _peers(own, layout, ranks_per_node, device)
             if store is not None:
                 return store
         elif name == HOST:
-            return _host(own, layout, ranks_per_node, device, gather_programs)
+            return _host(own, layout, ranks_per_node, device)
         elif name == EXCHANGE:
             # A communicator of its own: what training sends at the same time must not wait for it.
             group = groups.make(range(layout.world_size))
             rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
-            return ExchangedFeatures(partition, rows, dtype, width, group, gather_programs)
+            return ExchangedFeatures(partition, rows, dtype, width, group)
         else:
             rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
-            return InPlaceFeatures(LOCAL, partition, (rows,), dtype, width, device, gather_programs)
+            return InPlaceFeatures(LOCAL, partition, (rows,), dtype, width, device)
     raise UnsupportedImplementation(f"features cannot be placed as {PEERS!r}: {reason}")
 
 
@@ -151,9 +148,7 @@ class _Own:
         return rows
 
 
-def _peers(
-    own: _Own, layout: Layout, ranks_per_node: int, device: torch.device, gather_programs: int | None
-) -> tuple[FeatureStore | None, str]:
+def _peers(own: _Own, layout: Layout, ranks_per_node: int, device: torch.device) -> tuple[FeatureStore | None, str]:
     group = layout.node(ranks_per_node)
     assert group is not None  # one rank has no peers
     memory, reason = attempt(lambda: PeerMemory.allocate(own.bytes, group, device), group, device)
@@ -164,19 +159,17 @@ def _peers(
     one_machine.gathered(0, group, device)  # all have filled theirs
     rows = tuple(own.rows(shard) for shard in shards)
     return (
-        InPlaceFeatures(PEERS, own.partition, rows, own.dtype, own.width, device, gather_programs, memory.close),
+        InPlaceFeatures(PEERS, own.partition, rows, own.dtype, own.width, device, memory.close),
         "",
     )
 
 
-def _host(
-    own: _Own, layout: Layout, ranks_per_node: int, device: torch.device, gather_programs: int | None
-) -> FeatureStore:
+def _host(own: _Own, layout: Layout, ranks_per_node: int, device: torch.device) -> FeatureStore:
     memory = NodeMemory(own.bytes, layout.node(ranks_per_node), device)
     own.filled(memory.own)
     memory.share()
     rows = tuple(own.rows(shard) for shard in memory.buffers)
-    return InPlaceFeatures(HOST, own.partition, rows, own.dtype, own.width, device, gather_programs, memory.close)
+    return InPlaceFeatures(HOST, own.partition, rows, own.dtype, own.width, device, memory.close)
 
 
 def from_tables(tables: Sequence[Tensor]) -> Fill:

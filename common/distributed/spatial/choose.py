@@ -14,9 +14,7 @@ from common.ops.operation import AUTO
 TRANSPORTS = (SymmetricMemory.name, PointToPoint.name)
 
 
-def build_exchange(
-    split: VolumeSplit, device: torch.device, requested: str = AUTO, overlap: bool = True
-) -> HaloExchange:
+def build_exchange(split: VolumeSplit, device: torch.device, requested: str = AUTO) -> HaloExchange:
     """The exchange of halos along a split. Collective.
 
     Args:
@@ -24,7 +22,6 @@ def build_exchange(
         device: of the slabs.
         requested: one of ``TRANSPORTS``, or ``auto``: symmetric memory where all ranks are on one machine and can map
             each other's memory, else sends and receives.
-        overlap: beside the computation; False to measure what that gains.
 
     Raises:
         UnsupportedImplementation: the transport is unknown, or these ranks cannot use it.
@@ -38,4 +35,4 @@ def build_exchange(
         transport, reason = try_symmetric_memory(split, device)
         if transport is None and requested != AUTO:
             raise UnsupportedImplementation(f"exchange of halos by {requested!r} cannot be used: {reason}")
-    return HaloExchange(split, transport or PointToPoint(split.group), overlap, device)
+    return HaloExchange(split, transport or PointToPoint(split.group), device)

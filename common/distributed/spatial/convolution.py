@@ -135,14 +135,9 @@ def _forward(
 ) -> tuple[Tensor, Halos]:
     """The slab's output planes, and the halos that two of them took."""
     pending = exchange.start(x_NCDHW, to_previous=stride == 1)
-    if not exchange.overlap:
-        with pending.received() as halos:
-            corrections = _missing_outputs(halos, weight, stride)
-        y_NCDHW = local.forward(x_NCDHW, weight, stride)
-    else:
-        y_NCDHW = local.forward(x_NCDHW, weight, stride)
-        with pending.received() as halos:
-            corrections = _missing_outputs(halos, weight, stride)
+    y_NCDHW = local.forward(x_NCDHW, weight, stride)
+    with pending.received() as halos:
+        corrections = _missing_outputs(halos, weight, stride)
     for plane, correction_NCHW in corrections:
         y_NCDHW.select(2, plane).add_(correction_NCHW)
     return y_NCDHW, halos
@@ -169,14 +164,9 @@ def _backward(
     """Gradients of the slab and of the weight, the latter to be summed over the ranks."""
     needs = True, needs_weight
     pending = exchange.start(dy_NCDHW, to_next=stride == 1)
-    if not exchange.overlap:
-        with pending.received() as halos:
-            corrections = _missing_gradients(halos, x_NCDHW, weight, stride, needs)
-        dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
-    else:
-        dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
-        with pending.received() as halos:
-            corrections = _missing_gradients(halos, x_NCDHW, weight, stride, needs)
+    dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
+    with pending.received() as halos:
+        corrections = _missing_gradients(halos, x_NCDHW, weight, stride, needs)
     for plane, depth, dx_NCHW, dweight_plane in corrections:
         if dx_NCDHW is not None:
             dx_NCDHW.select(2, plane).add_(dx_NCHW)

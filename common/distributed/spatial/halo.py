@@ -66,17 +66,14 @@ class HaloExchange:
     Args:
         split: of the volume, over two or more ranks.
         transport: how planes move.
-        overlap: run on a stream of its own; False does everything on the current stream, in the same order.
         device: of the slabs.
     """
 
-    def __init__(self, split: VolumeSplit, transport: Transport, overlap: bool, device: torch.device) -> None:
+    def __init__(self, split: VolumeSplit, transport: Transport, device: torch.device) -> None:
         self.split = split
         self.transport = transport
-        self.overlap = overlap
         # Priority: the few blocks of an exchange must not queue behind all those of the convolution beside it.
-        beside = overlap and device.type == "cuda"
-        self._stream = torch.cuda.Stream(device, priority=-1) if beside else None
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def start(self, slab_NCDHW: Tensor, to_next: bool = True, to_previous: bool = True) -> PendingHalos:
         """Begin to exchange the boundary planes of a slab. Collective.

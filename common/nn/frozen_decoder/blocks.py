@@ -30,7 +30,6 @@ from common.distributed.tensor_parallel.products import RowProduct, TokenProduct
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import DecoderArchitecture
 from common.nn.frozen_decoder.adapter import Adapter
-from common.nn.frozen_decoder.offload import OffloadedLayer
 from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
 from common.nn.frozen_decoder.products import FrozenProduct, Operand, data_and_scale
@@ -45,8 +44,7 @@ class AttentionHalf:
     Attributes:
         products: how tokens move beside products.
         qkv_adapter, output_adapter: the constants of the adapters of the two products.
-        keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again, or
-        offload: takes them to the host and back.
+        keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again.
     """
 
     architecture: DecoderArchitecture
@@ -60,7 +58,6 @@ class AttentionHalf:
     output: FrozenProduct
     output_adapter: Adapter
     keep_qkv: bool
-    offload: OffloadedLayer | None = None
 
     def __call__(self, pair: Pair, tokens: Tokens, adapters: tuple[Tensor, Tensor, Tensor, Tensor]) -> Pair:
         """The pair behind the attention; ``adapters``: A and B of QKV, A and B of the output product."""
@@ -145,7 +142,6 @@ class _AttentionHalf(torch.autograd.Function):
         qkv_TN.addmm_(qkv_u, qkv_b.t(), alpha=half.qkv_adapter.lora.scale)
         q, k, v = _rotate(half, tokens, qkv_TN)
         del qkv_TN
-        ctx.offloaded = None if half.offload is None else half.offload.send(q, k, v)
         o_BSHD, ctx.attended = ops.attention.forward(q, k, v)
         o_TI = o_BSHD.flatten(0, 1).flatten(1)
         u = parallel.start_reduce_scatter(half.output_adapter.input(o_TI, tokens, tokens.numbers) @ output_a.t())
@@ -168,9 +164,7 @@ class _AttentionHalf(torch.autograd.Function):
         tokens: Tokens = ctx.tokens
         residual_sE, inverse_rms_s, q, k, v, o_BSHD, *kept = ctx.saved_tensors
         qkv_u, output_u, qkv_a, qkv_b, output_a, output_b = kept
-        if half.offload is not None:
-            q, k, v = half.offload.fetch(ctx.offloaded)
-        elif not half.keep_qkv:
+        if not half.keep_qkv:
             q, k, v = _again(half, tokens, residual_sE, inverse_rms_s, q, qkv_u, qkv_b)
         ops, parallel = half.operations, half.parallel
         o_TI = o_BSHD.flatten(0, 1).flatten(1)

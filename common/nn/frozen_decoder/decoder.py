@@ -14,7 +14,6 @@ from common.errors import CheckpointError
 from common.nn.decoder import Decoder, DecoderBlock
 from common.nn.frozen_decoder.adapter import Adapter
 from common.nn.frozen_decoder.blocks import AttentionHalf, LastNorm, MlpHalf
-from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import Operations
 from common.nn.frozen_decoder.passing import Pair, Tokens
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, FrozenProduct, HalfProduct
@@ -55,9 +54,7 @@ class FrozenDecoder:
         operations: how they run.
         products: how tokens move beside products.
         scratch: what they share.
-        recomputed_qkv: so many layers compute query, key and value again in the backward pass: the first, or the first
-            after those that
-        offload: keeps for the backward pass.
+        recomputed_qkv: the first so many layers compute query, key and value again in the backward pass.
     """
 
     decoder: Decoder
@@ -65,7 +62,6 @@ class FrozenDecoder:
     products: TokenProducts
     scratch: Scratch
     recomputed_qkv: int = 0
-    offload: QkvOffload | None = None
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
         """Normalised hidden states (s, E) of own tokens, which the head reads."""
@@ -79,18 +75,11 @@ class FrozenDecoder:
             adapters = (block.qkv.lora_a, block.qkv.lora_b, block.output.lora_a, block.output.lora_b)
             pair = self._attention(block)(pair, tokens, adapters)
             pair = self._mlp(block)(pair, tokens)
-        hidden_sE = LastNorm(shape, self.operations, self.decoder.norm.weight)(pair)
-        if self.offload is not None and hidden_sE.requires_grad:
-            self.offload.settle()
-            hidden_sE.register_hook(self.offload.start_return)
-        return hidden_sE
+        return LastNorm(shape, self.operations, self.decoder.norm.weight)(pair)
 
     def _attention(self, block: DecoderBlock) -> AttentionHalf:
         shape, parallel = block.architecture, self.decoder.parallel
-        columns, offloaded = shape.attention_features, 0 if self.offload is None else self.offload.layers
-        offload = None
-        if self.offload is not None and block.index < offloaded and torch.is_grad_enabled():
-            offload = self.offload.layer(block.index)
+        columns = shape.attention_features
         return AttentionHalf(
             shape,
             self.operations,
@@ -102,8 +91,7 @@ class FrozenDecoder:
             self._adapter(block, "qkv", shape.hidden, 0),
             _product(block.output),
             self._adapter(block, "output", columns, parallel.index * columns // parallel.size),
-            block.index >= offloaded + self.recomputed_qkv,
-            offload,
+            block.index >= self.recomputed_qkv,
         )
 
     def _adapter(self, block: DecoderBlock, product: str, columns: int, first_column: int) -> Adapter:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.distributed.tensor_parallel.overlap import SLOTS
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
-from common.nn.frozen_decoder.offload import RING
 
 ADAPTER_BYTES = 16
 """Of an adapter's weight: bf16 weight and gradient, fp32 master and two moments."""
@@ -82,13 +80,6 @@ class Workspace:
         keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
         return self.tokens * (shape.attention_features + keys_and_values) * self.itemsize // self.ranks
 
-    def qkv_on_host(self) -> int:
-        """Bytes of them in pinned memory, which PyTorch takes in powers of two for each tensor."""
-        shape = self.architecture
-        query = self.tokens * shape.attention_features * self.itemsize // self.ranks
-        key = (self.qkv() - query) // 2
-        return _power_of_two(query) + 2 * _power_of_two(key)
-
     def layer(self) -> int:
         """Bytes that a layer keeps for the backward pass, query, key and value among them."""
         shape = self.architecture
@@ -134,31 +125,15 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Host:
-    """The memory of a rank's machine.
-
-    Attributes:
-        available: bytes that are free.
-        ranks: of these, which share them.
-    """
-
-    available: int
-    ranks: int
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one GPU, and of the host's pinned memory for it.
+    """Bytes on one GPU.
 
     Attributes:
         frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all
             layers.
         transposed: of all layers' weights that are kept transposed, too.
-        ring: places for query, key and value that come back from the host.
-        recomputed_qkv, offloaded_qkv: layers that compute query, key and value again, and that send them to the host;
-            their bytes are not in ``kept``.
+        recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
         transposed_layers: layers whose weights are kept transposed, too.
-        pinned: of the host, for this rank.
         capacity: of the GPU.
     """
 
@@ -166,22 +141,19 @@ class MemoryPlan:
     adapters: int
     kept: int
     transposed: int
-    ring: int
     scratch: int
     transient: int
     evaluation: int
     reserved: int
     recomputed_qkv: int
-    offloaded_qkv: int
     transposed_layers: int
-    pinned: int
     capacity: int
 
     @property
     def total(self) -> int:
-        """All of it on the GPU."""
+        """All of it."""
         passing = self.scratch + self.transient + self.evaluation
-        lasting = self.frozen + self.adapters + self.kept + self.transposed + self.ring
+        lasting = self.frozen + self.adapters + self.kept + self.transposed
         return lasting + passing + self.reserved
 
     def in_words(self) -> str:
@@ -191,7 +163,6 @@ class MemoryPlan:
             "adapters": self.adapters,
             "kept for the backward pass": self.kept,
             "transposed weights": self.transposed,
-            "coming back from the host": self.ring,
             "scratch": self.scratch,
             "transients": self.transient,
             "evaluation": self.evaluation,
@@ -201,28 +172,18 @@ class MemoryPlan:
         for layers, what in (
             (self.recomputed_qkv, "compute query, key and value again"),
             (self.transposed_layers, "keep their weights transposed, too"),
-            (self.offloaded_qkv, f"send query, key and value to the host, {self.pinned / 1e9:.1f} GB of it pinned"),
         ):
             listed += f"; {layers} layers {what}" if layers else ""
         return f"{self.total / 1e9:.1f} GB of {self.capacity / 1e9:.1f} ({listed})"
 
 
-def plan(
-    workspace: Workspace,
-    capacity: int,
-    host: Host,
-    recomputed_qkv: int | None,
-    offloaded_qkv: int | None,
-    transposed_layers: int | None,
-) -> MemoryPlan:
+def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None, transposed_layers: int | None) -> MemoryPlan:
     """Fit a rank's work into ``capacity`` bytes.
 
     Args:
         workspace: of the rank.
         capacity: of its GPU.
-        host: what is free there.
         recomputed_qkv: layers that compute query, key and value again; None for as few as fit.
-        offloaded_qkv: layers that send them to the host; None for as few as fit with the others.
         transposed_layers: layers that keep their weights transposed, too; None for as many as fit beside all else.
 
     Raises:
@@ -231,45 +192,23 @@ def plan(
     layers = workspace.architecture.layers if workspace.tokens else 0
     turned = min(transposed_layers or 0, layers) if workspace.transposed() else 0
 
-    def dropping(recomputed: int, offloaded: int) -> MemoryPlan:
-        kept = layers * workspace.layer() - (recomputed + offloaded) * workspace.qkv()
-        ring = RING * workspace.qkv() if offloaded else 0
+    def dropping(recomputed: int) -> MemoryPlan:
+        kept = layers * workspace.layer() - recomputed * workspace.qkv()
+        lasting = (workspace.frozen(), workspace.adapters(), kept, turned * workspace.transposed())
         passing = (workspace.scratch(), workspace.transient(), workspace.evaluation(), workspace.reserved())
-        counts = (recomputed, offloaded, turned, offloaded * workspace.qkv_on_host())
-        lasting = (workspace.frozen(), workspace.adapters(), kept, turned * workspace.transposed(), ring)
-        return MemoryPlan(*lasting, *passing, *counts, capacity)
+        return MemoryPlan(*lasting, *passing, recomputed, turned, capacity)
 
-    def fewest(fits: Callable[[int], MemoryPlan], most: int) -> int:
-        """Layers that must drop them; ``most`` if even that is too little."""
-        return next((count for count in range(most) if fits(count).total <= capacity), most)
-
-    if offloaded_qkv is None:
-        recomputed = min(recomputed_qkv or 0, layers)
-        offloaded = fewest(lambda count: dropping(recomputed, count), layers - recomputed)
-    else:
-        offloaded = min(offloaded_qkv, layers)
     if recomputed_qkv is None:
-        recomputed = fewest(lambda count: dropping(count, offloaded), layers - offloaded)
+        recomputed = next((count for count in range(layers) if dropping(count).total <= capacity), layers)
     else:
-        recomputed = min(recomputed_qkv, layers - offloaded)
+        recomputed = min(recomputed_qkv, layers)
     if transposed_layers is None and workspace.transposed():
-        room = capacity - dropping(recomputed, offloaded).total
+        room = capacity - dropping(recomputed).total
         turned = min(layers, max(0, room) // workspace.transposed())
-    found = dropping(recomputed, offloaded)
+    found = dropping(recomputed)
     if found.total > capacity:
         raise ConfigError(
             f"this layout needs {found.in_words()}: {(found.total - capacity) / 1e9:.1f} GB are missing; "
             f"use {TRAINING_REMEDIES if workspace.tokens else EVALUATION_REMEDIES}, or fewer model.layers"
         )
-    if found.pinned * host.ranks > host.available:
-        raise ConfigError(
-            f"{found.offloaded_qkv} layers send query, key and value to the host: {found.pinned / 1e9:.1f} GB pinned "
-            f"by each of {host.ranks} ranks, where {host.available / 1e9:.1f} GB are free; use a smaller "
-            "model.offloaded_qkv with model.recomputed_qkv=auto"
-        )
     return found
-
-
-def _power_of_two(size: int) -> int:
-    """The first from ``size`` on."""
-    return 1 << max(0, size - 1).bit_length()

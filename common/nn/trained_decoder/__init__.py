@@ -12,6 +12,6 @@ ranks that share a layer (tensor parallelism with sequence parallelism), in FP8 
 
 :mod:`.products` are the products, :mod:`.movement` is of their tokens, :mod:`.casts` says when their weights are cast,
 :mod:`.operations` chooses all else, :mod:`.blocks` are the halves of a block, :mod:`.head` head and loss,
-:mod:`.decoder` puts them together, :mod:`.memory` plans; :mod:`.accumulation_bench` times what gradients' sums cost.
+:mod:`.decoder` puts them together, :mod:`.memory` plans.
 Weights are those of a :class:`common.nn.decoder.Decoder`.
 """

@@ -41,7 +41,7 @@ class Tokens:
     Attributes:
         rows: B.
         cos, sin: (T, D / 2), the rotation.
-        inference: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
+        inference: no gradients are wanted, so that nothing is kept.
     """
 
     rows: int
@@ -190,7 +190,7 @@ class _MlpHalf(torch.autograd.Function):
         kept_as_it_is = not inference and not half.recompute and half.saved is None
         gate_up_TF = half.first_product(y, passing=not kept_as_it_is)
         act_TF, act8, saved = ops.swiglu.forward(
-            gate_up_TF, fp8=half.down.input_scaling(inference), save_fp8=save_fp8,
+            gate_up_TF, fp8=half.down.input_scaling(), save_fp8=save_fp8,
             frozen_scales=half.down.frozen(inference),
         )  # fmt: skip
         act = act_TF if act8 is None else act8
@@ -268,7 +268,7 @@ def _normed(
     inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
     """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
-    scaling = product.input_scaling(inference)
+    scaling = product.input_scaling()
     residual_sE, inverse_rms_s, y_sE, y8 = half.operations.rms_norm.forward(
         residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon,
         half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),

@@ -4,29 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from common.ops.fp8_cast.reference import Scaling
-
-EvalProducts = Literal["half", "frozen", "moving"]
-"""What FP8 products do without gradients: ``half``: multiply in the dtype of the weight; ``frozen``: in FP8, with the
-scales of training, which are not moved; ``moving``: where nothing trains, in FP8 with scales that begin anew in each
-evaluation and move as in training."""
-
-
-def choose_eval_products(evaluation: str, trains: bool) -> EvalProducts:
-    """What FP8 products do without gradients.
-
-    Args:
-        evaluation: ``same`` as in training, or ``torch``.
-        trains: these products are trained, and what they evaluate are the weights that they have.
-    """
-    if evaluation == "torch":
-        return "half"
-    return "frozen" if trains else "moving"
 
 
 class Scales(nn.Module):
@@ -70,7 +52,7 @@ class WeightCasts:
         self._in_evaluations: list[Callable[[], None]] = []
 
     def before_evaluations(self, cast: Callable[[], None]) -> None:
-        """What casts the weight of a product that an evaluation multiplies in FP8."""
+        """What casts the weight of a product before an evaluation."""
         self._in_evaluations.append(cast)
 
     @contextlib.contextmanager

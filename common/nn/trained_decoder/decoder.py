@@ -15,7 +15,7 @@ from common.nn.frozen_decoder.passing import Pair
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.blocks import AttentionHalf, LastNorm, MlpHalf, Tokens
-from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.casts import Scales, WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops.operation import AUTO
 
@@ -67,7 +67,7 @@ class TrainedDecoder:
         products: how tokens move beside products where ranks share the layers; None for collectives.
         accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
         transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
-        eval_products: what FP8 products do without gradients.
+        own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
     Attributes:
         readers: modules by name in the order in which they run, each of which reads its weights from there on only; see
@@ -87,13 +87,13 @@ class TrainedDecoder:
         products: TokenProducts | None = None,
         accumulation: str = AUTO,
         transposed_layers: int = 0,
-        eval_products: EvalProducts = "half",
+        own_eval_scales: bool = False,
     ) -> None:
         self.decoder = decoder
         scratch, parallel = Scratch(decoder.head.weight.device), decoder.parallel
         features = 2 * decoder.architecture.feed_forward // parallel.size
         scratch.wide((most_tokens, features), decoder.head.weight.dtype)
-        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, eval_products)
+        self._shared = shared = Shared(scratch, WeightCasts(), parallel, products, accumulation, own_eval_scales)
         self._layers = [
             _layer(block, operations, linear, shared, block.index < recomputed_gate_up, block.index < transposed_layers)
             for block in decoder.blocks

@@ -41,7 +41,6 @@ class Workspace:
         layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
         transposed_layers: that keep their FP8 weights transposed, too.
         gradient_bytes: of a weight's gradient.
-        eval_fp8: an evaluation multiplies in FP8.
         chunk_graphs: forward and backward passes have graphs of their own, whose memory is apart.
     """
 
@@ -58,7 +57,6 @@ class Workspace:
     layer_ranks: int = 1
     transposed_layers: int = 0
     gradient_bytes: int = 2
-    eval_fp8: bool = False
     chunk_graphs: bool = False
 
     def parameters(self) -> int:
@@ -80,7 +78,7 @@ class Workspace:
         layers = self.architecture.layers
         kept = layers + min(self.transposed_layers, layers)
         products = kept * self.architecture.products_per_layer // self.layer_ranks
-        return products if (self.fp8 and self.tokens) or (self.eval_fp8 and self.eval_tokens) else 0
+        return products if self.fp8 else 0
 
     def gate_up(self) -> int:
         """Bytes that a layer's MLP keeps, and not where it multiplies once more."""

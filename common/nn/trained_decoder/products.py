@@ -16,11 +16,11 @@ bits the product itself adds.
 Where ranks share a layer, tokens move between them (:mod:`.movement`). For a weight's gradient in FP8 all rows need the
 same scale; those of ranks with a larger one are rounded again while they are transposed.
 
-In an ``inference``, without gradients, as an evaluation is, products are in the dtype of the weight, or in FP8 as
-:data:`.casts.EvalProducts` says. There inputs and weights are cast with the scales that the next step of training would
-use, which stay as they are. Where none is known yet, a weight takes that of its own maximum, and an input that of a
-sample of its rows. Weights are cast once for all passes of an evaluation (``WeightCasts.evaluating``), and before them,
-so that no graph casts them again for every micro-batch; the next step casts them anew.
+In an ``inference``, without gradients, as an evaluation is, inputs and weights are cast with the scales that the next
+step of training would use, which stay as they are. Where none is known yet, a weight takes that of its own maximum, and
+an input that of a sample of its rows. Weights are cast once for all passes of an evaluation
+(``WeightCasts.evaluating``), and before them, so that no graph casts them again for every micro-batch; the next step
+casts them anew.
 
 Legend: T tokens, n any rows, I input features, O output features of this rank; K summed over, N columns of a result.
 """
@@ -40,7 +40,7 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.frozen_decoder.products import Operand, data_and_scale
 from common.nn.main_gradient import finish, main_gradient
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts
+from common.nn.trained_decoder.casts import Scales, WeightCasts
 from common.nn.trained_decoder.movement import (
     STAYING,
     GatheredFp8,
@@ -69,15 +69,15 @@ class TrainedProduct(Protocol):
         """(O, I), of this rank."""
         ...
 
-    def input_scaling(self, inference: bool) -> Scaling | None:
-        """State of the scale of the input, for a producer that casts it; None where the product takes it as it is.
-
-        ``inference`` says that no gradients are wanted.
-        """
+    def input_scaling(self) -> Scaling | None:
+        """State of the scale of the input, for a producer that casts it; None where the product takes it as it is."""
         ...
 
     def frozen(self, inference: bool) -> bool:
-        """Whether who casts the input leaves its scale as it is."""
+        """Whether the operation that casts the input leaves its scale as it is.
+
+        ``inference`` says that no gradients are wanted.
+        """
         ...
 
     def gradient_scaling(self) -> Scaling | None:
@@ -157,7 +157,7 @@ class HalfTrainedProduct(_Moving):
     ) -> None:
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
 
-    def input_scaling(self, inference: bool) -> None:
+    def input_scaling(self) -> None:
         """No cast comes before this product."""
 
     def frozen(self, inference: bool) -> bool:
@@ -187,7 +187,11 @@ class HalfTrainedProduct(_Moving):
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
         """``y = x W^T + bias``."""
-        half_product(x_nI, self.weight, self._bias, y_nO)
+        weight_IO = self.weight.detach().t()
+        if self._bias is None:
+            torch.mm(x_nI, weight_IO, out=y_nO)
+        else:  # the library's product adds the bias in its epilogue
+            torch.addmm(self._bias.detach(), x_nI, weight_IO, out=y_nO)
 
     def towards_input(self) -> RowProduct:
         """``dx = dy W``."""
@@ -208,15 +212,6 @@ class HalfTrainedProduct(_Moving):
         return self
 
 
-def half_product(x_nI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, y_nO: Tensor) -> None:
-    """``y = x W^T + bias`` in the dtype of all; of a bias the library's product takes care in its epilogue."""
-    weight_IO = weight_OI.detach().t()
-    if bias_O is None:
-        torch.mm(x_nI, weight_IO, out=y_nO)
-    else:
-        torch.addmm(bias_O.detach(), x_nI, weight_IO, out=y_nO)
-
-
 class Fp8TrainedProduct(_Moving):
     """The product in FP8.
 
@@ -229,7 +224,8 @@ class Fp8TrainedProduct(_Moving):
         movement: of tokens between the ranks that share the product.
         accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
         keep_turned: keep the cast weight's transpose for the step as well.
-        eval_products: what it does without gradients.
+        own_eval_scales: scales begin unknown in each evaluation and move there, because nothing trains them; otherwise
+            an evaluation uses the scales of training and leaves them as they are.
 
     Raises:
         UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
@@ -245,13 +241,12 @@ class Fp8TrainedProduct(_Moving):
         movement: Movement = STAYING,
         accumulation: str = AUTO,
         keep_turned: bool = False,
-        eval_products: EvalProducts = "half",
+        own_eval_scales: bool = False,
     ) -> None:
         check_weight(weight_OI)
         self.weight, self._bias, self._movement = weight_OI, bias_O, movement
-        self._scales, self._scratch, self._casts, self._eval_products = scales, scratch, casts, eval_products
-        if eval_products != "half":
-            casts.before_evaluations(self._begin_evaluation)
+        self._scales, self._scratch, self._casts, self._own_eval_scales = scales, scratch, casts, own_eval_scales
+        casts.before_evaluations(self._begin_evaluation)
         device = weight_OI.device
         request = OperationRequest(device, weight_OI.dtype)
         self._cast = fp8_cast.FP8_CAST.select(AUTO, request).function
@@ -265,24 +260,21 @@ class Fp8TrainedProduct(_Moving):
         self._weight_inverse = torch.ones((), dtype=torch.float32, device=device)
         self._step = -1
 
-    def input_scaling(self, inference: bool) -> Scaling | None:
-        """State of the scale of the input; None where it stays in 16 bits."""
-        return None if inference and self._eval_products == "half" else self._scales.scaling(INPUT)
+    def input_scaling(self) -> Scaling:
+        """State of the scale of the input."""
+        return self._scales.scaling(INPUT)
 
     def frozen(self, inference: bool) -> bool:
         """Whether the scale of the input stays as it is."""
-        return inference and self._eval_products == "frozen"
+        return inference and not self._own_eval_scales
 
     def gradient_scaling(self) -> Scaling | None:
         """State of the scale of the result's gradient."""
         return self._scales.scaling(GRADIENT)
 
-    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
-        """The input in e4m3, or as it is."""
-        scaling = self.input_scaling(inference)
-        if scaling is None:
-            return x_TI
-        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
+        """The input in e4m3."""
+        result: Fp8Tensor = self._cast(x_TI, self.input_scaling(), E4M3, False, self.frozen(inference))
         return result
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
@@ -308,10 +300,8 @@ class Fp8TrainedProduct(_Moving):
             self._cast_weight()
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T + bias``; of rows without a scale in the dtype of the weight."""
-        if scale_inverse is None:
-            half_product(x_nI, self.weight, self._bias, y_nO)
-            return
+        """``y = x W^T + bias``."""
+        assert scale_inverse is not None
         check_rows(len(x_nI))
         self.prepare()
         bias_O = None if self._bias is None else self._bias.detach()
@@ -344,7 +334,7 @@ class Fp8TrainedProduct(_Moving):
 
     def _begin_evaluation(self) -> None:
         """Cast the weight for all passes of an evaluation; scales that move there begin unknown."""
-        if self._eval_products == "moving":
+        if self._own_eval_scales:
             self._scales.scales.zero_()
         self._cast_weight()
 
@@ -393,7 +383,7 @@ class Shared:
         parallel: the ranks that share each layer.
         tokens: how tokens move beside products; None for collectives.
         accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
-        eval_products: what FP8 products do without gradients.
+        own_eval_scales: see :class:`Fp8TrainedProduct`.
     """
 
     scratch: Scratch
@@ -401,7 +391,7 @@ class Shared:
     parallel: TensorParallel = field(default_factory=TensorParallel)
     tokens: TokenProducts | None = None
     accumulation: str = AUTO
-    eval_products: EvalProducts = "half"
+    own_eval_scales: bool = False
 
     def begin(self, inference: bool) -> None:
         """Before the first product of a forward pass, without gradients if it is of an ``inference``. Collective."""
@@ -439,5 +429,5 @@ def trained_product(
     layer.fp8 = Scales(3, layer.weight.device)
     return Fp8TrainedProduct(
         layer.weight, layer.fp8, shared.scratch, shared.casts, added, movement, shared.accumulation, keep_turned,
-        shared.eval_products,
+        shared.own_eval_scales,
     )  # fmt: skip

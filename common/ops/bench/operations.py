@@ -72,7 +72,9 @@ def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
                 if not tiles or tables_of(operation, name):
                     found.append(Task(package, case.name, name))
             if not tiles:
-                found += [Task(package, case.name, COMPILED), Task(package, case.name, REFERENCE)]
+                # A class, such as that of an update rule, is not compiled.
+                names = (REFERENCE,) if isinstance(operation.reference, type) else (COMPILED, REFERENCE)
+                found += [Task(package, case.name, name) for name in names]
     return found
 
 

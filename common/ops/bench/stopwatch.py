@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable
 
 import torch
@@ -19,18 +18,7 @@ def peak_flops(gpu: str) -> float | None:
     return next((flops for part, flops in PEAK_FLOPS.items() if part in gpu), None)
 
 
-def require_gpu(program: str, otherwise: str = "") -> None:
-    """End the process with one line if PyTorch sees no GPU.
-
-    Args:
-        program: name of the program, for the message.
-        otherwise: advice for a machine without a GPU, for the message; empty if the program cannot run there.
-    """
-    if not torch.cuda.is_available():
-        sys.exit(f"{program} measures a GPU, and PyTorch sees no GPU{f'; {otherwise}' if otherwise else ''}")
-
-
-def time_graph(launches: Callable[[], int], replays: int = 5) -> float:
+def time_graph(launches: Callable[[], int]) -> float:
     """Median milliseconds per launch of a captured series; ``launches`` enqueues it and returns how many it holds."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -39,7 +27,7 @@ def time_graph(launches: Callable[[], int], replays: int = 5) -> float:
         launches()
         with torch.cuda.graph(graph, stream=stream):
             count = launches()
-        return median_ms(graph.replay, replays) / count
+        return median_ms(graph.replay, 5) / count
 
 
 def copy_bandwidth() -> float:

@@ -26,7 +26,7 @@ EVALUATION = "eval_varlength/part_eval_10k.hdf5"
 FACTS = {
     "vocabulary": 5000, "max_sequence_length": 32, "max_masked_per_sequence": 5, "max_masked_per_row": 6,
 }  # fmt: skip
-READER = {"format": "packed", "compact": True, "order": "shuffled", "graph_per_count": False, "eval_rows": 2}
+READER = {"format": "packed", "order": "shuffled", "graph_per_count": False, "eval_rows": 2}
 
 
 @dataclass
@@ -157,7 +157,7 @@ def numbers_in(tensors: dict[str, Tensor]) -> list[int]:
 
 
 def expected_tensors(samples: Sequence[Sample], tokens: int, sequences: int, masked: int) -> dict[str, Tensor]:
-    """The tensors of a compact batch without ``dropout_seed``, made entry by entry."""
+    """The tensors of a batch without ``dropout_seed``, made entry by entry."""
     made = {
         name: [0] * tokens for name in ("input_ids", "segment_ids", "position_ids")
     } | {"starts": [0] * sequences, "lengths": [0] * sequences, "next_sentence_labels": [-1] * sequences}  # fmt: skip

@@ -45,7 +45,6 @@ REFUSED = {
     "benchmark.facts.heads=3": "benchmark.facts.hidden=32: a positive multiple of heads=3",
     "benchmark.facts.vocabulary=32769": "benchmark.facts.vocabulary=32769: .* up to 32767",  # 16 bits with a sign
     "benchmark.facts.max_sequence_length=32768": "benchmark.facts.max_sequence_length=32768: .* up to 32767",
-    "reader.compact=false": "reader.compact=False: .* reader.format=unpacked",
     "reader.format=unpacked": "reader.order=balanced: .* reader.order=shuffled",
     "benchmark.schedule.interval=abc": "benchmark.schedule.interval=abc: expected int",
     "benchmark.schedule.interval=15": "hparams.global_batch_size=16: evaluations are 15 samples apart",

@@ -185,23 +185,6 @@ def test_tensors_hold_the_sequences_back_to_back(root, packs, form, sequences, m
             torch.testing.assert_close(tensors[name], tensor, rtol=0, atol=0)
 
 
-def test_without_compacting_every_sequence_begins_a_row(root):
-    compact = read(root, 1, 1, 4, 10, format="unpacked")
-    apart = read(root, 1, 1, 4, 10, format="unpacked", compact=False)
-    for (close,), (wide,) in zip(compact, apart, strict=True):
-        assert wide.tensors["starts"].tolist() == [0, 32, 64, 96]
-        for name in ("lengths", "masked_labels", "next_sentence_labels", "dropout_seed"):
-            assert torch.equal(wide.tensors[name], close.tensors[name])
-        for name in ("input_ids", "segment_ids", "position_ids"):
-            of_close, rows = close.tensors[name], wide.tensors[name].view(4, 32)
-            for row, start, length in zip(rows, close.tensors["starts"], close.tensors["lengths"], strict=True):
-                assert torch.equal(row[:length], of_close[start : start + length])
-                assert not row[length:].any()
-        used = wide.tensors["masked_labels"] >= 0
-        words = [batch.tensors["input_ids"][batch.tensors["masked_positions"].long()][used] for batch in (close, wide)]
-        assert torch.equal(*words)
-
-
 def test_a_graph_per_count_has_room_for_exactly_the_sequences(root):
     keys = set()
     for (batch,) in read(root, 1, 1, 2, 24, graph_per_count=True):
@@ -400,7 +383,7 @@ def shape_of(rows, **changes):
     return training_shape(chosen.facts, chosen.reader, rows)
 
 
-@pytest.mark.parametrize("changes", [{}, {"format": "unpacked"}, {"format": "unpacked", "compact": False}])
+@pytest.mark.parametrize("changes", [{}, {"format": "unpacked"}])
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_examples_have_the_form_of_training(root, changes, rows):
     (((batch,)),) = read(root, 1, 1, rows, 1, **changes)

@@ -11,7 +11,6 @@ from benchmarks.gpt3.architecture import Architecture
 from benchmarks.gpt3.network import Gpt
 from benchmarks.gpt3.operations import BLOCK_OPERATIONS, choose_operations
 from benchmarks.gpt3.written import WrittenGpt
-from common.nn.trained_decoder.casts import EvalProducts
 from common.ops.operation import REFERENCE
 from tests.generators import generator_of
 
@@ -52,8 +51,6 @@ def written(
     model: Gpt,
     linear: str = "torch",
     put_off_head: int = 0,
-    kept_transposes: bool = False,
-    eval_products: EvalProducts = "half",
     **changes: str,
 ) -> WrittenGpt:
     """``model`` through its halves, by the references but for ``changes``."""
@@ -61,10 +58,7 @@ def written(
     operations, _ = choose_operations(
         {**REFERENCES, **changes}, model.architecture, parameter.device, parameter.dtype, model.parallel.size
     )
-    return WrittenGpt(
-        model, operations, linear, B * S,
-        kept_transposes=kept_transposes, put_off_head=put_off_head, eval_products=eval_products,
-    )  # fmt: skip
+    return WrittenGpt(model, operations, linear, B * S, put_off_head=put_off_head)
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:

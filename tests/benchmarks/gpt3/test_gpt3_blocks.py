@@ -12,7 +12,6 @@ from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
 from common.nn.trained_decoder.products import Fp8TrainedProduct
-from tests.counted_transposes import counted_transposes
 
 FIVE = 5
 """Buffers of scales of a layer: four products and what is saved."""
@@ -210,23 +209,13 @@ def test_a_weight_is_cast_once_for_all_micro_batches_of_a_step(monkeypatch: pyte
         assert len(casts) == step * 4 * ours.architecture.layers
 
 
-def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> None:
-    ours, plain = network(torch.bfloat16), network(torch.bfloat16)
-    halves, half = written(ours, "fp8"), written(plain)
-    loss(halves).backward()
-    scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
-    with torch.no_grad():
-        assert torch.equal(loss(halves), loss(half))
-    assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
-    assert len([name for name in scales if name.endswith("scales")]) == FIVE * ours.architecture.layers
-
-
 def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale() -> None:
     ours = network(torch.bfloat16)
-    halves = written(ours, "fp8", eval_products="frozen")
+    halves = written(ours, "fp8")
     with halves.same_weights():
         loss(halves).backward()
     scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
+    assert len([name for name in scales if name.endswith("scales")]) == FIVE * ours.architecture.layers
 
     def hidden() -> Tensor:
         return halves.through(0, halves.embed(rows(seed=2)[0]), B)
@@ -256,26 +245,6 @@ def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
     small = sum(size for size in kept.values() if size < B * S * 64)
     assert sum(kept.values()) - small == share * 64 * B * S
     assert small <= 2 * 2 * 4 * B * S + 64
-
-
-def test_transposes_that_are_kept_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, counts, turned = [], [], counted_transposes(monkeypatch)
-    for kept in (False, True):
-        turned.clear()
-        ours = network(torch.bfloat16)
-        halves = written(ours, "fp8", kept_transposes=kept)
-        for _ in range(2):
-            with halves.same_weights():
-                for seed in (1, 2):
-                    loss(halves, seed).backward()
-            with torch.no_grad():
-                for parameter in ours.parameters():
-                    parameter.mul_(0.9)
-        found.append(gradients(ours))
-        counts.append(len(turned))
-    layers = ours.architecture.layers
-    assert counts[0] - counts[1] == 2 * 4 * layers  # four weights of a layer, in the second micro-batch of two steps
-    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
 
 
 def test_operations_are_chosen_by_name() -> None:

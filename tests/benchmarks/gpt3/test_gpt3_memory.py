@@ -15,8 +15,8 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.mlperf.fixed import fixed_facts
 
 SHAPE = fixed_facts(Facts, "gpt3")
-FP8 = Step(64, 4096, 2, 4, fp8=True, kept_transposes=False, put_off_head=65, gradient_bytes=2)
-BF16 = Step(64, 4096, 2, 4, fp8=False, kept_transposes=False, put_off_head=0, gradient_bytes=2)
+FP8 = Step(64, 4096, 2, 4, fp8=True, put_off_head=65, gradient_bytes=2)
+BF16 = Step(64, 4096, 2, 4, fp8=False, put_off_head=0, gradient_bytes=2)
 
 
 def parameters(stage: int, stages: int, chunks: int, ranks: int) -> int:

@@ -216,7 +216,6 @@ def test_what_cannot_be_dealt_is_refused_before_anything_is_built(overrides, mes
         (["model.blocks=autograd", "model.linear=fp8"], r"linear=fp8: .* give model\.blocks=written"),
         (["model.blocks=autograd", "model.token_products=collective"], r"token_products=.* give model\.blocks=written"),
         (["model.blocks=autograd", "model.put_off_head=2"], r"put_off_head=2: .* give model\.blocks=written"),
-        (["model.kept_transposes=true"], r"kept_transposes=True.* give model\.linear=fp8"),
         (["model.implementations.accumulation=reference"], r"accumulation=reference: .* give model\.linear=fp8"),
         (["model.put_off_head=2", "cuda_graphs=chunks"], r"put_off_head=2: cuda_graphs=chunks has no room"),
     ],
@@ -278,9 +277,7 @@ def test_the_first_micro_batch_is_not_the_only_one_that_counts():
     [
         pytest.param(("precision=fp64",), id="written"),
         pytest.param(("precision=fp64", "model.blocks=autograd"), id="autograd"),
-        pytest.param(
-            ("precision=bf16", "model.linear=fp8", "model.kept_transposes=true", "benchmark.facts.layers=1"), id="fp8"
-        ),
+        pytest.param(("precision=bf16", "model.linear=fp8", "benchmark.facts.layers=1"), id="fp8"),
     ],
 )
 def test_graphs_of_chunks_train_as_eager_passes_bit_for_bit(given, monkeypatch):

@@ -45,8 +45,6 @@ REFUSED = {
     "model.layers=-1": "model.layers=-1: not negative",
     "model.head_chunk=0": "model.head_chunk=0: at least 1",
     "model.recomputed_qkv=-1": "model.recomputed_qkv=-1",
-    "model.offloaded_qkv=-1": "model.offloaded_qkv=-1",
-    "model.offloaded_qkv=auto model.blocks=autograd": "model.offloaded_qkv=auto: only frozen blocks .* as well",
     "model.recomputed_qkv=1 model.blocks=autograd": "model.recomputed_qkv=1: only frozen blocks .* as well",
     "model.transposed_layers=1 model.linear=torch": "model.transposed_layers=1: only FP8 weights .* as well",
     "reader.eval_rows=0": "reader.eval_rows=0: at least 1",

@@ -44,7 +44,7 @@ def whole(data_of, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param(["scale.gpus_per_node=2", "layout.cp=2", "model.offloaded_qkv=1"], id="cp2-offloaded"),
+        pytest.param(["scale.gpus_per_node=2", "layout.cp=2"], id="cp2"),
         pytest.param(SHARED_BY_FOUR, id="dp2xcp2-sharded"),
         pytest.param(["scale.gpus_per_node=2", "layout.tp=2"], id="tp2"),
         pytest.param(["scale.gpus_per_node=3", "evaluation.ranks=2", "evaluation.layout.tp=2"], id="evaluating-tp2"),

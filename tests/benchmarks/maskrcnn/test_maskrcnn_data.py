@@ -169,7 +169,7 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
 
 
 def test_kept_pictures_are_decoded_once(prepared):
-    source, again = (open_eval(prepared, settings(keep_eval=kept), Layout(), 2) for kept in (True, False))
+    source, again = (open_eval(prepared, settings(), Layout(), 2) for _ in range(2))
     partly = iter(source)
     next(partly)
     partly.close()  # an evaluation that ends early keeps nothing
@@ -180,7 +180,6 @@ def test_kept_pictures_are_decoded_once(prepared):
         mine.tensors["pixels"].data_ptr() == other.tensors["pixels"].data_ptr()
         for mine, other in zip(first, second, strict=True)
     )
-    assert next(iter(again)).tensors["pixels"].data_ptr() != first[0].tensors["pixels"].data_ptr()
     for opened in (source, again):
         opened.close()
 

@@ -18,16 +18,16 @@ from common.mlperf.fixed import benchmark_settings
 
 READER = {
     "reader": "torchvision", "threads": 2, "prefetch": 2, "hw_decoder_load": 0.99, "cache_mb": 0, "eval_cache_mb": 0,
-    "input_batch_multiplier": 1, "dont_use_mmap": False, "pinned_pool_mb": 0, "eval_batch": 4,
+    "input_batch_multiplier": 1, "dont_use_mmap": False, "eval_batch": 4,
 }  # fmt: skip
 
 
-def settings(channels: int = 4, dtype: torch.dtype = torch.float16, **changes: object) -> DataSettings:
+def settings(dtype: torch.dtype = torch.float16, **changes: object) -> DataSettings:
     """Settings for pictures of 16 px and two threads; ``changes`` are of the benchmark's facts or of the reader."""
     facts = {**benchmark_settings("resnet")["facts"], "image_size": 16, "eval_resize": 18, "classes": 61}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), channels, dtype)
+    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), dtype)
 
 
 def write_data(root: Path, pictures: Sequence[bytes], labels: Iterable[int], classes: int = 61) -> Path:

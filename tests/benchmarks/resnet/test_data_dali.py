@@ -8,10 +8,7 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from nvidia.dali import backend
-
 from benchmarks.resnet.data import open_eval, open_train, warm_up
-from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -166,13 +163,3 @@ def test_corrupt_picture_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"val\.rec: DALI cannot read on"):
         list(source)
     source.close()
-
-
-def test_the_pinned_pool_is_taken_once_in_bytes(monkeypatch):
-    taken: list[int] = []
-    monkeypatch.setattr(backend, "PreallocatePinnedMemory", taken.append)
-    dali.take_pinned_pool.cache_clear()
-    for _ in range(2):
-        dali.take_pinned_pool(3)
-    dali.take_pinned_pool.cache_clear()
-    assert taken == [3 * 2**20]

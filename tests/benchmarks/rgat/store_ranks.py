@@ -178,9 +178,7 @@ def copied(shards: tuple[tuple[Tensor, ...], ...]) -> tuple[tuple[Tensor, ...], 
 def opened(asked: str, root: Path, dtype: torch.dtype, layout: Layout) -> FeatureStore:
     placement, _, over_nodes = asked.partition(" ")
     ranks_per_node = 1 if over_nodes else layout.world_size
-    return open_features(
-        root, SCHEMA, NODES, WIDTH, dtype, placement, layout, ranks_per_node, layout.device, gather_programs=3
-    )
+    return open_features(root, SCHEMA, NODES, WIDTH, dtype, placement, layout, ranks_per_node, layout.device)
 
 
 def wrong_bytes(store: FeatureStore, graph: Made, rank: int, device: torch.device = CPU) -> int:

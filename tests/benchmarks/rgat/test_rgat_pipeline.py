@@ -1,4 +1,4 @@
-"""The order in which blocks are sampled, planned for and gathered; what a run holds; the benches of a run's stages."""
+"""The order in which blocks are sampled, planned for and gathered; what a run holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat import stage_bench
 from benchmarks.rgat.block import Block
 from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.data import Sources
@@ -109,12 +108,3 @@ def test_the_first_batches_of_a_run_wait_for_what_opened_the_data(monkeypatch: p
     assert prefetcher.take() is not None
     prefetcher.begin(iter(()))  # a block that follows at once does not hold the training up
     assert side.waited == [current]
-
-
-def test_every_stage_of_a_run_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["scale=test", "device=cpu", "model.example_papers=20", "bench.steps=1", "bench.warmup_steps=1"]
-    stage_bench.main([*small, "reader.capacity_batches=2"])
-    said = capsys.readouterr().out
-    for stage in ("sampling", "a seed", "gathering", "step", "all overlapped", "evaluation"):
-        assert f"\n{stage:<30}" in said
-    assert "of the batches captured" in said

@@ -87,9 +87,7 @@ def test_a_store_gathers_by_the_kernel(dtype: torch.dtype, monkeypatch: pytest.M
     monkeypatch.setattr(
         gather_triton, "gather_rows", lambda *given, gather=gather_triton.gather_rows: launches.append(gather(*given))
     )
-    store = build_features(
-        small.NODES, small.WIDTH, dtype, "local", Layout(), 1, CPU, from_tables(graph.features), gather_programs=2
-    )
+    store = build_features(small.NODES, small.WIDTH, dtype, "local", Layout(), 1, CPU, from_tables(graph.features))
     for seed, counts in enumerate([(17, 12, 2, 0), (0, 0, 0, 0), (25, 15, 3, 1)]):
         one = small.block(seed, CPU, counts)
         out = small.room(one, dtype)
@@ -112,7 +110,6 @@ def test_what_does_not_fit_is_refused() -> None:
         (rows, node, count[:3], offsets, out),
         (rows, node, count, offsets, out[:, :8]),
         (rows, node, count, offsets, out[:-1]),
-        (rows, node, count, offsets, out, 0),
     ):
         with pytest.raises(ValueError, match=r"\w"):
             gather_triton.gather_rows(*arguments)

@@ -18,7 +18,7 @@ from common.mlperf.fixed import fixed_facts
 VOCABULARY = 31
 READER: dict[str, object] = {
     "buckets": [[60, 12], [120, 20], [250, 40]], "eval_buckets": [64, 400], "eval_batch": 4,
-    "threads": 2, "prefetch": 2,
+    "threads": 2,
 }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_two_ranks_read_what_one_reads(root, batches):
 
 
 def test_the_number_of_threads_changes_nothing(root, batches):
-    for batch, other in zip(read(root, BLOCK, threads=5, prefetch=1), batches, strict=True):
+    for batch, other in zip(read(root, BLOCK, threads=5), batches, strict=True):
         assert_alike(batch, other)
 
 

@@ -37,10 +37,10 @@ SHAPE = {
 }  # fmt: skip
 
 
-def configuration(keep_eval: bool) -> RnntConfig:
+def configuration() -> RnntConfig:
     facts = fixed_facts(Facts, "rnnt", **SHAPE)
-    reader = ReaderConfig(buckets=((24, 4),), eval_buckets=(8, 24), eval_batch=3, keep_eval=keep_eval)
-    model = ModelConfig(features=FEATURES, loss_scale=1.0, decode_look_ahead=3, decode_unroll=2)
+    reader = ReaderConfig(buckets=((24, 4),), eval_buckets=(8, 24), eval_batch=3)
+    model = ModelConfig(features=FEATURES, loss_scale=1.0)
     return RnntConfig(facts, cast(Any, SimpleNamespace()), model, reader)
 
 
@@ -91,7 +91,7 @@ class Features:
 
 def network(seed: int) -> Rnnt:
     """With weights so large that what it says depends on what it hears."""
-    own, generator = configuration(True), torch.Generator().manual_seed(seed)
+    own, generator = configuration(), torch.Generator().manual_seed(seed)
     model = Rnnt(own.facts, own.model, 1.0, generator, torch.device("cpu"), torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -100,8 +100,8 @@ def network(seed: int) -> Rnnt:
     return model
 
 
-def evaluation_of(model: Rnnt, source: Utterances, keep_eval: bool = True) -> Transcription:
-    own, preparer = configuration(keep_eval), cast(Preparer, Features())
+def evaluation_of(model: Rnnt, source: Utterances) -> Transcription:
+    own, preparer = configuration(), cast(Preparer, Features())
     return Transcription(model, own, lambda root: source, len(FRAMES), Layout(), preparer, capture=True)
 
 
@@ -149,13 +149,12 @@ def test_every_utterance_is_decoded_as_one_token_after_another(seed):
     assert tokens_of(evaluation.predict(Weights(dict(model.named_parameters())))) == expected
 
 
-@pytest.mark.parametrize("keep_eval", [True, False])
-def test_weights_that_are_given_are_evaluated_and_the_networks_own_stay(keep_eval):
+def test_weights_that_are_given_are_evaluated_and_the_networks_own_stay():
     model, averaged = network(1), network(6)
     model.train()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     source = Utterances()
-    evaluation = evaluation_of(model, source, keep_eval)
+    evaluation = evaluation_of(model, source)
     evaluation.open_data(Path())
     own, given = Weights(dict(model.named_parameters())), Weights(dict(averaged.named_parameters()))
     found = [tokens_of(evaluation.predict(weights)) for weights in (given, own, given)]
@@ -163,7 +162,7 @@ def test_weights_that_are_given_are_evaluated_and_the_networks_own_stay(keep_eva
     assert found[1] == token_by_token(model) != found[0]
     assert model.training
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    assert source.read == (1 if keep_eval else 3)
+    assert source.read == 1
     evaluation.close()
     assert source.closed
 

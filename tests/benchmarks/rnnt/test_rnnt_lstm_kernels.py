@@ -195,7 +195,7 @@ def test_every_row_and_unit_has_a_place_in_a_division(backward: bool, width: int
 
 
 # Rows, backward: (groups, rows, units, cluster, wait) and microseconds a frame of a layer of 1,024 units
-# (python -m benchmarks.rnnt.ops.lstm_bench --plans 12 and --plans 5, two H200)
+# (measured on two H200 with a former command)
 MEASURED = {
     (192, False): {
         (3, 64, 24, 1, Wait.LOAD): 6.58, (3, 64, 24, 1, Wait.COUNT): 7.11, (2, 96, 16, 1, Wait.COUNT): 8.84,

@@ -32,10 +32,9 @@ def epoch_of(opened, epoch):
     return [opened.drawn(epoch * STEPS + step).utterance_B.tolist() for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("presort", [False, True])
 @pytest.mark.parametrize("num_buckets", [1, 6])
-def test_an_epoch_is_a_permutation_less_what_is_dropped(num_buckets, presort):
-    opened = stream(num_buckets=num_buckets, presort=presort)
+def test_an_epoch_is_a_permutation_less_what_is_dropped(num_buckets):
+    opened = stream(num_buckets=num_buckets)
     assert opened.train_samples == KEPT
     epochs = [list(itertools.chain(*epoch_of(opened, epoch))) for epoch in range(3)]
     for order in epochs:
@@ -56,12 +55,11 @@ def test_the_longest_are_dropped_no_more_often_than_others():
     assert np.abs(by_length - expected).max() < 5 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("presort", [False, True])
-def test_ranks_see_what_one_rank_sees_that_accumulates(presort):
-    alone = stream(micro_batch=2, accumulation=8, presort=presort)
+def test_ranks_see_what_one_rank_sees_that_accumulates():
+    alone = stream(micro_batch=2, accumulation=8)
     for replicas in (8, 4):
         accumulation = 8 // replicas
-        ranks = [stream(2, accumulation, replicas, replica, presort=presort) for replica in range(replicas)]
+        ranks = [stream(2, accumulation, replicas, replica) for replica in range(replicas)]
         for number in range(2 * STEPS * 8):
             step, lane = divmod(number, 8)
             part = ranks[lane % replicas]
@@ -74,14 +72,12 @@ def test_ranks_see_what_one_rank_sees_that_accumulates(presort):
             assert alone.random_seed(number) == part.random_seed(place)
 
 
-def test_presorting_keeps_global_batches_as_sets_and_gives_each_its_share_of_lengths():
-    plain, sorted_ = (stream(micro_batch=4, accumulation=4, presort=presort) for presort in (False, True))
+def test_each_micro_batch_has_its_share_of_lengths():
+    opened = stream(micro_batch=4, accumulation=4)
     for step in range(2 * STEPS):
-        drawn = [[opened.drawn(step * 4 + lane) for lane in range(4)] for opened in (plain, sorted_)]
-        sets = [sorted(itertools.chain(*(one.utterance_B.tolist() for one in lanes))) for lanes in drawn]
-        assert sets[0] == sets[1]
-        samples = np.sort(np.concatenate([one.samples_B for one in drawn[1]]))
-        for lane, one in enumerate(drawn[1]):
+        drawn = [opened.drawn(step * 4 + lane) for lane in range(4)]
+        samples = np.sort(np.concatenate([one.samples_B for one in drawn]))
+        for lane, one in enumerate(drawn):
             expected = [*samples[2 * lane : 2 * lane + 2], *samples[::-1][2 * lane : 2 * lane + 2]]
             assert sorted(one.samples_B.tolist()) == sorted(expected)
 
@@ -119,7 +115,7 @@ def test_speeds_and_seeds_belong_to_utterance_and_epoch():
 
 
 def test_batches_of_one_bucket_are_of_like_length():
-    opened = stream(num_buckets=6, presort=False)
+    opened = stream(num_buckets=6)
     bucket_of = np.empty(COUNT, int)
     for number, part in enumerate(np.array_split(np.argsort(SAMPLES, kind="stable"), 6)):
         bucket_of[part] = number

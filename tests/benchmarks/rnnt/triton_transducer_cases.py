@@ -38,11 +38,15 @@ def test_small_tiles_without_descriptors_of_several_programs_give_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, tile in loss_triton.TILES.items():
-        if isinstance(tile, Tile):
+        if "flatten" in vars(tile):
             small = tile.replace(rows=16, columns=16, depth=16, programs=8, flatten=0, described=0)
             monkeypatch.setitem(loss_triton.TILES, key, small)
-    for key, fields in (("statistics", (64, 1)), ("gradient", (64, 1, 3, 1)), ("recursion", (32, 1))):
-        monkeypatch.setitem(loss_triton.TILES, key, type(loss_triton.TILES[key])(*fields))
+    for key, tile in (
+        ("statistics", Tile(elements=64, warps=1)),
+        ("gradient", Tile(elements=64, warps=1, programs=3, stages=1)),
+        ("recursion", Tile(lanes=32, stages=1)),
+    ):
+        monkeypatch.setitem(loss_triton.TILES, key, tile)
     monkeypatch.setattr(loss_triton, "BLOCK", 8)
     monkeypatch.setattr(loss_triton, "CLEARED", 32)
     sizes = {"utterances": ((5, 1), (1, 3), (2, 0), (6, 2)), "width": 24, "classes": 40, "p": 0.25}

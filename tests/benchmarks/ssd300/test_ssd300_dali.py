@@ -24,7 +24,7 @@ BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
 
 
 def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> DataSettings:
-    return DataSettings(facts, reader(reader=kind, **changes), crop_attempts=1, channels=4, dtype=dtype)
+    return DataSettings(facts, reader(reader=kind, **changes), crop_attempts=1, dtype=dtype)
 
 
 def train(root, kind, start=0, replicas=1, rank=0, **changes):

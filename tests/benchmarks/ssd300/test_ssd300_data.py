@@ -32,7 +32,7 @@ from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.nn.backbone_file import load_backbone
 
-SETTINGS = DataSettings(SMALL, reader(), crop_attempts=1, channels=4, dtype=torch.float32)
+SETTINGS = DataSettings(SMALL, reader(), crop_attempts=1, dtype=torch.float32)
 BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
 
 
@@ -70,7 +70,7 @@ def test_generated_data_are_cocos_with_gaps_between_ids_crowds_and_pictures_with
 
 
 def test_the_generated_backbone_is_one_and_its_norms_fit_the_pictures(drawn):
-    network = SSD300(SMALL, 4, torch.Generator().manual_seed(0))
+    network = SSD300(SMALL, torch.Generator().manual_seed(0))
     load_backbone(drawn / "backbone.pth", network.backbone)
     state = torch.load(drawn / "backbone.pth", weights_only=True)
     assert {"fc.weight", "layer3.0.downsample.1.running_var", "bn1.num_batches_tracked"} <= state.keys()
@@ -354,8 +354,8 @@ def test_pictures_may_be_grey(drawn, tmp_path):
         picture.convert("L").save(buffer, "JPEG")
     path.write_bytes(buffer.getvalue())
     prepare(tmp_path / "raw", tmp_path / "data")
-    source = open_eval(tmp_path / "data", dataclasses.replace(SETTINGS, channels=3), Layout(), batch=1)
-    image = next(iter(source)).tensors["image"][0] * torch.tensor(SMALL.std).view(3, 1, 1) + torch.tensor(
+    source = open_eval(tmp_path / "data", SETTINGS, Layout(), batch=1)
+    image = next(iter(source)).tensors["image"][0, :3] * torch.tensor(SMALL.std).view(3, 1, 1) + torch.tensor(
         SMALL.mean
     ).view(3, 1, 1)
     source.close()

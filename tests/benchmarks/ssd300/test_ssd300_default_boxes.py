@@ -63,7 +63,7 @@ def test_the_heads_order_is_cell_by_cell_and_in_a_cell_kind_by_kind():
 def test_a_head_gives_what_the_references_two_heads_with_their_own_channels_give():
     """The reference's channel is coordinate (or class) * kinds + kind, its view (N, coordinates, kinds * H * W)."""
     torch.manual_seed(0)
-    network = SSD300(SMALL, 3, torch.Generator().manual_seed(1)).double().eval()
+    network = SSD300(SMALL, torch.Generator().manual_seed(1)).double().eval()
     image = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     said = network(image)
     logits, offsets = [], []

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def detector(**changes: object) -> Detector:
     facts = dataclasses.replace(SMALL, **changes)
-    return Detector(SSD300(SMALL, 3, torch.Generator().manual_seed(0)), facts, {}, CPU)
+    return Detector(SSD300(SMALL, torch.Generator().manual_seed(0)), facts, {}, CPU)
 
 
 def plain(said: Predictions, size, classes=3, candidates=200, keep=200, threshold=0.05):

@@ -16,13 +16,13 @@ from benchmarks.stable_diffusion.config import (
     ReaderConfig,
     StableDiffusionConfig,
 )
-from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, build_evaluation
+from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_settings
 from benchmarks.stable_diffusion.fid import FeatureStatistics
 from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.stand_in import small_merges
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.scoring_networks import random_networks
+from benchmarks.stable_diffusion.scoring_networks import published_networks, random_networks
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.stable_diffusion.small_unet import SMALL
@@ -102,7 +102,10 @@ def small_evaluation(
     folder: Path, model: UNet, layout: Layout | None = None, capture: bool = True
 ) -> PicturesOfCaptions:
     layout = layout or Layout(seed=SEED)
-    return build_evaluation(small_config(), model, len(PROMPTS), folder, read_prompts, read_reference, layout, capture)
+    own = small_config()
+    networks = published_networks(own, folder, layout.device, next(model.parameters()).dtype)
+    settings = generation_settings(own)
+    return PicturesOfCaptions(model, networks, settings, len(PROMPTS), read_prompts, read_reference, layout, capture)
 
 
 def weights_of(model: UNet) -> Weights:

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.stable_diffusion.evaluate import FidAndClip, rates
 from benchmarks.stable_diffusion.fid import FeatureStatistics
-from benchmarks.stable_diffusion.scoring_networks import published_networks
+from benchmarks.stable_diffusion.scoring_networks import published_networks, random_tokens
 from common.contract.evaluation import Predictions
 from common.distributed.layout import Layout
 from common.errors import CheckpointError, ConfigError, DataError, UnsupportedImplementation
@@ -20,6 +20,7 @@ from tests.benchmarks.stable_diffusion.evaluation_by_hand import scores_by_hand
 from tests.benchmarks.stable_diffusion.small_evaluation import (
     PROMPTS,
     SEED,
+    TEXT,
     predicted,
     read_reference,
     run_rank,
@@ -179,3 +180,9 @@ def test_rates_are_those_of_one_rank():
     assert rates(30000, {"latents": 6000.0, "CLIP": 60.0}, 8) == (
         "30,000 pictures on 8 ranks; pictures/s of one: latents 5.0, CLIP 500.0"
     )
+
+
+def test_random_captions_differ_and_have_one_end():
+    tokens = random_tokens(TEXT, ["", ""])
+    assert (tokens == TEXT.vocabulary - 1).sum(1).tolist() == [1, 1]
+    assert not torch.equal(tokens[0], tokens[1])

@@ -37,7 +37,7 @@ def settings(
     **changes: object,
 ) -> DataSettings:
     """Settings of the reader; ``changes`` are of facts or of the section ``reader``."""
-    reader, implementations = ReaderSettings(0, "auto", 0.0, "fp32", 2), {"augment": augment}
+    reader, implementations = ReaderSettings(0, "auto", 2), {"augment": augment}
     of_reader = {name: value for name, value in changes.items() if name in vars(reader)}
     others = {name: value for name, value in changes.items() if name not in of_reader}
     return DataSettings(facts(size, **others), replace(reader, **of_reader), "reference", dtype, implementations)

@@ -154,7 +154,7 @@ def test_shares_that_do_not_divide_are_refused(volumes, batch, shares):
 
 def test_the_order_for_checkpoints_names_what_decides():
     reader = settings().reader
-    assert order_of_data(reader, "reference", 168, 8) == "8 shares, augmentation reference, images fp32"
+    assert order_of_data(reader, "reference", 168, 8) == "8 shares, augmentation reference"
 
 
 # Crops
@@ -261,22 +261,13 @@ def test_epochs_of_unfilled_batches_are_refused(root):
 
 
 @pytest.mark.parametrize("split", [None, VolumeSplit(2, 1, group=object())], ids=["whole", "slab"])
-@pytest.mark.parametrize("cache_dtype", ["fp32", "training"])
-def test_crops_cut_in_host_memory_are_the_same(root, cache_dtype, split):
-    chosen = {"dtype": torch.bfloat16, "cache_dtype": cache_dtype, "noise_probability": 0.5}
+def test_crops_cut_in_host_memory_are_the_same(root, split):
+    chosen = {"dtype": torch.bfloat16, "noise_probability": 0.5}
     some, others = (
         joined(crops_of(opened(root, settings(cache=place, **chosen), 3, split=split), epochs(4, 6)))
         for place in ("device", "host")
     )
     assert equal(some, others)
-
-
-def test_images_cached_in_half_precision_are_rounded(root):
-    source = opened(root, settings(torch.bfloat16, cache_dtype="training", oversampling=0.0, **CALM), 3)
-    exact = opened(root, settings(torch.float32, oversampling=0.0, **CALM), 3)
-    rounded = joined(crops_of(source, epochs(1, 6)))["image"]
-    assert rounded.dtype == torch.bfloat16
-    assert torch.equal(rounded, joined(crops_of(exact, epochs(1, 6)))["image"].bfloat16())
 
 
 def test_a_replica_reads_the_volumes_of_its_share_only_and_each_once(root, monkeypatch):
@@ -395,24 +386,21 @@ def test_warming_up_needs_no_data():
 
 
 @pytest.mark.parametrize(
-    ("requested", "limit_gb", "needed", "expected"),
+    ("requested", "needed", "expected"),
     [
-        ("auto", 0.0, 40_000_000_000, "device"),
-        ("auto", 0.0, 60_000_000_000, "host"),
-        ("auto", 70.0, 60_000_000_000, "device"),
-        ("auto", 30.0, 40_000_000_000, "host"),
-        ("auto", 500.0, 110_000_000_000, "host"),
-        ("host", 0.0, 1, "host"),
-        ("device", 0.0, 90_000_000_000, "device"),
+        ("auto", 40_000_000_000, "device"),
+        ("auto", 60_000_000_000, "host"),
+        ("host", 1, "host"),
+        ("device", 90_000_000_000, "device"),
     ],
 )
-def test_volumes_are_kept_on_a_gpu_where_they_fit(monkeypatch, requested, limit_gb, needed, expected):
+def test_volumes_are_kept_on_a_gpu_where_they_fit(monkeypatch, requested, needed, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100_000_000_000, 141_000_000_000))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10**12})())
-    assert cache_module.choose_place(requested, needed, limit_gb, torch.device("cuda", 0)) == expected
+    assert cache_module.choose_place(requested, needed, torch.device("cuda", 0)) == expected
 
 
 def test_a_gpu_too_small_for_what_is_asked_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000_000_000, 141_000_000_000))
     with pytest.raises(ConfigError, match=r"take 25\.0 GB where 10\.0 GB are free"):
-        cache_module.choose_place("device", 25_000_000_000, 0.0, torch.device("cuda", 0))
+        cache_module.choose_place("device", 25_000_000_000, torch.device("cuda", 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -49,8 +50,7 @@ def test_windows_fill_batches_across_volumes():
     warm_up = model.batches
     evaluation.predict(weights_of(model))
     windows = [1, 2 * 2 * 2, 2 * 1 * 2, 3 * 1 * 2, 3 * 3 * 1]
-    assert evaluation.windows == sum(windows) == 28
-    assert model.batches - warm_up == 6
+    assert model.batches - warm_up == math.ceil(sum(windows) / 5) == 6
 
 
 def test_each_case_is_scored_on_exactly_its_cropped_voxels():

@@ -33,9 +33,9 @@ SMALL = instance_norm_triton.SMALL_TILES
 def in_three_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every volume as large, use small tiles, and report several multiprocessors."""
     for direction, tile in SMALL.items():
-        monkeypatch.setitem(SMALL, direction, tile._replace(voxels=0))
+        monkeypatch.setitem(SMALL, direction, tile.replace(voxels=0))
     for name, large in instance_norm_triton.TILES.items():
-        monkeypatch.setitem(instance_norm_triton.TILES, name, large._replace(elements=512))
+        monkeypatch.setitem(instance_norm_triton.TILES, name, large.replace(elements=512))
     monkeypatch.setattr(tiles, "multiprocessors", lambda device: 5)
 
 

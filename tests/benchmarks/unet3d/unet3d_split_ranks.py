@@ -35,12 +35,11 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 class Trainee:
     """The network, whole or split over ``cp``, and its losses."""
 
-    def __init__(self, layout: Layout, overlap: bool = True) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.split = VolumeSplit.from_layout(layout)
-        settings = NetworkSettings(overlap=overlap)
         generator = torch.Generator().manual_seed(11)
-        self.model = UNet3D(ARCHITECTURE, settings, generator, dtype=torch.float64, split=self.split)
+        self.model = UNet3D(ARCHITECTURE, NetworkSettings(), generator, dtype=torch.float64, split=self.split)
 
     def local(self, whole: Tensor, dim: int) -> Tensor:
         return whole if self.split is None else self.split.slab(whole, dim).contiguous()
@@ -99,7 +98,6 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     results: dict[str, Any] = {
         "gradients": trainee.gradients(of_image=False),
         "with image": trainee.gradients(of_image=True),
-        "waiting": Trainee(layout, overlap=False).gradients(of_image=False),
         "chosen": trainee.model.chosen(),
         "redundant": sorted(trainee.model.redundant_parameters()),
         "weights": trainee.train(),

@@ -20,7 +20,6 @@ from common.distributed.tensor_parallel.products import CollectiveProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.nn.decoder import Decoder, DecoderArchitecture, split_attention
 from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.offload import QkvOffload
 from common.nn.frozen_decoder.operations import FROZEN_DECODER_OPERATIONS, choose
 from common.nn.lora import LoraSettings, TokenPlaces
 from common.nn.scratch import Scratch
@@ -43,8 +42,8 @@ LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     4: {"tp4": {"tp": 4}, "tp2xcp2": {"cp": 2, "tp": 2}},
 }
 BLOCKS = ("autograd", "frozen")
-RECOMPUTED, OFFLOADED = 1, 1
-"""Layers of the halves that compute query, key and value again, and that leave them with the host; one keeps them."""
+RECOMPUTED = 1
+"""Layers of the halves that compute query, key and value again; the others keep them."""
 
 FP8_STEPS = 2
 """The first of which finds its scales in a sample."""
@@ -88,8 +87,8 @@ class Network:
         self._frozen: FrozenDecoder | None = None
         if blocks == "frozen":
             operations, _ = choose(REFERENCES, ARCHITECTURE, split, CPU, dtype)
-            products, offload = CollectiveProducts(parallel), QkvOffload(OFFLOADED, CPU)
-            self._frozen = FrozenDecoder(self.decoder, operations, products, Scratch(CPU), RECOMPUTED, offload)
+            products = CollectiveProducts(parallel)
+            self._frozen = FrozenDecoder(self.decoder, operations, products, Scratch(CPU), RECOMPUTED)
 
     def hidden(self, seed: Tensor | None) -> Tensor:
         """What the head reads of own tokens, (s, E)."""

@@ -68,9 +68,7 @@ class Network:
         if blocks != "autograd":
             operations, _ = choose(REFERENCES, ARCHITECTURE, split, CPU, dtype)
             recomputed = ARCHITECTURE.layers if blocks == "recomputed" else 0
-            self._trained = TrainedDecoder(
-                decoder, operations, linear, B * split.local_length, recomputed, eval_products="frozen"
-            )
+            self._trained = TrainedDecoder(decoder, operations, linear, B * split.local_length, recomputed)
 
     def losses(self) -> Tensor:
         """Losses (B, L) of this rank's columns."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.nn.decoder import Decoder
 from common.nn.lora import TokenPlaces
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import EvalProducts, Scales, WeightCasts, choose_eval_products
+from common.nn.trained_decoder.casts import Scales, WeightCasts
 from common.nn.trained_decoder.products import Fp8TrainedProduct, Shared, trained_product
 from tests.common.nn.small_trained_decoder import CPU, LENGTH, ROWS, SMALL, error, trained
 from tests.counted_transposes import counted_transposes
@@ -21,10 +21,10 @@ PRODUCTS = 4 * SMALL.layers
 class Network:
     """A decoder and its halves."""
 
-    def __init__(self, eval_products: EvalProducts, linear: str = "fp8", transposed: int = 0) -> None:
+    def __init__(self, linear: str = "fp8", transposed: int = 0, own_eval_scales: bool = False) -> None:
         self.model = Decoder(SMALL, dtype=torch.bfloat16)
         self.model.initialise(generator_of)
-        self.halves = trained(self.model, linear, transposed_layers=transposed, eval_products=eval_products)
+        self.halves = trained(self.model, linear, transposed_layers=transposed, own_eval_scales=own_eval_scales)
 
     def hidden(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -62,9 +62,9 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> None:
-    network, half = Network("frozen"), Network("half")
-    for each in (network, half):
-        each.step(1, 2)
+    network, half = Network(), Network("torch")
+    network.step(1, 2)
+    half.model.load_state_dict(dict(network.model.named_parameters()))
     before = network.buffers()
     (found,) = network.evaluate(3)
     assert equal(network.buffers(), before)
@@ -77,7 +77,7 @@ def test_an_evaluation_is_what_the_next_step_computes_and_moves_no_scale() -> No
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("transposed", [0, 2])
 def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int, prepared: bool) -> None:
-    ours, theirs = (Network("frozen", transposed=transposed) for _ in range(2))
+    ours, theirs = (Network(transposed=transposed) for _ in range(2))
     for seed in range(3):
         found = ours.step(2 * seed, 2 * seed + 1, prepared=prepared)
         ours.evaluate(7, 8)
@@ -89,7 +89,7 @@ def test_training_goes_on_as_if_nothing_had_been_evaluated(transposed: int, prep
 
 
 def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network("frozen", transposed=SMALL.layers)
+    network = Network(transposed=SMALL.layers)
     casts: list[Fp8TrainedProduct] = []
     original = Fp8TrainedProduct._cast_weight
 
@@ -113,14 +113,8 @@ def test_weights_are_cast_before_the_passes_of_an_evaluation_and_not_in_them(mon
     assert len(casts) == 4 * PRODUCTS, "elsewhere weights may have changed before any pass"
 
 
-def test_products_in_half_precision_cast_nothing_for_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, half = Network("half"), Network("half", "torch")
-    monkeypatch.setattr(Fp8TrainedProduct, "_cast_weight", lambda self: pytest.fail("nothing to cast"))
-    assert torch.equal(network.evaluate(1)[0], half.evaluate(1)[0])
-
-
 def test_before_any_step_scales_are_found_and_stay_unknown() -> None:
-    network, half = Network("frozen"), Network("half")
+    network, half = Network(), Network("torch")
     found, wanted = network.evaluate(1)[0], half.evaluate(1)[0]
     assert error(found, wanted) < 0.2
     assert not any(buffer.any() for buffer in network.buffers().values())
@@ -128,7 +122,7 @@ def test_before_any_step_scales_are_found_and_stay_unknown() -> None:
 
 def test_an_evaluation_with_scales_of_its_own_is_the_same_whatever_came_before() -> None:
     """They begin anew, and follow its micro-batches."""
-    network, fresh, half = Network("moving"), Network("moving"), Network("half")
+    network, fresh, half = Network(own_eval_scales=True), Network(own_eval_scales=True), Network("torch")
     network.evaluate(5, 6)
     of_others = network.buffers()
     with torch.no_grad():
@@ -155,7 +149,7 @@ def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum() -> None:
     layer.weight = nn.Parameter((torch.randn(1024, 32, generator=generator_of("w")) * 0.01).bfloat16())
     layer.weight.data[1] *= 100.0
     casts = WeightCasts()
-    product = trained_product(layer, "fp8", Shared(Scratch(CPU), casts, eval_products="frozen"))
+    product = trained_product(layer, "fp8", Shared(Scratch(CPU), casts))
     assert isinstance(product, Fp8TrainedProduct)
     x = torch.randn(16, 32, generator=generator_of("x")).bfloat16()
     wanted = x.double() @ layer.weight.detach().double().t()
@@ -166,8 +160,3 @@ def test_a_weight_whose_scale_is_unknown_is_cast_with_its_maximum() -> None:
     scales = layer.get_submodule("fp8")
     assert isinstance(scales, Scales)
     assert not scales.scales.any()
-
-
-def test_what_evaluations_multiply_in_is_said_by_the_option_and_by_who_trains() -> None:
-    assert [choose_eval_products("torch", trains) for trains in (True, False)] == ["half", "half"]
-    assert [choose_eval_products("same", trains) for trains in (True, False)] == ["frozen", "moving"]

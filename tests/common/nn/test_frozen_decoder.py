@@ -15,8 +15,7 @@ from common.distributed.tensor_parallel.products import CollectiveProducts
 from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
 from common.nn.decoder import Decoder, DecoderArchitecture
 from common.nn.frozen_decoder.decoder import IN_FP8, FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.memory import Host, Workspace, plan
-from common.nn.frozen_decoder.offload import QkvOffload
+from common.nn.frozen_decoder.memory import Workspace, plan
 from common.nn.frozen_decoder.operations import choose
 from common.nn.frozen_decoder.products import Fp8FrozenProduct, check_fp8
 from common.nn.lora import LoraSettings, TokenPlaces
@@ -34,17 +33,14 @@ ROWS, LENGTH = 2, 16
 CPU = torch.device("cpu")
 
 
-def built(
-    dtype: torch.dtype, fp8: bool = False, recomputed_qkv: int = 0, offloaded_qkv: int = 0, transposed_layers: int = 0
-) -> FrozenDecoder:
+def built(dtype: torch.dtype, fp8: bool = False, recomputed_qkv: int = 0, transposed_layers: int = 0) -> FrozenDecoder:
     decoder = Decoder(ARCHITECTURE, "meta", dtype, LORA)
     linear = "fp8" if fp8 else "torch"
     load_frozen(decoder, decoder.drawn_base(generator_of, CPU, dtype), CPU, dtype, linear, transposed_layers)
     decoder.initialise_adapters(generator_of)
     trained_b(decoder)
     operations, _ = choose({}, ARCHITECTURE, ContextSplit(LENGTH), CPU, dtype)
-    products, offload = CollectiveProducts(decoder.parallel), QkvOffload(offloaded_qkv, CPU) if offloaded_qkv else None
-    return FrozenDecoder(decoder, operations, products, Scratch(CPU), recomputed_qkv, offload)
+    return FrozenDecoder(decoder, operations, CollectiveProducts(decoder.parallel), Scratch(CPU), recomputed_qkv)
 
 
 def trained_b(decoder: Decoder) -> None:
@@ -65,9 +61,9 @@ def tokens() -> Tensor:
     return torch.randint(ARCHITECTURE.vocabulary, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(2))
 
 
-def losses(network: Decoder | FrozenDecoder, decoder: Decoder, seed: int | None = 5, rows: int = ROWS) -> Tensor:
-    given = tokens()[:rows]
-    places = TokenPlaces.whole(rows, LENGTH, None if seed is None else torch.tensor(seed))
+def losses(network: Decoder | FrozenDecoder, decoder: Decoder, seed: int | None = 5) -> Tensor:
+    given = tokens()
+    places = TokenPlaces.whole(ROWS, LENGTH, None if seed is None else torch.tensor(seed))
     hidden = network.hidden_states(given[:, :-1], places)
     return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel, chunk=24)
 
@@ -90,20 +86,6 @@ def test_halves_are_the_decoder_under_autograd(recomputed_qkv: int) -> None:
         )
 
 
-@pytest.mark.parametrize(("offloaded_qkv", "recomputed_qkv"), [(1, 0), (2, 1), (3, 0)])
-def test_what_comes_back_from_the_host_is_what_was_sent(offloaded_qkv: int, recomputed_qkv: int) -> None:
-    """Over micro-batches of two shapes, forward and backward each, whose gradients add up."""
-    keeping, offloading = built(torch.float32), built(torch.float32, False, recomputed_qkv, offloaded_qkv)
-    for rows in (2, 1, 2):
-        found, expected = (losses(network, network.decoder, rows=rows) for network in (offloading, keeping))
-        assert torch.equal(found, expected)
-        for value in (found, expected):
-            value.mean().backward()
-    for name, parameter in keeping.decoder.named_parameters():
-        if parameter.requires_grad:
-            assert torch.equal(offloading.decoder.get_parameter(name).grad, parameter.grad), name
-
-
 def test_kept_transposes_are_those_made_when_needed() -> None:
     keeping, making = built(torch.bfloat16, True, transposed_layers=2), built(torch.bfloat16, True)
     for network in (keeping, making):
@@ -116,19 +98,8 @@ def test_kept_transposes_are_those_made_when_needed() -> None:
     assert last._transposed_IO is None
 
 
-def test_a_forward_pass_between_does_not_change_a_gradient_unnoticed() -> None:
-    frozen = built(torch.float32, offloaded_qkv=1)
-    first = losses(frozen, frozen.decoder)
-    with torch.no_grad():
-        losses(frozen, frozen.decoder)  # an evaluation sends nothing
-    first.mean().backward()
-    second, _ = (losses(frozen, frozen.decoder) for _ in range(2))
-    with pytest.raises(RuntimeError, match="layer 0 were overwritten by a later forward pass"):
-        second.mean().backward()
-
-
 def test_evaluation_drops_nothing_and_keeps_nothing() -> None:
-    plain, frozen = reference(torch.float64), built(torch.float64, offloaded_qkv=2)
+    plain, frozen = reference(torch.float64), built(torch.float64)
     with torch.no_grad():
         found = losses(frozen, frozen.decoder, None)
     assert not found.requires_grad
@@ -203,10 +174,10 @@ def test_resting_scales_rest() -> None:
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-@pytest.mark.parametrize(("recomputed_qkv", "offloaded_qkv"), [(0, 0), (1, 0), (0, 2)])
-def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int, offloaded_qkv: int) -> None:
+@pytest.mark.parametrize("recomputed_qkv", [0, 1])
+def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int) -> None:
     """All that the graph holds beyond the weights, by memory and not by tensor: nobody keeps a product's input."""
-    frozen = built(torch.bfloat16, fp8, recomputed_qkv, offloaded_qkv)
+    frozen = built(torch.bfloat16, fp8, recomputed_qkv)
     workspace = Workspace(ARCHITECTURE, ROWS * LENGTH, 1, 1, 0, LORA.rank, 2, fp8, 24, True)
     own = {
         p.untyped_storage().data_ptr() for p in itertools.chain(frozen.decoder.parameters(), frozen.decoder.buffers())
@@ -222,7 +193,7 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int, offloaded_
     places = TokenPlaces.whole(ROWS, LENGTH, torch.tensor(5))
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         frozen.hidden_states(tokens()[:, :-1], places)
-    planned = ARCHITECTURE.layers * workspace.layer() - (recomputed_qkv + offloaded_qkv) * workspace.qkv()
+    planned = ARCHITECTURE.layers * workspace.layer() - recomputed_qkv * workspace.qkv()
     last_norm = ROWS * LENGTH * (ARCHITECTURE.hidden * 2 + 4)
     lse = ARCHITECTURE.layers * ROWS * LENGTH * ARCHITECTURE.heads * 4  # kept beside what autograd saves
     assert sum(kept.values()) == pytest.approx(planned + last_norm - lse, rel=0.002, abs=64)
@@ -230,7 +201,6 @@ def test_layers_keep_what_was_planned(fp8: bool, recomputed_qkv: int, offloaded_
 
 LLAMA_2_70B = DecoderArchitecture(32_000, 8192, 80, 64, 8, 128, 28_672, 1e-5, 10_000.0, 0.02)
 H100, H200 = 85_000_000_000, 150_754_000_000
-HOST = Host(100_000_000_000, 8)
 
 
 def test_a_plan_recomputes_as_little_as_fits() -> None:
@@ -239,13 +209,13 @@ def test_a_plan_recomputes_as_little_as_fits() -> None:
     assert workspace.frozen() == pytest.approx(68.45e9 + 1.05e9, rel=0.001)
     by_hand = 2 * 134.2e6 + 167.8e6 + 134.2e6 + 2.1e6 + 469.8e6
     assert workspace.layer() == pytest.approx(by_hand, rel=0.002)
-    found = plan(workspace, H200, HOST, None, 0, 0)
+    found = plan(workspace, H200, None, 0)
     assert found.total <= found.capacity < found.total + workspace.qkv()
-    assert plan(workspace, H200, HOST, 80, 0, 0).total < found.total
+    assert plan(workspace, H200, 80, 0).total < found.total
     apart = dataclasses.replace(workspace, cast_apart=True)  # gate and up's gradient in bf16 beside that in FP8
     assert apart.transient() == pytest.approx(5 * 134.2e6 + 939.5e6 + 469.8e6, rel=0.001)
     with pytest.raises(ConfigError, match=r"GB are missing; use model\.recomputed_qkv=auto"):
-        plan(workspace, 80_000_000_000, HOST, None, 0, 0)
+        plan(workspace, 80_000_000_000, None, 0)
 
 
 def test_each_ranks_tokens_are_enough_for_a_product_in_fp8() -> None:
@@ -260,15 +230,15 @@ def test_room_that_is_left_takes_transposed_weights() -> None:
     whole = Workspace(LLAMA_2_70B, 8192, 1, 1, 8192, 16, 2, True, 2048, True)
     rows = dataclasses.replace(whole, tokens=4096, sharers=2, eval_tokens=4096, alone=False)
     layers = dataclasses.replace(whole, ranks=2, alone=False)
-    plans = [plan(workspace, H200, HOST, None, 0, None) for workspace in (whole, rows, layers)]
+    plans = [plan(workspace, H200, None, None) for workspace in (whole, rows, layers)]
     assert (plans[0].transposed_layers, plans[2].transposed_layers) == (0, 80)
     found = plans[1]
     assert 0 < found.transposed_layers < 80
     assert found.transposed == found.transposed_layers * 855_638_016
     assert found.total <= H200 < found.total + 855_638_016
-    assert plan(rows, H200, HOST, None, 0, 3).transposed == 3 * 855_638_016
+    assert plan(rows, H200, None, 3).transposed == 3 * 855_638_016
     in_half = dataclasses.replace(layers, fp8=False, tokens=2048, eval_tokens=0)
-    assert plan(in_half, H200, HOST, None, 0, None).transposed == 0
+    assert plan(in_half, H200, None, None).transposed == 0
 
 
 def test_ranks_that_share_layers_have_room_for_the_tokens_that_they_move() -> None:
@@ -283,33 +253,15 @@ def test_a_rank_that_only_evaluates_needs_no_room_for_training() -> None:
     training = Workspace(LLAMA_2_70B, 8192, 1, 1, 0, 16, 2, True, 2048, False)
     evaluating = dataclasses.replace(training, tokens=0, eval_tokens=8192)
     with pytest.raises(ConfigError, match=r"use model\.recomputed_qkv=auto"):
-        plan(training, H100, HOST, None, None, 0)
-    found = plan(evaluating, H100, HOST, None, None, 0)
+        plan(training, H100, None, 0)
+    found = plan(evaluating, H100, None, 0)
     hidden, qkv, wide = 8192 * 8192 * 2, 8192 * 10_240 * 2, 8192 * 28_672
     forward = 4 * hidden + 2 * qkv + hidden + wide + 2048 * 32_000 * 8
     by_hand = 69.5e9 + 44_564_480 * 2 + (4 * wide + 2 * 28_672 * 8192) + forward + 5e9
     assert found.total == pytest.approx(by_hand, rel=0.001)
-    assert (found.kept, found.transient, found.recomputed_qkv, found.offloaded_qkv) == (0, 0, 0, 0)
+    assert (found.kept, found.transient, found.recomputed_qkv) == (0, 0, 0)
     with pytest.raises(ConfigError, match=r"use model\.linear=fp8, a smaller reader\.eval_rows, .* evaluation\.layout"):
-        plan(evaluating, 70_000_000_000, HOST, None, None, 0)
-
-
-def test_a_plan_offloads_as_little_as_fits_where_the_host_has_room() -> None:
-    """A layer's query is 2^27 bytes, key and value 2^24 each; two layers' are coming back."""
-    workspace = Workspace(LLAMA_2_70B, 8192, 1, 1, 8192, 16, 2, True, 2048, True)
-    layer = 2**27 + 2 * 2**24
-    recomputing, offloading = (plan(workspace, H200, HOST, None, offloaded, 0) for offloaded in (0, None))
-    assert (offloading.offloaded_qkv, offloading.recomputed_qkv) == (recomputing.recomputed_qkv + 2, 0)
-    assert (offloading.ring, offloading.pinned) == (2 * layer, offloading.offloaded_qkv * layer)
-    assert offloading.total == recomputing.total
-    mixed = plan(workspace, H200, HOST, None, 30, 0)
-    assert (mixed.offloaded_qkv, mixed.recomputed_qkv) == (30, recomputing.recomputed_qkv + 2 - 30)
-    rather = plan(workspace, H200, HOST, 40, None, 0)
-    assert (rather.offloaded_qkv, rather.recomputed_qkv) == (recomputing.recomputed_qkv + 2 - 40, 40)
-    needed = 8 * offloading.pinned
-    assert plan(workspace, H200, Host(needed, 8), None, None, 0) == offloading
-    with pytest.raises(ConfigError, match=r"11\.7 GB pinned by each of 8 ranks, where 94\.0 GB are free; use a"):
-        plan(workspace, H200, Host(needed - 1, 8), None, None, 0)
+        plan(evaluating, 70_000_000_000, None, 0)
 
 
 def test_a_base_that_does_not_fit_is_refused() -> None:

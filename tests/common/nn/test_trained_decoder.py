@@ -205,16 +205,6 @@ def test_a_changed_weight_is_the_one_that_the_next_step_uses() -> None:
     assert after == pytest.approx(loss(fresh, fresh).item(), rel=0.02)
 
 
-def test_an_evaluation_is_in_the_dtype_of_the_weights_and_moves_no_scale() -> None:
-    ours, plain = decoder(torch.bfloat16), decoder(torch.bfloat16)
-    halves, half = trained(ours, "fp8"), trained(plain)
-    loss(halves, ours).backward()
-    scales = {name: buffer.clone() for name, buffer in ours.named_buffers()}
-    with torch.no_grad():
-        assert torch.equal(loss(halves, ours), loss(half, plain))
-    assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
-
-
 def test_scales_are_buffers_and_fp8_weights_are_not() -> None:
     ours = decoder(torch.bfloat16)
     trained(ours, "fp8")

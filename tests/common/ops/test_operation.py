@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from common.errors import ConfigError, UnsupportedImplementation
+from common.ops.catalogue import all_operations
 from common.ops.operation import (
     Choice,
     Implementation,
@@ -20,24 +21,10 @@ from common.ops.operation import (
     choose,
     select,
 )
-from tests.conftest import ROOT
 
 REQUEST = OperationRequest(torch.device("cpu"), torch.float32)
 
-
-def declared() -> list[Operation]:
-    """All operations, by the modules that declare them."""
-    packages = sorted(ROOT.glob("common/ops/*/__init__.py")) + sorted(ROOT.glob("benchmarks/*/ops/*/__init__.py"))
-    rules = [ROOT / "common/optim" / f"{name}.py" for name in ("adagrad", "adaptive", "momentum")]
-    found: dict[int, Operation] = {}
-    for path in [*packages, *rules]:
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        module = importlib.import_module(".".join(part for part in parts if part != "__init__"))
-        found |= {id(value): value for value in vars(module).values() if isinstance(value, Operation)}
-    return list(found.values())
-
-
-DECLARED = declared()
+DECLARED = list(all_operations().values())
 OPTIONAL = ("cudnn", "triton")
 """Packages that an implementation may import when it is chosen."""
 OF_EVERY_ONE = pytest.mark.parametrize("operation", DECLARED, ids=lambda operation: operation.name)

@@ -92,6 +92,11 @@ def test_every_implementation_of_every_case_is_timed_beside_the_compiled_referen
     assert {task.implementation for task in tasks_of({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=True)} == {"triton"}
 
 
+def test_a_reference_that_is_a_class_is_not_compiled() -> None:
+    key = "common.optim.adagrad:ADAGRAD"
+    assert [task.implementation for task in tasks_of({key: OPERATIONS[key]}, tiles=False)] == ["triton", REFERENCE]
+
+
 def test_all_tables_of_tiles_are_found() -> None:
     pytest.importorskip("triton")
     from common.ops.group_norm import triton

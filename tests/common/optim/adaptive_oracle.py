@@ -1,6 +1,5 @@
 """LAMB, AdamW and Adam in float64 NumPy, one tensor at a time, and shards built by hand for the tests of the rules."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,6 @@ from torch import Tensor
 
 from common.optim.rules import GroupSettings, Rule, Update
 from common.optim.shard import Fragment, Shard
-
-IMPLEMENTATIONS_HERE = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else ["reference"]
-"""What the tests of the rules run in this process: test_adaptive_triton.py starts another with the interpreter."""
 
 RATES = [0.05, 0.1, 0.2, 0.15, 0.025]
 SHAPES = [(200, 49), (7,), (65, 3), (64,)]
@@ -164,7 +160,6 @@ def make_shard(
 
 def make_problem(
     rule: Rule,
-    implementation: str,
     tensors: Sequence[Tensor],
     settings: Sequence[GroupSettings],
     groups: Sequence[int] | None = None,
@@ -172,7 +167,7 @@ def make_problem(
 ) -> Problem:
     """``tensors`` in one shard on one rank; without ``groups`` each tensor is a group of its own."""
     shard = make_shard(tensors, groups or range(len(tensors)), dtype)
-    return Problem(shard, rule.bind([shard], settings, len(tensors), lambda _: None, implementation))
+    return Problem(shard, rule.bind([shard], settings, len(tensors), lambda _: None, "reference"))
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -1,13 +1,9 @@
-"""LAMB, AdamW and Adam against float64 formulas, torch.optim and hand-worked cases.
-
-test_adaptive_triton.py runs the cases for the Triton kernels.
-"""
+"""LAMB, AdamW and Adam against float64 formulas, torch.optim and hand-worked cases."""
 
 import numpy as np
 import pytest
 import torch
 from adaptive_oracle import (
-    IMPLEMENTATIONS_HERE,
     RATES,
     SHAPES,
     adam_steps,
@@ -22,22 +18,14 @@ from adaptive_oracle import (
     run,
 )
 
-from common.errors import UnsupportedImplementation
 from common.optim.adaptive import LAMB, Adam, AdamW
 
 
-@pytest.fixture(params=IMPLEMENTATIONS_HERE)
-def implementation(request):
-    return request.param
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_lamb_follows_algorithm_2(implementation, dtype):
-    if implementation == "triton" and dtype == torch.float64:
-        pytest.skip("the kernels compute in float32")
+def test_lamb_follows_algorithm_2(dtype):
     tensors = [noise(*shape, seed=i, scale=0.1) for i, shape in enumerate(SHAPES)]
     settings = [group(0.01, trust=True), group()]
-    problem = make_problem(LAMB(), implementation, tensors, settings, groups=[0, 1, 0, 1], dtype=dtype)
+    problem = make_problem(LAMB(), tensors, settings, groups=[0, 1, 0, 1], dtype=dtype)
     gradients = gradients_of(tensors)
     run(problem, gradients)
     starts = rounded(tensors, dtype)
@@ -50,20 +38,18 @@ def test_lamb_follows_algorithm_2(implementation, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_weights_are_their_rounded_masters(implementation, dtype):
-    if implementation == "triton" and dtype == torch.bfloat16:
-        pytest.skip("Triton's interpreter cuts float32 off to bfloat16; test_adaptive_gpu.py has this case")
+def test_half_weights_are_their_rounded_masters(dtype):
     tensors = [noise(70, 70), noise(5)]
-    problem = make_problem(LAMB(), implementation, tensors, [group(0.01, trust=True), group()], dtype=dtype)
+    problem = make_problem(LAMB(), tensors, [group(0.01, trust=True), group()], dtype=dtype)
     run(problem, gradients_of(tensors))
     assert torch.equal(problem.shard.parameters, problem.shard.masters.to(dtype))
     assert not torch.equal(problem.shard.parameters.float(), problem.shard.masters)
 
 
 @pytest.mark.parametrize(("decay", "trust"), [(0.0, True), (0.1, False)], ids=["ratio_alone", "decay_alone"])
-def test_decay_and_ratio_are_separate(implementation, decay, trust):
+def test_decay_and_ratio_are_separate(decay, trust):
     tensor = noise(33, 5)
-    problem = make_problem(LAMB(), implementation, [tensor], [group(decay, trust)])
+    problem = make_problem(LAMB(), [tensor], [group(decay, trust)])
     gradients = gradients_of([tensor])
     run(problem, gradients)
     now = [rounded(step, torch.float32)[0] for step in gradients]
@@ -71,10 +57,10 @@ def test_decay_and_ratio_are_separate(implementation, decay, trust):
     assert_follows(problem, 0, lamb_steps(start, now, RATES, weight_decay=decay, trust=trust))
 
 
-def test_lamb_hand_worked_first_step(implementation):
+def test_lamb_hand_worked_first_step():
     # epsilon 1, g = (1, -3): m / (1 - b1) = g, sqrt(v / (1 - b2)) = |g|, so g / (|g| + 1) = (0.5, -0.75);
     # u = (0.5 + 0.1 * 3, -0.75 + 0.1 * 4) = (0.8, -0.35); |w| = 5
-    problem = make_problem(LAMB(epsilon=1.0), implementation, [torch.tensor([3.0, 4.0])], [group(0.1, True)])
+    problem = make_problem(LAMB(epsilon=1.0), [torch.tensor([3.0, 4.0])], [group(0.1, True)])
     problem.set_gradients([torch.tensor([1.0, -3.0])])
     problem.apply(0.5, 0)
     ratio = 5.0 / (0.8**2 + 0.35**2) ** 0.5
@@ -82,10 +68,10 @@ def test_lamb_hand_worked_first_step(implementation):
     torch.testing.assert_close(weights, torch.tensor([3.0 - 0.5 * ratio * 0.8, 4.0 + 0.5 * ratio * 0.35]))
 
 
-def test_lamb_without_bias_correction(implementation):
+def test_lamb_without_bias_correction():
     tensor = noise(40, 3)
     rule = LAMB(0.8, 0.95, 1e-4, bias_correction=False)
-    problem = make_problem(rule, implementation, [tensor], [group(0.01, True)])
+    problem = make_problem(rule, [tensor], [group(0.01, True)])
     gradients = gradients_of([tensor])
     run(problem, gradients)
     now = [rounded(step, torch.float32)[0] for step in gradients]
@@ -94,10 +80,10 @@ def test_lamb_without_bias_correction(implementation):
     assert_follows(problem, 0, expected)
 
 
-def test_bias_correction_reads_the_step(implementation):
+def test_bias_correction_reads_the_step():
     # from zero moments: m = 0.5 g and v = 0.25 g^2, so u = (0.5 / (1 - 0.5^t)) / sqrt(0.25 / (1 - 0.75^t)) for g = 1
     for step in (0, 1, 9, 10**6):
-        problem = make_problem(LAMB(0.5, 0.75), implementation, [torch.zeros(3)], [group()])
+        problem = make_problem(LAMB(0.5, 0.75), [torch.zeros(3)], [group()])
         problem.set_gradients([torch.ones(3)])
         problem.apply(1.0, step)
         u = 0.5 / (1 - 0.5 ** (step + 1)) / (0.25 / (1 - 0.75 ** (step + 1))) ** 0.5
@@ -105,9 +91,9 @@ def test_bias_correction_reads_the_step(implementation):
 
 
 @pytest.mark.parametrize("rule", [LAMB(0.0, 0.0), LAMB(0.0, 0.999), LAMB(0.9, 0.0)], ids=["none", "v", "m"])
-def test_betas_may_be_zero(implementation, rule):
+def test_betas_may_be_zero(rule):
     tensor = noise(40, 3)
-    problem = make_problem(rule, implementation, [tensor], [group(0.01, True)])
+    problem = make_problem(rule, [tensor], [group(0.01, True)])
     gradients = gradients_of([tensor])
     run(problem, gradients)
     now = [rounded(step, torch.float32)[0] for step in gradients]
@@ -115,11 +101,11 @@ def test_betas_may_be_zero(implementation, rule):
     assert_follows(problem, 0, lamb_steps(start, now, RATES, beta1=rule.beta1, beta2=rule.beta2, weight_decay=0.01))
 
 
-def test_multiplier_and_factor_act_on_every_gradient(implementation):
+def test_multiplier_and_factor_act_on_every_gradient():
     tensors = [noise(70, 7), noise(9)]
     settings = [group(0.01, True, grad_multiplier=0.125), group(grad_multiplier=2.0)]
     rule = LAMB(0.6, 0.85, epsilon=0.1)  # with this epsilon u depends on the scale of g
-    problem = make_problem(rule, implementation, tensors, settings)
+    problem = make_problem(rule, tensors, settings)
     gradients = gradients_of(tensors)
     run(problem, gradients, factor=0.25)
     starts = rounded(tensors, torch.float32)
@@ -129,44 +115,44 @@ def test_multiplier_and_factor_act_on_every_gradient(implementation):
         assert_follows(problem, index, lamb_steps(starts[index], now, RATES, trust=setting.trust_ratio, **knobs))
 
 
-def test_every_group_is_updated_at_its_own_rate(implementation):
+def test_every_group_is_updated_at_its_own_rate():
     tensors = [torch.zeros(4), torch.full((4,), 2.0)]
     settings = [group(), group(trust=True)]
-    problem = make_problem(LAMB(epsilon=1e-12), implementation, tensors, settings)
+    problem = make_problem(LAMB(epsilon=1e-12), tensors, settings)
     problem.set_gradients([torch.ones(4), torch.ones(4)])
     problem.apply([0.75, 0.125], 0)  # u = 1 everywhere; the second tensor's ratio is 4 / 2
     torch.testing.assert_close(problem.part(problem.shard.masters, 0), torch.full((4,), -0.75))
     torch.testing.assert_close(problem.part(problem.shard.masters, 1), torch.full((4,), 2.0 - 0.125 * 2.0))
 
 
-def test_zero_weights_have_ratio_one(implementation):
-    problem = make_problem(LAMB(epsilon=1e-12), implementation, [torch.zeros(70)], [group(0.1, True)])
+def test_zero_weights_have_ratio_one():
+    problem = make_problem(LAMB(epsilon=1e-12), [torch.zeros(70)], [group(0.1, True)])
     problem.set_gradients([torch.full((70,), -4.0)])
     problem.apply(0.5, 0)
     torch.testing.assert_close(problem.part(problem.shard.masters, 0), torch.full((70,), 0.5))
 
 
-def test_zero_direction_leaves_the_weights(implementation):
+def test_zero_direction_leaves_the_weights():
     tensor = noise(70)
-    problem = make_problem(LAMB(), implementation, [tensor], [group(0.0, True)])
+    problem = make_problem(LAMB(), [tensor], [group(0.0, True)])
     problem.apply(0.5, 0)
     assert torch.equal(problem.part(problem.shard.masters, 0), tensor)
 
 
-def test_zero_gradient_with_decay_shrinks_by_the_rate(implementation):
+def test_zero_gradient_with_decay_shrinks_by_the_rate():
     # u = lambda * w, hence r * u = w whatever lambda
     tensor = noise(70)
-    problem = make_problem(LAMB(), implementation, [tensor], [group(0.01, True)])
+    problem = make_problem(LAMB(), [tensor], [group(0.01, True)])
     problem.apply(0.125, 0)
     torch.testing.assert_close(problem.part(problem.shard.masters, 0), 0.875 * tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm_of", ["master", "model"])
-def test_norm_is_taken_of_the_named_weights(implementation, norm_of, dtype):
+def test_norm_is_taken_of_the_named_weights(norm_of, dtype):
     # 1 + 0.0015 lies between two values of either dtype, so the norms of masters and model weights differ
     rule = LAMB(norm_of=norm_of)
-    problem = make_problem(rule, implementation, [torch.ones(8)], [group(trust=True)], dtype=dtype)
+    problem = make_problem(rule, [torch.ones(8)], [group(trust=True)], dtype=dtype)
     gradients = [np.full(8, -1.0), np.full(8, 2.0)]
     for step, (gradient, rate) in enumerate(zip(gradients, (0.0015, 1.0), strict=True)):
         problem.set_gradients([torch.from_numpy(gradient)])
@@ -178,23 +164,23 @@ def test_norm_is_taken_of_the_named_weights(implementation, norm_of, dtype):
     np.testing.assert_allclose(problem.arrays(0)[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_fused_parts_equal_separate_tensors(implementation):
+def test_fused_parts_equal_separate_tensors():
     tensors = [noise(64, 2, seed=i, scale=1.0 + i) for i in range(3)]
     gradients = gradients_of(tensors)
-    fused = make_problem(LAMB(), implementation, tensors, [group(0.01, True)], groups=[0, 0, 0])
+    fused = make_problem(LAMB(), tensors, [group(0.01, True)], groups=[0, 0, 0])
     run(fused, gradients)
     for index, tensor in enumerate(tensors):
-        alone = make_problem(LAMB(), implementation, [tensor], [group(0.01, True)])
+        alone = make_problem(LAMB(), [tensor], [group(0.01, True)])
         run(alone, [[step[index]] for step in gradients])
         torch.testing.assert_close(fused.part(fused.shard.masters, index), alone.part(alone.shard.masters, 0))
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_adam_follows_its_formula(implementation, name, decay):
+def test_adam_follows_its_formula(name, decay):
     tensors = [noise(*shape, seed=i) for i, shape in enumerate(SHAPES)]
     rule = {"AdamW": AdamW, "Adam": Adam}[name](0.8, 0.99)
-    problem = make_problem(rule, implementation, tensors, [group(decay), group()], groups=[0, 1, 0, 1])
+    problem = make_problem(rule, tensors, [group(decay), group()], groups=[0, 1, 0, 1])
     gradients = gradients_of(tensors)
     run(problem, gradients)
     starts = rounded(tensors, torch.float32)
@@ -209,9 +195,9 @@ def test_adam_follows_its_formula(implementation, name, decay):
     [(AdamW(0.8, 0.99), torch.optim.AdamW), (Adam(0.8, 0.99), torch.optim.Adam)],
     ids=["AdamW", "Adam"],
 )
-def test_adam_equals_torch_optim(implementation, rule, theirs):
+def test_adam_equals_torch_optim(rule, theirs):
     tensors = [noise(*shape, seed=i) for i, shape in enumerate(SHAPES)]
-    problem = make_problem(rule, implementation, tensors, [group(0.1)], groups=[0] * 4)
+    problem = make_problem(rule, tensors, [group(0.1)], groups=[0] * 4)
     parameters = [torch.nn.Parameter(t.clone()) for t in tensors]
     reference = theirs(parameters, lr=1.0, betas=(0.8, 0.99), eps=1e-8, weight_decay=0.1)
     for step, (now, rate) in enumerate(zip(gradients_of(tensors), RATES, strict=True)):
@@ -229,7 +215,7 @@ def test_adam_equals_torch_optim(implementation, rule, theirs):
 @pytest.mark.parametrize("rule", [AdamW(), Adam()], ids=["AdamW", "Adam"])
 def test_adam_refuses_a_trust_ratio(rule):
     with pytest.raises(ValueError, match="use LAMB"):
-        make_problem(rule, "reference", [noise(2)], [group(trust=True)])
+        make_problem(rule, [noise(2)], [group(trust=True)])
 
 
 @pytest.mark.parametrize("rule", [LAMB, AdamW, Adam])
@@ -246,12 +232,6 @@ def test_adam_refuses_a_trust_ratio(rule):
 def test_impossible_hyperparameters_are_refused(rule, arguments, message):
     with pytest.raises(ValueError, match=message):
         rule(**arguments)
-
-
-def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(UnsupportedImplementation, match="GPU"):
-        make_problem(LAMB(), "triton", [noise(2)], [group()])
 
 
 def test_float64_in_any_shard_takes_the_plain_implementation(monkeypatch):

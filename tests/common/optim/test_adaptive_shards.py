@@ -1,18 +1,10 @@
-"""LAMB, AdamW and Adam on shards: what they report, what a skipped update leaves, several ranks and dtypes.
-
-test_adaptive_triton.py runs the cases for the Triton kernels.
-"""
-
-import threading
+"""LAMB, AdamW and Adam on shards: what they report, what a skipped update leaves, and several dtypes."""
 
 import numpy as np
 import pytest
 import torch
 from adaptive_oracle import (
-    IMPLEMENTATIONS_HERE,
     RATES,
-    SHAPES,
-    Problem,
     gradients_of,
     group,
     make_problem,
@@ -23,20 +15,14 @@ from adaptive_oracle import (
 )
 
 from common.optim.adaptive import LAMB, Adam, AdamW
-from common.optim.shard import Fragment, Shard
-
-
-@pytest.fixture(params=IMPLEMENTATIONS_HERE)
-def implementation(request):
-    return request.param
 
 
 @pytest.mark.parametrize("rule", [LAMB(), AdamW(), Adam()], ids=["LAMB", "AdamW", "Adam"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_without_write_no_bit_changes(implementation, rule, dtype):
+def test_without_write_no_bit_changes(rule, dtype):
     trust = isinstance(rule, LAMB)
     tensors = [noise(70, 70), noise(9)]
-    problem = make_problem(rule, implementation, tensors, [group(0.1, trust), group(0.1)], dtype=dtype)
+    problem = make_problem(rule, tensors, [group(0.1, trust), group(0.1)], dtype=dtype)
     run(problem, gradients_of(tensors, 2), RATES[:2])
     before = problem.snapshot()
     problem.set_gradients([torch.full((70, 70), float("nan")), torch.full((9,), float("inf"))])
@@ -44,12 +30,12 @@ def test_without_write_no_bit_changes(implementation, rule, dtype):
     assert all(torch.equal(a, b) for a, b in zip(before, problem.snapshot(), strict=True))
 
 
-def test_update_after_a_skipped_one_is_a_normal_one(implementation):
+def test_update_after_a_skipped_one_is_a_normal_one():
     tensors = [noise(70, 70), noise(9)]
     gradients = gradients_of(tensors, 2)
     results = []
     for skips in (False, True):
-        problem = make_problem(LAMB(), implementation, tensors, [group(0.1, True), group()])
+        problem = make_problem(LAMB(), tensors, [group(0.1, True), group()])
         for step, now in enumerate(gradients):
             if skips:
                 problem.set_gradients([torch.full_like(t, float("nan")) for t in tensors])
@@ -61,8 +47,8 @@ def test_update_after_a_skipped_one_is_a_normal_one(implementation):
 
 
 @pytest.mark.parametrize("rule", [LAMB(), Adam()], ids=["LAMB", "Adam"])
-def test_padding_stays_zero(implementation, rule):
-    problem = make_problem(rule, implementation, [noise(65)], [group(0.1, isinstance(rule, LAMB))])
+def test_padding_stays_zero(rule):
+    problem = make_problem(rule, [noise(65)], [group(0.1, isinstance(rule, LAMB))])
     run(problem, [[noise(65, seed=s)] for s in range(5)])
     for flat in problem.snapshot():
         assert flat.numel() == 128
@@ -70,10 +56,10 @@ def test_padding_stays_zero(implementation, rule):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_measure_reports_the_weighted_sum_of_squares(implementation, dtype):
+def test_measure_reports_the_weighted_sum_of_squares(dtype):
     tensors = [noise(300, 49), noise(9)]
     settings = [group(trust=True, grad_multiplier=0.5, share=0.25), group(grad_multiplier=3.0)]
-    problem = make_problem(LAMB(), implementation, tensors, settings, dtype=dtype)
+    problem = make_problem(LAMB(), tensors, settings, dtype=dtype)
     gradients = gradients_of(tensors, 1)[0]
     problem.set_gradients(gradients)
     large, small = rounded(gradients, dtype)
@@ -84,93 +70,27 @@ def test_measure_reports_the_weighted_sum_of_squares(implementation, dtype):
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("place", [0, 14_699, 14_720 + 8])
-def test_measure_finds_a_gradient_that_is_not_finite(implementation, value, place):
+def test_measure_finds_a_gradient_that_is_not_finite(value, place):
     tensors = [noise(300, 49), noise(9)]
-    problem = make_problem(LAMB(), implementation, tensors, [group(trust=True), group()], dtype=torch.float16)
+    problem = make_problem(LAMB(), tensors, [group(trust=True), group()], dtype=torch.float16)
     problem.shard.gradients[place] = value
     assert problem.measure()[0] > 0.0
 
 
-def test_largest_finite_gradient_is_finite(implementation):
-    problem = make_problem(LAMB(), implementation, [noise(9)], [group()], dtype=torch.float16)
+def test_largest_finite_gradient_is_finite():
+    problem = make_problem(LAMB(), [noise(9)], [group()], dtype=torch.float16)
     problem.set_gradients([torch.full((9,), 65504.0)])
     assert problem.measure() == (0.0, pytest.approx(9 * 65504.0**2, rel=1e-5))
 
 
-class Rendezvous:
-    """Sums over simulated ranks, in rank order; one rank computes at a time, since the interpreter is not reentrant."""
-
-    def __init__(self, ranks: int) -> None:
-        self.turn = threading.Lock()
-        self.calls = 0
-        self._barrier = threading.Barrier(ranks, timeout=200)
-        self._values: dict[int, torch.Tensor] = {}
-
-    def sum(self, rank: int, tensor: torch.Tensor) -> None:
-        self._values[rank] = tensor.clone()
-        self.calls += 1
-        self.turn.release()
-        self._barrier.wait()
-        total = sum(self._values[r] for r in sorted(self._values))
-        self._barrier.wait()
-        self.turn.acquire()
-        tensor.copy_(total)
-
-
-def cut(whole: Shard, first: int, last: int) -> Shard:
-    """What a rank holds that has elements ``first`` to ``last`` of ``whole``, as tensors of their own."""
-    fragments = []
-    for f in whole.fragments:
-        start, stop = max(f.start, first), min(f.stop, last)
-        numel = min(f.start + f.numel, stop) - start
-        if numel > 0:
-            fragments.append(Fragment(f.tensor, f.group, start - first, numel, stop - first))
-    parameters, gradients, masters = (t[first:last].clone() for t in (whole.parameters, whole.gradients, whole.masters))
-    return Shard(parameters, gradients, masters if whole.has_masters else parameters, tuple(fragments))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("bounds", [(0, 4992, 10240), (0, 10240, 10240)], ids=["inside_a_tensor", "empty_rank"])
-def test_two_ranks_equal_one(implementation, bounds, dtype):
-    tensors = [noise(*shape, seed=i, scale=0.1) for i, shape in enumerate(SHAPES)]
-    settings = [group(0.01, trust=True), group()]
-    one = make_problem(LAMB(), implementation, tensors, settings, groups=[0, 1, 0, 1], dtype=dtype)
-    assert one.shard.parameters.numel() == bounds[-1]
-    rendezvous = Rendezvous(2)
-    shards = [cut(one.shard, bounds[r], bounds[r + 1]) for r in range(2)]
-    ranks = [
-        Problem(s, LAMB().bind([s], settings, 4, lambda t, r=r: rendezvous.sum(r, t), implementation))
-        for r, s in enumerate(shards)
-    ]
-
-    def apply(problem: Problem, rate: float, step: int) -> None:
-        with rendezvous.turn:
-            problem.apply(rate, step)
-
-    for step, (now, rate) in enumerate(zip(gradients_of(tensors), RATES, strict=True)):
-        one.set_gradients(now)
-        one.apply(rate, step)
-        for rank, problem in enumerate(ranks):
-            problem.shard.gradients.copy_(one.shard.gradients[bounds[rank] : bounds[rank + 1]])
-        threads = [threading.Thread(target=apply, args=(p, rate, step), daemon=True) for p in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(200)
-        assert rendezvous.calls == 2 * (step + 1)
-    for alone, parts in zip(one.snapshot(), zip(*(p.snapshot() for p in ranks), strict=True), strict=True):
-        rtol = 1e-3 if alone.dtype == torch.float16 else 1e-5
-        torch.testing.assert_close(torch.cat(parts), alone, rtol=rtol, atol=1e-6)
-
-
-def test_two_dtypes_share_one_sum(implementation):
+def test_two_dtypes_share_one_sum():
     tensors, gradients = [noise(70, 7), noise(9)], [noise(70, 7, seed=8), noise(9, seed=9)]
     settings, sums = [group(0.01, True)], []
     shards = [
         make_shard(tensors[:1], [0], torch.bfloat16, numbers=[1]),
         make_shard(tensors[1:], [0], torch.float32, numbers=[0]),
     ]
-    update = LAMB().bind(shards, settings, 2, lambda t: sums.append(t.clone()), implementation)
+    update = LAMB().bind(shards, settings, 2, lambda t: sums.append(t.clone()), "reference")
     for shard, gradient in zip(shards, gradients, strict=True):
         shard.gradients[: gradient.numel()] = gradient.flatten()
     update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
@@ -186,12 +106,12 @@ def test_two_dtypes_share_one_sum(implementation):
 
 
 @pytest.mark.parametrize("rule", [LAMB(), AdamW()], ids=["LAMB", "AdamW"])
-def test_nothing_is_summed_without_trust_ratio(implementation, rule):
+def test_nothing_is_summed_without_trust_ratio(rule):
     def refuse(_: torch.Tensor) -> None:
         raise AssertionError("a collective that no ratio needs")
 
     shard = make_shard([noise(9)], [0], torch.float32)
-    update = rule.bind([shard], [group(0.1)], 1, refuse, implementation)
+    update = rule.bind([shard], [group(0.1)], 1, refuse, "reference")
     shard.gradients[:9] = 1.0
     before = shard.masters.clone()
     update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))

@@ -75,7 +75,7 @@ def test_two_ranks_have_the_same_sum_in_any_order():
 
 def first_direction(gradient: Tensor) -> Tensor:
     """The direction of LAMB's first update, from a weight of zeros: without trust ratio, at a rate of -1."""
-    problem = make_problem(LAMB(epsilon=1e-30), "reference", [torch.zeros(ELEMENTS)], [group()])
+    problem = make_problem(LAMB(epsilon=1e-30), [torch.zeros(ELEMENTS)], [group()])
     problem.set_gradients([gradient])
     problem.apply(-1.0, 0)
     return problem.part(problem.shard.masters, 0)

@@ -9,6 +9,7 @@ from common.errors import UnsupportedImplementation
 from common.optim.adaptive import LAMB
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ParameterGroup
+from common.optim.update_cases import LLAMA_LAYER, bert, resnet
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 
@@ -279,3 +280,16 @@ def test_triton_without_a_gpu_is_refused_by_name(monkeypatch):
 def test_an_unknown_implementation_is_refused_with_its_key_and_the_choices(rule):
     with pytest.raises(UnsupportedImplementation, match=r"^optimizer\.implementation=foo: .*auto, triton, reference"):
         build([ParameterGroup({"w": parameter(2)})], rule, [1.0], implementation="foo")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "count", "elements"),
+    [
+        (bert(1024, 24, 30522), 398, 336_226_108),
+        ([*resnet()[0], *resnet()[1]], 161, 25_557_032),
+        (LLAMA_LAYER, 6, 218_112_000),
+    ],
+    ids=["bert", "resnet", "llama"],
+)
+def test_cases_have_the_tensors_of_the_networks(tensors, count, elements):
+    assert (len(tensors), sum(size for size, _ in tensors)) == (count, elements)

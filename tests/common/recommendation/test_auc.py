@@ -1,6 +1,5 @@
 """The area under the ROC curve against scikit-learn and hand-worked pairs."""
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +7,7 @@ import torch.multiprocessing as mp
 from sklearn.metrics import roc_auc_score
 
 from common.errors import DataError, SuiteError
-from common.recommendation import auc, auc_bench
+from common.recommendation import auc
 from common.recommendation.auc import PADDING, Ranking, gather_keys, rank, ranking_keys
 from tests.capturable import Capturable
 
@@ -114,13 +113,3 @@ def gathered(number: int, port_file: str) -> None:
 
 def test_two_ranks_have_the_area_of_one(tmp_path):
     mp.spawn(gathered, (str(tmp_path / "meeting"),), nprocs=2)
-
-
-def test_the_bench_prints_area_and_time(capsys):
-    auc_bench.main(["--samples", "20000", "--device", "cpu", "--runs", "1"])
-    printed = capsys.readouterr().out
-    keys = auc_bench.made_keys(20_000, torch.device("cpu"))
-    share = (keys & 1).double().mean().item()
-    assert share == pytest.approx(auc_bench.POSITIVE_SHARE, rel=0.2)
-    area = roc_auc_score((keys & 1).numpy(), (keys >> 1).numpy().view(np.float32))
-    assert f"AUC {area:.6f}" in printed

@@ -12,6 +12,7 @@ from report_runs import POINT, RUN_START, resnet_run, write_log, write_metrics, 
 
 from common import cli
 from common.errors import ConfigError, SuiteError
+from common.report import page
 from common.report.command import main
 
 EVIL = '<script>alert("x")</script>$\\frac{1}{0}$&amp;'
@@ -75,6 +76,15 @@ def of_a_stand_in(tmp_path_factory) -> Reader:
     return read(a_run(tmp_path_factory.mktemp("stand_in") / "run", data_set="stand-in"))
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages have empty pictures: drawing takes most of the time of a report."""
+    monkeypatch.setattr(page, "to_svg", lambda figure, name: "<svg></svg>")
+
+
+WITHOUT_PICTURES = pytest.mark.usefixtures("undrawn")
+
+
 def test_title_is_benchmark_system_and_result(plain):
     text = said(plain)
     assert text.startswith("resnet on 8xH200: target reached in 10.82 minutes")
@@ -86,6 +96,7 @@ def test_a_single_run_is_called_no_score_and_unverified(plain):
     assert "not verified by MLCommons Association" in text
 
 
+@WITHOUT_PICTURES
 def test_the_slowest_rank_is_named(tmp_path):
     assert "Slowest: rank 1" in said(read(a_run(tmp_path / "run", ranks=3)))
 
@@ -97,6 +108,7 @@ def test_stand_in_data_have_a_banner_and_no_published_results(of_a_stand_in):
     assert "NVIDIA" not in said(of_a_stand_in)
 
 
+@WITHOUT_PICTURES
 def test_custom_data_have_a_banner_and_are_of_no_division(tmp_path):
     text = said(read(a_run(tmp_path / "run", data_set="custom")))
     assert "Custom data: not an MLPerf result of any division" in text
@@ -110,6 +122,7 @@ def test_stand_in_data_are_of_no_division(of_a_stand_in):
     assert "closed division" not in text
 
 
+@WITHOUT_PICTURES
 def test_a_run_without_accelerators_is_called_one_on_a_cpu(tmp_path):
     cpu = {"submission_platform": "unset", "number_of_nodes": 1, "accelerators_per_node": 0}
     text = said(read(a_run(tmp_path / "run", **cpu)))
@@ -118,6 +131,7 @@ def test_a_run_without_accelerators_is_called_one_on_a_cpu(tmp_path):
     assert "chips 0" not in text
 
 
+@WITHOUT_PICTURES
 def test_a_system_that_nobody_names_is_not_named(tmp_path):
     text = said(read(a_run(tmp_path / "run", submission_platform="unset")))
     assert text.startswith("resnet: target reached")
@@ -133,22 +147,24 @@ def test_published_results_are_marked_with_their_round(plain):
     assert "this report: unverified, one run" in text
 
 
+@WITHOUT_PICTURES
 def test_a_series_shows_its_score_and_the_limit_of_its_convergence(tmp_path):
     text = said(read(write_series(tmp_path / "set", [35, 36, 35, 37, 39], [60, 61, 62, 63, 64])))
     assert "score 9.98 minutes" in text  # (568 + 577 + 651) / 3 s
     assert "below 34.31" in text
 
 
+@WITHOUT_PICTURES
 def test_a_comparison_states_version_division_category_and_chips(tmp_path):
     a_run(tmp_path / "a", number_of_nodes=2, accelerators_per_node=8)
-    page = read(tmp_path / "a", a_run(tmp_path / "b", ruleset="3.1.0"))
-    text = said(page)
+    text = said(read(tmp_path / "a", a_run(tmp_path / "b", ruleset="3.1.0")))
     for name in ("version", "division", "category, as logged", "chips"):
         assert name in text
     for value in ("v3.1", "v4.0", "closed", "onprem", "16", "not recorded", "unverified"):
         assert value in text
 
 
+@WITHOUT_PICTURES
 def test_a_comparison_shows_the_settings_that_differ(tmp_path):
     a_run(tmp_path / "a")
     other = [(k, key, 9.0 if key == "lars_opt_base_learning_rate" else v, m, t) for k, key, v, m, t in resnet_run()]
@@ -211,12 +227,14 @@ def test_colours_follow_the_theme(tmp_path):
     assert not re.search(r"(?:fill|stroke): ?#[0-9a-f]{3,6}", body)
 
 
+@WITHOUT_PICTURES
 def test_a_log_alone_makes_a_page_that_says_what_is_missing(tmp_path):
     text = said(read(write_log(tmp_path / "result_0.txt", resnet_run())))
     assert "without metrics_rank*.jsonl the time of the training blocks cannot be divided" in text
     assert "There are no metrics of single steps" in text
 
 
+@WITHOUT_PICTURES
 def test_the_throughput_of_a_log_alone_is_the_logs_own(tmp_path):
     stats = [(POINT, "tracked_stats", {"throughput": 63_000.0}, {"step": 1}, 100 * n) for n in range(1, 4)]
     text = said(read(write_log(tmp_path / "result_0.txt", [*resnet_run()[:-1], *stats, resnet_run()[-1]])))
@@ -231,6 +249,7 @@ def test_the_loss_of_a_log_alone_is_the_logs_own(tmp_path):
     assert "tell the training loss" not in text
 
 
+@WITHOUT_PICTURES
 def test_a_refused_log_has_no_time_beside_published_ones(tmp_path):
     text = said(read(a_run(tmp_path / "run", resumed_from="checkpoints/step_00000090")))
     assert "10.82 minutes, log refused" in text
@@ -238,12 +257,14 @@ def test_a_refused_log_has_no_time_beside_published_ones(tmp_path):
     assert "There is no time that counts" in text
 
 
+@WITHOUT_PICTURES
 def test_a_set_that_is_too_small_says_why_it_has_no_score(tmp_path):
     text = said(read(write_series(tmp_path / "set", [35, 36, 35], [60, 61, 62])))
     assert "3 runs, no score" in text
     assert "needs 5 runs, these are 3" in text
 
 
+@WITHOUT_PICTURES
 def test_a_comparison_has_one_box_of_step_times_for_each_set(tmp_path):
     one = write_series(tmp_path / "one", [35, 36], [60, 61])
     other = write_series(tmp_path / "other", [35, 36], [60, 61])
@@ -280,6 +301,7 @@ def test_a_run_of_many_ranks_and_steps_stays_small(tmp_path):
     assert (tmp_path / "run_report.html").stat().st_size < 3_000_000
 
 
+@WITHOUT_PICTURES
 def test_the_page_lies_beside_the_first_run(tmp_path, capsys):
     a_run(tmp_path / "runs" / "a", ranks=0)
     a_run(tmp_path / "b", ranks=0)
@@ -290,6 +312,7 @@ def test_the_page_lies_beside_the_first_run(tmp_path, capsys):
     assert all(path.is_file() for path in written)
 
 
+@WITHOUT_PICTURES
 def test_pictures_are_whole_pngs_under_their_names(tmp_path):
     main([str(a_run(tmp_path / "run")), "--png", str(tmp_path / "png")])
     names = {
@@ -303,6 +326,7 @@ def test_pictures_are_whole_pngs_under_their_names(tmp_path):
         assert min(struct.unpack(">II", data[16:24])) > 200
 
 
+@WITHOUT_PICTURES
 def test_two_sets_have_pictures_of_their_own(tmp_path):
     one = write_series(tmp_path / "one", [35, 36], [60, 61])
     other = write_series(tmp_path / "other", [35, 36], [60, 61])

@@ -19,4 +19,4 @@ GATHER_ROWS = Operation(
     kernel_names=(("gather", r"^gather_rows_"),),
     cases="benchmarks.rgat.ops.gather_rows.cases",
 )
-"""Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB, programs)``; a request's dtype is uint8."""
+"""Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB)``; a request's dtype is uint8."""

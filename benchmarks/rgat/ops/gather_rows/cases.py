@@ -27,7 +27,6 @@ def passes(
     row_bytes: int,
     shards: int = 1,
     host: bool = False,
-    programs: int | None = None,
 ) -> list[Pass]:
     """Make the forward pass, which gathers the rows of all nodes around ``seeds`` papers.
 
@@ -36,7 +35,6 @@ def passes(
         row_bytes: bytes of a row.
         shards: number of shards, all on this GPU. The kernel looks up their addresses like those of other GPUs.
         host: whether rows are in host memory.
-        programs: number of programs that copy; None for as many as fill the GPU.
     """
     block = block_of_cases(draw.device, seeds, papers)
     schema, hops = block.shape.schema, block.shape.hops
@@ -58,7 +56,7 @@ def passes(
     out = torch.full((offsets[-1], row_bytes), UNTOUCHED, dtype=torch.uint8, device=draw.device)
 
     def gather() -> torch.Tensor:
-        function(rows, block.nodes, counts, offsets, out, programs)
+        function(rows, block.nodes, counts, offsets, out)
         return out
 
     moved = float(int(counts.sum()) * (2 * row_bytes + block.nodes.element_size()))
@@ -85,7 +83,6 @@ def _case(name: str, *tests: dict[str, int], gpu: dict[str, int], **sizes: int) 
 CASES = (
     _case("local", {"row_bytes": 16}, {"row_bytes": 1000}, {"row_bytes": 1030}, {"row_bytes": 1023}, gpu=GPU),
     _case("8 shards", {"row_bytes": 48}, {"row_bytes": 1000, "shards": 5}, {"row_bytes": 6}, gpu=GPU, shards=8),
-    _case("16 programs", {"row_bytes": 16}, {"programs": 3}, {"programs": 1, "shards": 3}, gpu=GPU, programs=16),
     _case("host", {"row_bytes": 512}, gpu=GPU, papers=IGBH_EIGHTH // 16, host=True),
 )
-"""16 programs leave most of the GPU to other kernels. The host has fewer nodes, because pinning all takes minutes."""
+"""The host has fewer nodes, because pinning all takes minutes."""

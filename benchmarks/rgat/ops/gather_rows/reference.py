@@ -78,12 +78,7 @@ def check(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[
 
 @torch.no_grad()
 def gather_rows_reference(
-    rows: ShardedRows,
-    node_N: Tensor,
-    count_T: Tensor,
-    offsets: Sequence[int],
-    out_NB: Tensor,
-    programs: int | None = None,
+    rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor
 ) -> None:
     """Copy the row of every node that is there; the rest of ``out_NB`` stays as it is.
 
@@ -96,7 +91,6 @@ def gather_rows_reference(
         count_T: int32, how many of each type are there.
         offsets: [T + 1]: where a type begins in ``node_N`` and ``out_NB``.
         out_NB: uint8, the rows' room.
-        programs: means nothing here.
 
     Raises:
         ValueError: shapes or dtypes that don't fit one another.

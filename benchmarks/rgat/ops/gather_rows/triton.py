@@ -26,43 +26,24 @@ WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 """What rows are copied as, by the bytes of a word."""
 
 
-TILES: dict[str, Tile] = {
-    "all": Tile(bytes=16384, warps=4, programs=4),
-    "capped": Tile(bytes=65536, warps=16, programs=1),
-}
-"""Tiles for programs on all multiprocessors, and for a number of programs that the caller gives.
-
-``bytes``: bytes of rows that a program has in flight where it copies the largest words.
-"""
+TILES: dict[str, Tile] = {"forward": Tile(bytes=16384, warps=4, programs=4)}
+"""``bytes``: bytes of rows that a program has in flight where it copies the largest words."""
 
 
 @torch.no_grad()
-def gather_rows(
-    rows: ShardedRows,
-    node_N: Tensor,
-    count_T: Tensor,
-    offsets: Sequence[int],
-    out_NB: Tensor,
-    programs: int | None = None,
-) -> None:
-    """See :func:`benchmarks.rgat.ops.gather_rows.reference.gather_rows_reference`.
-
-    ``programs`` are those that copy, each of which fills most of a multiprocessor; None: as many as fill all of them.
-    """
+def gather_rows(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor) -> None:
+    """See :func:`benchmarks.rgat.ops.gather_rows.reference.gather_rows_reference`."""
     check(rows, node_N, count_T, offsets, out_NB)
-    if programs is not None and programs < 1:
-        raise ValueError(f"{programs} programs gather")
     alignment = math.gcd(VECTOR, rows.row_bytes)
     if any(tensor.data_ptr() % alignment for tensor in (*rows.shards, out_NB)):
         raise ValueError(f"rows of {rows.row_bytes} bytes begin at multiples of {alignment}")
     if not offsets[-1]:
         return
-    tile = TILES["all" if programs is None else "capped"]
-    size = min(alignment, max(WORDS))
+    tile, size = TILES["forward"], min(alignment, max(WORDS))
     words = rows.row_bytes // size
     columns = triton.next_power_of_2(words)
     together = max(1, tile.bytes // max(WORDS) // columns)
-    most = multiprocessors(out_NB.device) * tile.programs if programs is None else programs
+    most = multiprocessors(out_NB.device) * tile.programs
     table = _type_table(tuple(offsets[:-1]), rows.rows_per_shard, rows.first_rows, out_NB.device)
     kernels.gather_rows_kernel[(min(most, triton.cdiv(offsets[-1], together) + len(offsets) - 1),)](
         rows.addresses, table, count_T, node_N, out_NB.view(WORDS[size]),

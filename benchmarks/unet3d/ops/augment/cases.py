@@ -25,7 +25,6 @@ def passes(
     brightness: float,
     planes: int,
     first_plane: int = 0,
-    cached: torch.dtype = torch.float32,
 ) -> list[Pass]:
     """Make the forward pass. Each crop has a different position in its volume.
 
@@ -37,7 +36,6 @@ def passes(
         brightness: increase of the intensity factor from one crop to the next. The first crop has factor 1.
         planes: planes of the slab that is made.
         first_plane: index of the first plane of the slab.
-        cached: dtype of the volumes.
     """
     slab = Slab(size, first_plane, planes)
     voxels = volume[0] * volume[1] * volume[2]
@@ -48,7 +46,7 @@ def passes(
         deviation = NOISE_DEVIATION if number < noisy else 0.0
         draws = Draws(flips, 1 + brightness * number, deviation, LARGEST_SEED >> 9 * number)
         crops.append(Crop(number * voxels, volume, (origin[0], origin[1], origin[2]), draws))
-    images = draw.normal(samples * voxels, dtype=cached)
+    images = draw.normal(samples * voxels, dtype=torch.float32)
     labels = draw.integers(0, FACTS.classes, samples * voxels, dtype=torch.uint8)
     given = [tensor.to(draw.device) for tensor in parameters(crops, slab).values()]
 
@@ -78,7 +76,7 @@ CASES = (
         RECIPE,
         tests=[
             {**SMALL, "noisy": 8, "brightness": 0.1},
-            {**SMALL, "noisy": 3, "planes": 2, "first_plane": 2, "cached": torch.bfloat16},
+            {**SMALL, "noisy": 3, "planes": 2, "first_plane": 2},
         ],
         gpu={**LARGE, "noisy": 5, "brightness": 0.1},
         wide=False,
@@ -89,7 +87,7 @@ CASES = (
         {**RECIPE, "noisy": 0},
         tests=[
             {**SMALL, "brightness": 0.1},
-            {**SMALL, "planes": 3, "first_plane": 2, "cached": torch.bfloat16},
+            {**SMALL, "planes": 3, "first_plane": 2},
         ],
         gpu={**LARGE, "brightness": 0.1, "planes": 16, "first_plane": 48},
         exact=True,

@@ -71,7 +71,7 @@ def augment_reference(
     """Crops of a micro-batch.
 
     Args:
-        images: (voxels,) fp32 or half precision, volumes one after another.
+        images: (voxels,) fp32, volumes one after another.
         labels: (voxels,) uint8, at the same places.
         addresses, intensities: see :func:`parameters`; on the device of the volumes.
         slab: part of the crops that is made.

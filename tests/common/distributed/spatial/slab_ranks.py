@@ -24,13 +24,9 @@ from common.ops.operation import Implementation
 
 CHANNELS = (3, 4)
 CASES = {
-    f"stride{stride}-{'overlapped' if overlap else 'waiting'}-{'first' if first else 'inner'}-{implementation}": (
-        stride, overlap, first, implementation
-    )
-    for stride, overlap, first, implementation in itertools.product(
-        (1, 2), (True, False), (True, False), ("reference", "folded")
-    )
-}  # fmt: skip
+    f"stride{stride}-{'first' if first else 'inner'}-{implementation}": (stride, first, implementation)
+    for stride, first, implementation in itertools.product((1, 2), (True, False), ("reference", "folded"))
+}
 """Convolutions; the input of a first layer needs no gradient."""
 
 HALO_DTYPES = (torch.float64, torch.bfloat16)
@@ -67,11 +63,11 @@ class Counting:
         return self._transport.start(sends, receives)
 
 
-def convolve(split: VolumeSplit, stride: int, overlap: bool, first: bool, implementation: str) -> dict[str, Any]:
+def convolve(split: VolumeSplit, stride: int, first: bool, implementation: str) -> dict[str, Any]:
     """Result, gradients and planes sent of one convolution."""
     assert split.group is not None
     transport = Counting(PointToPoint(split.group))
-    exchange = HaloExchange(split, transport, overlap, torch.device("cpu"))
+    exchange = HaloExchange(split, transport, torch.device("cpu"))
     layer = SpatialConv3d(*CHANNELS, stride, exchange=exchange, implementation=implementation, dtype=torch.float64)
     x_NCDHW, weight = volumes(split.ranks)
     with torch.no_grad():

@@ -1,0 +1,219 @@
+"""Test ``bench.only=evaluation``, which times an evaluation with prepared data or with synthetic samples."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from common import cli
+from common.config.composition import compose
+from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
+from common.detection.evaluation import SyntheticPictures
+from common.distributed.layout import Layout
+from common.errors import ConfigError
+from common.run import evaluation_bench
+from common.run.evaluation_bench import EvaluationTiming, time_evaluation
+from tests.conftest import suite
+
+SAMPLES_OF_DATA, SAMPLES_OF_RECIPE = 60, 100
+
+
+class Clock:
+    """A clock that moves only when ``pass_`` is called."""
+
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class ScriptedScorer(Scorer):
+    """A scorer whose parts take the given seconds."""
+
+    def __init__(self, clock: Clock, scoring: list[float]) -> None:
+        self.clock, self.scoring, self.calls = clock, iter(scoring), list[Any]()
+
+    def warm_up(self) -> None:
+        self.clock.pass_(2)
+        self.calls.append("warm up")
+
+    def open_data(self, root: Path) -> None:
+        self.clock.pass_(8)
+        self.calls.append(root)
+
+    def score(self, predictions: Predictions) -> dict[str, float]:
+        self.clock.pass_(next(self.scoring))
+        self.calls.append(predictions.values["weights"])
+        return {"eval_samples": SAMPLES_OF_DATA}
+
+
+class ScriptedEvaluation(Evaluation):
+    """An evaluation whose parts take the given seconds."""
+
+    def __init__(self, clock: Clock, predicting: list[float], scoring: list[float]) -> None:
+        self.scorer: ScriptedScorer = ScriptedScorer(clock, scoring)
+        self.clock, self.predicting, self.calls = clock, iter(predicting), list[Any]()
+
+    def warm_up(self) -> None:
+        self.clock.pass_(1)
+        self.calls.append("warm up")
+
+    def open_data(self, root: Path) -> None:
+        self.clock.pass_(4)
+        self.calls.append(root)
+
+    def predict(self, weights: Weights) -> Predictions:
+        self.clock.pass_(next(self.predicting))
+        return Predictions({"weights": weights})
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(evaluation_bench, "time", clock)
+    return clock
+
+
+def timed(
+    clock: Clock, prepared: ScriptedEvaluation | None, synthetic: ScriptedEvaluation | None, root: Path
+) -> EvaluationTiming:
+    """Three evaluations after the first one."""
+    workload: Any = SimpleNamespace(
+        layout=Layout(), weights=lambda: "weights", warm_up_reader=lambda: clock.pass_(16), title="scripted",
+        evaluation=lambda layout: prepared, synthetic_evaluation=lambda layout: synthetic,
+        cfg=SimpleNamespace(benchmark=SimpleNamespace(eval_samples=SAMPLES_OF_RECIPE)),
+    )  # fmt: skip
+    return time_evaluation(workload, root, 3)
+
+
+def test_every_part_is_timed_and_the_median_behind_the_first_evaluation_counts(clock: Clock, tmp_path: Path) -> None:
+    evaluation = ScriptedEvaluation(clock, [30, 3, 9, 6], [0.5, 1, 4, 2])
+    timing = timed(clock, evaluation, None, tmp_path)
+    assert evaluation.calls == ["warm up", tmp_path, "closed"]
+    assert evaluation.scorer.calls == ["warm up", tmp_path, *["weights"] * 4]
+    assert (timing.warm_up, timing.opening, timing.first) == (16 + 1 + 2, 4 + 8, (30, 0.5))
+    assert timing.repetitions == ((3, 1), (9, 4), (6, 2))
+    assert (timing.predicting, timing.scoring, timing.throughput) == (6, 2, SAMPLES_OF_DATA / (6 + 2))
+    assert timing.rows()["evaluation"] == "8.0000 s, 7.5 samples/s, 60 samples"
+    assert timing.rows()["first evaluation"] == "30.0000 s predicting, 0.5000 s scoring"
+    assert timing.rows()["evaluation: scoring"] == "2.0000 s (median of 3)"
+
+
+def test_synthetic_samples_are_not_scored(clock: Clock, tmp_path: Path) -> None:
+    evaluation = ScriptedEvaluation(clock, [30, 3, 9, 6], [])
+    timing = timed(clock, None, evaluation, tmp_path / "none")
+    assert evaluation.calls == ["warm up", tmp_path / "none", "closed"]
+    assert evaluation.scorer.calls == []
+    assert (timing.warm_up, timing.opening, timing.predicting, timing.scoring) == (1, 4, 6, None)
+    assert timing.rows()["evaluation"] == "6.0000 s, 16.7 samples/s, 100 synthetic samples"
+    assert timing.rows()["first evaluation"] == "30.0000 s predicting"
+    assert timing.rows()["evaluation: scoring"].startswith("not measured: ")
+
+
+def test_an_evaluation_that_fails_is_closed(clock: Clock, tmp_path: Path) -> None:
+    evaluation = ScriptedEvaluation(clock, [30], [0.5])
+    with pytest.raises(StopIteration):
+        timed(clock, evaluation, None, tmp_path)
+    assert evaluation.calls[-1] == "closed"
+
+
+def command(benchmark: str, data_dir: Path, *more: str) -> list[str]:
+    return [
+        "bench", f"benchmark={benchmark}", "scale=test", "device=cpu", "bench.only=evaluation", f"data_dir={data_dir}",
+        *more,
+    ]  # fmt: skip
+
+
+def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys) -> None:
+    report = tmp_path / "report.json"
+    words = command("bert", data_of("bert"), "bench.repetitions=3", f"bench.report={report}")
+    assert cli.run(words) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^evaluation: scoring +[\d.]+ s \(median of 3\)$", said, re.MULTILINE)
+    assert re.search(r"^evaluation +[\d.]+ s, [\d.,]+ samples/s, 60 samples$", said, re.MULTILINE)
+    assert not re.search(r"^(step|run|CUDA graphs)", said, re.MULTILINE)
+    figures = json.loads(report.read_text())
+    found = figures["evaluation"]
+    assert figures["benchmark"] == "bert"
+    assert "step_ms" not in figures
+    assert (found["samples"], found["ranks"], found["synthetic"], len(found["repetitions"])) == (60, 1, False, 3)
+    for place, name in enumerate(("predicting", "scoring")):
+        assert found[name] == statistics.median(times[place] for times in found["repetitions"]) > 0
+    assert found["samples_per_second"] == pytest.approx(60 / (found["predicting"] + found["scoring"]))
+
+
+def test_without_data_and_synthetic_samples_one_message_says_so(tmp_path, capsys) -> None:
+    assert cli.run(command("bert", tmp_path / "none")) == ConfigError.exit_code
+    said = capsys.readouterr().err
+    assert f"bench.only=evaluation: there are no prepared data in {tmp_path / 'none'}" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "samples"),
+    [("maskrcnn", 3), ("retinanet", 3), ("ssd300", 3), ("stable_diffusion", 3), ("unet3d", 1)],
+)
+def test_every_synthetic_sample_is_evaluated_once(benchmark: str, samples: int) -> None:
+    words = [f"benchmark={benchmark}", "scale=test", "device=cpu", f"benchmark.eval_samples={samples}"]
+    run, _ = cli.load(compose(words))
+    workload = cli.workload_class(benchmark)(run, Layout(run.layout, seed=1))
+    evaluation = workload.synthetic_evaluation(workload.layout)
+    assert evaluation is not None
+    evaluation.warm_up()
+    evaluation.open_data(Path("none"))
+    predictions = evaluation.predict(workload.weights())
+    evaluation.close()
+    assert predictions is not None
+    values = predictions.values
+    if benchmark == "stable_diffusion":
+        assert values["pictures"] == samples
+    elif benchmark == "unet3d":
+        assert (
+            evaluation.scorer.score(predictions)["eval_samples"] == samples
+        )  # which checks that each voxel counts once
+    else:
+        assert sorted(values["pictures"]) == list(range(samples))
+        assert len(values["score"]) > 0
+
+
+def test_ranks_share_synthetic_pictures_and_the_last_batches_are_filled() -> None:
+    batches = {key: {"picture": torch.full((3,), -1)} for key in ("wide", "high")}
+    shares = [list(SyntheticPictures(batches, 10, Layout({"dp": 2}, rank))) for rank in range(2)]
+    ids = [[host.tensors["picture"].tolist() for host in share] for share in shares]
+    assert ids == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, -1, -1]]]
+    assert [host.key for host in shares[0]] == ["wide", "high"]
+
+
+def measured_by_ranks(report: Path, benchmark: str, data_dir: Path, *more: str) -> dict[str, Any]:
+    """The figures of two ranks, of which one prints."""
+    words = command(benchmark, data_dir, "scale.gpus_per_node=2", f"bench.report={report}", *more)
+    done = suite(*words)
+    assert done.code == 0, done.errors
+    assert len(re.findall(r"^evaluation: predicting ", done.output, re.MULTILINE)) == 1
+    found: dict[str, Any] = json.loads(report.read_text())["evaluation"]
+    return found
+
+
+def test_two_ranks_share_prepared_data(data_of, tmp_path) -> None:
+    found = measured_by_ranks(tmp_path / "report.json", "bert", data_of("bert"))
+    assert (found["samples"], found["ranks"], found["synthetic"]) == (60, 2, False)
+    assert found["scoring"] > 0
+
+
+def test_ranks_of_their_own_evaluate_synthetic_samples(tmp_path) -> None:
+    more = ["evaluation.ranks=1", "benchmark.eval_samples=5"]
+    found = measured_by_ranks(tmp_path / "report.json", "ssd300", tmp_path / "none", *more)
+    assert (found["samples"], found["ranks"], found["synthetic"]) == (5, 1, True)
