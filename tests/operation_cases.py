@@ -6,13 +6,13 @@ tests/test_operations.py runs this file, with the package in the environment var
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from common.ops.cases import Case
+from common.ops.cases import Case, Draw
 from common.ops.catalogue import all_operations, cases_of
 from common.ops.operation import Operation
 from tests.operation_checks import check, parameters
@@ -22,15 +22,15 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
 
-def interpretable(*, smallest: bool = False) -> Iterator[Any]:
-    """Yield the parameters of the package's tests; if ``smallest``, the first test of each operation."""
+def interpretable(*, first: bool = False) -> Iterator[Any]:
+    """Yield the parameters of the package's tests; if ``first``, only the first test of each implementation."""
     for key, operation in all_operations().items():
         if key.partition(":")[0] == os.environ["OPERATION"]:
             seen = set()
             for each in parameters(key, operation, cases_of(operation), gpu=False):
                 _, name, case, sizes, dtype = each.values
                 if operation.unsupported(name, case.request(CPU, dtype, **sizes)) is None:
-                    if not smallest or name not in seen:
+                    if not first or name not in seen:
                         yield each
                     seen.add(name)
 
@@ -42,13 +42,30 @@ def test_kernels_give_what_the_reference_does(
     check(operation, name, case, sizes, dtype, CPU)
 
 
-@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(smallest=True)))
+def refusal(*arguments: Any, strided: Container[int]) -> str | None:
+    """Return why the implementation refuses strided inputs; None if it gives what the reference does."""
+    try:
+        check(*arguments, CPU, strided=strided)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(first=True)))
 def test_kernels_refuse_inputs_that_they_would_misread(
     operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    refusal = "not contiguous"
-    try:
-        check(operation, name, case, sizes, dtype, CPU, strided=True)
-    except ValueError as error:
-        refusal = str(error)
-    assert "stride" in refusal or "contiguous" in refusal
+    reason = refusal(operation, name, case, sizes, dtype, strided=range(1000))
+    assert reason is None or "stride" in reason or "contiguous" in reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(first=True)))
+def test_kernels_refuse_each_input_that_they_would_misread(
+    operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    draw = Draw(CPU, dtype)
+    case.passes(operation.function(name), draw, **sizes)
+    for number in range(draw.drawn):
+        reason = refusal(operation, name, case, sizes, dtype, strided={number})
+        assert reason is None or "stride" in reason or "contiguous" in reason, number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -63,20 +63,20 @@ def check(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    strided: bool = False,
+    strided: Container[int] = (),
 ) -> None:
     """Check that every pass of an implementation gives the results of the reference.
 
     Floating-point results are compared with the reference in float64 for the same rounded inputs. FP8 values, the
     states of scales and integers are compared with the reference in the same dtype, and so are all results of an
-    ``exact`` case. The tolerance of a library allows sums of 16-bit activations in 16 bits. If ``strided``, the
-    implementation gets inputs that are not contiguous.
+    ``exact`` case. The tolerance of a library allows sums of 16-bit activations in 16 bits. The implementation gets
+    the inputs with the numbers ``strided`` in memory that is not contiguous.
     """
     least = TOLERANCE[dtype] if name in LIBRARIES else 0.0
     if device.type == "cuda" and dtype == torch.float32 and (case.tf32 or name in LIBRARIES):
         least = TF32_TOLERANCE
 
-    def run(name: str, wide: bool, strided: bool = False) -> dict[str, Any]:
+    def run(name: str, wide: bool, strided: Container[int] = ()) -> dict[str, Any]:
         draw = Draw(device, dtype, wide=wide, strided=strided)
         return {each.name: each.run() for each in case.passes(operation.function(name), draw, **sizes)}
 

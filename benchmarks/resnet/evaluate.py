@@ -26,7 +26,7 @@ class RightAnswers(Scorer):
         """Accuracy: right answers over pictures."""
         values = predictions.values
         check_whole_set(values["pictures"], values["expected"], "pictures")
-        return {"accuracy": values["right"] / values["pictures"]}
+        return {"accuracy": values["right"] / values["pictures"], "eval_samples": values["pictures"]}
 
 
 class TopOne(Evaluation):

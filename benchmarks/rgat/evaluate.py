@@ -30,7 +30,7 @@ class RightAnswers(Scorer):
         """Accuracy: right answers over seeds."""
         values = predictions.values
         check_whole_set(values["seeds"], values["expected"], "seeds")
-        return {"accuracy": values["right"] / values["seeds"]}
+        return {"accuracy": values["right"] / values["seeds"], "eval_samples": values["seeds"]}
 
 
 class NodeClassification(Evaluation):

@@ -1,4 +1,4 @@
-"""An evaluation of noise that a network with special weights hears as speech: as many tokens a second as people say.
+"""Evaluates noise with weights that make the network emit as many tokens a second as real transcripts have.
 
 Decoding takes as long as there are tokens. With random weights, a network finds none at all or one at every frame.
 """
@@ -100,7 +100,7 @@ def synthetic_lengths(utterances: int, own: RnntConfig) -> NDArray[np.int64]:
 
 @torch.no_grad()
 def give_weights(model: Rnnt) -> None:
-    """Draw weights with which a token comes whenever something in the audio has gone up, or down, since the last one.
+    """Draw weights that emit a token when a projection of the audio has risen or fallen far enough since the last one.
 
     Even tokens are of one kind, odd ones of the other. The first feature of the prediction network is the kind of the
     last token. The first two units of the joint network compare it with one direction of the encoder's output. All
@@ -151,6 +151,8 @@ def find_rate(model: Rnnt, evaluation: Transcription, tokens: int) -> None:
     joint.joint_enc.bias[:2] = 0.0
     evaluation.encode()
     real_SN = torch.arange(len(decoder.f_SNJ), device=decoder.length_N.device)[:, None] < decoder.length_N
+    if int(real_SN.sum()) < 2:  # a rank with no utterance decodes nothing
+        return
     heard = decoder.f_SNJ[:, :, 0][real_SN].float()
     deviation, mean = float(heard.std()), float(heard.mean())
     if not math.isfinite(deviation):

@@ -139,7 +139,7 @@ class SpeechRecognition(Workload):
         return Transcription(self.model, self.own, open_source, eval_samples, layout, self._preparer, capture)
 
     def synthetic_evaluation(self, layout: Layout) -> SyntheticTranscription:
-        """Return an evaluation of noise in which the network finds as many tokens as people say."""
+        """Return an evaluation of noise in which the network emits as many tokens a second as transcripts have."""
         eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
         source = SyntheticUtterances(synthetic_lengths(eval_samples, self.own), self.own, layout)
         return SyntheticTranscription(

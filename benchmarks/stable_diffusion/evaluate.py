@@ -87,7 +87,7 @@ class FidAndClip(Scorer):
         if not math.isfinite(clip):
             raise DataError(f"the CLIP score of generated pictures is {clip}: have the weights diverged?")
         made = statistics_of_sums(values["feature_sums"], values["product_sums"], values["pictures"])
-        return {"FID": self._distance(made), "CLIP": clip}
+        return {"FID": self._distance(made), "CLIP": clip, "eval_samples": values["pictures"]}
 
 
 class PicturesOfCaptions(Evaluation):

@@ -138,9 +138,10 @@ class DetectionEvaluation(Evaluation):
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
-                if "head" in name:  # with biases of 0, since RetinaNet's begin as a class that is rarely seen
-                    spread = SPREAD if parameter.ndim > 1 else 0.0
-                    parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+                if "head" in name and name.endswith("bias"):
+                    parameter.zero_()  # RetinaNet's begin as a class that is rarely seen
+                elif "head" in name and parameter.ndim > 1:
+                    parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
         batches = {
             key: {name: tensor.clone() for name, tensor in forward.inputs.items()}
             for key, forward in self._forward.items()

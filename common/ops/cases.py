@@ -7,7 +7,7 @@ reference (on a CPU through Triton's interpreter, and on a GPU), the bench, and 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,14 +43,20 @@ class Draw:
         device: device of the tensors.
         dtype: dtype of the activations.
         wide: round floating-point values to their dtype, but return them in float64.
-        strided: return tensors whose elements are two apart, with other values between them.
+        strided: numbers, in the order of drawing, of the tensors whose elements are two apart in memory.
+
+    Attributes:
+        drawn: number of tensors drawn so far.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, wide: bool = False, strided: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, *, wide: bool = False, strided: Container[int] = ()
+    ) -> None:
         self.device = device
         self.dtype = dtype
         self.wide = wide
         self.strided = strided
+        self.drawn = 0
         self._generator = torch.Generator(device).manual_seed(0)
 
     def rounded(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -59,9 +65,10 @@ class Draw:
         return self._laid_out(x.double() if self.wide else x)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        if not self.strided or x.dim() == 0:
+        self.drawn += 1
+        if self.drawn - 1 not in self.strided or x.dim() == 0:
             return x
-        between = torch.full_like(x, torch.nan) if x.is_floating_point() else x.flip(0)
+        between = torch.full_like(x, torch.nan) if x.is_floating_point() else (x == 0).to(x.dtype)
         return torch.stack((x, between), -1)[..., 0]
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:

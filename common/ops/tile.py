@@ -8,7 +8,8 @@ from types import SimpleNamespace
 class Tile(SimpleNamespace):
     """Integers by name that say how a kernel cuts its work: ``Tile(rows=4, columns=1024, warps=8)``.
 
-    They are attributes. ``bench.only=tiles`` searches for better ones. These names mean the same for every kernel:
+    Each number is an attribute. ``bench.only=tiles`` searches for faster values. Unless the table of a kernel says
+    otherwise, these names mean:
 
     - ``rows``, ``columns``, ``elements``: size of a tile; ``depth``: the part of a product's sum that is added at once;
     - ``warps``: warps of one program;
@@ -17,7 +18,7 @@ class Tile(SimpleNamespace):
     """
 
     def __hash__(self) -> int:  # type: ignore[override]  # nobody changes a tile
-        return hash(tuple(vars(self).items()))
+        return hash(tuple(sorted(vars(self).items())))
 
     def replace(self, **numbers: int) -> Tile:
         """Return a tile with other numbers in place of some.

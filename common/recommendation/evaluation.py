@@ -33,7 +33,8 @@ class AreaUnderCurve(Scorer):
         """
         values = predictions.values
         check_whole_set(values["positives"] + values["negatives"], values["expected"], "samples")
-        return {"auc": Ranking(values["positives"], values["negatives"], values["doubled_wins"]).area}
+        area = Ranking(values["positives"], values["negatives"], values["doubled_wins"]).area
+        return {"auc": area, "eval_samples": values["expected"]}
 
 
 class ClickRanking(Evaluation):

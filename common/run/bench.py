@@ -46,7 +46,7 @@ from common.ops.bench.stopwatch import peak_flops
 from common.optim.updater import SendingUpdater
 from common.optional_packages import broken_packages
 from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
-from common.run.evaluation_bench import time_evaluation
+from common.run.evaluation_bench import prepared_everywhere, time_evaluation
 from common.run.kernels import Breakdown, breakdown, meet, recorded
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
@@ -244,17 +244,19 @@ def _bench_evaluation(
 
 def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
     """Measure the evaluation on the ranks that evaluate, and print it on the first of them. All ranks call this."""
+    prepared = prepared_everywhere(start.session.data_dir)
     if role.name == "evaluate" or not start.run.evaluation.ranks:
-        _measure_evaluation(start, role, phases)
-    job_store.meet(EVALUATION_TIMES, EVALUATION_TIMEOUT)  # a rank that does not evaluate may hold the store
+        _measure_evaluation(start, role, phases, prepared)
+    job_store.meet("bench/evaluation measured", EVALUATION_TIMEOUT)  # rank 0 hosts the store and must not exit first
     return 0
 
 
-def _measure_evaluation(start: Start, role: Role, phases: Phases) -> None:
+def _measure_evaluation(start: Start, role: Role, phases: Phases, prepared: bool) -> None:
+    """Measure the evaluation; the first rank that evaluates prints it."""
     run, session = start.run, start.session
     workload = _evaluated_workload(start.workload_type, run, role, start.device)
     phases.end("build")
-    timing = time_evaluation(workload, session.data_dir, session.bench.repetitions)
+    timing = time_evaluation(workload, session.data_dir, prepared, session.bench.repetitions)
     phases.end("evaluation")
     if role.rank == 0:
         rows = {**timing.rows(), "seconds of this process": phases.text()}

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from common.contract.evaluation import Evaluation, Predictions
 from common.contract.workload import Workload
-from common.errors import ConfigError
+from common.distributed import job_store
+from common.errors import ConfigError, DataError
 from common.run.evaluation_rank import evaluation_stream
 from common.run.kernels import Breakdown, breakdown, meet, recorded
 
@@ -35,10 +36,10 @@ class EvaluationTiming:
         ranks: number of ranks that evaluate.
         synthetic: whether the samples are synthetic; their predictions are not scored.
         warm_up: warm-up of reader, evaluation and scorer, with the capture of CUDA graphs.
-        opening: opening the data, with the ground truth on rank 0.
-        first: predicting and scoring in the first evaluation.
-        repetitions: predicting and scoring in each later evaluation.
-        allocated_bytes, reserved_bytes: peak GPU memory of the rank with the highest peak; 0 on a CPU.
+        opening: opening the data, with the ground truth on rank 0; None for synthetic samples, which are made then.
+        first: predicting and scoring in the first evaluation. The report of synthetic samples leaves out the scoring.
+        repetitions: predicting and scoring in each later evaluation; likewise.
+        allocated_bytes, reserved_bytes: highest peak of GPU memory of any rank; 0 on a CPU.
         profiled: one more evaluation under the profiler without scoring; None if it was not profiled.
         breakdown: device time of this evaluation on this rank; None if it was not profiled.
     """
@@ -47,7 +48,7 @@ class EvaluationTiming:
     ranks: int
     synthetic: bool
     warm_up: float
-    opening: float
+    opening: float | None
     first: tuple[float, float]
     repetitions: tuple[tuple[float, float], ...]
     allocated_bytes: int = 0
@@ -73,14 +74,14 @@ class EvaluationTiming:
     def rows(self) -> dict[str, str]:
         """Return what ``bench`` prints, name to text."""
         first, median = f"{self.first[0]:.4f} s predicting", f" (median of {len(self.repetitions)})"
-        kind, scoring = "synthetic samples", "not measured: synthetic samples have no ground truth, use data_dir=…"
+        kind, scoring = "synthetic samples", "not measured: these samples have no ground truth; set data_dir=…"
         if self.scoring is not None:
             first += f", {self.first[1]:.4f} s scoring"
             kind, scoring = "samples", f"{self.scoring:.4f} s{median}"
         seconds, ranks = self.predicting + (self.scoring or 0.0), f" on {self.ranks} ranks" if self.ranks > 1 else ""
         rows = {
             "warm-up": f"{self.warm_up:.4f} s",
-            "opening the data": f"{self.opening:.4f} s",
+            "opening the data": "not measured: synthetic samples" if self.opening is None else f"{self.opening:.4f} s",
             "first evaluation": first,
             "evaluation": f"{seconds:.4f} s, {self.throughput:,.1f} samples/s, {self.samples:,} {kind}{ranks}",
             "evaluation: predicting": f"{self.predicting:.4f} s{median}",
@@ -93,23 +94,27 @@ class EvaluationTiming:
 
     def report(self) -> dict[str, Any]:
         """Return the figures for the JSON file."""
+        values = dataclasses.asdict(self)
+        if self.synthetic:
+            values["first"], values["repetitions"] = self.first[:1], [times[:1] for times in self.repetitions]
         medians = {"predicting": self.predicting, "scoring": self.scoring, "samples_per_second": self.throughput}
-        return {**dataclasses.asdict(self), **medians}
+        return {**values, **medians}
 
 
-def time_evaluation(workload: Workload, data_dir: Path, repetitions: int) -> EvaluationTiming:
+def time_evaluation(workload: Workload, data_dir: Path, prepared: bool, repetitions: int) -> EvaluationTiming:
     """Evaluate the network as it is, first once and then ``repetitions`` times. Collective.
 
     Args:
         workload: built on the ranks that evaluate.
-        data_dir: prepared data; if the folder does not exist, synthetic samples are evaluated.
+        data_dir: folder of the prepared data.
+        prepared: whether it exists; otherwise, synthetic samples are evaluated.
         repetitions: number of timed evaluations after the first one.
 
     Raises:
         ConfigError: there are no prepared data, and the workload has no synthetic samples.
         DataError: the data are damaged, or not those of the workload.
     """
-    layout, prepared = workload.layout, data_dir.is_dir()
+    layout = workload.layout
     evaluation = workload.evaluation(layout) if prepared else workload.synthetic_evaluation(layout)
     if evaluation is None:
         raise ConfigError(
@@ -122,10 +127,22 @@ def time_evaluation(workload: Workload, data_dir: Path, repetitions: int) -> Eva
 
     with contextlib.closing(evaluation), evaluation_stream(layout.device):
         timing = _time(workload, evaluation, data_dir, prepared, repetitions)
-        if layout.device.type != "cuda" or timing.first[0] > LONGEST_PROFILE:
+        if layout.device.type != "cuda" or timing.predicting > LONGEST_PROFILE:
             return timing
         kernels, (profiled, _) = recorded(lambda: None, lambda: _elapsed(predict, layout.device))
     return dataclasses.replace(timing, profiled=profiled, breakdown=breakdown(kernels, 1))
+
+
+def prepared_everywhere(data_dir: Path) -> bool:
+    """Return whether the folder of the prepared data exists. All ranks of the job call this.
+
+    Raises:
+        DataError: only some ranks see it.
+    """
+    answers = set(job_store.from_all_ranks("bench/data_dir", str(data_dir.is_dir())))
+    if len(answers) > 1:
+        raise DataError(f"{data_dir} exists on some ranks only: prepare the data on every node, or on a shared folder")
+    return answers == {str(True)}
 
 
 def _time(
@@ -170,7 +187,15 @@ def _time(
     warmed, opened, *evaluations, allocated, reserved = largest.tolist()
     first, *later = zip(evaluations[::2], evaluations[1::2], strict=True)
     return EvaluationTiming(
-        samples, layout.world_size, not scored, warmed, opened, first, tuple(later), int(allocated), int(reserved)
+        samples,
+        layout.world_size,
+        not scored,
+        warmed,
+        opened if scored else None,
+        first,
+        tuple(later),
+        int(allocated),
+        int(reserved),
     )
 
 

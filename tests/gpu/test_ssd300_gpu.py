@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300, Predictions
 from benchmarks.ssd300.ops import class_entropy
 from benchmarks.ssd300.targets import Targets
+from common import cli
 from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
@@ -234,3 +236,14 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
             assert torch.equal(mine[name], other[name]), name
         real = other["picture"] >= 0 if "picture" in other else slice(None)
         assert ((mine["image"].float() - other["image"].float())[real].abs() * 58).mean() < 2.5, "levels of 255"
+
+
+def test_bench_reports_the_evaluation_by_kind_of_kernel(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = ["bench", "benchmark=ssd300", "scale=test", "device=cuda", "bench.only=evaluation"]
+    assert cli.run([*words, f"data_dir={tmp_path / 'none'}", f"bench.report={report}"]) == 0
+    found = json.loads(report.read_text())["evaluation"]
+    assert found["synthetic"]
+    assert found["profiled"] > 0
+    assert found["breakdown"]
+    assert found["reserved_bytes"] >= found["allocated_bytes"] > 0

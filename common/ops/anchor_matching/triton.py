@@ -17,7 +17,7 @@ from common.ops.anchor_matching.reference import MatchingRule
 from common.ops.tile import Tile
 
 TILES: dict[str, Tile] = {"best": Tile(anchors=256, warps=1), "match": Tile(anchors=512, warps=4)}
-"""Pass to its tile. ``anchors``: anchors of one picture in a program, whose warps meet for the maximum of every box."""
+"""Pass to its tile. ``anchors``: of one picture in a program, whose warps synchronise for the maximum of each box."""
 
 
 def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], dict[str, Any]]:

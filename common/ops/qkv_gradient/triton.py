@@ -21,6 +21,7 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
 TILES: dict[str, Tile] = {"join": Tile(rows=64, warps=8, programs=4, stages=3)}
+"""``rows``: tokens of one head in a tile."""
 
 
 def join(

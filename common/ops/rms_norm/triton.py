@@ -64,7 +64,7 @@ def forward(
     frozen_scales: bool = False,
 ) -> Normed:
     """See :func:`common.ops.rms_norm.reference.forward_reference`. One launch."""
-    require_contiguous(residual=residual_TE, delta=delta_TE)
+    require_contiguous(residual=residual_TE, delta=delta_TE, weight=weight_E)
     sum_TE = residual_TE if delta_TE is None else torch.empty_like(residual_TE)
     inverse_rms_T = residual_TE.new_empty(residual_TE.shape[0], dtype=torch.float32)
     y_TE = torch.empty_like(residual_TE) if half else None
@@ -88,7 +88,7 @@ def backward(
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
     """See :func:`common.ops.rms_norm.reference.backward_reference`. One launch."""
-    require_contiguous(dy=dy_TE, residual=residual_TE, d_residual=d_residual_TE)
+    require_contiguous(dy=dy_TE, residual=residual_TE, weight=weight_E, d_residual=d_residual_TE)
     dx_TE = torch.empty_like(dy_TE)
     dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
     grid, constants = _launch(TILES["backward"], dy_TE, dx8 is not None, frozen_scales)
@@ -101,7 +101,7 @@ def backward(
 
 def recompute(residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor) -> Tensor:
     """See :func:`common.ops.rms_norm.reference.recompute_reference`."""
-    require_contiguous(residual=residual_TE)
+    require_contiguous(residual=residual_TE, weight=weight_E)
     tokens, features = residual_TE.shape
     tile = TILES["recompute"]
     columns = min(tile.columns, triton.next_power_of_2(features))

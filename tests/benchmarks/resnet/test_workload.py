@@ -289,7 +289,7 @@ def test_accuracy_counts_each_picture_once_and_no_padding():
     for offset, right in ((0.0, 4), (9.0, 0), (0.0, 4)):  # the second model answers one class less
         predictions = evaluation.predict(Weights({"offset": torch.tensor(offset)}))
         assert predictions.values == {"right": right, "pictures": 6, "expected": 6}
-        assert evaluation.scorer.score(predictions) == {"accuracy": right / 6}
+        assert evaluation.scorer.score(predictions) == {"accuracy": right / 6, "eval_samples": 6}
 
 
 def test_an_evaluation_that_missed_pictures_is_no_score():

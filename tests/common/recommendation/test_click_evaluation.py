@@ -97,7 +97,7 @@ def test_the_area_is_that_of_all_real_samples_with_the_given_weights():
         assert predictions is not None
         logit_S = (dense_SD @ weights["weight"].t() + weights["bias"]).squeeze(1)
         expected = roc_auc_score(label_S.numpy(), torch.sigmoid(logit_S).numpy())
-        assert evaluated.scorer.score(predictions) == {"auc": pytest.approx(expected, abs=1e-14)}
+        assert evaluated.scorer.score(predictions)["auc"] == pytest.approx(expected, abs=1e-14)
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     evaluated.close()
     assert source.closed
@@ -105,7 +105,7 @@ def test_the_area_is_that_of_all_real_samples_with_the_given_weights():
 
 def test_a_set_that_was_not_evaluated_wholly_has_no_score():
     counted = {"positives": 3, "negatives": 4, "doubled_wins": 12, "expected": 7}
-    assert AreaUnderCurve().score(Predictions(counted)) == {"auc": 0.5}
+    assert AreaUnderCurve().score(Predictions(counted))["auc"] == 0.5
     with pytest.raises(RuntimeError, match="7 of 8 samples were evaluated"):
         AreaUnderCurve().score(Predictions({**counted, "expected": 8}))
 

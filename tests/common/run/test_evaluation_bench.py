@@ -16,10 +16,11 @@ from common import cli
 from common.config.composition import compose
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.detection.evaluation import SyntheticPictures
+from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from common.run import evaluation_bench
-from common.run.evaluation_bench import EvaluationTiming, time_evaluation
+from common.run.evaluation_bench import EvaluationTiming, prepared_everywhere, time_evaluation
 from tests.conftest import suite
 
 SAMPLES_OF_DATA, SAMPLES_OF_RECIPE = 60, 100
@@ -96,7 +97,7 @@ def timed(
         evaluation=lambda layout: prepared, synthetic_evaluation=lambda layout: synthetic,
         cfg=SimpleNamespace(benchmark=SimpleNamespace(eval_samples=SAMPLES_OF_RECIPE)),
     )  # fmt: skip
-    return time_evaluation(workload, root, 3)
+    return time_evaluation(workload, root, prepared is not None, 3)
 
 
 def test_every_part_is_timed_and_the_median_behind_the_first_evaluation_counts(clock: Clock, tmp_path: Path) -> None:
@@ -117,7 +118,8 @@ def test_synthetic_samples_are_not_scored(clock: Clock, tmp_path: Path) -> None:
     timing = timed(clock, None, evaluation, tmp_path / "none")
     assert evaluation.calls == ["warm up", tmp_path / "none", "closed"]
     assert evaluation.scorer.calls == []
-    assert (timing.warm_up, timing.opening, timing.predicting, timing.scoring) == (1, 4, 6, None)
+    assert (timing.warm_up, timing.opening, timing.predicting, timing.scoring) == (1, None, 6, None)
+    assert (timing.report()["first"], timing.report()["repetitions"]) == ((30,), [(3,), (9,), (6,)])
     assert timing.rows()["evaluation"] == "6.0000 s, 16.7 samples/s, 100 synthetic samples"
     assert timing.rows()["first evaluation"] == "30.0000 s predicting"
     assert timing.rows()["evaluation: scoring"].startswith("not measured: ")
@@ -155,6 +157,13 @@ def test_prepared_data_are_evaluated_and_scored(data_of, tmp_path, capsys) -> No
     assert found["samples_per_second"] == pytest.approx(60 / (found["predicting"] + found["scoring"]))
 
 
+def test_a_folder_that_only_some_ranks_see_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(job_store, "from_all_ranks", lambda name, value: [value, str(False)])
+    assert not prepared_everywhere(tmp_path / "none")
+    with pytest.raises(DataError, match="exists on some ranks only"):
+        prepared_everywhere(tmp_path)
+
+
 def test_without_data_and_synthetic_samples_one_message_says_so(tmp_path, capsys) -> None:
     assert cli.run(command("bert", tmp_path / "none")) == ConfigError.exit_code
     said = capsys.readouterr().err
@@ -181,9 +190,8 @@ def test_every_synthetic_sample_is_evaluated_once(benchmark: str, samples: int) 
     if benchmark == "stable_diffusion":
         assert values["pictures"] == samples
     elif benchmark == "unet3d":
-        assert (
-            evaluation.scorer.score(predictions)["eval_samples"] == samples
-        )  # which checks that each voxel counts once
+        # the scorer checks that each voxel counts once
+        assert evaluation.scorer.score(predictions)["eval_samples"] == samples
     else:
         assert sorted(values["pictures"]) == list(range(samples))
         assert len(values["score"]) > 0

@@ -11,7 +11,7 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"resize": Tile(values=512, rows=8, warps=4)}
-"""``values``: values of a row, channels of pixels, that a program writes at a time; ``rows``: rows of a picture."""
+"""``values``: channel values of a row that a program writes at a time; ``rows``: rows of a picture."""
 
 
 @torch.no_grad()
