@@ -22,7 +22,7 @@ def convolution_with_moments(x: Tensor, weight: Tensor, stride: int, padding: in
 
 
 def small_network() -> ResNet50:
-    return ResNet50(Architecture(8, 4, 4, 1e-5, 0.1, layers=(1, 2)), torch.Generator().manual_seed(0))
+    return ResNet50(Architecture(8, 4, 1e-5, 0.1, layers=(1, 2)), torch.Generator().manual_seed(0))
 
 
 def test_the_reference_leaves_no_moments() -> None:
