@@ -151,9 +151,9 @@ def forked_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: FORKS)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def checker() -> Iterator[None]:
-    """One process of MLCommons' checkers answers the questions of all tests."""
+    """One process of MLCommons' checkers answers the questions of all tests of a file."""
     with one_checker_process():
         yield
 

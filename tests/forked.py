@@ -228,6 +228,7 @@ def _become(
 
 def _leave_out_warm_ups() -> None:
     """Warm up with one iteration of the step: more are for the capture of CUDA graphs."""
+    assert graphs.StepRunner.warm_up.__defaults__ == (graphs.WARM_UP_ITERATIONS,)
     graphs.WARM_UP_ITERATIONS = 1
     graphs.StepRunner.warm_up.__defaults__ = (1,)
 

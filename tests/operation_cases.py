@@ -6,7 +6,7 @@ tests/test_operations.py runs this file, with the package in the environment var
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import pytest
@@ -22,17 +22,23 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
 
 
-def interpretable(*, first: bool = False) -> Iterator[Any]:
-    """Yield the parameters of the package's tests; if ``first``, only the first test of each implementation."""
+def interpretable(key_of: Callable[[str, Case], object] | None = None) -> Iterator[Any]:
+    """Yield the parameters of the package's tests.
+
+    Args:
+        key_of: returns a key for the name of an implementation and a case. Only the first test of each key is yielded;
+            None for all tests.
+    """
     for key, operation in all_operations().items():
         if key.partition(":")[0] == os.environ["OPERATION"]:
             seen = set()
             for each in parameters(key, operation, cases_of(operation), gpu=False):
                 _, name, case, sizes, dtype = each.values
                 if operation.unsupported(name, case.request(CPU, dtype, **sizes)) is None:
-                    if not first or name not in seen:
+                    place = None if key_of is None else key_of(name, case)
+                    if place is None or place not in seen:
                         yield each
-                    seen.add(name)
+                    seen.add(place)
 
 
 @pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable()))
@@ -51,7 +57,7 @@ def refusal(*arguments: Any, strided: Container[int]) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(first=True)))
+@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(lambda name, case: name)))
 def test_kernels_refuse_inputs_that_they_would_misread(
     operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
 ) -> None:
@@ -60,7 +66,9 @@ def test_kernels_refuse_inputs_that_they_would_misread(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operation", "name", "case", "sizes", "dtype"), list(interpretable(first=True)))
+@pytest.mark.parametrize(
+    ("operation", "name", "case", "sizes", "dtype"), list(interpretable(lambda name, case: (name, case.name)))
+)
 def test_kernels_refuse_each_input_that_they_would_misread(
     operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
 ) -> None:

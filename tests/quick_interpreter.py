@@ -29,5 +29,6 @@ def install() -> None:
 
     Versions of Triton without this private function keep their own.
     """
-    if hasattr(interpreter, "_patch_builtin") and hasattr(interpreter, "_patch_attr"):
+    known = getattr(interpreter, "_patch_builtin", None)
+    if known is not None and list(inspect.signature(known).parameters) == ["pkg", "builder", "scope"]:
         interpreter._patch_builtin = _patch_builtin

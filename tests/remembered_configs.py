@@ -13,7 +13,7 @@ _parsed: dict[str, bytes] = {}
 
 
 def _load(file: Any) -> Any:
-    """Return a copy of what was parsed from the same text before."""
+    """Return a copy of the configuration that was parsed from the same text."""
     if isinstance(file, str | Path):
         text = Path(file).read_text(encoding="utf-8")
     else:

@@ -45,7 +45,7 @@ class Tokens:
 
     Attributes:
         rows: B.
-        inference: no gradients are wanted, so that nothing is kept; what is in FP8 then, products say.
+        inference: no gradients are wanted, so that nothing is kept.
     """
 
     rows: int

@@ -116,7 +116,7 @@ class ModelConfig:
         accumulation = self.implementations["accumulation"]
         if self.linear == "torch" and accumulation != AUTO:
             raise ConfigError(
-                f"implementations.accumulation={accumulation}: only FP8 products have it; give model.linear=fp8 as well"
+                f"implementations.accumulation={accumulation}: this applies to FP8 products only; set model.linear=fp8"
             )
         if self.blocks == "written":
             return

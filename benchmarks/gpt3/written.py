@@ -28,13 +28,14 @@ class WrittenGpt:
 
     Args:
         model: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
-        operations: how they run.
-        linear: of the blocks' products: ``torch`` or ``fp8``.
-        most_tokens: of any micro-batch: the memory that layers share is taken here, so that graphs keep its address.
-        products: how tokens move beside products where ranks share the layers; None for collectives.
+        operations: implementations of the other operations.
+        linear: implementation of the blocks' linear layers: ``torch`` or ``fp8``.
+        most_tokens: largest number of tokens of a micro-batch. The memory that layers share is allocated here, so that
+            CUDA graphs keep its address.
+        products: how tokens move during products if ranks share the layers; None for separate collectives.
         accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
-        put_off_head: so many micro-batches of a step whose gradients of the head's weight wait for its end, where the
-            last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); without a pipeline none does.
+        put_off_head: number of micro-batches of a step whose gradients of the head's weight are computed at its end,
+            when the last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); 0 without a pipeline.
         own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
     Attributes:

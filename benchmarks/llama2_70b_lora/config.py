@@ -71,9 +71,10 @@ class ModelConfig:
         blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
         linear: of the blocks' products: ``torch``, ``fp8``, or ``te``, FP8 by Transformer Engine; both with
             ``blocks=frozen`` only.
-        recomputed_qkv: so many layers compute query, key and value again in the backward pass; ``auto`` as many as
-            memory asks for; with ``blocks=frozen`` only.
-        transposed_layers: so many layers keep their FP8 weights transposed, too; ``auto`` as many as memory allows.
+        recomputed_qkv: number of layers that recompute query, key and value in the backward pass; ``auto``: as few as
+            memory requires. Needs ``blocks=frozen``.
+        transposed_layers: number of layers that also keep their FP8 weights transposed; ``auto``: as many as memory
+            allows.
         head_chunk: tokens whose logits are there at a time.
         loss_scale: initial loss scale with fp16.
         token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or

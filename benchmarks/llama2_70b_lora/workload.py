@@ -104,18 +104,21 @@ class LlamaLora(Workload):
         model, device = self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "frozen":
             return None
-        counts = (None if count == AUTO else int(count) for count in (model.recomputed_qkv, model.transposed_layers))
-        return plan(self.workspace, torch.cuda.get_device_properties(device).total_memory, *counts)
+        memory = torch.cuda.get_device_properties(device).total_memory
+        return plan(self.workspace, memory, *self._requested_counts())
+
+    def _requested_counts(self) -> tuple[int | None, int | None]:
+        """Return ``recomputed_qkv`` and ``transposed_layers`` of the configuration; None for ``auto``."""
+        model = self.own.model
+        recomputed, transposed = model.recomputed_qkv, model.transposed_layers
+        return None if recomputed == AUTO else int(recomputed), None if transposed == AUTO else int(transposed)
 
     def _layer_counts(self) -> tuple[int, int]:
-        """Layers that compute query, key and value again, and that keep weights transposed, too."""
+        """Return the numbers of layers that recompute query, key and value, and that keep transposed weights."""
         if self.memory is not None:
             return self.memory.recomputed_qkv, self.memory.transposed_layers
-        model = self.own.model
-        recomputed, transposed = (
-            0 if count == AUTO else int(count) for count in (model.recomputed_qkv, model.transposed_layers)
-        )
-        return recomputed, transposed
+        recomputed, transposed = self._requested_counts()
+        return recomputed or 0, transposed or 0
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of every frozen weight; a base is read once a node. Collective."""

@@ -1,4 +1,4 @@
-"""Evaluates noise with weights that make the network emit as many tokens a second as real transcripts have.
+"""Synthetic evaluation: noise, and weights with which the network emits as many tokens a second as transcripts have.
 
 Decoding takes as long as there are tokens. With random weights, a network finds none at all or one at every frame.
 """
@@ -142,7 +142,7 @@ def give_weights(model: Rnnt) -> None:
 
 @torch.no_grad()
 def find_rate(model: Rnnt, evaluation: Transcription, tokens: int) -> None:
-    """Choose how far the audio must go up or down, so that this rank's utterances together have about ``tokens``.
+    """Choose the threshold on the projected audio at which this rank's utterances yield about ``tokens`` tokens.
 
     Raises:
         RuntimeError: the encoder's output is not finite.

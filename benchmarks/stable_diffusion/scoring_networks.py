@@ -55,7 +55,7 @@ def random_networks(
     dtype: torch.dtype,
     requested: Mapping[str, str] | None = None,
 ) -> ScoringNetworks:
-    """Networks whose weights are drawn; to be given those of files.
+    """Return networks with random weights; callers may load published weights into them.
 
     What belongs to generation, the conditioning tower and the autoencoder, has the U-Net's dtype. What judges has
     fp32, or fp64 of fp64.
@@ -96,7 +96,7 @@ def synthetic_networks(own: StableDiffusionConfig, device: torch.device, dtype: 
 
     Args:
         own: the workload's configuration.
-        device, dtype: as :func:`random_networks` takes them.
+        device, dtype: see :func:`random_networks`.
     """
     tokenize = functools.partial(random_tokens, own.text)
     requested = own.model.implementations

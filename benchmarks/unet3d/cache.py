@@ -117,9 +117,10 @@ def choose_place(requested: CachePlace, needed: int, device: torch.device) -> Ca
         place = "device" if device.type != "cuda" or needed <= free / 2 else "host"
     available = free if place == "device" else host_free
     if needed > available:
+        otherwise = ", or reader.cache=host" if place == "device" and device.type == "cuda" else ""
         raise ConfigError(
-            f"reader.cache={place}: the volumes of this rank take {needed / 1e9:.1f} GB where {available / 1e9:.1f} GB "
-            "are free; more reader.shares need less"
+            f"reader.cache={place}: the volumes of this rank take {needed / 1e9:.1f} GB, and {available / 1e9:.1f} GB "
+            f"are free; use more reader.shares{otherwise}"
         )
     return place
 

@@ -319,10 +319,10 @@ class BenchConfig:
         accumulate: keep the recipe's accumulation; False measures one micro-batch and one update an iteration, as a
             rank of a larger system runs.
         only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; ``run``: training
-            through the reader, with evaluations; ``evaluation``: predicting and scoring, with synthetic samples where
-            there are no prepared data; ``ops``: the workload's operations, each implementation alone;
-            ``tiles``: better tiles for their kernels; ``peer``: the step, and the same training with other software;
-            None: the step and, where there are prepared data, the run.
+            through the reader, with evaluations; ``evaluation``: predicting and scoring; without prepared data,
+            predicting synthetic samples, which are not scored; ``ops``: the workload's operations, each implementation
+            alone; ``tiles``: better tiles for their kernels; ``peer``: the step, and the same training with other
+            software; None: the step and, if there are prepared data, the run.
         operations: with ``ops`` and ``tiles``, parts of the names of operations, or ``all`` for those of all workloads;
             empty: those that the workload uses.
         pause_ms: after each step of the reader alone, for what training would compute meanwhile.

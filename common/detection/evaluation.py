@@ -21,7 +21,7 @@ Detect = Callable[[Mapping[str, Tensor]], Found]
 """What a network finds in a batch; capturable."""
 
 SPREAD = 0.02
-"""Standard deviation of random weights of the heads, with which they find objects of many classes in noise."""
+"""Standard deviation of random weights of the heads, large enough to detect objects of many classes in noise."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def of_pictures(detect: Detect, example: Tensor) -> BatchShape:
 
 
 class SyntheticPictures:
-    """An evaluation source of noise on the device: the same batches again and again, with other ids.
+    """An evaluation source of noise on the device. It repeats the same batches with new picture ids.
 
     Args:
         batches: inputs of the network by key, all with the same number of pictures. The keys take turns.
@@ -139,7 +139,7 @@ class DetectionEvaluation(Evaluation):
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():
                 if "head" in name and name.endswith("bias"):
-                    parameter.zero_()  # RetinaNet's begin as a class that is rarely seen
+                    parameter.zero_()  # RetinaNet's initial bias makes every class rare
                 elif "head" in name and parameter.ndim > 1:
                     parameter.copy_(SPREAD * torch.randn(parameter.shape, generator=generator))
         batches = {

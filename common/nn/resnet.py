@@ -35,7 +35,7 @@ EXPANSION = 4
 IMAGE_CHANNELS = 3
 
 PADDED_CHANNELS = 4
-"""With a fourth channel that is always zero, so that the first convolution loads 8 bytes of a half-precision pixel."""
+"""Channels of a padded image. The fourth is zero, so that the first convolution loads a 16-bit pixel as 8 bytes."""
 
 
 @dataclass(frozen=True)

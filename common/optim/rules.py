@@ -7,7 +7,7 @@ training step decides on the device whether anything may be written, and the opt
 with.
 
 A new rule is a Rule, a Formula and an Update for each implementation: its arithmetic, and the names of its states. Its
-cases stand in :mod:`common.optim.update_cases`.
+cases are in :mod:`common.optim.update_cases`.
 """
 
 from __future__ import annotations

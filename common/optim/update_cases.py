@@ -82,9 +82,13 @@ def passes(
     state_scale: float = 1.0,
     others: float = 0.0,
     last: float | None = None,
+    skip: bool = False,
     **options: Any,
 ) -> list[Pass]:
-    """Make the passes: measure the gradients; update weights and state, unless the last gradient is not finite.
+    """Make the passes: measure the gradients; update weights and state.
+
+    The update also returns whether 16-bit weights are the rounded masters, and whether a skipped update left every bit
+    as it was.
 
     Args:
         function: makes an update from a formula and a binding.
@@ -97,7 +101,8 @@ def passes(
         step: number of updates before this one.
         state_scale: mean of the state.
         others: sum of squares that other ranks add for each tensor. If it is not 0, they have one more tensor.
-        last: last gradient of the first shard; None for a random one.
+        last: last gradient of the first shard; None for a random one. The update is skipped if it is not finite.
+        skip: skip the update although all gradients are finite.
         options: options of :func:`shard_of` for the first shard.
     """
     firsts = [0, *itertools.accumulate(map(len, shards))]
@@ -119,7 +124,8 @@ def passes(
     stats = torch.zeros(2, dtype=torch.float64 if draw.wide else torch.float32, device=draw.device)
     rates_G = rate * torch.arange(1, 1 + len(settings), device=draw.device)
     grad_factor, steps = torch.full_like(stats[0], factor), torch.full((), step, device=draw.device)
-    write = torch.full((), last is None or math.isfinite(last), device=draw.device)
+    writes = not skip and (last is None or math.isfinite(last))
+    write = torch.full((), writes, device=draw.device)
     state = [flat for flats in update.states.values() for flat in flats]
     # Remainders are compared elsewhere: they are integers that depend on the last bits of a master.
     weights = [flat for part in parts for flat in (part.parameters, None if part.has_remainders else part.masters)]
@@ -129,9 +135,16 @@ def passes(
         update.measure(stats)
         return stats[0] > 0, stats[1]
 
-    def apply() -> tuple[list[Tensor | None], list[Tensor]]:
+    flats = [*state, *(flat for part in parts for flat in (part.parameters, part.masters))]
+    before = [] if writes else [flat.clone() for flat in flats]
+
+    def apply() -> tuple[Any, ...]:
         update.apply(rates_G, steps, grad_factor, write)
-        return weights, state
+        rounded = [
+            None if part.has_remainders else torch.equal(part.parameters, part.masters.to(part.parameters.dtype))
+            for part in parts
+        ]
+        return weights, state, rounded, writes or all(map(torch.equal, flats, before))
 
     read = size_of(*(part.gradients for part in parts))
     moved = read + 2 * size_of(*state, *(part.masters for part in parts))
@@ -143,7 +156,7 @@ def passes(
 def bert(hidden: int, layers: int, vocabulary: int) -> Tensors:
     """Return the tensors of BERT with both heads: matrices in group 0, biases and norms in group 1.
 
-    Query, key and value are tensors of their own.
+    Query, key and value are separate tensors.
     """
     square = hidden * hidden
     matrices = [vocabulary * hidden, 512 * hidden, 2 * hidden, square, square, 2 * hidden]
@@ -164,7 +177,7 @@ def resnet() -> tuple[Tensors, Tensors]:
                 norms.append(4 * width)
             channels = 4 * width
     weights.append(1000 * channels)
-    return [*((elements, 0) for elements in weights), (1000, 1)], [(elements, 2) for elements in norms for _ in "wb"]
+    return [*((elements, 0) for elements in weights), (1000, 1)], [(elements, 2) for elements in 2 * norms]
 
 
 LLAMA_LAYER = [*((4096 * features, 0) for features in (6144, 4096, 28672, 14336)), (4096, 1), (4096, 1)]
@@ -176,13 +189,13 @@ DLRM = [*CROSS_NETWORK, *((elements, 0) for inputs, outputs in LINEAR for elemen
 DECAY = (GroupSettings(1.0, 0.1, False, False), GroupSettings(1.0, 0.0, False, False))
 DECAY_AND_RATIO = (GroupSettings(1.0, 0.1, True, False), *DECAY[1:])
 
-# The first tensor has two blocks, and all but one have padding. The settings of the groups differ in everything.
+# The first tensor has two blocks, and all but one have padding.
 SMALL = {"shards": (((4160, 0), (7, 1), (195, 0)), ((70, 0),)), "rate": 0.25, "factor": 0.25}
 PLAIN = (GroupSettings(0.5, 0.25, False, True), GroupSettings(3.0, 0.0, False, False, norm_share=0.25))
 RATIO = (GroupSettings(0.5, 0.25, True, True), *PLAIN[1:])
 RATIO_OUTSIDE = (GroupSettings(0.5, 0.25, True, False), GroupSettings(3.0, 0.0, False, True, norm_share=0.25))
 PARTS: dict[str, Any] = {"shards": (((5000, 0), (7, 1)), (), ((70, 0),)), "others": 4.0}
-"""Parts of tensors that other ranks hold too, and a shard without any."""
+"""Shards with parts of tensors whose rest is on other ranks, and an empty shard."""
 
 NO_DIRECTION = {"gradient_scale": 0.0, "state_scale": 0.0}
 ZERO_WEIGHTS = {"weight_scale": 0.0, "last": torch.finfo(torch.float16).max}
@@ -205,6 +218,7 @@ LAMB_AND_ADAM = (
                 {"rule": LAMB(0.0, 0.0), "step": 10**6, **ZERO_WEIGHTS},
                 {**NO_DIRECTION, "settings": (GroupSettings(1.0, 0.0, True, False), *PLAIN[1:])},
                 {"last": math.nan},
+                {"skip": True},
             )
         ],
         gpu={"shards": (bert(256, 4, 30522),), "rate": 0.25},
@@ -215,7 +229,12 @@ LAMB_AND_ADAM = (
         {"rule": AdamW(0.9, 0.95, 1e-5), "settings": DECAY, "shards": (LLAMA_LAYER,)},
         tests=[
             {**SMALL, "settings": PLAIN, **edge}
-            for edge in ({}, {"rule": Adam(0.8, 0.99), "step": 0, **PARTS}, {"rule": Adam(), "last": math.inf})
+            for edge in (
+                {},
+                {"rule": Adam(0.8, 0.99), "step": 0, **PARTS},
+                {"rule": Adam(), "last": math.inf},
+                {"skip": True},
+            )
         ],
         gpu={"shards": (((5_000_000, 0), (4096, 1)),), "rate": 0.25},
     ),
@@ -251,6 +270,8 @@ LARS_AND_SGD = (
                 NO_DIRECTION,
                 {"last": math.nan},
                 {"last": -math.inf},
+                {"skip": True},
+                {"rule": SGD(0.9), "settings": PLAIN, "skip": True},
             )
         ],
         gpu={"rate": 0.25},
@@ -270,6 +291,7 @@ ADAGRAD = (
                 NO_DIRECTION,
                 {"last": math.nan},
                 {"last": -math.inf},
+                {"skip": True},
             )
         ],
         gpu={"rate": 0.25},

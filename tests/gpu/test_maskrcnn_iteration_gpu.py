@@ -61,7 +61,7 @@ def batches(workload: MaskRCNNSegmentation, places: str, seed: int) -> list[Batc
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_branches_give_the_gradients_of_the_usual_order(precision, monkeypatch):
+def test_streams_of_branches_change_no_gradient(precision, monkeypatch):
     found = []
     for branch in (Branch, lambda device: Branch(torch.device("cpu"))):  # the latter has no stream of its own
         monkeypatch.setattr(iteration, "Branch", branch)

@@ -1,4 +1,4 @@
-"""Evaluations of the pre-trainings in FP8 on a GPU: captured and eager; and what they leave of training."""
+"""Evaluations of the pre-trainings in FP8 on a GPU: captured, eager, beside bf16; and what they leave of training."""
 
 from __future__ import annotations
 
@@ -62,6 +62,18 @@ def state(workload: Pretraining) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors}
 
 
+def in_half_precision(workload_name: str, trained: Pretraining) -> float:
+    """Return the score of the trained weights by products in bf16."""
+    half = built(workload_name, "model.linear=torch")
+    evaluated = Evaluated(half, rows(half, ROWS, 77))
+    with torch.no_grad():
+        for mine, other in zip(half.model.parameters(), trained.model.parameters(), strict=True):
+            mine.copy_(other)
+    score = evaluated.score()
+    evaluated.close()
+    return score
+
+
 def train(workload: Pretraining, evaluates: bool) -> tuple[list[float], list[float]]:
     """Captured steps, and an evaluation behind each, which changes nothing of them; losses and scores."""
     step = workload.build_step()
@@ -96,7 +108,10 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
         "captured": (), "eager": ("cuda_graphs=false",), "chunks": ("cuda_graphs=chunks",),
         "fp32": ("cuda_graphs=chunks", "optimizer.gradients=fp32"),
     }.items():  # fmt: skip
-        found[name] = train(built(workload_name, *given), evaluates=True)
+        workload = built(workload_name, *given)
+        found[name] = train(workload, evaluates=True)
+        if name == "captured":
+            half = in_half_precision(workload_name, workload)
     alone, _ = train(built(workload_name), evaluates=False)
     for name, (losses, scores) in found.items():
         print(name, losses, scores)
@@ -105,4 +120,6 @@ def test_evaluations_in_fp8_are_captured_and_leave_training_alone(workload_name:
     for way in ("eager", "chunks"):
         assert of["captured"] == pytest.approx(of[way], rel=1e-3)
     assert of["captured"] == pytest.approx(of["fp32"], rel=CLOSE)  # weights that other gradients have moved
+    assert of["captured"][-1] == pytest.approx(half, rel=CLOSE)
+    assert of["captured"][-1] != half, "one of them was not in FP8"
     assert len(set(of["captured"])) == STEPS, "the graph has the weights of its warm-up"

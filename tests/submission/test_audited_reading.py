@@ -37,7 +37,6 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mutations import TOKEN, Mutation, drawn
 
 from common.errors import SuiteError
-from common.mlperf.checker_process import one_checker_process
 from common.mlperf.rules import RULESETS
 from common.submission import check
 
@@ -411,13 +410,6 @@ def test_rules_that_name_files_are_found() -> None:
     keys = {key for _, _, _, key, _ in NAMED}
     assert {"submission_division", "submission_benchmark", "opt_name"} <= keys
     assert len({(usage, ruleset) for usage, ruleset, *_ in NAMED}) == sum(map(len, RULESETS.values()))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checkers() -> Iterator[None]:
-    """One process of MLCommons' checkers for all cases."""
-    with one_checker_process():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def open_features(
 
     Args:
         root: the folder.
-        schema: whose types have the files.
-        nodes: of each type.
-        width, dtype: of a row: e4m3, fp16 or fp32.
-        placement: as :func:`build_features`. Each rank reads its shard, so that a row is read by one rank; ``local``
-            has every rank read all.
-        layout, ranks_per_node, device: as :func:`build_features`.
+        schema: types of nodes; each has a file of its own.
+        nodes: number of nodes of each type.
+        width: number of features of a node.
+        dtype: dtype of the features: e4m3, fp16 or fp32.
+        placement: see :func:`build_features`. Each rank reads only its shard; with ``local`` every rank reads all rows.
+        layout, ranks_per_node, device: see :func:`build_features`.
 
     Raises:
         DataError: a file is missing, damaged, or of another dtype or shape.

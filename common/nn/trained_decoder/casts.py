@@ -52,7 +52,7 @@ class WeightCasts:
         self._in_evaluations: list[Callable[[], None]] = []
 
     def before_evaluations(self, cast: Callable[[], None]) -> None:
-        """What casts the weight of a product before an evaluation."""
+        """Register a function that casts a product's weight before each evaluation."""
         self._in_evaluations.append(cast)
 
     @contextlib.contextmanager

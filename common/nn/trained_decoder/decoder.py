@@ -60,13 +60,14 @@ class TrainedDecoder:
 
     Args:
         decoder: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
-        operations: how they run.
-        linear: of the blocks' products: ``torch`` or ``fp8``.
-        most_tokens: of any batch: the memory that layers share is taken here, so that graphs keep its address.
-        recomputed_gate_up: the first so many layers multiply gate and up once more in the backward pass.
-        products: how tokens move beside products where ranks share the layers; None for collectives.
+        operations: implementations of the other operations.
+        linear: implementation of the blocks' linear layers: ``torch`` or ``fp8``.
+        most_tokens: largest number of tokens of a batch. The memory that layers share is allocated here, so that CUDA
+            graphs keep its address.
+        recomputed_gate_up: number of layers, from the first, that recompute gate and up in the backward pass.
+        products: how tokens move during products if ranks share the layers; None for separate collectives.
         accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
-        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too.
+        transposed_layers: number of layers, from the first, that also keep their FP8 weights transposed for a step.
         own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
     Attributes:

@@ -16,9 +16,9 @@ bits the product itself adds.
 Where ranks share a layer, tokens move between them (:mod:`.movement`). For a weight's gradient in FP8 all rows need the
 same scale; those of ranks with a larger one are rounded again while they are transposed.
 
-In an ``inference``, without gradients, as an evaluation is, inputs and weights are cast with the scales that the next
-step of training would use, which stay as they are. Where none is known yet, a weight takes that of its own maximum, and
-an input that of a sample of its rows. Weights are cast once for all passes of an evaluation
+Without gradients (``inference``), for example in an evaluation, inputs and weights are cast with the scales that the
+next step of training would use, which stay as they are. If none is known yet, a weight takes the scale of its own
+maximum, and an input that of a sample of its rows. Weights are cast once for all passes of an evaluation
 (``WeightCasts.evaluating``), and before them, so that no graph casts them again for every micro-batch; the next step
 casts them anew.
 
@@ -224,8 +224,8 @@ class Fp8TrainedProduct(_Moving):
         movement: of tokens between the ranks that share the product.
         accumulation: how the weight's gradient is added, one of :mod:`common.ops.weight_gradient`.
         keep_turned: keep the cast weight's transpose for the step as well.
-        own_eval_scales: scales begin unknown in each evaluation and move there, because nothing trains them; otherwise
-            an evaluation uses the scales of training and leaves them as they are.
+        own_eval_scales: whether an evaluation starts with unknown scales and updates them, on ranks that do not train.
+            Otherwise, it uses the scales of training and does not change them.
 
     Raises:
         UnsupportedImplementation: O or I is not a multiple of 16, or there is no such accumulation here.
@@ -378,10 +378,10 @@ class Shared:
     """What the products of all layers have in common.
 
     Attributes:
-        scratch: memory for what lives as long as one product.
+        scratch: memory for tensors that are needed only during one product.
         casts: when weights are cast.
         parallel: the ranks that share each layer.
-        tokens: how tokens move beside products; None for collectives.
+        tokens: how tokens move during products; None for separate collectives.
         accumulation: how weights' gradients in FP8 are added to the main ones, see :class:`Fp8TrainedProduct`.
         own_eval_scales: see :class:`Fp8TrainedProduct`.
     """

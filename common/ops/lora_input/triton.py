@@ -68,7 +68,7 @@ def dropped_norm(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
     """See :func:`common.ops.lora_input.reference.dropped_norm_reference`. One launch."""
-    require_contiguous(residual=residual_TE, rows=region.rows)
+    require_contiguous(residual=residual_TE, inverse_rms=inverse_rms_T, weight=weight_E, rows=region.rows)
     y_TE = torch.empty_like(residual_TE)
     grid, arguments = _launch(TILES["dropped"], residual_TE, mask, region)
     kernels.lora_input_dropped_kernel[grid](

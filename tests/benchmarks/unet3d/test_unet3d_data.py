@@ -402,5 +402,5 @@ def test_volumes_are_kept_on_a_gpu_where_they_fit(monkeypatch, requested, needed
 
 def test_a_gpu_too_small_for_what_is_asked_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000_000_000, 141_000_000_000))
-    with pytest.raises(ConfigError, match=r"take 25\.0 GB where 10\.0 GB are free"):
+    with pytest.raises(ConfigError, match=r"take 25\.0 GB, and 10\.0 GB are free; use .*, or reader\.cache=host"):
         cache_module.choose_place("device", 25_000_000_000, torch.device("cuda", 0))

@@ -196,7 +196,7 @@ def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> No
         (
             torch.zeros(4, 3, 4, 3),
             torch.zeros(4, 4, 4, dtype=torch.uint8)[:, 1:],
-            "labels and counts must be contiguous",
+            "labels must be contiguous",
         ),
     ],
     ids=["sums", "label"],

@@ -26,8 +26,8 @@ for line in sys.stdin:
     output, errors, work = json.loads(line)
     child = os.fork()
     if not child:
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
-        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         break
     print(os.waitpid(child, 0)[1], flush=True)
 else:

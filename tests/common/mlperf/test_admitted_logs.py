@@ -18,7 +18,6 @@ from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.errors import ConfigError
 from common.mlperf.admission import Admission, admit
-from common.mlperf.checker_process import one_checker_process
 from common.mlperf.mllog import RunLog
 from common.mlperf.rules import Rules, newest_ruleset, rules_for
 from common.mlperf.verdict import judge
@@ -56,12 +55,6 @@ def pairs() -> Iterator[Any]:
                 case = (name, ruleset, division)
                 marks = () if ruleset == newest or case in REFUSED or case in UNREACHABLE else pytest.mark.slow
                 yield pytest.param(*case, id="-".join(case), marks=marks)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _checker() -> Iterator[None]:
-    with one_checker_process():
-        yield
 
 
 @cache

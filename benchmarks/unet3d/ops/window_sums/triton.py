@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.unet3d.ops.window_sums import kernels
+from common.ops.triton_support import require_contiguous
 
 _ROWS, _COLUMNS = 16, 128  # 384 columns of the benchmark's windows are three whole blocks
 _VOXELS = 4096
@@ -18,8 +19,9 @@ def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tens
     """See :func:`benchmarks.unet3d.ops.window_sums.reference.add_window_reference`.
 
     Raises:
-        ValueError: W and K of the sums are not contiguous.
+        ValueError: W and K of the sums, or an importance, are not contiguous.
     """
+    require_contiguous(**dict(zip("DHW", importance, strict=True)))
     depth, height, width, classes = sums_DHWK.shape
     _check_packed(sums_DHWK)
     stride_k, stride_d, stride_h, stride_w = logits_KDHW.stride()
@@ -40,8 +42,7 @@ def count_classes(sums_DHWK: Tensor, label_DHW: Tensor, counts_K3: Tensor) -> No
     """
     _, height, width, classes = sums_DHWK.shape
     _check_packed(sums_DHWK)
-    if not (label_DHW.is_contiguous() and counts_K3.is_contiguous()):
-        raise ValueError("labels and counts must be contiguous")
+    require_contiguous(labels=label_DHW, counts=counts_K3)
     voxels = label_DHW.numel()
     if voxels > _LARGEST_INDEX:
         raise ValueError(f"{voxels} voxels are more than a 32-bit index can tell apart")
