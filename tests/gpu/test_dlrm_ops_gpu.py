@@ -61,12 +61,13 @@ def captured(run: Callable[[], list[Tensor]]) -> list[Tensor]:
 def test_more_elements_of_x0_than_int32_counts() -> None:
     assert LARGE * 3456 > 2**31
     given = cross_network_oracle.inputs(KEPT, 3456, 512, 1, torch.bfloat16, device="cuda")
-    x0 = torch.zeros(LARGE, 3456, dtype=torch.bfloat16, device="cuda")
-    x0[-KEPT:] = given.x0
-    with torch.no_grad():
-        y = cross_network.CROSS_NETWORK.function("triton")(x0, given.v, given.w, given.b)
-    assert_close([y[-KEPT:]], cross_network_oracle.expected(given)[:1])
+    x0, dy = (torch.zeros(LARGE, 3456, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    x0[-KEPT:], dy[-KEPT:] = given.x0, given.dy
+    y = cross_network.CROSS_NETWORK.function("fused")(x0.requires_grad_(), given.v, given.w, given.b)
+    (dx0,) = torch.autograd.grad(y, x0, dy)
+    assert_close([y[-KEPT:].detach(), dx0[-KEPT:]], cross_network_oracle.expected(given)[:2])
     assert not y[:-KEPT].any()
+    assert not dx0[:-KEPT].any()
 
 
 def test_more_elements_of_vectors_than_int32_counts() -> None:

@@ -1,14 +1,15 @@
-"""The plain cross network against its formula."""
+"""The reference of the cross network against its formula."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from cross_network_oracle import expected, inputs
 
-from benchmarks.dlrm_dcnv2.ops.cross_network.reference import PASSES, apply, between_reference, cross_network_reference
+from benchmarks.dlrm_dcnv2.ops.cross_network.reference import apply, cross_network_reference, gradient_reference
 from tests.capturable import Capturable
 
 
@@ -30,12 +31,16 @@ def test_a_sample_by_hand() -> None:
 
 def test_gradients_of_a_layer_are_final_before_the_layers_before_it_are_differentiated() -> None:
     given, seen = inputs(3, 4, 2, 3, torch.float32), []
-    passes = PASSES._replace(between=lambda *arguments: (seen.append("between"), between_reference(*arguments))[1])
+
+    def gradient(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        seen.append("layer")
+        return gradient_reference(*arguments)
+
     for kind, leaves in (("v", given.v), ("w", given.w), ("b", given.b)):
         for number, leaf in enumerate(leaves):
             leaf.requires_grad_().register_post_accumulate_grad_hook(lambda _, of=f"{kind}{number}": seen.append(of))
-    apply(passes, given.x0, given.v, given.w, given.b).backward(given.dy)
-    parts = [set(part) for found, part in itertools.groupby(seen, lambda name: name == "between") if not found]
+    apply(gradient, given.x0, given.v, given.w, given.b).backward(given.dy)
+    parts = [set(part) for found, part in itertools.groupby(seen, lambda name: name == "layer") if not found]
     assert parts == [{"v2", "w2", "b2"}, {"v1", "w1", "b1"}, {"v0", "w0", "b0"}]
 
 
@@ -69,7 +74,7 @@ def test_nothing_is_kept_for_an_evaluation() -> None:
             cross_network_reference(given.x0, given.v, given.w, given.b)
         assert kept == []
         cross_network_reference(given.x0, given.v, given.w, given.b)
-    assert len(kept) == 3 * 2 + 3 * 2
+    assert len(kept) == 6 * 2
 
 
 def test_both_directions_are_capturable() -> None:

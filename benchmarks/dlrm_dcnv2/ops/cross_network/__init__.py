@@ -15,14 +15,11 @@ CROSS_NETWORK = Operation(
     "cross_network",
     cross_network_reference,
     {
-        "fused": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network_fused"),
-        "triton": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network"),
+        "fused": triton_kernels("benchmarks.dlrm_dcnv2.ops.cross_network.triton:cross_network"),
     },
-    kernel_names=(("cross network", r"^cross_(product|between|gradient)_"),),
+    kernel_names=(("cross network", r"^cross_gradient_"),),
     cases="benchmarks.dlrm_dcnv2.ops.cross_network.cases",
 )
 """Signature: ``cross_network(x0_BX, v, w, b)``, with V, W and b of every layer.
 
-``triton`` has the cross in the epilogue of a product of ours, and what follows the gradient of a layer's input in that
-of another. ``fused`` has all products and the cross from PyTorch, and one pass of ours in the backward pass of a
-layer."""
+``fused`` has one pass of ours over a layer's backward pass; the products are PyTorch's."""
