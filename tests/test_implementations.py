@@ -62,7 +62,6 @@ def test_the_former_key_in_a_recipe_is_an_error_that_names_the_new_one(workload:
     ("workload", "key"),
     [
         ("dlrm_dcnv2", "embeddings.implementation"),
-        ("unet3d", "sliding_window.implementation"),
         ("unet3d", "reader.augment"),
         ("rgat", "reader.sample"),
     ],
@@ -83,6 +82,7 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
         ("rnnt", "lstm", "torch", "library"),
         ("rnnt", "lstm", "plain", "reference"),
         ("rnnt", "joint", "torch", "reference"),
+        ("rnnt", "transducer_loss", "sparse", "triton"),
         ("unet3d", "instance_norm", "torch", "library"),
         ("stable_diffusion", "upsampling", "transposed_torch", "transposed_library"),
         ("resnet", "batch_norm", "cudnn", "convolution_moments=cudnn"),

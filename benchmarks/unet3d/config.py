@@ -9,7 +9,6 @@ from benchmarks.unet3d.model import HALVINGS, Architecture, NetworkSettings
 from benchmarks.unet3d.model import OPERATIONS as NETWORK_OPERATIONS
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
-from benchmarks.unet3d.ops.window_sums import ADD_WINDOW
 from benchmarks.unet3d.reader_settings import ReaderSettings
 from common.config.ranges import (
     AtLeast,
@@ -40,9 +39,8 @@ OPERATIONS: dict[str, Operation] = {
     **NETWORK_OPERATIONS,
     "dice_cross_entropy": DICE_CROSS_ENTROPY,
     "augment": AUGMENT,
-    "window_sums": ADD_WINDOW,
 }
-"""Operations whose implementation ``model.implementations`` can choose. ``window_sums`` counts classes, too."""
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 @dataclass(frozen=True)

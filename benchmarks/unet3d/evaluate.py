@@ -26,15 +26,14 @@ from benchmarks.unet3d.evaluation_volumes import (
     synthetic_cases,
     synthetic_voxels,
 )
-from benchmarks.unet3d.ops.window_sums.reference import INTERSECTION, LABELLED, PREDICTED
 from benchmarks.unet3d.sliding_window import SlidingWindow
 from benchmarks.unet3d.volumes import Case, open_volumes
+from benchmarks.unet3d.window_sums import INTERSECTION, LABELLED, PREDICTED
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 from common.evaluation.counts import check_whole_set
 from common.evaluation.forward import ForwardPass
-from common.ops.operation import AUTO
 
 CLASSES = ("background", "kidney", "tumour")
 
@@ -49,14 +48,12 @@ class EvaluationSettings:
         share: neighbouring data-parallel ranks that share the windows of each volume; None for what balances the
             ranks best once the volumes are known.
         dice_smooth: added to numerator and denominator of the Dice coefficient.
-        implementation: of adding windows and counting classes, by name.
     """
 
     window: SlidingWindow
     batch: int
     share: int | None
     dice_smooth: float
-    implementation: str = AUTO
 
 
 class DiceOfCounts(Scorer):
@@ -117,7 +114,7 @@ class MeanDice(Evaluation):
         self._layout = layout
         self._dtype = dtype
         self._shares = shares_to_try(layout.size("dp"), settings.share)
-        self._sums = VolumeSums(settings.window, len(CLASSES), self._shares, layout, dtype, settings.implementation)
+        self._sums = VolumeSums(settings.window, len(CLASSES), self._shares, layout, dtype)
         shape = (settings.batch, 1, *self._sums.slab_shape)
         # With one channel only the strides tell the convolutions which of the two formats it is.
         memory_format = torch.channels_last_3d if layout.device.type == "cuda" else torch.contiguous_format
@@ -127,11 +124,6 @@ class MeanDice(Evaluation):
         self._cases: Sequence[Case] = ()
         self._volumes: list[CachedVolume] = []
         self._synthetic: Sequence[Case] = ()
-
-    @property
-    def choices(self) -> dict[str, str]:
-        """The implementation chosen, for the log and ``bench``."""
-        return {"evaluation": self._sums.choice}
 
     def warm_up(self) -> None:
         """Forward passes on zeros, and what comes after them."""

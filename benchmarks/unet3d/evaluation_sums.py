@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.unet3d.evaluation_volumes import CachedVolume
-from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
 from benchmarks.unet3d.sliding_window import Origin, Slices, SlidingWindow
+from benchmarks.unet3d.window_sums import add_window, count_classes
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.ops.operation import OPTION, OperationRequest, asked_for
 
 
 @dataclass(frozen=True)
@@ -50,15 +49,12 @@ class VolumeSums:
         shares: sizes of neighbourhoods of dp ranks of which :meth:`open` takes one.
         layout: dp ranks that are dealt windows, cp ranks that each have a slab of every window.
         dtype: of the network.
-        implementation: of adding windows and counting classes, by name.
 
     Attributes:
         slab_shape: of this rank's slab of a window.
-        choice: the implementation chosen.
 
     Raises:
         ConfigError: the cp ranks cannot have equal slabs of a window, or a share does not divide the dp ranks.
-        UnsupportedImplementation: the named implementation cannot run here.
     """
 
     def __init__(
@@ -68,15 +64,9 @@ class VolumeSums:
         shares: Sequence[int],
         layout: Layout,
         dtype: torch.dtype,
-        implementation: str,
     ) -> None:
         self._device, self._classes = layout.device, classes
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        request = OperationRequest(layout.device, dtype)
-        with asked_for(f"{OPTION}.window_sums", implementation):
-            self.choice = ADD_WINDOW.select(implementation, request).name
-        self._add_window = ADD_WINDOW.function(self.choice)
-        self._count_classes = COUNT_CLASSES.function(self.choice)
 
         depth, height, width = window.shape
         cp, index = layout.size("cp"), layout.index("cp")
@@ -107,8 +97,8 @@ class VolumeSums:
         sums_DHWK = torch.zeros(*self.slab_shape, self._classes, dtype=self._dtype, device=self._device)
         label_DHW = torch.zeros(self.slab_shape, dtype=torch.uint8, device=self._device)
         counts_K3 = torch.zeros(self._classes, 3, dtype=torch.int64, device=self._device)
-        self._add_window(sums_DHWK, logits_KDHW, self._importance)
-        self._count_classes(sums_DHWK, label_DHW, counts_K3)
+        add_window(sums_DHWK, logits_KDHW, self._importance)
+        count_classes(sums_DHWK, label_DHW, counts_K3)
         for sharers in (self._slabs, *self._neighbours.values()):
             sharers.sum_slabs(sums_DHWK.new_zeros(sharers.ranks))
         if self._everyone is not None:
@@ -150,7 +140,7 @@ class VolumeSums:
 
     def add(self, origin: Origin, logits_KDHW: Tensor) -> None:
         """Add this rank's slab of the logits of a window of the current volume."""
-        self._add_window(self._sums_DHWK[self.place(origin)], logits_KDHW, self._importance)
+        add_window(self._sums_DHWK[self.place(origin)], logits_KDHW, self._importance)
 
     def count(self, volume: CachedVolume) -> None:
         """Count the classes of the current volume, or of this rank's slab of it; collective over its ranks."""
@@ -163,10 +153,10 @@ class VolumeSums:
         if begin < end:
             scored_DHWK = sums_DHWK[begin - first : end - first, inside_H, inside_W]
             label_DHW = volume.label[begin - inside_D.start : end - inside_D.start]
-            self._count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
+            count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Counts (case, class, column) over all ranks, with the columns of :mod:`benchmarks.unet3d.ops.window_sums`."""
+        """Counts (case, class, column) over all ranks, with the columns of :mod:`benchmarks.unet3d.window_sums`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()

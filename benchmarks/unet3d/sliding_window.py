@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.unet3d.ops.window_sums.reference import add_window_reference
+from benchmarks.unet3d.window_sums import add_window
 from common.errors import ConfigError, DataError
 
 SIGMA = 0.125
@@ -189,7 +189,7 @@ def average_logits(image_DHW: Tensor, network: Callable[[Tensor], Tensor], windo
             sums = torch.zeros(*padded.shape, len(logits_KDHW), dtype=dtype, device=padded.device)
             weights = torch.zeros(*padded.shape, 1, dtype=dtype, device=padded.device)
             ones = torch.ones(1, *window.shape, dtype=dtype, device=padded.device)
-        add_window_reference(sums[place], logits_KDHW, importance)
-        add_window_reference(weights[place], ones, importance)
+        add_window(sums[place], logits_KDHW, importance)
+        add_window(weights[place], ones, importance)
     assert sums is not None  # there is a window in every volume
     return (sums / weights)[geometry.inside]

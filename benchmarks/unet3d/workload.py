@@ -160,11 +160,8 @@ class UNet3DSegmentation(Workload):
         """Mean Dice on the ranks of ``layout``."""
         facts, windows = self.own.facts, self.own.sliding_window
         window = SlidingWindow(facts.input_shape, facts.overlap, facts.padding_value)
-        sums = self.own.model.implementations["window_sums"]
-        settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth, sums)
-        evaluation = MeanDice(self.model, settings, layout, self.dtype, capture=self.cfg.cuda_graphs)
-        self.choices |= evaluation.choices
-        return evaluation
+        settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth)
+        return MeanDice(self.model, settings, layout, self.dtype, capture=self.cfg.cuda_graphs)
 
     def synthetic_evaluation(self, layout: Layout) -> MeanDice:
         """Return an evaluation of volumes of noise."""

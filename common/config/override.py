@@ -22,7 +22,6 @@ RENAMED = {
     "reader.augment": "model.implementations.augment",
     "reader.sample": "model.implementations.sample",
     "embeddings.implementation": "model.implementations.embedding_bags",
-    "sliding_window.implementation": "model.implementations.window_sums",
 }
 """Former configuration keys whose new name does not end in the same word."""
 _TYPED = re.compile(r"(?P<key>[+~]{0,2}[A-Za-z_][\w./@:-]*)=(?P<value>.+)", re.DOTALL)

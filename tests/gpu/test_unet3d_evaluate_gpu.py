@@ -9,10 +9,9 @@ import torch
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import Architecture, UNet3D
-from benchmarks.unet3d.ops.window_sums import ADD_WINDOW, COUNT_CLASSES
-from benchmarks.unet3d.ops.window_sums.reference import add_window_reference, count_classes_reference
 from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
 from benchmarks.unet3d.volumes import Case
+from benchmarks.unet3d.window_sums import count_classes
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
@@ -22,28 +21,11 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-BENCHMARK = SlidingWindow((128, 128, 128), 0.5, -2.2)
 SMALL = SlidingWindow((64, 64, 64), 0.5, -2.2)
 CASES = [
     Case(f"case_{number:05d}", shape, "eval")
     for number, shape in enumerate([(64, 70, 75), (90, 100, 81), (129, 64, 96), (64, 64, 64)])
 ]
-
-
-def test_sums_beyond_the_range_of_32_bits_are_found() -> None:
-    if torch.cuda.mem_get_info()[0] < 24 << 30:
-        pytest.skip("needs 24 GiB of device memory")
-    sums = torch.zeros(900, 900, 900, 3, device="cuda")  # 2.2e9 elements
-    importance = BENCHMARK.importance("cuda")
-    logits = torch.randn(3, 128, 128, 128, generator=torch.Generator().manual_seed(0)).cuda()
-    expected = torch.zeros(128, 128, 128, 3, device="cuda")
-    add_window_reference(expected, logits, importance)
-    ADD_WINDOW.function("triton")(sums[-128:, -128:, -128:], logits, importance)
-    torch.testing.assert_close(sums[-128:, -128:, -128:], expected, rtol=1e-6, atol=1e-6)
-    counts = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
-    label = torch.ones(128, 128, 128, dtype=torch.uint8, device="cuda")
-    COUNT_CLASSES.function("triton")(sums[-128:, -128:, -128:], label, counts)
-    assert counts[:, 1].tolist() == [(expected.argmax(-1) == k).sum().item() for k in range(3)]
 
 
 def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
@@ -55,10 +37,8 @@ def network(dtype: torch.dtype, factor: float = 1.0) -> UNet3D:
     return model
 
 
-def evaluation_of(
-    model: UNet3D, dtype: torch.dtype, capture: bool, batch: int = 3, implementation: str = "auto"
-) -> MeanDice:
-    settings = EvaluationSettings(SMALL, batch, None, 1e-6, implementation)
+def evaluation_of(model: UNet3D, dtype: torch.dtype, capture: bool, batch: int = 3) -> MeanDice:
+    settings = EvaluationSettings(SMALL, batch, None, 1e-6)
     evaluation = MeanDice(model, settings, Layout(device="cuda"), dtype, capture)
     evaluation.warm_up()
     evaluation.cache(CASES, lambda case: oracle.volume(case.shape, seed=int(case.name[-5:])))
@@ -98,7 +78,7 @@ def test_counts_are_those_of_the_plain_average(batch: int, monkeypatch: pytest.M
             logits = average_logits(torch.from_numpy(image).cuda(), model, SMALL)
         kept = torch.from_numpy(label)[SMALL.geometry(case.shape).kept].cuda()
         expected = torch.zeros(3, 3, dtype=torch.int64, device="cuda")
-        count_classes_reference(logits, kept, expected)
+        count_classes(logits, kept, expected)
         difference = (torch.tensor(found[case.name]) - expected.cpu()).abs().max().item()
         assert difference <= 1e-3 * kept.numel(), case.name
 
@@ -143,15 +123,3 @@ def test_only_the_counts_are_waited_for() -> None:
                 torch.cuda.set_sync_debug_mode("default")
     waits = [warning for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
     assert len(waits) == 1
-
-
-def test_the_plain_operations_count_the_same() -> None:
-    model = network(torch.float32)
-    with on_a_stream():
-        plain, fast = (
-            evaluation_of(model, torch.float32, True, implementation=name) for name in ("reference", "triton")
-        )
-        found, expected = counts_of(fast, model), counts_of(plain, model)
-    for name, counts in found.items():
-        difference = (torch.tensor(counts) - torch.tensor(expected[name])).abs().max().item()
-        assert difference <= 10, name  # a fused multiply-add rounds once less

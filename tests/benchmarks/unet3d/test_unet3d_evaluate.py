@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from benchmarks.unet3d.evaluate import DiceOfCounts, EvaluationSettings, MeanDice
-from benchmarks.unet3d.ops.window_sums.reference import count_classes_reference
 from benchmarks.unet3d.volumes import CASES, FORMAT, Case
+from benchmarks.unet3d.window_sums import count_classes
 from common.contract.evaluation import Predictions
 from common.data import manifest
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError, UnsupportedImplementation
+from common.errors import ConfigError, DataError
 from tests.benchmarks.unet3d import evaluation_oracle as oracle
 from tests.benchmarks.unet3d.evaluation_oracle import Pattern
 from tests.benchmarks.unet3d.small_evaluation import (
@@ -98,7 +98,7 @@ def test_counts_of_one_voxel_after_another():
     sums = torch.tensor([[1.0, 2, 0], [3, 2, 1], [0, 5, 5], [-3, -2, -1], [0, 0, 0]]).view(1, 1, 5, 3)
     label = torch.tensor([1, 1, 2, 2, 0], dtype=torch.uint8).view(1, 1, 5)
     counts = torch.tensor([[0, 0, 0], [0, 0, 0], [10, 10, 10]])
-    count_classes_reference(sums, label, counts)
+    count_classes(sums, label, counts)
     assert counts.tolist() == [[1, 2, 1], [1, 2, 2], [11, 11, 12]]  # predicted 1 0 1 2 0; of equals the first
 
 
@@ -132,7 +132,7 @@ def test_dice_is_monais():
     logits = torch.randn(9, 10, 11, 3, generator=generator)
     label = torch.randint(3, (9, 10, 11), generator=generator)
     counts = torch.zeros(3, 3, dtype=torch.int64)
-    count_classes_reference(logits, label.to(torch.uint8), counts)
+    count_classes(logits, label.to(torch.uint8), counts)
 
     def one_hot(classes_DHW):
         return torch.nn.functional.one_hot(classes_DHW, 3).permute(3, 0, 1, 2)[None]
@@ -205,13 +205,6 @@ def test_a_damaged_volume_is_an_error(tmp_path):
 def test_a_share_that_does_not_divide_the_ranks_is_an_error():
     with pytest.raises(ConfigError, match=r"sliding_window.share=3: does not divide the 4"):
         MeanDice(Pattern(), EvaluationSettings(SMALL, 1, 3, 1e-6), Layout({"dp": 4}), torch.float32, capture=False)
-
-
-@pytest.mark.parametrize("name", ["triton", "magic"])
-def test_an_implementation_that_cannot_run_is_an_error(name):
-    settings = EvaluationSettings(SMALL, 1, None, 1e-6, implementation=name)
-    with pytest.raises(UnsupportedImplementation, match=f"model.implementations.window_sums={name}: "):
-        MeanDice(Pattern(), settings, Layout(), torch.float32, capture=False)
 
 
 def test_windows_that_cannot_be_cut_into_equal_slabs_are_an_error():

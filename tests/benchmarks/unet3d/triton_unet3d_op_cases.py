@@ -8,14 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 import unet3d_ops_oracle as oracle
-from torch import Tensor
 
 from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_convolution, upsample
 from benchmarks.unet3d.ops.dice_cross_entropy import triton as dice_cross_entropy_triton
 from benchmarks.unet3d.ops.instance_norm import triton as instance_norm_triton
 from benchmarks.unet3d.ops.output_convolution import triton as output_convolution_triton
 from benchmarks.unet3d.ops.upsample import triton as upsample_triton
-from benchmarks.unet3d.ops.window_sums import triton as window_sums_triton
 from common.ops.catalogue import cases_of
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.tiling import tiles
@@ -187,23 +185,6 @@ def test_more_classes_or_channels_are_refused(classes: int, channels: int) -> No
 
 
 # Operations of an evaluation
-
-
-@pytest.mark.parametrize(
-    ("sums", "label", "message"),
-    [
-        (torch.zeros(4, 4, 4, 3)[:, :, ::2], torch.zeros(4, 4, 2, dtype=torch.uint8), "W and K must be contiguous"),
-        (
-            torch.zeros(4, 3, 4, 3),
-            torch.zeros(4, 4, 4, dtype=torch.uint8)[:, 1:],
-            "labels must be contiguous",
-        ),
-    ],
-    ids=["sums", "label"],
-)
-def test_gaps_in_memory_are_an_error(sums: Tensor, label: Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        window_sums_triton.count_classes(sums, label, torch.zeros(3, 3).long())
 
 
 # Choices
