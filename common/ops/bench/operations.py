@@ -1,14 +1,18 @@
 """``bench.only=ops`` and ``bench.only=tiles``: measure the cases of operations on one GPU.
 
-A worker process times the implementations of a case and the reference compiled by ``torch.compile``. If one crashes, a
-new process continues with the next one (:mod:`common.ops.bench.supervisor`).
+First, several processes run everything once, which fills the caches of Triton and ``torch.compile`` on disk. Then one
+worker process times the implementations of a case and the compiled reference. If it crashes, a new process continues
+with the next task (:mod:`common.ops.bench.supervisor`).
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +26,8 @@ from common.ops.operation import REFERENCE, Operation
 
 EVERY = "all"
 WORKER = "common.ops.bench.worker"
+COMPILERS = 12
+"""Most processes that compile at once. Each holds the tensors of one case; the largest take some 10 GB."""
 
 
 class Task(NamedTuple):
@@ -72,8 +78,9 @@ def tasks_of(operations: Mapping[str, Operation], *, tiles: bool) -> list[Task]:
                 if not tiles or tables_of(operation, name):
                     found.append(Task(package, case.name, name))
             if not tiles:
-                # A class, such as that of an update rule, is not compiled.
-                names = (REFERENCE,) if isinstance(operation.reference, type) else (COMPILED, REFERENCE)
+                # Other references, such as the class of an update rule, are not compiled.
+                can_compile = isinstance(operation.reference, FunctionType | tuple)
+                names = (COMPILED, REFERENCE) if can_compile else (REFERENCE,)
                 found += [Task(package, case.name, name) for name in names]
     return found
 
@@ -101,6 +108,8 @@ def time_operations(
         f"{name}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, copy {bandwidth * 1e-9:.0f} GB/s"
     )
     tasks = [json.dumps(task) for task in tasks_of(operations, tiles=tiles)]
+    if not tiles:
+        _fill_caches(tasks)
     found = []
     for result in supervise(WORKER, ["--tiles"] if tiles else [], tasks):
         found.append(Measured(*json.loads(result)))
@@ -108,6 +117,18 @@ def time_operations(
     for text in comparison(found):
         say(text)
     return found
+
+
+def _fill_caches(tasks: Sequence[str]) -> None:
+    """Run each task once, in several processes. Failures are ignored here: the timed runs report them."""
+    processes = min(COMPILERS, os.cpu_count() or 1, len(tasks))
+
+    def run(shard: int) -> None:
+        for _ in supervise(WORKER, ["--compile"], list(tasks[shard::processes]), say=lambda text: None):
+            pass
+
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(run, range(processes)))
 
 
 def line(measured: Measured, bandwidth: float, peak: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
@@ -46,17 +47,22 @@ def work(tasks: list[str], run: Callable[[str], None]) -> None:
         torch.cuda.empty_cache()
 
 
-def supervise(module: str, arguments: list[str], tasks: list[str]) -> Iterator[str]:
-    """Run tasks in a process of their own; start another behind a task that ended it.
+def supervise(
+    module: str, arguments: list[str], tasks: list[str], say: Callable[[str], object] | None = None
+) -> Iterator[str]:
+    """Run tasks in a worker process. If a task ends it, start another one for the tasks behind it.
 
     Args:
-        module: with the command line ``python -m module arguments --worker tasks``, which calls :func:`work`.
-        arguments: of that command line.
+        module: module whose command line ``python -m module arguments --worker tasks`` calls :func:`work`.
+        arguments: arguments of that command line.
         tasks: names without line breaks.
+        say: function that prints the worker's lines; by default ``print`` with a flush.
 
     Yields:
-        What follows ``RESULT`` in each line that begins with it; all other lines but those of ``BUSY`` are printed.
+        The rest of each line that begins with ``RESULT``. All other lines but those of ``BUSY`` are printed.
     """
+    if say is None:
+        say = functools.partial(print, flush=True)
     while tasks:
         command = [sys.executable, "-m", module, *arguments, "--worker", *tasks]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -67,10 +73,10 @@ def supervise(module: str, arguments: list[str], tasks: list[str]) -> Iterator[s
             elif text.startswith(RESULT):
                 yield text.removeprefix(RESULT)
             elif not text.startswith(BUSY):
-                print(text, flush=True)
+                say(text)
         code = process.wait()
         if code != 0:
-            print(f"{begun[-1] if begun else 'nothing begun':42s} ended its process with {code}", flush=True)
+            say(f"{begun[-1] if begun else 'nothing begun':42s} ended its process with {code}")
         if not begun:
             return
         tasks = [task for task in tasks if task not in begun]

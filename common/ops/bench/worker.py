@@ -1,4 +1,4 @@
-"""Worker process of the supervisor: times cases of operations, or searches for better tiles."""
+"""Worker process of the supervisor: times cases of operations, compiles them, or searches for better tiles."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def function_of(operation: Operation, name: str) -> Any:
     """Return an implementation or the compiled reference: a function or a named tuple of functions."""
     if name != COMPILED:
         return operation.function(name)
+    torch._dynamo.reset()  # it stops to compile a function at the ninth set of shapes
     reference = operation.reference
     if not isinstance(reference, tuple):
         return torch.compile(reference, dynamic=False)
@@ -67,6 +68,14 @@ def passes_of(operation: Operation, case: Case, name: str) -> list[Pass]:
     if name != COMPILED and (reason := operation.unsupported(name, case.request(device, dtype))):
         raise UnsupportedImplementation(reason)
     return case.passes(function_of(operation, name), Draw(device, dtype))
+
+
+def compile_all(operation: Operation, case: Case, name: str) -> None:
+    """Run each pass of a case once, so that its kernels are compiled."""
+    for each in passes_of(operation, case, name):
+        each.run()
+        print(f"{BUSY}{each.name}", flush=True)
+    torch.cuda.synchronize()
 
 
 def measure(operation: Operation, case: Case, name: str) -> Iterator[Measured]:
@@ -156,7 +165,9 @@ def _time_with(passes: Sequence[Pass], tiles: dict[str, Tile], key: str, tile: T
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the tasks of the command line; each is a JSON list of an operation, a case and an implementation."""
     parser = argparse.ArgumentParser(prog="python -m common.ops.bench.worker", description=__doc__)
-    parser.add_argument("--tiles", action="store_true", help="look for better tiles")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--tiles", action="store_true", help="look for better tiles")
+    mode.add_argument("--compile", action="store_true", help="run each pass once and time nothing")
     parser.add_argument("--worker", nargs="+", required=True, metavar="TASK")
     arguments = parser.parse_args(argv)
     torch.backends.cudnn.benchmark = True
@@ -166,6 +177,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         operation = all_operations()[package]
         case = next(case for case in cases_of(operation) if case.name == case_name)
         try:
+            if arguments.compile:
+                compile_all(operation, case, name)
+                return
             for text in sweep(operation, case, name) if arguments.tiles else ():
                 print(text, flush=True)
             for result in () if arguments.tiles else measure(operation, case, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -92,9 +93,24 @@ def test_every_implementation_of_every_case_is_timed_beside_the_compiled_referen
     assert {task.implementation for task in tasks_of({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=True)} == {"triton"}
 
 
-def test_a_reference_that_is_a_class_is_not_compiled() -> None:
-    key = "common.optim.adagrad:ADAGRAD"
-    assert [task.implementation for task in tasks_of({key: OPERATIONS[key]}, tiles=False)] == ["triton", REFERENCE]
+@pytest.mark.parametrize("key", ["common.optim.adagrad:ADAGRAD", "common.ops.dense_attention:DENSE_ATTENTION"])
+def test_a_reference_that_is_no_function_is_not_compiled(key: str) -> None:
+    names = {task.implementation for task in tasks_of({key: OPERATIONS[key]}, tiles=False)}
+    assert REFERENCE in names
+    assert COMPILED not in names
+
+
+def test_compiling_runs_each_pass_once_and_times_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+    passes = [Pass(name, functools.partial(ran.append, name), 1.0) for name in ("forward", "backward")]
+    monkeypatch.setattr(worker, "passes_of", lambda *given: passes)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    worker.main(["--compile", "--worker", json.dumps([RMS_NORM, cases_of(OPERATIONS[RMS_NORM])[0].name, "triton"])])
+    assert ran == ["forward", "backward"]
+    assert "result" not in capsys.readouterr().out
 
 
 def test_all_tables_of_tiles_are_found() -> None:
@@ -115,8 +131,15 @@ def test_operations_are_measured_on_a_gpu(only: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    def supervised(module: str, arguments: list[str], tasks: list[str]) -> Any:
-        assert (module, arguments) == ("common.ops.bench.worker", [])
+    compiled: list[str] = []
+
+    def supervised(module: str, arguments: list[str], tasks: list[str], say: Any = None) -> Any:
+        assert module == "common.ops.bench.worker"
+        if arguments == ["--compile"]:
+            compiled.extend(tasks)
+            return
+        assert arguments == []
+        assert sorted(compiled) == sorted(tasks)
         for task in tasks:
             _, case, name = Task(*json.loads(task))
             for direction, ms in (("forward", 2.0), ("backward", 1.0)):
