@@ -24,7 +24,7 @@ NAMES = {
 }
 
 LIBRARIES = frozenset(
-    {"apex", "cublaslt", "cudnn", "cudnn_frontend", "flash", "flash_attention_3", "flash_attention_4", "library", "te"}
+    {"apex", "cublaslt", "cudnn", "cudnn_frontend", "flash", "flash_attention_4", "library", "te"}
     | {"transposed_library"}
 )
 """Names of implementations whose arithmetic is a library's."""
@@ -40,19 +40,24 @@ def parameters(key: str, operation: Operation, cases: tuple[Case, ...], *, gpu: 
         key: name of the operation in the catalogue.
         operation: the operation.
         cases: cases of the operation.
-        gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype: both
-            for the first sizes, in turn for the others, and the rest of the combinations are marked slow.
+        gpu: whether to include every dtype and the sizes for a GPU. Otherwise only the first and the last dtype.
+
+    The first sizes are tested in all dtypes, the sizes for a GPU in the last one, and the others in turn. On a CPU the
+    other combinations are marked slow; on a GPU they are left out.
     """
     for case in cases:
         dtypes = case.dtypes if gpu else tuple(dict.fromkeys((case.dtypes[0], case.dtypes[-1])))
-        tests = [*case.tests, *([case.gpu] if gpu and case.gpu is not None else [])]
         for name in case.implementations(operation):
-            for number, sizes in enumerate(tests):
+            for number, sizes in enumerate(case.tests):
                 for dtype in dtypes:
-                    identity = f"{key}-{name}-{case.name}-{number}-{NAMES[dtype]}"
-                    quick = gpu or number == 0 or dtype == dtypes[number % len(dtypes)]
-                    marks = () if quick else pytest.mark.slow
-                    yield pytest.param(operation, name, case, sizes, dtype, id=identity, marks=marks)
+                    quick = number == 0 or dtype == dtypes[number % len(dtypes)]
+                    if quick or not gpu:
+                        identity = f"{key}-{name}-{case.name}-{number}-{NAMES[dtype]}"
+                        marks = () if quick else pytest.mark.slow
+                        yield pytest.param(operation, name, case, sizes, dtype, id=identity, marks=marks)
+            if gpu and case.gpu is not None:
+                identity = f"{key}-{name}-{case.name}-large-{NAMES[dtypes[-1]]}"
+                yield pytest.param(operation, name, case, case.gpu, dtypes[-1], id=identity)
 
 
 def check(

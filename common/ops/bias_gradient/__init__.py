@@ -1,8 +1,7 @@
-"""The gradient of a bias that a product or a convolution added: the sums over rows of its result's gradient.
+"""Gradient of a bias: the sums over the rows of the gradient of a product or convolution.
 
-``function(d_RC, dtype)`` gives (C,); it works without autograd, and its caller writes the backward pass. Shapes: R
-rows, C columns. Tall and narrow gradients, such as 131,072 rows of 320, decide; the reference is PyTorch's own
-reduction.
+Works without autograd; the caller writes the backward pass. The kernel is for tall gradients, such as 131,072 rows of
+320 columns. Shapes: R rows, C columns.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels
 
 RowSums = Callable[[Tensor, torch.dtype], Tensor]
-
+"""Signature of :func:`row_sums_reference`."""
 
 BIAS_GRADIENT = Operation(
     "bias_gradient",
     row_sums_reference,
-    {
-        "triton": triton_kernels("common.ops.bias_gradient.triton:row_sums"),
-    },
+    {"triton": triton_kernels("common.ops.bias_gradient.triton:row_sums")},
     kernel_names=(("bias gradient", r"^row_sums_"),),
     cases="common.ops.bias_gradient.cases",
 )
-"""Functions: :data:`RowSums`."""

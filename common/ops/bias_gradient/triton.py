@@ -1,7 +1,4 @@
-"""Sums over rows through the Triton kernel of :mod:`common.ops.bias_gradient.kernels`.
-
-Two launches, nothing waits for the device, and no atomics: the same bits every time. Shapes: R rows, C columns.
-"""
+"""Launch the kernel of :mod:`common.ops.bias_gradient.kernels`."""
 
 from __future__ import annotations
 
@@ -14,11 +11,10 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.tiling.tiles import cut
 
 TILES: dict[str, Tile] = {"sums": Tile(columns=64, elements=8192, warps=4, programs=2, stages=3)}
-"""Pass to its tile."""
 
 
 def row_sums(d_RC: Tensor, dtype: torch.dtype) -> Tensor:
-    """See :func:`common.ops.bias_gradient.reference.row_sums_reference`."""
+    """See :func:`common.ops.bias_gradient.reference.row_sums_reference`. No atomics: the same bits every time."""
     d_RC = d_RC.contiguous()
     rows, columns = d_RC.shape
     grid, arguments = cut(TILES["sums"], 1, rows, columns, d_RC.device, reverse=False)
