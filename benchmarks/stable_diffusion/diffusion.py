@@ -1,4 +1,4 @@
-"""The diffusion: its schedule, what the network predicts, what follows from a prediction, and the sampler's times.
+"""The diffusion: its schedule, the inputs and the loss of a training step, and the sampler's times.
 
 With a = abar[t], the share of the signal's variance that is left at time t, and eps normal noise (Ho et al.,
 arXiv:2006.11239, section 2; Salimans and Ho, arXiv:2202.00512, appendix D)::
@@ -6,7 +6,8 @@ arXiv:2006.11239, section 2; Salimans and Ho, arXiv:2202.00512, appendix D)::
     x_t = sqrt(a) z + sqrt(1 - a) eps          v  = sqrt(a) eps - sqrt(1 - a) z
     z   = sqrt(a) x_t - sqrt(1 - a) v          eps = sqrt(a) v + sqrt(1 - a) x_t
 
-Functions take ``abar`` as a tensor that broadcasts with the others: (N, 1, 1, 1) where samples have times of their own.
+:func:`x0_of` and :func:`eps_of` take ``abar`` as a tensor that broadcasts with the others: (N, 1, 1, 1) where samples
+have times of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from common.ops.random_bits.reference import normal_pairs, words
 
 TIMES = 1000
 FIRST_BETA, LAST_BETA = 0.00085, 0.012
@@ -35,14 +39,57 @@ def abar(times: int = TIMES, first_beta: float = FIRST_BETA, last_beta: float = 
     return (1 - roots_T.square()).cumprod(0)
 
 
-def diffused(z: Tensor, eps: Tensor, abar: Tensor) -> Tensor:
-    """``x_t`` of a latent and noise."""
-    return abar.sqrt() * z + (1 - abar).sqrt() * eps
+class Noised(NamedTuple):
+    """The inputs of a training step.
+
+    Attributes:
+        x_t_NCHW: noised latents, channels_last, in the dtype of the activations.
+        v_NCHW: velocity that the network learns to predict, channels_last, in the dtype of the moments.
+        t_N: times, int64.
+    """
+
+    x_t_NCHW: Tensor
+    v_NCHW: Tensor
+    t_N: Tensor
 
 
-def v_target(z: Tensor, eps: Tensor, abar: Tensor) -> Tensor:
-    """What the network learns to predict from ``x_t``."""
-    return abar.sqrt() * eps - (1 - abar).sqrt() * z
+def noised(
+    moments_N2CHW: Tensor, seed: Tensor, sample_ids_N: Tensor, abar_T: Tensor, latent_scale: float, dtype: torch.dtype
+) -> Noised:
+    """Draw latents, times and noise, and mix latents and noise.
+
+    ``z = latent_scale (mean + exp(clamp(logvar, -30, 20) / 2) n)`` and ``t = floor(T u)``. The normal n and eps and the
+    uniform u come from the hash of :mod:`common.ops.random_bits`, whose site is the sample's id, so that they do not
+    depend on batch, rank or order. Element (c H + h) W + w of a latent is the index of the pair (n, eps).
+
+    Args:
+        moments_N2CHW: mean and log-variance of every latent, the means' channels first, fp32, or fp64 in an fp64 run.
+        seed: int64, 0-d, on the device.
+        sample_ids_N: int64, 0 ... 2**32 - 1.
+        abar_T: the signal's share of the variance, float64, on the device.
+        latent_scale: factor of a latent.
+        dtype: of ``x_t``.
+    """
+    mean_NCHW, log_variance_NCHW = moments_N2CHW.chunk(2, 1)
+    site_N1 = sample_ids_N.unsqueeze(1)
+    element = torch.arange(mean_NCHW[0].numel(), device=moments_N2CHW.device)
+    pairs = normal_pairs(element, seed, site_N1, moments_N2CHW.dtype)
+    n_NCHW, eps_NCHW = (normal.view(mean_NCHW.shape) for normal in pairs)
+    last = element.new_full((1,), 0xFFFFFFFF)  # the hash of the last index gives the time
+    t_N = (words(last, seed, site_N1).long().squeeze(1) & 0xFFFFFFFF) * len(abar_T) >> 32
+
+    z_NCHW = latent_scale * (mean_NCHW + (0.5 * log_variance_NCHW.clamp(-30, 20)).exp() * n_NCHW)
+    share = abar_T.index_select(0, t_N).view(-1, 1, 1, 1)
+    signal, noise = (root.sqrt().to(moments_N2CHW.dtype) for root in (share, 1 - share))
+    x_t_NCHW = (signal * z_NCHW + noise * eps_NCHW).to(dtype).contiguous(memory_format=torch.channels_last)
+    v_NCHW = (signal * eps_NCHW - noise * z_NCHW).contiguous(memory_format=torch.channels_last)
+    return Noised(x_t_NCHW, v_NCHW, t_N)
+
+
+def velocity_loss(prediction_NCHW: Tensor, v_NCHW: Tensor) -> Tensor:
+    """Mean over samples of each one's mean squared error, 0-d, in the dtype of the target ``v_NCHW``."""
+    # in fp32, so that the loss scale multiplies the gradient before it is rounded to 16 bit
+    return F.mse_loss(prediction_NCHW.to(v_NCHW.dtype), v_NCHW)
 
 
 def x0_of(x_t: Tensor, v: Tensor, abar: Tensor) -> Tensor:

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stable_diffusion.architecture import Architecture, Transformer
-from benchmarks.stable_diffusion.ops.noising import NOISING
-from benchmarks.stable_diffusion.ops.velocity_loss import VELOCITY_LOSS
 from common.nn import choice
 from common.nn.group_norm import GroupNorm
 from common.nn.layer_norm import LayerNorm
@@ -32,8 +30,6 @@ OPERATIONS: dict[str, Operation] = {
     "attention": DENSE_ATTENTION,
     "cross_attention": DENSE_ATTENTION,
     "upsampling": UPSAMPLE_CONVOLUTION,
-    "noising": NOISING,
-    "velocity_loss": VELOCITY_LOSS,
 }
 """Operations that ``model.implementations`` can choose an implementation of.
 

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from benchmarks.stable_diffusion.captions import TokenEncoder
 from benchmarks.stable_diffusion.config import StableDiffusionConfig
-from benchmarks.stable_diffusion.diffusion import abar
+from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
 from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_settings
 from benchmarks.stable_diffusion.flops import training_flops
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.ops.noising import NOISING, tables
-from benchmarks.stable_diffusion.ops.velocity_loss import VELOCITY_LOSS
 from benchmarks.stable_diffusion.prepared import FORMAT
 from benchmarks.stable_diffusion.scoring_networks import ScoringNetworks, published_networks, synthetic_networks
 from common.config.schema import Declaration, RunConfig
@@ -25,7 +23,6 @@ from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.ops.operation import OperationRequest, select
 from common.optim.learning_rate import Schedule, warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
@@ -48,14 +45,9 @@ class StableDiffusion(Workload):
         super().__init__(cfg, layout)
         own, facts, device = self.own, self.own.facts, layout.device
         drawn = layout.shared_generator("weights", device)
-        requested, request = own.model.implementations, OperationRequest(device, self.dtype)
-        self.model = UNet(facts, requested, drawn, device, self.dtype, own.model.zero_std)
+        self.model = UNet(facts, own.model.implementations, drawn, device, self.dtype, own.model.zero_std)
         self.choices |= self.model.chosen
-        self._noised = select(requested, "noising", NOISING, request)
-        self._velocity_loss = select(requested, "velocity_loss", VELOCITY_LOSS, request)
-        self.choices |= {"noising": self._noised.name, "velocity_loss": self._velocity_loss.name}
-        signal_T = abar(facts.times, facts.first_beta, facts.last_beta)
-        self._tables = tables(signal_T, own.vae.scale, self.dtype, device)
+        self._abar_T = abar(facts.times, facts.first_beta, facts.last_beta).to(device)
         self._seed = torch.tensor(layout.seed, dtype=torch.int64, device=device)
         self._captions = self._token_encoder() if self._encodes else None
 
@@ -128,9 +120,10 @@ class StableDiffusion(Workload):
         the run's seed decide noise and times.
         """
         tensors = micro_batch.tensors
-        noised = self._noised.function(tensors["moments"], self._seed, tensors["sample_ids"], self._tables)
-        prediction_NCHW = self.model(noised.x_t_NCHW, noised.t_N, tensors["context"])
-        total = self._velocity_loss.function(prediction_NCHW, noised.target_NCHW)
+        x_t_NCHW, v_NCHW, t_N = noised(
+            tensors["moments"], self._seed, tensors["sample_ids"], self._abar_T, self.own.vae.scale, self.dtype
+        )
+        total = velocity_loss(self.model(x_t_NCHW, t_N, tensors["context"]), v_NCHW)
         return Losses(total, {"loss": total.detach()})
 
     def example_batches(self) -> Iterable[Batch]:

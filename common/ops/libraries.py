@@ -11,7 +11,6 @@ from common.optional_packages import OptionalPackage
 
 APEX_GROUP_NORM = OptionalPackage("apex with --group_norm", ("apex.contrib.group_norm:GroupNorm", "group_norm_cuda"))
 CUDNN_FRONTEND = OptionalPackage("nvidia-cudnn-frontend", ("cudnn:create_handle", "cudnn:pygraph"))
-FLASH_ATTENTION_3 = OptionalPackage("flash_attn_3", ("flash_attn_3._C", "flash_attn_config:CONFIG"))
 FLASH_ATTENTION_4 = OptionalPackage(
     "flash-attn-4",
     ("flash_attn.cute.interface:_flash_attn_fwd", "flash_attn.cute.interface:_flash_attn_bwd"),

@@ -41,7 +41,6 @@ BROKEN = [
     (CAUSAL_ATTENTION, "flash_attention_4", "flash-attn-4", "flash_attn/cute/interface", torch.bfloat16),
     (CAUSAL_ATTENTION, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
     (DENSE_ATTENTION, "cudnn_frontend", "nvidia-cudnn-frontend", "cudnn", torch.bfloat16),
-    (DENSE_ATTENTION, "flash_attention_3", "flash_attn_3", "flash_attn_3/_C", torch.bfloat16),
     (ATTENTION, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
     (LINEAR, "te", "transformer-engine", "transformer_engine/pytorch", torch.bfloat16),
     (CONVOLUTION, "cudnn", "nvidia-cudnn-frontend", "cudnn", torch.float16),
@@ -59,11 +58,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     monkeypatch.setattr(optional_packages, "_broken", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    tops = {package.partition("/")[0] for _, _, _, package, _ in BROKEN} | {
-        "flash_attn_config",
-        "group_norm_cuda",
-        "tensorboard",
-    }
+    tops = {package.partition("/")[0] for _, _, _, package, _ in BROKEN} | {"group_norm_cuda", "tensorboard"}
     for name in list(sys.modules):
         if name.partition(".")[0] in tops:
             monkeypatch.delitem(sys.modules, name)
@@ -150,7 +145,7 @@ def test_broken_tensorboard_is_a_configuration_error(install, tmp_path: Path, mo
 
 
 def test_commands_that_need_no_gpu_import_no_optional_package(tmp_path: Path) -> None:
-    for name in ("apex", "cudnn", "flash_attn", "flash_attn_3", "transformer_engine"):
+    for name in ("apex", "cudnn", "flash_attn", "transformer_engine"):
         (tmp_path / f"{name}.py").write_text("import os\nos._exit(77)\n")
     done = subprocess.run(
         [sys.executable, "-m", "common.cli", "train", "benchmark=llama31_8b", "scale=8xH200", "--cfg", "job"],

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.stable_diffusion.diffusion import abar
-from benchmarks.stable_diffusion.ops import noising, velocity_loss
-from benchmarks.stable_diffusion.ops.noising.cases import LATENT_SCALE
+from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
 from common.ops import add_layer_norm, bias_gradient, dense_attention, geglu, group_norm, upsample_convolution
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
@@ -90,8 +88,6 @@ PAIR = {"samples": 4, "channels": 960, "inputs": 2, "first": 640, "keep": False}
         (group_norm.GROUP_NORM, "triton", {**PAIR, "side": 16}, 0.0),
         (geglu.GEGLU, "triton", {"rows": 8192}, 0.0),
         (add_layer_norm.ADD_LAYER_NORM, "triton", {"rows": 8192}, 0.0),
-        (noising.NOISING, "triton", {}, 0.0),
-        (velocity_loss.VELOCITY_LOSS, "triton", {}, 0.0),
         # some libraries sum with atomics
         *((UPSAMPLING, name, {"pictures": 2, "channels": 320, "filters": 320}, 1e-2) for name in UPSAMPLING.names),
         *(
@@ -123,15 +119,13 @@ def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
         torch.tensor(3, device=CUDA),
         torch.arange(2, device=CUDA),
     )
-    table = noising.tables(abar(), LATENT_SCALE, torch.float16, CUDA)
-    noised = noising.NOISING.function("triton")
-    loss_of = velocity_loss.VELOCITY_LOSS.function("triton")
+    abar_T = abar().to(CUDA)
 
     def run() -> list[Tensor]:
-        x_t, target, t_N = noised(held, seed, ids, table)
+        x_t, v, t_N = noised(held, seed, ids, abar_T, 0.18215, torch.float16)
         prediction = x_t.detach().requires_grad_()
-        loss = loss_of(prediction, target)
-        return [x_t, target, t_N, loss.detach(), *torch.autograd.grad(loss * 1024.0, prediction)]
+        loss = velocity_loss(prediction, v)
+        return [x_t, v, t_N, loss.detach(), *torch.autograd.grad(loss * 1024.0, prediction)]
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -13,7 +13,7 @@ FlashAttention 2 309 and 278; to 77 keys FlashAttention 4 takes 0.133 and 0.342 
 through its own frontend is ahead of PyTorch's operators: the same kernels, but a packed gradient is
 written in place, so that a backward pass takes 3.72 ms instead of 3.81 there, 0.60 instead of 0.66 at 1,024 tokens and
 10 heads, and 0.148 instead of 0.178 at 256 and 20; forward, and with 77 keys, they are equal. It needs a package more.
-FlashAttention 3 and 4 write in place too.
+FlashAttention 4 writes in place too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import torch
 
 from common.ops.causal_attention import CAUSAL_ATTENTION, cudnn, cudnn_frontend, flash, flash_attention_4, requirements
-from common.ops.dense_attention import flash_attention_3
 from common.ops.dense_attention.library import LibraryAttention
 from common.ops.dense_attention.reference import Attention, ReferenceAttention
 from common.ops.operation import Implementation, Operation, OperationRequest
@@ -54,7 +53,6 @@ DENSE_ATTENTION = Operation(
         ),
         "cudnn_frontend": Implementation(LibraryAttention(cudnn_frontend.LIBRARY), requirements.frontend_unsupported),
         "cudnn": Implementation(LibraryAttention(cudnn.LIBRARY), _cudnn_unsupported),
-        "flash_attention_3": Implementation(LibraryAttention(flash_attention_3.LIBRARY), flash_attention_3.unsupported),
         "flash": Implementation(LibraryAttention(flash.LIBRARY), requirements.flash_unsupported),
     },
     kernel_names=CAUSAL_ATTENTION.kernel_names,

@@ -44,9 +44,10 @@ def normal_pairs(
     Returns:
         Both, of the shape that all broadcast to.
     """
-    index = index.long()
-    radius = (-2 * _uniform(words(2 * index, seed, site)).to(dtype).log()).sqrt()
-    angle = 2 * math.pi * _uniform(words(2 * index + 1, seed, site)).to(dtype)
+    dims = max(index.dim(), seed.dim(), site.dim() if isinstance(site, Tensor) else 0)
+    both = torch.arange(2, device=index.device).view(2, *[1] * dims)
+    for_radius, for_angle = _uniform(words(2 * index.long() + both, seed, site)).to(dtype)
+    radius, angle = (-2 * for_radius.log()).sqrt(), 2 * math.pi * for_angle
     return radius * angle.cos(), radius * angle.sin()
 
 

@@ -8,33 +8,31 @@ axis, with weights w0 w1 w2 and x the picture::
 So four 2x2 convolutions of summed weights, one for each parity of row and column, are the same function at 4/9 of the
 products, borders included. They are one transposed convolution of stride 2 and padding 1, whose four taps along an axis
 are ``(w2, w1 + w2, w0 + w1, w0)``: nothing is upsampled, and nothing is interleaved afterwards. Its kernels are those
-of a strided convolution's gradient. ``folded`` is one 2x2 convolution with four times as many filters, at one more row
-and column of places, and a pass that deals the results out and adds the bias.
+of a strided convolution's gradient.
 
 Shapes: N pictures, I channels in, O out, H W of the input. The result is (N, O, 2H, 2W).
 """
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
 from common.ops.triton_support import triton_unsupported
-from common.ops.upsample_convolution.folded import upsample_convolution_folded
 from common.ops.upsample_convolution.reference import upsample_convolution_reference
 from common.ops.upsample_convolution.taps import summed_taps
-from common.ops.upsample_convolution.transposed import upsample_convolution_transposed
 
 
 def _transposed(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
     # triton is imported only where it is used
     from common.ops.upsample_convolution.triton import summed_taps as summed_taps_triton
 
-    return upsample_convolution_transposed(x_NIHW, summed_taps_triton(weight_OI33), bias_O)
+    return F.conv_transpose2d(x_NIHW, summed_taps_triton(weight_OI33), bias_O, stride=2, padding=1)
 
 
 def _transposed_library(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
-    return upsample_convolution_transposed(x_NIHW, summed_taps(weight_OI33), bias_O)
+    return F.conv_transpose2d(x_NIHW, summed_taps(weight_OI33), bias_O, stride=2, padding=1)
 
 
 UPSAMPLE_CONVOLUTION = Operation(
@@ -43,11 +41,10 @@ UPSAMPLE_CONVOLUTION = Operation(
     {
         "transposed": Implementation(_transposed, triton_unsupported),
         "transposed_library": Implementation(_transposed_library),
-        "folded": Implementation(upsample_convolution_folded),
     },
     kernel_names=(("convolution, either way", r"^(sum|spread)_taps_"),),
     former={"transposed_torch": "transposed_library"},
     cases="common.ops.upsample_convolution.cases",
 )
-"""Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. The first two differ in what sums the weights; no
-bias is added where it is None."""
+"""Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. ``transposed`` sums the weights by a kernel, the
+other by PyTorch; no bias is added where it is None."""

@@ -62,10 +62,10 @@ def expected(moments: Tensor, seed: int, sample_ids: list[int], times: int = 100
     )
 
 
-def moments(samples: int, channels: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def moments(samples: int, channels: int, height: int, width: int) -> Tensor:
     """Means of a standard deviation of 5; log-variances from -15 to -5, and some beyond their bounds."""
     random = torch.Generator().manual_seed(samples)
     found = torch.randn(samples, 2 * channels, height, width, generator=random) * 5
     found[:, channels:] = found[:, channels:] - 10
     found[0, channels, 0, 0], found[-1, -1, -1, -1] = -100.0, 25.0
-    return found.to(dtype)
+    return found

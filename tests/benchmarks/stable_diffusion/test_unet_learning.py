@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from benchmarks.stable_diffusion.architecture import Architecture
-from benchmarks.stable_diffusion.diffusion import abar, eps_of, sampling_times, x0_of
+from benchmarks.stable_diffusion.diffusion import abar, eps_of, noised, sampling_times, velocity_loss, x0_of
 from benchmarks.stable_diffusion.model import UNet
-from benchmarks.stable_diffusion.ops import noising, velocity_loss
 
 ARCHITECTURE = Architecture(
     latent_channels=4,
@@ -33,16 +32,14 @@ def test_four_captions_give_their_four_latents():
     model, generator = UNet(ARCHITECTURE, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
     latents_4CHW = torch.randn((4, 4, 8, 8), generator=generator)
     captions_4TK = torch.randn((4, 4, 16), generator=generator)
-    tables = noising.tables(abar(), 1.0, torch.float32, torch.device("cpu"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     losses = []
     for step in range(STEPS):
         drawn_N = torch.randint(4, (BATCH,), generator=generator)
         moments = torch.cat([latents_4CHW[drawn_N], torch.full((BATCH, 4, 8, 8), -6.0)], 1)
         ids_N = torch.arange(step * BATCH, (step + 1) * BATCH)
-        noised = noising.NOISING.reference(moments, torch.tensor(5), ids_N, tables)
-        prediction = model(noised.x_t_NCHW, noised.t_N, captions_4TK[drawn_N])
-        loss = velocity_loss.VELOCITY_LOSS.reference(prediction, noised.target_NCHW)
+        x_t, v, t_N = noised(moments, torch.tensor(5), ids_N, abar(), 1.0, torch.float32)
+        loss = velocity_loss(model(x_t, t_N, captions_4TK[drawn_N]), v)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

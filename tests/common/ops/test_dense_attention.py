@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from common.errors import UnsupportedImplementation
 from common.ops.causal_attention import cudnn_frontend
 from common.ops.causal_attention.parts import Library
 from common.ops.causal_attention.reference import Saved
-from common.ops.dense_attention import DENSE_ATTENTION, flash_attention_3
+from common.ops.dense_attention import DENSE_ATTENTION
 from common.ops.dense_attention.library import LibraryAttention
 from common.ops.dense_attention.reference import Attention
 from common.ops.operation import AUTO, OperationRequest
@@ -206,36 +205,6 @@ def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
 
 
-@pytest.fixture
-def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    library = torch.library.Library("flash_attn_3", "DEF")
-    optional = "int? max_seqlen_q=None, int? max_seqlen_k=None, float? softmax_scale=None, bool is_causal=False"
-    library.define(
-        f"fwd(Tensor q, Tensor k, Tensor v, {optional}, int num_splits=0) -> (Tensor, Tensor, Tensor, Tensor)"
-    )
-    library.define(
-        "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a!)? dq=None, "
-        f"Tensor(b!)? dk=None, Tensor(c!)? dv=None, {optional}, bool deterministic=False) -> Tensor"
-    )
-
-    def fwd(q, k, v, longest_q=None, longest_k=None, scale=None, causal=False, num_splits=0) -> tuple[Tensor, ...]:
-        o, lse, _ = on_cpu_forward(q, k, v, scale, causal)
-        return o, lse, torch.empty(0), torch.empty(0)
-
-    def bwd(do, q, k, v, o, lse, dq, dk, dv, longest_q=None, longest_k=None, scale=None, causal=False) -> Tensor:
-        found = on_cpu_backward(do, Saved(q, k, v, o, lse, scale, "kept"), causal)
-        for target, gradient in zip((dq, dk, dv), found, strict=True):
-            target.copy_(gradient)
-        return torch.empty(0)
-
-    library.impl("fwd", fwd, "CPU")
-    library.impl("bwd", bwd, "CPU")
-    for name in ("flash_attn_3", "flash_attn_3._C"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    yield
-    library._destroy()
-
-
 def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
     """Packed and apart."""
     qkv, do = random(2, 7, 3, 2, 8).requires_grad_(), random(2, 7, 2, 8, seed=3)
@@ -244,11 +213,6 @@ def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
     for o in (attention.packed(qkv), attention(*qkv.unbind(2))):
         close(o, expected, tolerance)
         close(torch.autograd.grad(o, qkv, do)[0], reference, tolerance)
-
-
-@pytest.mark.usefixtures("operators")
-def test_flash_attention_3_is_asked_as_its_signature_says() -> None:
-    check_both_ways(DENSE_ATTENTION.function("flash_attention_3"))
 
 
 def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,29 +264,3 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
     monkeypatch.setattr(cudnn_frontend, "_forward_graph", Forward)
     monkeypatch.setattr(cudnn_frontend, "_backward_graph", Backward)
     check_both_ways(DENSE_ATTENTION.function("cudnn_frontend"), tolerance=1e-6)  # log-sum-exp is fp32
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (None, "does not say how it was built"),
-        ({"FLASHATTENTION_DISABLE_BACKWARD": True}, "built without BACKWARD"),
-        ({"FLASHATTENTION_DISABLE_HDIM64": True}, "built without HDIM64"),
-        ({"FLASHATTENTION_DISABLE_FP16": True}, "built without FP16"),
-        ({"FLASHATTENTION_DISABLE_HDIM96": True}, None),
-    ],
-)
-def test_flash_attention_3_is_taken_as_it_was_built(config, reason, monkeypatch) -> None:
-    module = types.ModuleType("flash_attn_config")
-    module.CONFIG = {} if config is None else {"build_flags": config}
-    monkeypatch.setitem(sys.modules, "flash_attn_config", module)
-    monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
-    found = flash_attention_3.unsupported(on_hopper(torch.float16))
-    assert found is None if reason is None else reason in found
-
-
-def test_flash_attention_3_needs_hopper(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
-    monkeypatch.setattr(optional_packages, "_import_all", lambda package: None)
-    assert flash_attention_3.unsupported(on_hopper()) == "FlashAttention 3 is used here on Hopper alone"

@@ -73,6 +73,8 @@ def test_normal_pairs_are_box_and_mullers_of_two_words(site):
 
 def test_normal_pairs_are_finite_at_the_hashs_smallest_and_largest_words(monkeypatch):
     for word in (0, -1):
-        monkeypatch.setattr("common.ops.random_bits.reference.words", lambda *_, word=word: torch.tensor([word]))
+        monkeypatch.setattr(
+            "common.ops.random_bits.reference.words", lambda index, *_, word=word: torch.full_like(index, word)
+        )
         pair = normal_pairs(torch.tensor([0]), torch.tensor(0))
         assert all(value.isfinite().all() and value.abs().max() < 6.8 for value in pair)
