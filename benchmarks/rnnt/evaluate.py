@@ -24,8 +24,7 @@ from torch import Tensor
 from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import PADDING
 from benchmarks.rnnt.decoder import GreedyDecoder, Limits
-from benchmarks.rnnt.model import Rnnt
-from benchmarks.rnnt.ops.joined_dropout import JOINED
+from benchmarks.rnnt.model import JOINED, Rnnt
 from benchmarks.rnnt.prepared import open_prepared
 from benchmarks.rnnt.preparer import Preparer
 from benchmarks.rnnt.tokenizer import Tokenizer

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rnnt.ops import joined_dropout, lstm
-from benchmarks.rnnt.ops.joined_dropout import JOINED
+from benchmarks.rnnt.ops import lstm
 from benchmarks.rnnt.ops.lstm import LstmWeights
 from common.ops import dropout
 from common.ops.operation import AUTO, OperationRequest
@@ -90,8 +89,6 @@ class LstmStack(nn.Module):
         self.choice = ", ".join(dict.fromkeys(each.name for each in chosen))
         self._functions = [chosen[min(layer, 1)].function for layer in range(layers)]
         self._drop = dropout.DROPOUT.select(AUTO, OperationRequest(device, dtype)).function
-        joining = OperationRequest(device, dtype, {"width": width})
-        self._join = joined_dropout.JOINED_DROPOUT.select(AUTO, joining).function
 
     @torch.no_grad()
     def draw(self, initial: Initial, generator: torch.Generator) -> None:
@@ -117,7 +114,7 @@ class LstmStack(nn.Module):
         """The parameters of one layer."""
         return LstmWeights(*(self.get_parameter(f"{kind}_l{layer}") for kind in _KINDS))
 
-    def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, place: int, stack: int = 1) -> Tensor:
+    def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, place: int) -> Tensor:
         """The last layer's result.
 
         Args:
@@ -125,23 +122,15 @@ class LstmStack(nn.Module):
             lengths_B: frames of each row, int32 on the device.
             seed: of dropout, one int64 on the device; only training reads it.
             place: number of the first layer's dropout among all of a network; the others follow.
-            stack: so many frames become one, side by side, 1 or 2; one that is missing at the end is zeros.
 
         Returns:
-            (T, B, H), or (ceil(T / stack), B, stack H), 0 behind each row's length.
-
-        Raises:
-            ValueError: another ``stack``.
+            (T, B, H), 0 behind each row's length.
         """
-        if stack not in (1, JOINED):
-            raise ValueError(f"stack={stack}: 1 or {JOINED}")
         y = x_TBI
         seed = seed.reshape(())
         p = self.dropout if self.training else 0.0
         for layer, function in enumerate(self._functions):
             y = function(y, self.weights(layer), lengths_B)
-            if layer == self.layers - 1 and stack == JOINED:
-                return self._join(y, p, seed, place + layer)
             if p:
                 y = self._drop(y, p, seed, place + layer)
         return y

@@ -24,9 +24,11 @@ from benchmarks.rnnt.config import Architecture, ModelConfig
 from benchmarks.rnnt.decoder import START
 from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.lstm import Initial, LstmStack, State
-from benchmarks.rnnt.ops.joined_dropout import JOINED
 from benchmarks.rnnt.packed_rows import packed_rows
 from common.ops.operation import OPTION, asked_for
+
+JOINED = 2
+"""Frames that the encoder joins to one."""
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
 """The network's parts, as the rules' logs call them."""
@@ -136,8 +138,8 @@ class Rnnt(nn.Module):
 
     def _encode(self, features_TBF: Tensor, frames_B: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
         joined_B = (frames_B + JOINED - 1) // JOINED
-        stacked_SBH = self.pre_rnn(features_TBF, frames_B, seed, 0, stack=JOINED)
-        encoded_SBH = self.post_rnn(stacked_SBH, joined_B, seed, self._post_site)
+        joined_SBK = join_frames(self.pre_rnn(features_TBF, frames_B, seed, 0))
+        encoded_SBH = self.post_rnn(joined_SBK, joined_B, seed, self._post_site)
         return self.joint.encoded(encoded_SBH), joined_B
 
     def encode(self, features_TBF: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +164,13 @@ class Rnnt(nn.Module):
         embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)
         predicted_BP, state = self.dec_rnn.step(embedded_BP, state)
         return self.joint.predicted(predicted_BP), state
+
+
+def join_frames(x_TBH: Tensor) -> Tensor:
+    """Return every two frames side by side, (ceil(T / 2), B, 2 H). Zeros stand for the missing one of an odd number."""
+    if len(x_TBH) % JOINED:
+        x_TBH = F.pad(x_TBH, (0, 0, 0, 0, 0, 1))
+    return x_TBH.unflatten(0, (-1, JOINED)).transpose(1, 2).flatten(2)
 
 
 def training_flops(shape: Architecture, features: int, frames: int, tokens: int) -> float:

@@ -131,7 +131,7 @@ def test_layers_train_in_16_bit(name: str) -> None:
     seed = torch.tensor([5], device=CUDA)
     results = []
     for stack, given in ((own, x), (wide, x.double())):
-        y = stack(given, lengths, seed, 3, stack=2)
+        y = stack(given, lengths, seed, 3)
         y.double().square().sum().backward()
         results.append([y, *(parameter.grad for parameter in stack.parameters())])
     for part, formula in zip(*results, strict=True):

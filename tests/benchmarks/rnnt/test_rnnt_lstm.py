@@ -122,18 +122,6 @@ def test_dropout_follows_every_layer_at_a_place_of_its_own() -> None:
     assert (own.eval()(x, lengths, seed, 40) != 0).all(2).sum() == 12
 
 
-@pytest.mark.parametrize("frames", [5, 6])
-def test_two_frames_become_one(frames: int) -> None:
-    own = stack(0.3)
-    (x,) = leaves((frames, 3, 5))
-    lengths, seed = torch.tensor([frames, 2, 4]), torch.tensor([7])
-    y, found = own(x, lengths, seed, 0), own(x, lengths, seed, 0, stack=2)
-    assert found.shape == (3, 3, 16)
-    for frame in range(6):
-        half = found[frame // 2, :, 8 * (frame % 2) : 8 * (frame % 2) + 8]
-        assert torch.equal(half, y[frame] if frame < frames else torch.zeros_like(half))
-
-
 def test_steps_give_what_a_sequence_gives() -> None:
     own = stack(0.3).eval()
     (x,) = leaves((6, 3, 5))

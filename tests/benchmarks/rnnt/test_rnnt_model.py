@@ -12,7 +12,7 @@ from plain_rnnt import PlainRnnt
 from benchmarks.rnnt import example
 from benchmarks.rnnt.config import Architecture, Facts, ModelConfig
 from benchmarks.rnnt.decoder import START
-from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, training_flops
+from benchmarks.rnnt.model import IN_ORDER, PARTS, Rnnt, join_frames, training_flops
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.optim.adaptive import LAMB
@@ -275,3 +275,13 @@ def test_parameters_stand_in_the_order_of_the_forward_pass():
     assert sorted(names) == sorted(name for name, _ in network.named_parameters())
     parts = [next(part for part in IN_ORDER if name.startswith(f"{part}.")) for name in names]
     assert list(dict.fromkeys(parts)) == list(IN_ORDER)
+
+
+@pytest.mark.parametrize("frames", [1, 4, 5])
+def test_two_frames_stand_side_by_side_and_a_missing_one_is_zero(frames):
+    x_TBH = torch.randn((frames, 3, 4), generator=torch.Generator().manual_seed(2))
+    y_SBK = join_frames(x_TBH)
+    assert y_SBK.shape == ((frames + 1) // 2, 3, 8)
+    for frame in range(2 * len(y_SBK)):
+        half = y_SBK[frame // 2, :, 4 * (frame % 2) : 4 * (frame % 2) + 4]
+        assert torch.equal(half, x_TBH[frame] if frame < frames else torch.zeros(3, 4))

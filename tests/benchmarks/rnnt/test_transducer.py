@@ -14,7 +14,7 @@ from benchmarks.rnnt.joint import Joint
 from benchmarks.rnnt.ops.joint import JOINT as JOINT
 from benchmarks.rnnt.ops.rows_of_cases import case_rows
 from benchmarks.rnnt.ops.transducer_loss import TRANSDUCER_LOSS as LOSS
-from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
+from benchmarks.rnnt.ops.transducer_loss import joint_loss
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows, places
 from common.ops.dropout.reference import DropoutMask, dropout_reference
 from tests.benchmarks.rnnt.transducer_oracle import (
@@ -24,6 +24,7 @@ from tests.benchmarks.rnnt.transducer_oracle import (
     case,
     expected,
     lattice,
+    packed_loss,
     used_rows,
 )
 from tests.capturable import Capturable
@@ -122,15 +123,10 @@ def test_mixed_lengths_equal_the_recursion_in_float64(dtype: torch.dtype, tolera
     assert not d_leaf[used:].any()
 
 
-def test_gradient_passes_gradcheck_and_adds_up_to_zero_over_the_classes() -> None:
+def test_gradient_adds_up_to_zero_over_the_classes() -> None:
     given = case(*MIXED, classes=6, spare=0)
     leaf = random_logits(given, 6).requires_grad_()
-
-    def losses(logits_RV: Tensor) -> Tensor:
-        return packed_loss(LOSS_PASSES, logits_RV, given.tokens_BU, given.rows)
-
-    assert torch.autograd.gradcheck(losses, leaf)
-    (d_leaf,) = torch.autograd.grad(losses(leaf).sum(), leaf)
+    (d_leaf,) = torch.autograd.grad(packed_loss(LOSS_PASSES, leaf, given.tokens_BU, given.rows).sum(), leaf)
     assert d_leaf.abs().max() > 0.1
     assert d_leaf.sum(1).abs().max() < 1e-14
 
@@ -138,7 +134,8 @@ def test_gradient_passes_gradcheck_and_adds_up_to_zero_over_the_classes() -> Non
 def test_all_ways_to_the_end_are_all_ways_from_the_beginning() -> None:
     given = case(*MIXED, classes=6)
     label_R = LOSS_PASSES.labels(given.tokens_BU, given.rows)
-    statistics = LOSS_PASSES.statistics(random_logits(given, 6), label_R)
+    weight = torch.eye(6, dtype=torch.float64)
+    _, statistics = LOSS_PASSES.product(random_logits(given, 6), weight, weight[0] * 0, label_R, 0, given.rows)
     recursion = LOSS_PASSES.recursion(statistics, given.rows)
     first_B, last_B = given.rows.offsets[:-1], given.rows.offsets[1:] - 1
     assert torch.allclose(recursion.alpha_R[last_B] + statistics.blank_R[last_B], recursion.total_B, rtol=1e-13)

@@ -10,7 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.rnnt.ops.joint import JointPasses
+from benchmarks.rnnt.ops.transducer_loss import LossPasses, joint_loss
 from benchmarks.rnnt.packed_rows import PackedRows, packed_rows
+from common.ops.dropout.reference import DropoutMask
 
 
 class Case(NamedTuple):
@@ -103,3 +106,19 @@ def expected(logits_RV: Tensor, case: Case, d_loss_B: Tensor) -> tuple[Tensor, T
     losses_B = torch.stack(losses)
     (gradient_RV,) = torch.autograd.grad(losses_B, leaf, d_loss_B.double())
     return losses_B.detach(), gradient_RV
+
+
+def packed_loss(passes: LossPasses, logits_RV: Tensor, tokens_BU: Tensor, rows: PackedRows) -> Tensor:
+    """Return the loss of given logits: they are the hidden layer, and the last layer multiplies by the identity.
+
+    Logits that are exactly zero get no gradient.
+    """
+
+    def backward(d_RV: Tensor, live_R: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+        return d_RV.masked_fill(~live_R[:, None], 0), unused
+
+    identity_VV = torch.eye(logits_RV.shape[1], dtype=logits_RV.dtype, device=logits_RV.device)
+    unused = identity_VV.new_zeros(1)
+    joint = JointPasses(lambda logits, *others: logits.clone(), backward)
+    dropout = DropoutMask(0.0, rows.offsets[0], 0)
+    return joint_loss(joint, passes, logits_RV, unused, identity_VV, identity_VV[0] * 0, tokens_BU, rows, dropout)

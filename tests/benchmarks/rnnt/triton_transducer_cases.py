@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.rnnt.ops import joint, transducer_loss
 from benchmarks.rnnt.ops.rows_of_cases import case_rows, networks, tokens_of
-from benchmarks.rnnt.ops.transducer_loss import joint_loss, packed_loss
+from benchmarks.rnnt.ops.transducer_loss import joint_loss
 from benchmarks.rnnt.ops.transducer_loss import triton as loss_triton
 from benchmarks.rnnt.ops.transducer_loss.cases import CASES
 from benchmarks.rnnt.ops.transducer_loss.passes import Transitions
@@ -21,7 +21,7 @@ from common.ops.cases import Draw
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
 from common.ops.tile import Tile
-from tests.benchmarks.rnnt.transducer_oracle import case
+from tests.benchmarks.rnnt.transducer_oracle import case, packed_loss
 from tests.capturable import Capturable
 from tests.operation_checks import check
 
@@ -29,28 +29,23 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "
 
 CPU = torch.device("cpu")
 JOINT = joint.JOINT.function("triton")
-LOSS = {name: transducer_loss.TRANSDUCER_LOSS.function(name) for name in ("fused", "sparse")}
+LOSS = transducer_loss.TRANSDUCER_LOSS.function("triton")
 DROPOUT = DropoutMask(0.25, torch.tensor((5 << 32) + 3), 7)
 
 
-@pytest.mark.parametrize("name", ["fused", "sparse"])
-def test_small_tiles_without_descriptors_of_several_programs_give_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_tiles_without_descriptors_of_several_programs_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, tile in loss_triton.TILES.items():
-        if "flatten" in vars(tile):
-            small = tile.replace(rows=16, columns=16, depth=16, programs=8, flatten=0, described=0)
-            monkeypatch.setitem(loss_triton.TILES, key, small)
+        if "depth" in vars(tile):
+            monkeypatch.setitem(loss_triton.TILES, key, tile.replace(rows=16, columns=16, depth=16, programs=8))
     for key, tile in (
-        ("statistics", Tile(elements=64, warps=1)),
         ("gradient", Tile(elements=64, warps=1, programs=3, stages=1)),
         ("recursion", Tile(lanes=32, stages=1)),
     ):
         monkeypatch.setitem(loss_triton.TILES, key, tile)
     monkeypatch.setattr(loss_triton, "BLOCK", 8)
-    monkeypatch.setattr(loss_triton, "CLEARED", 32)
+    monkeypatch.setattr(loss_triton, "_described", lambda x: False)
     sizes = {"utterances": ((5, 1), (1, 3), (2, 0), (6, 2)), "width": 24, "classes": 40, "p": 0.25}
-    check(transducer_loss.TRANSDUCER_LOSS, name, CASES[1], sizes, torch.float16, CPU)
+    check(transducer_loss.TRANSDUCER_LOSS, "triton", CASES[1], sizes, torch.float16, CPU)
 
 
 def test_joint_keeps_what_is_not_a_number() -> None:
@@ -62,18 +57,18 @@ def test_joint_keeps_what_is_not_a_number() -> None:
 
 def test_all_ways_to_the_end_are_all_ways_from_the_beginning() -> None:
     given = case([3, 20, 2], [33, 2, 0], classes=8)
-    passes, rows = LOSS["fused"], given.rows
-    label_R = passes.labels(given.tokens_BU, rows)
-    statistics = passes.statistics(torch.randn(rows.capacity, 8), label_R)
-    alpha_R, _, total_B = passes.recursion(statistics, rows)
+    rows, weight = given.rows, torch.eye(8, dtype=torch.float16)
+    label_R = LOSS.labels(given.tokens_BU, rows)
+    _, statistics = LOSS.product(torch.randn(rows.capacity, 8).half(), weight, weight[0] * 0, label_R, 0, rows)
+    alpha_R, _, total_B = LOSS.recursion(statistics, rows)
     last_B = rows.offsets[1:] - 1
     assert torch.allclose(alpha_R[last_B] + statistics.blank_R[last_B], total_B, rtol=1e-6)
 
 
 def test_rows_beyond_the_capacity_make_every_loss_infinite_and_write_nothing() -> None:
     given = case([4, 3], [2, 2], classes=8, spare=-1)
-    leaf = torch.randn(20, 8, requires_grad=True)
-    loss_B = packed_loss(LOSS["fused"], leaf, given.tokens_BU, given.rows)
+    leaf = torch.randn(20, 8, dtype=torch.float16, requires_grad=True)
+    loss_B = packed_loss(LOSS, leaf, given.tokens_BU, given.rows)
     (d_leaf,) = torch.autograd.grad(loss_B.sum(), leaf)
     assert loss_B.isinf().all()
     assert not d_leaf.any()
@@ -85,8 +80,7 @@ def test_rows_are_left_out_whose_gradient_is_rounded_to_zero(dtype: torch.dtype)
     through = torch.tensor([1.0, 0.9, 1.1, 0.0, torch.nan, 3.0, 2.0, torch.nan]) * floor
     label = torch.tensor([3, -1, 2, 0, -1, 4, -2, -2], dtype=torch.int32)
     arcs = Transitions(0.25 * through, 0.75 * through)
-    chosen = LOSS["sparse"].choose(arcs, label, torch.tensor([0.1, -0.5]), dtype)
-    assert chosen is not None
+    chosen = LOSS.choose(arcs, label, torch.tensor([0.1, -0.5]), dtype)
     assert chosen.live_R.tolist() == [False, False, True, False, True, True, False, False]
     assert chosen.rank_R.tolist() == [0, 0, 1, 1, 2, 3, 3, 3]
     assert chosen.row_R[:3].tolist() == [2, 4, 5]
@@ -98,7 +92,7 @@ def test_parts_leave_the_losses_as_they_are_and_a_step_is_capturable() -> None:
 
     def step(rows: PackedRows, parts: int) -> Tensor:
         leaves = [value.detach().clone().requires_grad_() for value in drawn]
-        loss_B = joint_loss(JOINT, LOSS["sparse"], *leaves, tokens_BU, rows, DROPOUT, parts)
+        loss_B = joint_loss(JOINT, LOSS, *leaves, tokens_BU, rows, DROPOUT, parts)
         torch.autograd.grad(loss_B, leaves, torch.ones(3))
         return loss_B
 
@@ -113,8 +107,8 @@ def test_what_the_kernels_cannot_do_is_left_to_pytorch() -> None:
         return OperationRequest(torch.device("cpu"), dtype, {"width": width, "classes": classes})
 
     for chosen, dtype, width, classes in (
-        ("sparse", torch.float16, 512, 1024),
-        ("sparse", torch.bfloat16, 512, 1024),
+        ("triton", torch.float16, 512, 1024),
+        ("triton", torch.bfloat16, 512, 1024),
         ("reference", torch.float32, 512, 1024),
         ("reference", torch.float16, 512, 1023),
         ("reference", torch.float16, 512, 16384),

@@ -31,7 +31,7 @@ OF_EVERY_ONE = pytest.mark.parametrize("operation", DECLARED, ids=lambda operati
 
 
 def test_all_operations_are_found() -> None:
-    assert len(DECLARED) > 60
+    assert len(DECLARED) > 40
     assert {"rms_norm", "linear", "transducer_loss", "adaptive"} <= {operation.name for operation in DECLARED}
 
 

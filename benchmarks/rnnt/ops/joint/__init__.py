@@ -1,8 +1,8 @@
 """The joint network's hidden layer of packed rows: ``dropout(relu(f[s, b] + g[u, b]))`` of each (b, s, u).
 
-Works without autograd. Backward adds up over u for f and over s for g; where the result is zero, no gradient passes,
-so that ReLU and dropout need no mask of their own. The dropout mask is that of :mod:`common.ops.dropout`, by row and
-column.
+Works without autograd. Backward adds up over u for f and over s for g. It gets a gradient that is zero where the result
+is zero, so that ReLU and dropout need no mask of their own. The dropout mask is that of :mod:`common.ops.dropout`, by
+row and column.
 
 Legend: S frames, N tokens before, with none at all, B utterances, H width, R rows.
 """

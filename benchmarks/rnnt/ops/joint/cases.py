@@ -18,8 +18,7 @@ def passes(
     utterances: int | Sequence[tuple[int, int]],
     width: int,
     p: float,
-    masked: bool = False,
-    some: bool = False,
+    live: float = 1.0,
 ) -> list[Pass]:
     """Make the forward pass, which writes rows, and the backward pass, which reads the gradient of rows.
 
@@ -27,25 +26,20 @@ def passes(
         utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
         width: features of a row.
         p: probability of dropout.
-        masked: whether backward also gets the result and masks the gradient where the result is zero. Otherwise the
-            gradient is already zero there.
-        some: whether backward gets the gradient of only some rows.
+        live: fraction of the rows that have a gradient.
     """
     rows, used = case_rows(utterances, draw.device)
     f, g = networks(rows, width, draw)
     dropout = DropoutMask(p, draw.seed(), 7)
     h, dh = function.forward(f, g, rows, dropout), draw.normal(rows.capacity, width)
-    live = draw.uniform(rows.capacity) < 0.6 if some else None
-    if not masked:
-        dh.masked_fill_(h == 0, 0)
-    dead = torch.arange(rows.capacity, device=draw.device) >= used
-    dh.masked_fill_((dead if live is None else dead | ~live)[:, None], torch.nan)
+    live_R = (draw.uniform(rows.capacity) < live) & (torch.arange(rows.capacity, device=draw.device) < used)
+    dh.masked_fill_(h == 0, 0).masked_fill_(~live_R[:, None], torch.nan)
     moved = float((used * width + f.numel() + g.numel()) * draw.dtype.itemsize)
     return [
         Pass("forward", lambda: function.forward(f, g, rows, dropout)[:used], moved),
         Pass(
             "backward",
-            lambda: function.backward(dh, h if masked else None, live, len(f), len(g), rows, dropout),
+            lambda: function.backward(dh, live_R, len(f), len(g), rows, dropout),
             moved,
         ),
     ]
@@ -58,7 +52,7 @@ CASES = (
         {"utterances": UTTERANCES, "width": FACTS.joint_width, "p": FACTS.joint_dropout},
         tests=[
             {"utterances": ((5, 1), (1, 3), (66, 0), (18, 1)), "width": 16, "p": 0.25},
-            {"utterances": ((18, 2), (0, 2), (3, 1)), "width": 9, "p": 0.5, "masked": True, "some": True},
+            {"utterances": ((18, 2), (0, 2), (3, 1)), "width": 9, "p": 0.5, "live": 0.6},
             {"utterances": ((5, 4),), "width": 12, "p": 0.0},
         ],
         gpu={"utterances": 8},

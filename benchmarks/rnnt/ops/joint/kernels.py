@@ -76,14 +76,12 @@ def joint_forward_kernel(
 @triton.jit
 def joint_backward_kernel(
     dh_ptr,  # (R, H)
-    h_ptr,  # (R, H), read if MASKED
-    live_ptr,  # (R,) bool, read if SOME
+    live_ptr,  # (R,) bool
     df_ptr,  # (S, B, H)
     partial_ptr,  # (P, H) fp32
     frames_ptr, tokens_ptr,  # (B,) int32
     offsets_ptr,  # (B + 1,) int64
     S, N, B,
-    MASKED: tl.constexpr, SOME: tl.constexpr,
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid (S / BLOCK_S, B)."""
@@ -99,13 +97,8 @@ def joint_backward_kernel(
     total = tl.zeros((BLOCK_S, BLOCK_H), tl.float32)
     for token in tl.range(0, columns, num_stages=STAGES):
         place = (row + token)[:, None] * H + element[None, :]
-        read = mask
-        if SOME:
-            live = tl.load(live_ptr + row + token, mask=frame < frames, other=0)
-            read = mask & (live != 0)[:, None]
-        dz = tl.load(dh_ptr + place, mask=read, other=0.0).to(tl.float32)
-        if MASKED:
-            dz = tl.where(tl.load(h_ptr + place, mask=read, other=0.0) == 0, 0.0, dz)
+        live = tl.load(live_ptr + row + token, mask=frame < frames, other=0) != 0
+        dz = tl.load(dh_ptr + place, mask=mask & live[:, None], other=0.0).to(tl.float32)
         total += dz
         tl.store(partial_ptr + (sums + token) * H + element, tl.sum(dz, 0), mask=inside)
     own = frame.to(tl.int64) * B + utterance

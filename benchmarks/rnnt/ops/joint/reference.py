@@ -25,7 +25,7 @@ class JointPasses(NamedTuple):
     """
 
     forward: Callable[[Tensor, Tensor, PackedRows, DropoutMask], Tensor]
-    backward: Callable[[Tensor, Tensor | None, Tensor | None, int, int, PackedRows, DropoutMask], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, int, int, PackedRows, DropoutMask], tuple[Tensor, Tensor]]
 
 
 def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
@@ -75,8 +75,7 @@ def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: D
 
 def backward_reference(
     dh_RH: Tensor,
-    h_RH: Tensor | None,
-    live_R: Tensor | None,
+    live_R: Tensor,
     frames: int,
     columns: int,
     rows: PackedRows,
@@ -85,9 +84,8 @@ def backward_reference(
     """Reference implementation.
 
     Args:
-        dh_RH: gradient of the result; rows that do not exist are not read.
-        h_RH: the result, where it is zero no gradient passes; None if ``dh_RH`` is zero there already.
-        live_R: rows with a gradient, bool; all others are not read. None for all that exist.
+        dh_RH: gradient of the result, zero where the result is zero.
+        live_R: rows that exist and have a gradient, bool; all others are not read.
         frames, columns: S and N of the arguments of forward.
         rows, dropout: those of forward.
 
@@ -95,11 +93,7 @@ def backward_reference(
         Gradients of f and g, in the dtype of ``dh_RH``; zero in padding.
     """
     place = places(rows)
-    exists_R = place.exists_R if live_R is None else place.exists_R & live_R
-    dead_RH = ~exists_R[:, None]
-    if h_RH is not None:
-        dead_RH = dead_RH | (h_RH == 0)
-    dz_RH = widen(dh_RH).masked_fill(dead_RH, 0) * scale_of_kept(dropout.p)
+    dz_RH = widen(dh_RH).masked_fill(~live_R[:, None], 0) * scale_of_kept(dropout.p)
 
     def added(index_R: Tensor, size: int) -> Tensor:
         sums = dz_RH.new_zeros(size * rows.utterances, dz_RH.shape[1])

@@ -50,8 +50,7 @@ def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask
 
 def backward(
     dh_RH: Tensor,
-    h_RH: Tensor | None,
-    live_R: Tensor | None,
+    live_R: Tensor,
     frames: int,
     columns: int,
     rows: PackedRows,
@@ -70,8 +69,8 @@ def backward(
     if width and utterances:
         dh_RH = dh_RH.contiguous()
         kernels.joint_backward_kernel[(triton.cdiv(frames, tile.frames), utterances)](
-            dh_RH, dh_RH if h_RH is None else h_RH, live_R, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
-            MASKED=h_RH is not None, SOME=live_R is not None, STAGES=tile.stages, num_warps=tile.warps, **shared,
+            dh_RH, live_R, df_SBH, partial_PH, *rows[:3], frames, columns, utterances,
+            STAGES=tile.stages, num_warps=tile.warps, **shared,
         )  # fmt: skip
         sums = TILES["columns"]
         kernels.joint_columns_kernel[(columns, utterances)](

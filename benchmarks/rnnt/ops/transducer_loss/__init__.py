@@ -7,19 +7,19 @@ to a row and from it to the end, an arc's share of the ways is exp(alpha + arc +
 logits have the gradient ``softmax * (share of both arcs) - shares at blank and label``, which is all that backward
 needs beside them.
 
-Works without autograd, in passes; :mod:`benchmarks.rnnt.ops.transducer_loss.passes` has it around them.
+An implementation consists of passes without autograd; :mod:`benchmarks.rnnt.ops.transducer_loss.passes` adds autograd.
 
 Legend: S frames, U tokens, B utterances, H width of the joint network, V classes, R rows.
 """
 
 from __future__ import annotations
 
-from benchmarks.rnnt.ops.transducer_loss.passes import LossPasses, joint_loss, packed_loss
+from benchmarks.rnnt.ops.transducer_loss.passes import LossPasses, joint_loss
 from benchmarks.rnnt.ops.transducer_loss.reference import PASSES
 from common.ops.operation import Operation
 from common.ops.triton_support import HALVES, triton_kernels
 
-__all__ = ["TRANSDUCER_LOSS", "LossPasses", "joint_loss", "packed_loss"]
+__all__ = ["TRANSDUCER_LOSS", "LossPasses", "joint_loss"]
 
 MOST_CLASSES = 8192
 """What a program holds of a row's logits at once."""
@@ -29,20 +29,18 @@ TRANSDUCER_LOSS = Operation(
     "transducer_loss",
     PASSES,
     {
-        name: triton_kernels(
-            f"benchmarks.rnnt.ops.transducer_loss.triton:{name.upper()}",
+        "triton": triton_kernels(
+            "benchmarks.rnnt.ops.transducer_loss.triton",
             most={"classes": MOST_CLASSES},
             multiple_of={"classes": 8, "width": 8},
             dtypes=HALVES,
         )
-        for name in ("sparse", "fused", "library")
     },
     kernel_names=(
         ("joint products", r"^transducer_(product|(input|weight)_gradient)"),
         ("transducer loss", r"^transducer_"),
     ),
+    former={"sparse": "triton"},
     cases="benchmarks.rnnt.ops.transducer_loss.cases",
 )
-"""Functions: :class:`LossPasses`. Sizes of a request: ``classes``, ``width``. ``fused`` has products of our own, which
-skip rows that do not exist, and ``sparse`` makes gradients of those rows alone where they are not zero: near the ways
-that are likely. ``library`` has the products of cuBLAS. Other Triton kernels are the same in all three."""
+"""Functions: :class:`LossPasses`. Sizes of a request: ``classes``, ``width``."""

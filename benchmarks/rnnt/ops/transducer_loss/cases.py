@@ -1,4 +1,4 @@
-"""Cases of the transducer loss: each pass, the loss together with the joint network, and the loss of given logits."""
+"""Cases of the transducer loss: each pass, and the loss together with the joint network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.rnnt.ops.joint import JOINT
 from benchmarks.rnnt.ops.rows_of_cases import FACTS, UTTERANCES, case_rows, networks, tokens_of
-from benchmarks.rnnt.ops.transducer_loss.passes import LossPasses, joint_loss, packed_loss
+from benchmarks.rnnt.ops.transducer_loss.passes import LossPasses, joint_loss
 from common.ops.cases import Case, Draw, Pass, both_ways
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
@@ -27,7 +27,7 @@ def passes(
 ) -> list[Pass]:
     """Make every pass. Bytes and FLOP count the rows that exist; a pass reads or writes h and logits once.
 
-    The choice of rows for sparse gradients is not compared, because the reference uses all rows.
+    The choice of rows is not compared, because the reference uses all rows.
 
     Args:
         utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.
@@ -46,11 +46,9 @@ def passes(
     recursion = function.recursion(statistics, rows)
     arcs = function.transitions(statistics, recursion, d_loss, rows)
     chosen = function.choose(arcs, label, d_loss, draw.dtype)
-    d_logits, dh = torch.zeros_like(logits), h.clone()
-    if chosen is not None:
-        dh.masked_fill_(~chosen.live_R[:, None], 0)
-    function.gradient(logits, d_logits, statistics.lse_R, arcs, label, 0, rows, chosen, False)
-    made = used if chosen is None else int(chosen.rank_R[-1])
+    d_logits, dh = torch.zeros_like(logits), h.masked_fill(~chosen.live_R[:, None], 0)
+    function.gradient(logits, d_logits, statistics.lse_R, arcs, label, 0, chosen)
+    made = int(chosen.rank_R[-1])
     size, number = draw.dtype.itemsize, 4.0 * used
     of_h, of_logits, of_weight = float(used * width * size), float(used * classes * size), float(weight.numel() * size)
     flops, share = 2.0 * used * width * classes, made / used
@@ -67,11 +65,11 @@ def passes(
         function.choose(arcs, label, d_loss, draw.dtype)
 
     def gradient() -> object:
-        sums = function.gradient(logits, d_logits, statistics.lse_R, arcs, label, 0, rows, chosen, False)
+        sums = function.gradient(logits, d_logits, statistics.lse_R, arcs, label, 0, chosen)
         return d_logits[:used], sums
 
     def input_gradient() -> object:
-        function.input_gradient_(d_logits, weight, dh, 0, rows, chosen)
+        function.input_gradient_(d_logits, weight, dh, 0, chosen)
         return dh[:used]
 
     return [
@@ -83,11 +81,11 @@ def passes(
             lambda: [each[:used] for each in function.transitions(statistics, recursion, d_loss, rows)],
             6 * number,
         ),
-        Pass("choose", choose, 0.0 if chosen is None else 4 * number),
+        Pass("choose", choose, 4 * number),
         Pass("gradient", gradient, share * (2 * of_logits + 4 * number)),
         Pass(
             "weight gradient",
-            lambda: function.weight_gradient(d_logits, h, 0, rows, chosen),
+            lambda: function.weight_gradient(d_logits, h, 0, chosen),
             share * (of_logits + of_h) + 2 * of_weight,
             share * flops,
         ),
@@ -123,27 +121,7 @@ def whole(
     )
 
 
-def alone(
-    function: LossPasses, draw: Draw, utterances: int | Sequence[tuple[int, int]], width: int, classes: int
-) -> list[Pass]:
-    """Make the passes of the loss of packed logits. They are read twice, and their gradient is written.
-
-    ``width`` is unused.
-    """
-    rows, used = case_rows(utterances, draw.device)
-    tokens, logits = tokens_of(rows, classes, draw), draw.normal(rows.capacity, classes, scale=2.0)
-    logits[used:] = torch.nan
-    moved = float(used * classes * draw.dtype.itemsize)
-    return both_ways(
-        lambda: packed_loss(function, logits, tokens, rows),
-        [logits],
-        [draw.uniform(rows.utterances, low=0.5, dtype=torch.float32)],
-        moved=(moved, 2 * moved),
-    )
-
-
 SIZES = {"utterances": UTTERANCES, "width": FACTS.joint_width, "classes": FACTS.classes}
-FEW = ((16, 7), (1, 0), (2, 1))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 CASES = (
@@ -151,7 +129,7 @@ CASES = (
         "LibriSpeech",
         passes,
         SIZES,
-        tests=[{"utterances": FEW, "width": 264, "classes": 264, "confidence": 3.0}],
+        tests=[{"utterances": ((16, 7), (1, 0), (2, 1)), "width": 264, "classes": 264, "confidence": 3.0}],
         gpu={"utterances": 4},
         dtypes=DTYPES,
         tolerance=2.0,
@@ -164,17 +142,6 @@ CASES = (
         tests=[{"utterances": ((3, 1), (0, 1), (1, 2)), "width": 8, "classes": 24, "p": 0.25, "parts": 3}],
         gpu={"utterances": 4, "parts": 3},
         dtypes=DTYPES,
-        tolerance=2.0,
-        tf32=True,
-    ),
-    Case(
-        "LibriSpeech, loss of logits",
-        alone,
-        SIZES,
-        tests=[{"utterances": FEW, "classes": 264}, {"utterances": ((3, 2), (0, 1), (2, 0)), "classes": 16}],
-        gpu={"utterances": 4},
-        dtypes=DTYPES,
-        only=("fused",),
         tolerance=2.0,
         tf32=True,
     ),

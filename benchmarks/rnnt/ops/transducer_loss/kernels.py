@@ -1,18 +1,17 @@
 # mypy: allow-untyped-defs
 """Triton kernels of the transducer's loss, apart from the products.
 
-- ``statistics`` reads logits once; where our own product made them, ``combine`` has it from what that left.
+- ``combine`` makes the statistics of the logits of what their product left.
 - ``recursion``: alpha and beta of an utterance are a program each, side by side. A program has all numbers of tokens
   in its lanes and walks over the anti-diagonals: lane u is at frame step - u, its own last value is that of the frame
   before, and its neighbour's that of the token before. beta counts frames and tokens from the end, so that both run
   through the same lines. One warp, whose lanes hand values on by shuffles, without a barrier; probabilities of steps to
   come are under way. 310 frames and 125 tokens are 434 steps.
 - ``transitions`` has how likely each arc is used, of alpha and beta.
-- ``gradient`` reads logits and writes their gradient, into their own place if told so, and adds up the bias's.
+- ``gradient`` reads logits, writes their gradient, which may overwrite them, and adds up the gradient of the bias.
 
-At 192 utterances of real lengths, 2.45 million rows of 1,024 logits in 16 bit, ``statistics`` reads 5 GB, 1.2 ms at
-4.3 TB/s on an H200, and ``gradient`` moves 10 GB, 2.3 ms; what is left moves 0.2 GB. Offsets of logits have 64 bits:
-there are 2.5 billion.
+At 192 utterances of real lengths, 2.45 million rows of 1,024 logits in 16 bit, ``gradient`` moves 10 GB if all rows are
+chosen, 2.3 ms at 4.3 TB/s on an H200; the others move 0.2 GB. Offsets of logits have 64 bits: there are 2.5 billion.
 
 Legend: R rows, V classes, B utterances, U tokens, N = U + 1.
 """
@@ -26,12 +25,6 @@ NO_LABEL: tl.constexpr = tl.constexpr(-1)
 NO_ROW: tl.constexpr = tl.constexpr(-2)
 IMPOSSIBLE: tl.constexpr = tl.constexpr(-1e30)
 """Logarithm of the probability of what cannot be; finite, so that differences of it are numbers."""
-
-
-@triton.jit
-def existing(end_ptr, first, size):
-    """How many of ``size`` rows, beginning with ``first``, exist: int32."""
-    return tl.minimum(tl.maximum(tl.load(end_ptr) - first, 0), size).to(tl.int32)
 
 
 @triton.jit
@@ -70,39 +63,6 @@ def transducer_labels_kernel(
 
 
 @triton.jit
-def transducer_statistics_kernel(
-    logits_ptr,  # (R, V)
-    label_ptr,  # (R,)
-    lse_ptr, blank_ptr, of_label_ptr,  # (R,) fp32
-    R,
-    V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
-):  # fmt: skip
-    """Grid (R / BLOCK_R,)."""
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    label = tl.load(label_ptr + row, mask=row < R, other=NO_ROW)
-    if tl.max(label, 0) == NO_ROW:
-        return
-    exists = label != NO_ROW
-    column = tl.arange(0, BLOCK_V)
-    begin = logits_ptr + row.to(tl.int64) * V
-    mask = exists[:, None] & (column < V)[None, :]
-    logits = tl.load(begin[:, None] + column[None, :], mask=mask, other=float("-inf")).to(tl.float32)
-    logits = tl.where(exists[:, None], logits, 0.0)
-    largest = tl.max(logits, 1)
-    lse = largest + tl.log(tl.sum(tl.exp(logits - largest[:, None]), 1))
-    _store_statistics(begin, lse, label, lse_ptr + row, blank_ptr + row, of_label_ptr + row, exists, V)
-
-
-@triton.jit
-def _store_statistics(begin, lse, label, lse_ptrs, blank_ptrs, of_label_ptrs, exists, V: tl.constexpr):
-    blank = tl.load(begin + (V - 1), mask=exists, other=0.0).to(tl.float32)
-    of_label = tl.load(begin + tl.maximum(label, 0), mask=exists, other=0.0).to(tl.float32)
-    tl.store(lse_ptrs, lse, mask=exists)
-    tl.store(blank_ptrs, blank - lse, mask=exists)
-    tl.store(of_label_ptrs, tl.where(label >= 0, of_label - lse, IMPOSSIBLE), mask=exists)
-
-
-@triton.jit
 def transducer_combine_kernel(
     logits_ptr,  # (R, V)
     partial_ptr,  # (TILES, R) fp32: log-sum-exp of each part of the columns
@@ -123,7 +83,11 @@ def transducer_combine_kernel(
         total += tl.exp(tl.load(partial_ptr + tile * R + row, mask=exists, other=0.0) - largest)
     lse = largest + tl.log(total)
     begin = logits_ptr + row.to(tl.int64) * V
-    _store_statistics(begin, lse, label, lse_ptr + row, blank_ptr + row, of_label_ptr + row, exists, V)
+    blank = tl.load(begin + (V - 1), mask=exists, other=0.0).to(tl.float32)
+    of_label = tl.load(begin + tl.maximum(label, 0), mask=exists, other=0.0).to(tl.float32)
+    tl.store(lse_ptr + row, lse, mask=exists)
+    tl.store(blank_ptr + row, blank - lse, mask=exists)
+    tl.store(of_label_ptr + row, tl.where(label >= 0, of_label - lse, IMPOSSIBLE), mask=exists)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -221,25 +185,18 @@ def transducer_gradient_kernel(
     by_blank_ptr, by_label_ptr,  # (size,) fp32
     label_ptr,  # (size,)
     partial_ptr,  # (programs, V) fp32
-    end_ptr,  # number of all rows, int64
-    rank_ptr, row_ptr,  # (R,) int32, read if SOME
+    rank_ptr, row_ptr,  # (R,) int32
     first, size,
-    CLEAR: tl.constexpr, SOME: tl.constexpr,
     V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With CLEAR rows that do not exist become zero; with SOME there are chosen rows only."""
-    if SOME:
-        begin, count = chosen(rank_ptr, first, size)
-    else:
-        count = existing(end_ptr, first, size)
-    written = size if CLEAR else count
+    """Of the chosen rows. Grid (programs,)."""
+    begin, count = chosen(rank_ptr, first, size)
     column = tl.arange(0, BLOCK_V)
     total = tl.zeros((BLOCK_R, BLOCK_V), tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(written, BLOCK_R), tl.num_programs(0), num_stages=STAGES):
-        row = tile * BLOCK_R + tl.arange(0, BLOCK_R)
-        exists, stored = row < count, row < written
-        if SOME:
-            row = tl.load(row_ptr + begin + row, mask=exists, other=0) - first
+    for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_R), tl.num_programs(0), num_stages=STAGES):
+        rank = tile * BLOCK_R + tl.arange(0, BLOCK_R)
+        exists = rank < count
+        row = tl.load(row_ptr + begin + rank, mask=exists, other=0) - first
         place = row.to(tl.int64)[:, None] * V + column[None, :]
         mask = exists[:, None] & (column < V)[None, :]
         logits = tl.load(logits_ptr + place, mask=mask, other=float("-inf")).to(tl.float32)
@@ -251,22 +208,5 @@ def transducer_gradient_kernel(
         gradient -= tl.where((column == V - 1)[None, :], by_blank[:, None], 0.0)
         gradient -= tl.where(column[None, :] == label[:, None], by_label[:, None], 0.0)
         total += gradient
-        mask = stored[:, None] & (column < V)[None, :]
         tl.store(d_logits_ptr + place, gradient.to(d_logits_ptr.dtype.element_ty), mask=mask)
     tl.store(partial_ptr + tl.program_id(0) * V + column, tl.sum(total, 0), mask=column < V)
-
-
-@triton.jit(do_not_specialize=["size", "most"])
-def transducer_clear_kernel(
-    x_ptr,  # (size, H)
-    end_ptr,  # number of all rows, int64
-    first, size, most,
-    H: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """``most`` rows behind the last one that exists become zero, as far as there are such. Grid (programs,)."""
-    count = existing(end_ptr, first, size)
-    begin = count.to(tl.int64) * H
-    end = tl.minimum(count + most, size).to(tl.int64) * H
-    for at in range(begin + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
-        element = at + tl.arange(0, BLOCK)
-        tl.store(x_ptr + element, tl.zeros((BLOCK,), x_ptr.dtype.element_ty), mask=element < end)

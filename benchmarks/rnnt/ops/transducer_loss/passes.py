@@ -84,32 +84,27 @@ class LossPasses(NamedTuple):
 
     Attributes:
         labels: (tokens_BU, rows) to the label of every row, int32.
-        statistics: (logits_RV, label_R) to :class:`Statistics`.
-        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their statistics. Rows of h that do
-            not exist hold anything, and may be overwritten.
+        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their :class:`Statistics`. Rows of h
+            that do not exist hold anything, and may be overwritten.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
-        choose: (transitions, label_R, d_loss_B, dtype) to the rows that gradients in ``dtype`` are made of, or None for
-            all that exist.
-        gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, rows, chosen, clear) writes the gradient
-            of logits, into their own memory if that is given; returns its sums over the rows, (V,) in the dtype of
-            sums. Rows that do not exist become zero if ``clear``, and are anything otherwise; those that are not
-            chosen stay as they are.
-        weight_gradient: (d_logits_RV, h_RH, first, rows, chosen) to (V, H) in the dtype of sums.
-        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, rows, chosen): h becomes its gradient where it is not
-            zero, and stays zero elsewhere; rows that are not chosen stay as they are. Runs behind ``weight_gradient``
-            of the same rows.
+        choose: (transitions, label_R, d_loss_B, dtype) to the rows that gradients in ``dtype`` are made of.
+        gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, chosen) writes the gradient of the
+            logits to ``d_logits_RV``, which may be ``logits_RV``; returns its sums over the rows, (V,) in the dtype of
+            sums. Rows that are not chosen stay as they are.
+        weight_gradient: (d_logits_RV, h_RH, first, chosen) to (V, H) in the dtype of sums.
+        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, chosen): h becomes its gradient where it is not zero, and
+            stays zero elsewhere; rows that are not chosen stay as they are.
     """
 
     labels: Callable[[Tensor, PackedRows], Tensor]
-    statistics: Callable[[Tensor, Tensor], Statistics]
     product: Callable[[Tensor, Tensor, Tensor, Tensor, int, PackedRows], tuple[Tensor, Statistics]]
     recursion: Callable[[Statistics, PackedRows], Recursion]
     transitions: Callable[[Statistics, Recursion, Tensor, PackedRows], Transitions]
-    choose: Callable[[Transitions, Tensor, Tensor, torch.dtype], Chosen | None]
-    gradient: Callable[[Tensor, Tensor, Tensor, Transitions, Tensor, int, PackedRows, Chosen | None, bool], Tensor]
-    weight_gradient: Callable[[Tensor, Tensor, int, PackedRows, Chosen | None], Tensor]
-    input_gradient_: Callable[[Tensor, Tensor, Tensor, int, PackedRows, Chosen | None], None]
+    choose: Callable[[Transitions, Tensor, Tensor, torch.dtype], Chosen]
+    gradient: Callable[[Tensor, Tensor, Tensor, Transitions, Tensor, int, Chosen], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor, int, Chosen], Tensor]
+    input_gradient_: Callable[[Tensor, Tensor, Tensor, int, Chosen], None]
 
 
 def check_tokens(tokens_BU: Tensor, rows: PackedRows) -> None:
@@ -120,41 +115,6 @@ def check_tokens(tokens_BU: Tensor, rows: PackedRows) -> None:
     """
     if tuple(tokens_BU.shape) != (rows.utterances, rows.most_tokens):
         raise ValueError(f"tokens must be ({rows.utterances}, {rows.most_tokens}), not {tuple(tokens_BU.shape)}")
-
-
-class _Once:
-    """Memory that backward writes over, so that there can be one backward pass only."""
-
-    def __init__(self) -> None:
-        self.used = False
-
-    def use(self) -> None:
-        if self.used:
-            raise RuntimeError("a second backward pass: the first one has left gradients in the place of activations")
-        self.used = True
-
-
-class PackedLoss(Function):
-    """Loss of packed logits."""
-
-    @staticmethod
-    def forward(ctx: Any, passes: LossPasses, logits_RV: Tensor, tokens_BU: Tensor, rows: PackedRows) -> Tensor:
-        label_R = passes.labels(tokens_BU, rows)
-        statistics = passes.statistics(logits_RV, label_R)
-        recursion = passes.recursion(statistics, rows)
-        ctx.save_for_backward(logits_RV, label_R, *statistics, *recursion)
-        ctx.passes, ctx.rows = passes, rows
-        return -recursion.total_B
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        logits_RV, label_R, *rest = ctx.saved_tensors
-        statistics, recursion = Statistics(*rest[:3]), Recursion(*rest[3:])
-        transitions = ctx.passes.transitions(statistics, recursion, gradients[0].contiguous(), ctx.rows)
-        d_logits_RV = torch.empty_like(logits_RV)
-        ctx.passes.gradient(logits_RV, d_logits_RV, statistics.lse_R, transitions, label_R, 0, ctx.rows, None, True)
-        return None, d_logits_RV, None, None
 
 
 class JointLoss(Function):
@@ -194,13 +154,13 @@ class JointLoss(Function):
         ctx.save_for_backward(weight_VH, bias_V, dropout.seed, *rows[:3])
         ctx.held = (h_RH, label_R, logits_RV, statistics, recursion)
         ctx.of_host = (joint, loss, rows[3:], dropout.p, dropout.site, shares, len(f_SBH), len(g_NBH))
-        ctx.once = _Once()
         return -recursion.total_B
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.once.use()
+        if ctx.held is None:
+            raise RuntimeError("a second backward pass: the first one has left gradients in the place of activations")
         weight_VH, bias_V, seed, *lengths = ctx.saved_tensors
         h_RH, label_R, logits_RV, statistics, recursion = ctx.held
         joint, loss, sizes, p, site, shares, frames, columns = ctx.of_host
@@ -215,15 +175,14 @@ class JointLoss(Function):
             if d_CV is None:
                 d_CV, _ = loss.product(h_CH, weight_VH, bias_V, label_C, share.start, rows)
             d_bias = loss.gradient(
-                d_CV, d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, rows, chosen, False
+                d_CV, d_CV, statistics.lse_R[share], transitions.part(share), label_C, share.start, chosen
             )
-            d_weight = loss.weight_gradient(d_CV, h_CH, share.start, rows, chosen)
-            loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, rows, chosen)
+            d_weight = loss.weight_gradient(d_CV, h_CH, share.start, chosen)
+            loss.input_gradient_(d_CV, weight_VH, h_CH, share.start, chosen)
             d_bias_V = d_bias if d_bias_V is None else d_bias_V.add_(d_bias)
             d_weight_VH = d_weight if d_weight_VH is None else d_weight_VH.add_(d_weight)
             del d_CV
-        live_R = None if chosen is None else chosen.live_R
-        df_SBH, dg_NBH = joint.backward(h_RH, None, live_R, frames, columns, rows, DropoutMask(p, seed, site))
+        df_SBH, dg_NBH = joint.backward(h_RH, chosen.live_R, frames, columns, rows, DropoutMask(p, seed, site))
         assert d_weight_VH is not None
         assert d_bias_V is not None
         return (
@@ -238,24 +197,6 @@ def _shares(capacity: int, parts: int) -> list[slice]:
         raise ValueError(f"rows in {parts} parts: at least 1")
     size = max(-(-capacity // parts), 1)
     return [slice(first, min(first + size, capacity)) for first in range(0, max(capacity, 1), size)]
-
-
-def packed_loss(passes: LossPasses, logits_RV: Tensor, tokens_BU: Tensor, rows: PackedRows) -> Tensor:
-    """Loss of each utterance by its logits.
-
-    Args:
-        passes: the implementation.
-        logits_RV: one row for each (b, s, u); the last class is blank.
-        tokens_BU: integers, 0 ... V - 2; what lies beyond an utterance's length is not read.
-        rows: which rows there are.
-
-    Returns:
-        Negative logarithm of the probability of the tokens, (B,) fp32, fp64 of fp64; infinite, with no gradient, for
-        an utterance without frames.
-    """
-    check_tokens(tokens_BU, rows)
-    loss_B: Tensor = PackedLoss.apply(passes, logits_RV, tokens_BU, rows)
-    return loss_B
 
 
 def joint_loss(
@@ -275,13 +216,15 @@ def joint_loss(
     Args:
         joint, loss: implementations.
         f_SBH, g_NBH: see :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
-        weight_VH, bias_V: of the joint network's last layer.
-        tokens_BU, rows: see :func:`packed_loss`.
+        weight_VH, bias_V: of the joint network's last layer, whose last class is blank.
+        tokens_BU: integers, 0 ... V - 2; what lies beyond an utterance's length is not read.
+        rows: which rows there are.
         dropout: of the joint network's hidden layer.
         parts: logits exist of one of so many parts of the rows at a time.
 
     Returns:
-        As :func:`packed_loss`. One backward pass only, which is not differentiable.
+        Negative logarithm of the probability of the tokens, (B,) fp32, fp64 of fp64; infinite, with no gradient, for
+        an utterance without frames. There is one backward pass only, which is not differentiable.
     """
     check_tokens(tokens_BU, rows)
     loss_B: Tensor = JointLoss.apply(joint, loss, f_SBH, g_NBH, weight_VH, bias_V, tokens_BU, rows, dropout, parts)

@@ -14,15 +14,15 @@ traffic, for a fourth product. A gradient of logits in the prologues of both pro
 exponential function of each logit four times, as a tile of the result is as wide as a half of H, or a fourth of V, at
 most: 10 billion, 2.7 ms of the unit that has it, in kernels that then feed the tensor cores from registers.
 
-Most rows are far from every likely way, and their gradient is rounded to zero. With SOME the gradients' kernels have a
-list of those that are not: half of all at first, when all ways are alike, and the fewer the surer the network is.
+Most rows are far from every likely way, and their gradient is rounded to zero. The kernels of the gradients get a list
+of the other rows: half of all at first, when all ways are alike, and the fewer the surer the network is.
 
 Programs stay, one for each multiprocessor, and walk over tiles of which those next to each
 other have the same rows, so that these come out of the L2 cache for all but one of them, as the weight does.
 
 Tiles come either through pointers or, on GPUs that have it, through the tensor memory accelerator, whose descriptors
-take fewer registers and instructions. That fills what lies beyond a tensor with zeros, but
-knows nothing of rows that do not exist: they are computed, if at all, to be ignored. Results are written through
+take fewer registers and instructions. It fills what lies beyond a tensor with zeros, but knows nothing of rows that do
+not exist: they are computed, if at all, to be ignored. It cannot load rows of a list. Results are written through
 pointers, which takes less shared memory.
 
 Legend: M rows, beginning with ``first``, H width, V classes.
@@ -33,7 +33,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from benchmarks.rnnt.ops.transducer_loss.kernels import chosen, existing
+from benchmarks.rnnt.ops.transducer_loss.kernels import chosen
 
 
 @triton.jit
@@ -46,14 +46,13 @@ def transducer_product_kernel(
     end_ptr,  # number of all rows, int64
     first, M,
     H: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr,
-    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,). With DESCRIBED h and weight are descriptors, else pointers."""
-    count = existing(end_ptr, first, M)
+    count = tl.minimum(tl.maximum(tl.load(end_ptr) - first, 0), M).to(tl.int32)  # rows that exist
     across: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     depth = tl.arange(0, BLOCK_H)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=FLATTEN):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=True):
         begin_m, begin_v = tile // across * BLOCK_M, tile % across * BLOCK_V
         row, column = begin_m + tl.arange(0, BLOCK_M), begin_v + tl.arange(0, BLOCK_V)
         # a lane beyond the last row or column reads the last one again, and stores nothing
@@ -89,53 +88,40 @@ def transducer_product_kernel(
 
 @triton.jit
 def transducer_input_gradient_kernel(
-    d_logits,  # (M, V)
+    d_logits_ptr,  # (M, V)
     weight,  # (V, H)
     h_ptr,  # (M, H), becomes its gradient
-    end_ptr,  # number of all rows, int64
-    rank_ptr, row_ptr,  # (R,) int32, read if SOME
+    rank_ptr, row_ptr,  # (R,) int32
     first, M,
     H: tl.constexpr, V: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
-    FLATTEN: tl.constexpr, DESCRIBED: tl.constexpr, SOME: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With DESCRIBED d_logits and weight are descriptors, else pointers.
-
-    With SOME there are chosen rows only, and d_logits is a pointer.
-    """
-    if SOME:
-        begin, count = chosen(rank_ptr, first, M)
-    else:
-        count = existing(end_ptr, first, M)
+    """Of the chosen rows. Grid (programs,). With DESCRIBED weight is a descriptor, else a pointer."""
+    begin, count = chosen(rank_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     depth = tl.arange(0, BLOCK_V)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=FLATTEN):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0)):
         begin_m, begin_h = tile // across * BLOCK_M, tile % across * BLOCK_H
-        row, column = begin_m + tl.arange(0, BLOCK_M), begin_h + tl.arange(0, BLOCK_H)
-        exists = row < count
-        if SOME:
-            row = tl.load(row_ptr + begin + tl.minimum(row, count - 1)) - first
+        rank, column = begin_m + tl.arange(0, BLOCK_M), begin_h + tl.arange(0, BLOCK_H)
+        exists = rank < count
+        row = tl.load(row_ptr + begin + tl.minimum(rank, count - 1)) - first
         total = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
-        if DESCRIBED and not SOME:
-            for k in range(0, V, BLOCK_V):
-                total = tl.dot(d_logits.load([begin_m, k]), weight.load([k, begin_h]), total)
-        else:
-            d_ptrs = d_logits + (row if SOME else tl.minimum(row, count - 1)).to(tl.int64)[:, None] * V + depth[None, :]
-            if not DESCRIBED:
-                read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
-                weight_ptrs = weight + depth[:, None] * H + read[None, :]
-            for k in range(0, V, BLOCK_V):
-                if V % BLOCK_V == 0:
-                    left = tl.load(d_ptrs + k)
-                else:
-                    left = tl.load(d_ptrs + k, mask=(k + depth < V)[None, :], other=0.0)
-                if DESCRIBED:
-                    right = weight.load([k, begin_h])
-                elif V % BLOCK_V == 0:
-                    right = tl.load(weight_ptrs + k * H)
-                else:
-                    right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
-                total = tl.dot(left, right, total)
+        d_ptrs = d_logits_ptr + row.to(tl.int64)[:, None] * V + depth[None, :]
+        if not DESCRIBED:
+            read = column if H % BLOCK_H == 0 else tl.minimum(column, H - 1)
+            weight_ptrs = weight + depth[:, None] * H + read[None, :]
+        for k in range(0, V, BLOCK_V):
+            if V % BLOCK_V == 0:
+                left = tl.load(d_ptrs + k)
+            else:
+                left = tl.load(d_ptrs + k, mask=(k + depth < V)[None, :], other=0.0)
+            if DESCRIBED:
+                right = weight.load([k, begin_h])
+            elif V % BLOCK_V == 0:
+                right = tl.load(weight_ptrs + k * H)
+            else:
+                right = tl.load(weight_ptrs + k * H, mask=(k + depth < V)[:, None], other=0.0)
+            total = tl.dot(left, right, total)
         place = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
         mask = exists[:, None]
         if H % BLOCK_H:
@@ -146,25 +132,16 @@ def transducer_input_gradient_kernel(
 
 @triton.jit
 def transducer_weight_gradient_kernel(
-    d_logits,  # (M, V)
-    h,  # (M, H)
+    d_logits_ptr,  # (M, V)
+    h_ptr,  # (M, H)
     partial_ptr,  # (shares, V, H) fp32
-    end_ptr,  # number of all rows, int64
-    rank_ptr, row_ptr,  # (R,) int32, read if SOME
+    rank_ptr, row_ptr,  # (R,) int32
     first, M,
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
-    DESCRIBED: tl.constexpr, SOME: tl.constexpr,
 ):  # fmt: skip
-    """Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side.
-
-    With DESCRIBED d_logits and h are descriptors, and BLOCK_M rows behind the last one that exists are zero, else
-    pointers. With SOME, which has pointers, there are chosen rows only.
-    """
-    if SOME:
-        of_first, count = chosen(rank_ptr, first, M)
-    else:
-        count = existing(end_ptr, first, M)
+    """Of the chosen rows. Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side."""
+    of_first, count = chosen(rank_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     share, shares = tl.program_id(1), tl.num_programs(1)
     size = tl.cdiv(tl.cdiv(count, shares), BLOCK_M) * BLOCK_M
@@ -173,26 +150,21 @@ def transducer_weight_gradient_kernel(
     begin_v, begin_h = tl.program_id(0) // across * BLOCK_V, tl.program_id(0) % across * BLOCK_H
     v, column = begin_v + tl.arange(0, BLOCK_V), begin_h + tl.arange(0, BLOCK_H)
     total = tl.zeros((BLOCK_V, BLOCK_H), tl.float32)
-    if DESCRIBED:
-        for at in range(begin, end, BLOCK_M):
-            total = tl.dot(tl.trans(d_logits.load([at, begin_v])), h.load([at, begin_h]), total)
-    else:
-        for at in range(begin, end, BLOCK_M):
-            row = at + tl.arange(0, BLOCK_M)
-            exists = row < end
-            if SOME:
-                row = tl.load(row_ptr + of_first + row, mask=exists, other=0) - first
-            d_ptrs = d_logits + row.to(tl.int64)[:, None] * V + v[None, :]
-            h_ptrs = h + row.to(tl.int64)[:, None] * H + column[None, :]
-            exists = exists[:, None]
-            if V % BLOCK_V == 0:
-                left = tl.load(d_ptrs, mask=exists, other=0.0)
-            else:
-                left = tl.load(d_ptrs, mask=exists & (v < V)[None, :], other=0.0)
-            if H % BLOCK_H == 0:
-                right = tl.load(h_ptrs, mask=exists, other=0.0)
-            else:
-                right = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
-            total = tl.dot(tl.trans(left), right, total)
+    for at in range(begin, end, BLOCK_M):
+        rank = at + tl.arange(0, BLOCK_M)
+        exists = rank < end
+        row = tl.load(row_ptr + of_first + rank, mask=exists, other=0) - first
+        d_ptrs = d_logits_ptr + row.to(tl.int64)[:, None] * V + v[None, :]
+        h_ptrs = h_ptr + row.to(tl.int64)[:, None] * H + column[None, :]
+        exists = exists[:, None]
+        if V % BLOCK_V == 0:
+            left = tl.load(d_ptrs, mask=exists, other=0.0)
+        else:
+            left = tl.load(d_ptrs, mask=exists & (v < V)[None, :], other=0.0)
+        if H % BLOCK_H == 0:
+            right = tl.load(h_ptrs, mask=exists, other=0.0)
+        else:
+            right = tl.load(h_ptrs, mask=exists & (column < H)[None, :], other=0.0)
+        total = tl.dot(tl.trans(left), right, total)
     place = (share.to(tl.int64) * V + v)[:, None] * H + column[None, :]
     tl.store(partial_ptr + place, total, mask=(v < V)[:, None] & (column < H)[None, :])

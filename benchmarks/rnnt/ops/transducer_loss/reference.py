@@ -35,7 +35,7 @@ def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
     return label_R.masked_fill_(after_R, NO_LABEL).masked_fill_(~place.exists_R, NO_ROW)
 
 
-def statistics_reference(logits_RV: Tensor, label_R: Tensor) -> Statistics:
+def _statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
     """Of logits, whose last class is blank."""
     wide_RV = widen(logits_RV).masked_fill((label_R == NO_ROW)[:, None], 0)
     lse_R = wide_RV.logsumexp(1)
@@ -50,7 +50,7 @@ def product_reference(
     """Logits and their statistics; rows of h that do not exist, which may hold anything, become zero."""
     h_RH.masked_fill_((label_R == NO_ROW)[:, None], 0)
     logits_RV = torch.nn.functional.linear(h_RH, weight_VH, bias_V)
-    return logits_RV, statistics_reference(logits_RV, label_R)
+    return logits_RV, _statistics(logits_RV, label_R)
 
 
 def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
@@ -128,8 +128,11 @@ def transitions_reference(
     return Transitions(used(statistics.blank_R, below_R), used(statistics.label_R, right_R))
 
 
-def choose_all(transitions: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> None:
-    """Gradients are made of all rows that exist."""
+def choose_reference(transitions: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> Chosen:
+    """All rows that exist, which are the first ones."""
+    live_R = label_R != NO_ROW
+    row_R = torch.arange(len(label_R), dtype=torch.int32, device=label_R.device)
+    return Chosen(live_R, live_R.cumsum(0, dtype=torch.int32), row_R)
 
 
 def gradient_reference(
@@ -139,9 +142,7 @@ def gradient_reference(
     transitions: Transitions,
     label_R: Tensor,
     first: int,
-    rows: PackedRows,
-    chosen: Chosen | None,
-    clear: bool,
+    chosen: Chosen,
 ) -> Tensor:
     """The gradient of logits, always zero in rows that do not exist; returns its sums over the rows."""
     through_R = transitions.blank_R + transitions.label_R
@@ -153,28 +154,23 @@ def gradient_reference(
     return d_RV.sum(0)
 
 
-def weight_gradient_reference(
-    d_logits_RV: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
-) -> Tensor:
+def weight_gradient_reference(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> Tensor:
     """In the dtype of sums."""
     return widen(d_logits_RV).t() @ widen(h_RH)
 
 
-def input_gradient_torch_(
-    d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, rows: PackedRows, chosen: Chosen | None
-) -> None:
+def input_gradient_reference_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> None:
     """Turn the input into its gradient, zero where the input is zero."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
 
 PASSES = LossPasses(
     labels_reference,
-    statistics_reference,
     product_reference,
     recursion_reference,
     transitions_reference,
-    choose_all,
+    choose_reference,
     gradient_reference,
     weight_gradient_reference,
-    input_gradient_torch_,
+    input_gradient_reference_,
 )
