@@ -9,7 +9,6 @@ from benchmarks.maskrcnn.ops.mask_targets import MASK_TARGETS
 from benchmarks.maskrcnn.ops.paste import PASTE
 from benchmarks.maskrcnn.ops.resize import RESIZE
 from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
-from benchmarks.maskrcnn.ops.sampling import SAMPLING
 from benchmarks.maskrcnn.ops.selected_logits import SELECTED_LOGITS
 from benchmarks.maskrcnn.polygon_table import PolygonRoom
 from common.config.ranges import (
@@ -35,7 +34,6 @@ OPERATIONS: dict[str, Operation] = {
     "convolution": CONV_BIAS_RELU,
     "anchor_matching": ANCHOR_MATCHING,
     "suppression": SUPPRESSION,
-    "sampling": SAMPLING,
     "roi_align": ROI_ALIGN,
     "mask_targets": MASK_TARGETS,
     "selected_logits": SELECTED_LOGITS,

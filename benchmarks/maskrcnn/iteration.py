@@ -88,7 +88,7 @@ class TrainingPass:
         chosen = choose(implementations, {"roi_align": ROI_ALIGN, "mask_targets": MASK_TARGETS}, request)
         self._align, self._draw = chosen["roi_align"].function, chosen["mask_targets"].function
         self.choices = {
-            **self._rpn_targets.choices,
+            "anchor_matching": self._rpn_targets.choice,
             "suppression": self._propose.choice,
             **{name: choice.name for name, choice in chosen.items()},
         }

@@ -1,4 +1,11 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.sampling`. Shapes: B pictures, N candidates, C of a sample."""
+"""Which candidates of a picture the losses see: some of those with a box, and others to make up the number.
+
+Girshick, arXiv:1504.08083, section 2.3, and Ren et al., arXiv:1506.01497, section 3.1.3. In the place of a random
+permutation each candidate has a key, a hash of the batch's seed, the picture and the candidate
+(:mod:`common.ops.random_bits`), and those with the smallest keys are taken: the same ones wherever it is computed.
+
+Shapes: B pictures, N candidates, C of a sample.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +37,9 @@ class Sample(NamedTuple):
     total_B: Tensor
 
 
-def check_counts(count: int, most_positive: int) -> None:
-    """Raise ValueError if a sample could have more positives than candidates."""
-    if most_positive > count:
-        raise ValueError(f"a sample of {count} candidates cannot have {most_positive} positives")
-
-
 @torch.no_grad()
-def sample_reference(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
-    """Reference implementation.
+def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
+    """Draw a sample of each picture's candidates.
 
     The key of candidate n of picture b is the hash of b N + n. The hash is a bijection of words, so no two candidates
     of a batch have the same.
@@ -53,7 +54,8 @@ def sample_reference(label_BN: Tensor, seed: Tensor, stream: int, count: int, mo
     Raises:
         ValueError: ``most_positive`` is larger than ``count``.
     """
-    check_counts(count, most_positive)
+    if most_positive > count:
+        raise ValueError(f"a sample of {count} candidates cannot have {most_positive} positives")
     batch, candidates = label_BN.shape
     place_BN = torch.arange(batch * candidates, device=label_BN.device).view(batch, candidates)
     key_BN = words(place_BN, seed, stream).long() & 0xFFFFFFFF

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops.sampling import SAMPLING
-from benchmarks.maskrcnn.ops.sampling.reference import IGNORED, NEGATIVE, POSITIVE, Sample
 from benchmarks.maskrcnn.proposals import CODING, PIXEL, Proposals
+from benchmarks.maskrcnn.sampling import IGNORED, NEGATIVE, POSITIVE, Sample, sample
 from common.detection.coding import BoxCoding
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.anchor_matching.reference import BELOW, MatchingRule
-from common.ops.operation import OperationRequest, choose
+from common.ops.operation import OperationRequest, select
 
 RPN_STREAM, ROI_STREAM = 1, 2
 """Numbers of the samplings' random keys."""
@@ -76,10 +75,8 @@ class _Matched:
         implementations: Mapping[str, str],
         device: torch.device,
     ) -> None:
-        operations = {"anchor_matching": ANCHOR_MATCHING, "sampling": SAMPLING}
-        chosen = choose(implementations, operations, OperationRequest(device, torch.float32))
-        self.choices = {name: choice.name for name, choice in chosen.items()}
-        self._match, self._sample = chosen["anchor_matching"].function, chosen["sampling"].function
+        request = OperationRequest(device, torch.float32)
+        self.choice, self._match = select(implementations, "anchor_matching", ANCHOR_MATCHING, request)
         self._rule, self._stream, self._count, self._most_positive = rule, stream, count, int(count * share)
 
     def __call__(
@@ -89,7 +86,7 @@ class _Matched:
         match_BA = self._match(candidates_A4, boxes_BM4, count_B, self._rule)
         label_BA = torch.where(match_BA >= 0, POSITIVE, torch.where(match_BA == BELOW, NEGATIVE, IGNORED))
         label_BA = torch.where(known_BA, label_BA, IGNORED).to(torch.int8)
-        return match_BA, self._sample(label_BA, seed, self._stream, self._count, self._most_positive)
+        return match_BA, sample(label_BA, seed, self._stream, self._count, self._most_positive)
 
 
 class RpnTargets:
@@ -104,7 +101,7 @@ class RpnTargets:
         device: of the boxes.
 
     Attributes:
-        choices: name of an operation to the implementation chosen.
+        choice: implementation of the matching.
 
     Raises:
         UnsupportedImplementation: naming the key of the configuration.
@@ -113,7 +110,7 @@ class RpnTargets:
     def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
         rule = MatchingRule(facts.rpn_low, facts.rpn_high, rescue="every_best", pixel=PIXEL)
         self._matched = _Matched(rule, RPN_STREAM, facts.rpn_samples, facts.rpn_positive, implementations, device)
-        self.choices = self._matched.choices
+        self.choice = self._matched.choice
 
     @torch.no_grad()
     def __call__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from benchmarks.ssd300.ops.class_entropy import CLASS_ENTROPY
 from common.config.ranges import (
     AtLeast,
     Each,
@@ -31,7 +30,6 @@ OPERATIONS: dict[str, Operation] = {
     "batch_norm": BATCH_NORM,
     "convolution_moments": CONVOLUTION,  # convolutions in front of a batch norm
     "convolution": CONV_BIAS_RELU,  # convolutions with a bias
-    "class_entropy": CLASS_ENTROPY,
     "anchor_matching": ANCHOR_MATCHING,
     "suppression": SUPPRESSION,
 }

@@ -1,6 +1,7 @@
 """SSD's loss with hard-negative mining, inside a captured graph: fixed shapes, no index that depends on values.
 
-Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes.
+Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes, K
+classes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.ssd300.targets import BACKGROUND
-from common.ops.triton_support import widen
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DetectionLosses:
 
 
 def multibox_loss(
-    entropy_NA: Tensor,
+    logits_NAK: Tensor,
     offsets_NA4: Tensor,
     class_NA: Tensor,
     target_NA4: Tensor,
@@ -38,22 +38,23 @@ def multibox_loss(
     A picture without positives adds 0 to the mean over the pictures.
 
     Args:
-        entropy_NA: cross-entropy of each default box's class, fp32 or fp64.
-        offsets_NA4: what the network says of the boxes; the arithmetic is in fp32, in fp64 of fp64.
-        class_NA: the classes, int64; 0 is background.
-        target_NA4: what it should say; background's count for nothing.
+        logits_NAK: predicted logits, background first. The arithmetic is in fp32, or in fp64 for fp64 logits.
+        offsets_NA4: predicted offsets.
+        class_NA: true classes, int64; 0 is background.
+        target_NA4: true offsets; those of background are ignored.
         negatives: background per positive.
     """
+    dtype = torch.promote_types(logits_NAK.dtype, torch.float32)
+    entropy_NA = -F.log_softmax(logits_NAK, 2, dtype=dtype).gather(2, class_NA.unsqueeze(2)).squeeze(2)
     positive_NA = class_NA != BACKGROUND
     positives_N = positive_NA.sum(1)
     counts_NA = positive_NA | _hardest(entropy_NA, positive_NA, negatives * positives_N)
     classes_N = torch.where(counts_NA, entropy_NA, 0.0).sum(1)
 
-    offsets_NA4 = widen(offsets_NA4)
-    distance_NA = F.smooth_l1_loss(offsets_NA4, target_NA4.to(offsets_NA4.dtype), reduction="none").sum(2)
+    distance_NA = F.smooth_l1_loss(offsets_NA4.to(dtype), target_NA4.to(dtype), reduction="none").sum(2)
     boxes_N = torch.where(positive_NA, distance_NA, 0.0).sum(1)
 
-    share_N = torch.where(positives_N > 0, positives_N.clamp(min=1).to(entropy_NA.dtype).reciprocal(), 0.0)
+    share_N = torch.where(positives_N > 0, positives_N.clamp(min=1).to(dtype).reciprocal(), 0.0)
     boxes, found = (boxes_N * share_N).mean(), (classes_N * share_N).mean()
     return DetectionLosses(boxes + found, boxes, found)
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.ops.head_results import HeadChannels, Joined
+from benchmarks.ssd300.head_results import HeadChannels, Joined
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d
@@ -124,10 +124,8 @@ class SSD300(nn.Module):
         for between, out_channels, stride in facts.extras:
             self.extras.append(ExtraBlock(channels[-1], between, out_channels, stride))
             channels.append(out_channels)
-        self.heads = nn.ModuleList(
-            Head(in_channels, HeadChannels(kinds, self.classes))
-            for in_channels, kinds in zip(channels, facts.boxes_per_cell, strict=True)
-        )
+        self._channels = [HeadChannels(kinds, self.classes) for kinds in facts.boxes_per_cell]
+        self.heads = nn.ModuleList(Head(*each) for each in zip(channels, self._channels, strict=True))
         draw_weights(self.backbone, generator)
         self._draw(generator)
         self.to(memory_format=torch.channels_last)
@@ -178,15 +176,6 @@ class SSD300(nn.Module):
             levels.append(extra(levels[-1]))
         return levels
 
-    @property
-    def channels(self) -> list[HeadChannels]:
-        """Those of each head."""
-        return [head.channels for head in self.heads if isinstance(head, Head)]
-
-    def results(self, image_NCHW: Tensor) -> list[Tensor]:
-        """What the heads give, (N, C, H, W) each, see :class:`Head`; the picture as :meth:`forward` takes it."""
-        return [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
-
     def forward(self, image_NCHW: Tensor) -> Predictions:
         """Find boxes.
 
@@ -196,7 +185,8 @@ class SSD300(nn.Module):
         Returns:
             Logits and offsets in the weights' dtype.
         """
-        return Predictions(*Joined.apply(self.channels, *self.results(image_NCHW)))
+        results = [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
+        return Predictions(*Joined.apply(self._channels, *results))
 
     def sample_flops(self, image_size: int) -> float:
         """Model FLOPs (2 per multiply-add) to train on one picture: forward, gradients of inputs and of weights."""

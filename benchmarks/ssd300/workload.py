@@ -16,7 +16,6 @@ from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.loss import multibox_loss
 from benchmarks.ssd300.model import SSD300
-from benchmarks.ssd300.ops.class_entropy import CLASS_ENTROPY
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.targets import Targets
 from benchmarks.ssd300.weight_names import initialised_tensors
@@ -31,7 +30,6 @@ from common.nn.backbone_file import load_backbone
 from common.nn.batch_norm import set_group
 from common.nn.resnet import PADDED_CHANNELS
 from common.nn.running_statistics import averaged_statistics
-from common.ops.operation import OperationRequest, select
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
@@ -57,9 +55,7 @@ class Ssd300Detection(Workload):
         self.choices |= self.model.choose_implementations(model.implementations)
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
         self._targets = Targets(facts, model.implementations, layout.device)
-        request = OperationRequest(layout.device, self.dtype, {"classes": self.model.classes})
-        name, self._class_entropy = select(model.implementations, "class_entropy", CLASS_ENTROPY, request)
-        self.choices |= {"anchor_matching": self._targets.choice, "class_entropy": name}
+        self.choices["anchor_matching"] = self._targets.choice
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """All parameters alike: batch norms and biases decay too.
@@ -118,9 +114,8 @@ class Ssd300Detection(Workload):
         :class:`benchmarks.ssd300.targets.Targets` makes them.
         """
         tensors, negatives = micro_batch.tensors, self.own.facts.negatives
-        results = self.model.results(tensors["image"])
-        entropy_NA, offsets_NA4 = self._class_entropy(self.model.channels, results, tensors["class"])
-        losses = multibox_loss(entropy_NA, offsets_NA4, tensors["class"], tensors["offsets"], negatives)
+        said = self.model(tensors["image"])
+        losses = multibox_loss(said.logits, said.offsets, tensors["class"], tensors["offsets"], negatives)
         metrics = {"loss": losses.total, "classification_loss": losses.classes, "box_loss": losses.boxes}
         return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
 

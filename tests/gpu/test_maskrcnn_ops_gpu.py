@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
+from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, selected_logits
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from common.ops.cases import Draw, Pass
 from common.ops.catalogue import cases_of
@@ -23,7 +23,6 @@ OPERATIONS = (
     paste.PASTE,
     resize.RESIZE,
     roi_align.ROI_ALIGN,
-    sampling.SAMPLING,
     selected_logits.SELECTED_LOGITS,
 )
 

@@ -96,7 +96,7 @@ def test_the_chain_is_captured_and_gives_what_the_references_give(over: Literal[
     selection = Selection(FACTS.train_candidates, wanted, over)
 
     def chain(implementation: str) -> list[Tensor]:
-        implementations = dict.fromkeys(("suppression", "anchor_matching", "sampling"), implementation)
+        implementations = dict.fromkeys(("suppression", "anchor_matching"), implementation)
         propose = Proposer(FACTS, selection, implementations, device)
         rpn_targets = RpnTargets(FACTS, implementations, device)
         roi_targets = RoiTargets(FACTS, implementations, device)

@@ -12,17 +12,11 @@ import torch
 
 from common.ops.conv_bias_relu.reference import conv_bias_relu_reference
 from common.ops.operation import Implementation, Operation, OperationRequest
-from common.ops.triton_support import no_triton
+from common.ops.triton_support import HALVES, no_triton
 
 
-def _cudnn_unsupported(request: OperationRequest) -> str | None:
-    if request.device.type != "cuda":
-        return f"cuDNN needs a CUDA device, not {request.device.type}"
-    return _epilogue_unsupported(request)
-
-
-def _epilogue_unsupported(request: OperationRequest) -> str | None:
-    if request.dtype not in (torch.float16, torch.bfloat16):
+def _unsupported(request: OperationRequest) -> str | None:
+    if request.dtype not in HALVES:
         return f"activations are fp16 or bf16, not {request.dtype}"
     if request.device.type == "cuda" and not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
@@ -33,18 +27,14 @@ CONV_BIAS_RELU = Operation(
     "conv_bias_relu",
     conv_bias_relu_reference,
     {
-        "cudnn": Implementation("common.ops.conv_bias_relu.cudnn:conv_bias_relu", _cudnn_unsupported),
-        "epilogue": Implementation("common.ops.conv_bias_relu.cudnn:conv_then_epilogue", _epilogue_unsupported),
-        "triton": Implementation("common.ops.conv_bias_relu.grouped:conv_bias_relu", _epilogue_unsupported),
+        "cudnn": Implementation("common.ops.conv_bias_relu.cudnn:conv_bias_relu", _unsupported),
     },
     kernel_names=(
         ("convolution's epilogue", r"^conv_epilogue_"),
         ("gradient of ReLU", r"^relu_gradient_"),
-        ("convolution, either way", r"^grouped_"),
     ),
     cases="common.ops.conv_bias_relu.cases",
 )
 """Signature: ``conv_bias_relu(x_NCHW, weight, bias_C, stride, padding, groups, relu, residual_NCHW=None)``.
 
-One choice serves all convolutions of a network. ``epilogue`` is ``cudnn`` with a pass of its own behind each.
-``triton`` is ``cudnn`` but for 3x3 convolutions in groups of up to 32 channels, for which it has kernels of ours."""
+One choice serves all convolutions of a network."""

@@ -71,23 +71,19 @@ def layer(name: str, channels: int, filters: int, side: int, kernel: int, **case
     """Return the case of a layer whose result is ``side`` x ``side``; ``case`` contains further sizes and ``tests``."""
     tests: Sequence[Mapping[str, Any]] = case.pop("tests", ())
     sizes = {"channels": channels, "filters": filters, "height": side, "width": side, "kernel": kernel}
-    grouped = case.get("groups", 1) > 1
     return Case(
         name,
         passes,
         {"pictures": detection.PICTURES, **sizes, **case},
         tests=tests,
         gpu={"pictures": 2, "height": side - side // 5, "width": side - side // 4},
-        dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        tf32=True,
-        only=() if grouped else ("cudnn", "epilogue"),
+        dtypes=(torch.bfloat16, torch.float16),
     )
 
 
 SMALL = {"pictures": 3, "channels": 8, "filters": 72, "height": 11, "width": 10}
 """Sizes for two blocks of columns, and for programs with several tiles."""
 GROUPED = {"pictures": 2, "channels": 40, "filters": 40, "height": 9, "width": 8, "groups": 5}
-"""Sizes for two blocks of channels, the second not full, and for two tiles."""
 
 CASES = (
     layer("stem", 3, 64, 400, 7, stride=2, bias="all frozen", tests=[{**SMALL, "kernel": 3}, {**SMALL, "relu": False}]),
@@ -116,31 +112,10 @@ CASES = (
         groups=32,
         tests=[
             {**GROUPED, "added": True, "bias": "trained"},
-            {
-                **GROUPED,
-                "channels": 20,
-                "filters": 20,
-                "groups": 10,
-                "height": 3,
-                "relu": False,
-                "channels_last": False,
-            },
-            {**GROUPED, "channels": 64, "filters": 64, "groups": 2, "height": 2, "relu": False, "added": True},
+            {**GROUPED, "relu": False, "added": True, "channels_last": False},
         ],
     ),
-    layer(
-        "first of layer3",
-        512,
-        512,
-        50,
-        3,
-        stride=2,
-        groups=32,
-        tests=[
-            {**GROUPED, "channels": 24, "filters": 24, "groups": 3},
-            {**GROUPED, "channels": 16, "filters": 16, "groups": 4, "height": 1, "width": 1},
-        ],
-    ),
+    layer("first of layer3", 512, 512, 50, 3, stride=2, groups=32, tests=[{**GROUPED, "groups": 4}]),
     layer("layer4", 1024, 1024, 25, 3, groups=32),
     layer("pyramid", 256, 256, 100, 3, relu=False, bias="trained"),
     layer("head", 256, 256, 100, 3, bias="trained", tests=[{**SMALL, "kernel": 3}]),

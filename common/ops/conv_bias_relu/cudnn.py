@@ -13,38 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.conv_bias_relu import triton
-from common.ops.conv_bias_relu.reference import Passes, Shape, apply, convolution_gradients
+from common.ops.conv_bias_relu.reference import Passes, Shape, apply
 
 _CHANNELS = 8
 """Channels in and out are multiples of it where the tensor cores compute the epilogue too."""
 
 
-def fused_forward(
+def forward(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
-    """One kernel where cuDNN has it."""
+    """One kernel where cuDNN has it, otherwise the convolution and then one pass over its result."""
+    x_NCHW = triton.channels_last(x_NCHW)
     channels_fit = weight.shape[0] % _CHANNELS == weight.shape[1] % _CHANNELS == 0
-    if not x_NCHW.is_cuda or not relu or shape.groups > 1 or not channels_fit:
-        return separate_forward(x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
-    x_NCHW = triton.channels_last(x_NCHW)
-    rest = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], shape.groups)
-    if residual_NCHW is None:
-        return torch.cudnn_convolution_relu(x_NCHW, weight, bias_C, *rest)
-    return torch.cudnn_convolution_add_relu(x_NCHW, weight, residual_NCHW, 1.0, bias_C, *rest)
-
-
-def separate_forward(
-    x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
-) -> Tensor:
-    """The convolution, then one pass over its result."""
-    x_NCHW = triton.channels_last(x_NCHW)
+    if x_NCHW.is_cuda and relu and shape.groups == 1 and channels_fit:
+        rest = ([shape.stride] * 2, [shape.padding] * 2, [1, 1], shape.groups)
+        if residual_NCHW is None:
+            return torch.cudnn_convolution_relu(x_NCHW, weight, bias_C, *rest)
+        return torch.cudnn_convolution_add_relu(x_NCHW, weight, residual_NCHW, 1.0, bias_C, *rest)
     bias_only = residual_NCHW is None and not relu
     y_NCHW = F.conv2d(x_NCHW, weight, bias_C if bias_only else None, shape.stride, shape.padding, groups=shape.groups)
     return y_NCHW if bias_only else triton.epilogue_(y_NCHW, bias_C, residual_NCHW, relu)
 
 
-FUSED = Passes(fused_forward, triton.masked, convolution_gradients)
-SEPARATE = Passes(separate_forward, triton.masked, convolution_gradients)
+PASSES = Passes(forward, triton.masked)
 
 
 def conv_bias_relu(
@@ -58,18 +49,4 @@ def conv_bias_relu(
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
     """See :func:`common.ops.conv_bias_relu.reference.conv_bias_relu_reference`."""
-    return apply(FUSED, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)
-
-
-def conv_then_epilogue(
-    x_NCHW: Tensor,
-    weight: Tensor,
-    bias_C: Tensor,
-    stride: int,
-    padding: int,
-    groups: int,
-    relu: bool,
-    residual_NCHW: Tensor | None = None,
-) -> Tensor:
-    """The same with the epilogue in a pass of its own always."""
-    return apply(SEPARATE, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)
+    return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)

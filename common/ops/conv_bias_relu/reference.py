@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +24,6 @@ class Shape(NamedTuple):
     groups: int
 
 
-WIDEST_GROUP = 32
-"""Channels of a group up to which Triton's kernels of grouped convolutions take it."""
-
-
-def grouped_3x3(weight_shape: Sequence[int], shape: Shape) -> bool:
-    """Whether Triton's kernels of grouped convolutions are written for it: as many channels in as out, 3x3, padded."""
-    filters, width, *kernel = weight_shape
-    return (
-        shape.groups > 1
-        and filters == width * shape.groups
-        and width <= WIDEST_GROUP
-        and width & (width - 1) == 0
-        and kernel == [3, 3]
-        and shape.padding == 1
-        and shape.stride in (1, 2)
-    )
-
-
 class Passes(NamedTuple):
     """What an implementation is made of; none of it is seen by autograd.
 
@@ -49,17 +31,14 @@ class Passes(NamedTuple):
         forward: (x, weight, bias, residual or None, shape, relu) to y.
         masked: (dy, y or None, whether the bias needs a gradient) to dy where y is positive, everywhere without a y,
             and its sum over N, H, W or None.
-        convolution: (dz, x, weight, shape, needs) to the gradients of x and of the weight, each None where ``needs``
-            is False for it.
     """
 
     forward: Callable[[Tensor, Tensor, Tensor, Tensor | None, Shape, bool], Tensor]
     masked: Callable[[Tensor, Tensor | None, bool], tuple[Tensor, Tensor | None]]
-    convolution: Callable[[Tensor, Tensor, Tensor, Shape, tuple[bool, bool]], tuple[Tensor | None, Tensor | None]]
 
 
 class ConvBiasRelu(torch.autograd.Function):
-    """Autograd around the passes of an implementation."""
+    """Autograd around the passes of an implementation; the convolution's gradients are PyTorch's own."""
 
     @staticmethod
     def forward(
@@ -86,7 +65,10 @@ class ConvBiasRelu(torch.autograd.Function):
         dz_NCHW, d_bias_C = ctx.passes.masked(gradients[0], y_NCHW, needs_bias)
         dx_NCHW = d_weight = None
         if needs_x or needs_weight:
-            dx_NCHW, d_weight = ctx.passes.convolution(dz_NCHW, x_NCHW, weight, ctx.shape, (needs_x, needs_weight))
+            (stride, padding, groups), needs = ctx.shape, [needs_x, needs_weight, False]
+            dx_NCHW, d_weight, _ = torch.ops.aten.convolution_backward(
+                dz_NCHW, x_NCHW, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups, needs
+            )
         if d_bias_C is not None:
             d_bias_C = d_bias_C.to(ctx.bias_dtype)
         return None, dx_NCHW, d_weight, d_bias_C, dz_NCHW if needs_residual else None, None, None
@@ -111,18 +93,7 @@ def masked_reference(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -
     return dz_NCHW, dz_NCHW.sum((0, 2, 3), dtype=wide)
 
 
-def convolution_gradients(
-    dz_NCHW: Tensor, x_NCHW: Tensor, weight: Tensor, shape: Shape, needs: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """PyTorch's own gradients of x and of the weight, which are cuDNN's on a GPU."""
-    dx_NCHW, d_weight, _ = torch.ops.aten.convolution_backward(
-        dz_NCHW, x_NCHW, weight, None, [shape.stride] * 2, [shape.padding] * 2, [1, 1], False, [0, 0], shape.groups,
-        [*needs, False],
-    )  # fmt: skip
-    return dx_NCHW, d_weight
-
-
-PASSES = Passes(forward_reference, masked_reference, convolution_gradients)
+PASSES = Passes(forward_reference, masked_reference)
 
 
 def conv_bias_relu_reference(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.ops.sampling.reference import sample_reference
 from benchmarks.maskrcnn.proposals import Proposals, with_truth
+from benchmarks.maskrcnn.sampling import sample
 from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.maskrcnn import plain_detector
@@ -19,7 +19,7 @@ from tests.capturable import Capturable
 SMALL = replace(fixed_facts(Facts, "maskrcnn"), rpn_samples=24, roi_sampled=20)
 SEED = -0x123456789ABCDEF
 DEVICE = torch.device("cpu")
-REFERENCES = {"anchor_matching": "reference", "sampling": "reference"}
+REFERENCES = {"anchor_matching": "reference"}
 
 
 def boxes(random, *shape):
@@ -163,7 +163,7 @@ def labels(seed, batch, candidates):
 def test_the_smallest_keys_are_taken(candidates, count, most_positive):
     label = labels(candidates + count, 3, candidates)
     label[1] = -1
-    found = sample_reference(label, torch.tensor([SEED]), 5, count, most_positive)
+    found = sample(label, torch.tensor([SEED]), 5, count, most_positive)
     for picture in range(3):
         positive, negative = plain_detector.sample(
             (label[picture] == 1).nonzero().flatten().tolist(),
@@ -180,7 +180,7 @@ def test_the_smallest_keys_are_taken(candidates, count, most_positive):
 def test_each_candidate_is_as_likely_as_another():
     """Of 40 candidates 10, 500 times: 125 expected each, with a standard deviation of 9.7."""
     label = torch.zeros((500, 40), dtype=torch.int8)
-    found = sample_reference(label, torch.tensor([3]), 1, 10, 0)
+    found = sample(label, torch.tensor([3]), 1, 10, 0)
     taken = torch.zeros(500, 40).scatter_(1, found.index_BC, 1.0)
     assert (taken.sum(1) == 10).all()
     assert (taken.sum(0) - 125).abs().max() < 4 * 9.7
@@ -189,13 +189,18 @@ def test_each_candidate_is_as_likely_as_another():
 def test_streams_and_seeds_have_samples_of_their_own():
     label = torch.zeros((1, 200), dtype=torch.int8)
     taken = [
-        tuple(sample_reference(label, torch.tensor([seed]), stream, 20, 0).index_BC[0].tolist())
+        tuple(sample(label, torch.tensor([seed]), stream, 20, 0).index_BC[0].tolist())
         for seed, stream in ((1, 1), (1, 2), (2, 1), (1 << 32, 1))
     ]
     assert len(set(taken)) == 4
 
 
 def test_no_candidates():
-    found = sample_reference(torch.zeros((2, 0), dtype=torch.int8), torch.tensor([1]), 1, 4, 2)
+    found = sample(torch.zeros((2, 0), dtype=torch.int8), torch.tensor([1]), 1, 4, 2)
     assert not any(tensor.any() for tensor in found)
     assert found.index_BC.shape == (2, 4)
+
+
+def test_a_sample_cannot_have_more_positives_than_candidates():
+    with pytest.raises(ValueError, match="a sample of 3 candidates cannot have 4 positives"):
+        sample(torch.ones(1, 9, dtype=torch.int8), torch.tensor([1]), 0, 3, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, sampling, selected_logits
+from benchmarks.maskrcnn.ops import mask_targets, paste, resize, roi_align, selected_logits
 from benchmarks.maskrcnn.ops.roi_align import Regions
 from benchmarks.maskrcnn.polygon_table import PolygonRoom, PolygonTable
 from common.ops.cases import Draw
@@ -30,7 +30,6 @@ SMALL: dict[str, tuple[Operation, dict[str, Any]]] = {
         roi_align.ROI_ALIGN,
         {"pictures": 1, "channels": 4, "height": 24, "width": 36, "strides": STRIDES, "heads": ((2, 2, 2), (1, 1, 2))},
     ),
-    "sampling": (sampling.SAMPLING, {"candidates": 20, "count": 4, "most_positive": 2, "shares": ((0.3, 0.3),)}),
     "selected_logits": (
         selected_logits.SELECTED_LOGITS,
         {"pictures": 1, "slots": 2, "objects": 1, "pixels": 12, "channels": 7},
@@ -79,18 +78,9 @@ def test_targets_of_more_rows_than_bits_are_refused() -> None:
         mask_targets.MASK_TARGETS.function("triton")(table, torch.zeros(1, dtype=torch.int64), boxes, boxes, 32)
 
 
-def test_pixels_and_labels_that_do_not_lie_behind_one_another_are_refused() -> None:
+def test_pixels_that_do_not_lie_behind_one_another_are_refused() -> None:
     size, pixels = torch.ones((1, 2)), torch.zeros((1, 6, 6, 3), dtype=torch.uint8).transpose(1, 2)
     with pytest.raises(ValueError, match="pixels_BSS3 must be contiguous"):
         resize.RESIZE.function("triton")(
             pixels, size.int(), size, torch.tensor([True]), (0.0, 0.0, 0.0), (2, 2), torch.float32
         )
-    with pytest.raises(ValueError, match="label_BN must be contiguous"):
-        sampling.SAMPLING.function("triton")(torch.zeros((6, 4), dtype=torch.int8).T, torch.tensor([1]), 1, 3, 1)
-
-
-@pytest.mark.parametrize("name", ["reference", "triton"])
-def test_a_sample_cannot_have_more_positives_than_candidates(name: str) -> None:
-    labels, seed = torch.ones(1, 9, dtype=torch.int8), torch.zeros(1, dtype=torch.int64)
-    with pytest.raises(ValueError, match="a sample of 3 candidates cannot have 4 positives"):
-        sampling.SAMPLING.function(name)(labels, seed, 0, 3, 4)

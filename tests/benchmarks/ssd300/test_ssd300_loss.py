@@ -92,12 +92,6 @@ def test_of_equal_overlaps_the_references_first_default_box_has_the_box():
     assert int(overlaps.argmax()) in found
 
 
-def loss_of(logits, offsets, classes, targets):
-    """The loss, whose cross-entropies are autograd's own."""
-    entropy = torch.nn.functional.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
-    return multibox_loss(entropy.view(classes.shape), offsets, classes, targets, FACTS.negatives)
-
-
 def plain_loss(logits, offsets, classes, targets, negatives):
     """The loss of a picture as a sum of scalars; lists of float64 tensors carry the gradient."""
     entropy = [torch.logsumexp(row, 0) - row[label] for row, label in zip(logits, classes, strict=True)]
@@ -125,7 +119,7 @@ def test_loss_and_gradients_are_those_of_plain_loops(positives):
     for picture, count in enumerate(positives):
         chosen = torch.randperm(boxes, generator=random)[:count]
         classes[picture, chosen] = torch.randint(1, 4, (count,), generator=random)
-    found = loss_of(logits, offsets, classes, targets)
+    found = multibox_loss(logits, offsets, classes, targets, FACTS.negatives)
     torch.testing.assert_close(found.total, found.boxes + found.classes)
     mine = torch.autograd.grad(found.total, [logits, offsets])
     expected = (
@@ -141,8 +135,8 @@ def test_half_precision_is_computed_in_fp32():
     logits, offsets = (torch.randn((2, 50, width), generator=random).half() for width in (81, 4))
     classes = torch.randint(0, 81, (2, 50), generator=random) * (torch.rand((2, 50), generator=random) < 0.2)
     targets = torch.randn((2, 50, 4), generator=random)
-    half = loss_of(logits.float(), offsets, classes, targets)
-    wide = loss_of(logits.double(), offsets.double(), classes, targets.double())
+    half = multibox_loss(logits, offsets, classes, targets, FACTS.negatives)
+    wide = multibox_loss(logits.double(), offsets.double(), classes, targets.double(), FACTS.negatives)
     assert half.total.dtype == torch.float32
     torch.testing.assert_close(half.total.double(), wide.total, rtol=1e-6, atol=1e-6)
 
@@ -152,5 +146,5 @@ def test_the_loss_begins_where_81_equal_classes_put_it():
     boxes, labels, count = made_up_boxes([7, 7], 7, seed=5)
     classes, offsets = Targets(FACTS, {}, CPU)(boxes, labels, count)
     said = torch.zeros((2, 8732, 4))
-    losses = loss_of(torch.zeros((2, 8732, 81)), said, classes, offsets)
+    losses = multibox_loss(torch.zeros((2, 8732, 81)), said, classes, offsets, FACTS.negatives)
     assert float(losses.classes) == pytest.approx(4 * math.log(81), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Test properties of the Triton batch norm and of kernels for convolutions that cases cannot express.
+"""Test properties of the Triton batch norm and of kernels around convolutions that cases cannot express.
 
 tests/test_interpreted_kernels.py runs this file. Fresh memory holds NaN.
 """
@@ -10,9 +10,7 @@ import torch
 
 from common.ops.batch_norm.reference import Norm, batch_norm_reference
 from common.ops.batch_norm.triton import batch_norm
-from common.ops.conv_bias_relu import CONV_BIAS_RELU, cases, grouped, triton
-from common.ops.conv_bias_relu.reference import Shape, grouped_3x3
-from tests.operation_checks import check
+from common.ops.conv_bias_relu import triton
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions")
 
@@ -24,15 +22,6 @@ def test_a_mean_far_from_zero_keeps_the_variance() -> None:
     y, expected = batch_norm(x, narrow), batch_norm_reference(x.double(), wide)
     torch.testing.assert_close(narrow.running_var.double(), wide.running_var, rtol=1e-5, atol=0)
     assert (y - expected).norm() < 2e-3 * expected.norm()
-
-
-def test_programs_of_several_multiprocessors_leave_partial_sums_of_the_weights_gradient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(grouped, "multiprocessors", lambda device: 6)
-    monkeypatch.setitem(grouped.TILES, "weight", grouped.TILES["weight"].replace(places=16))
-    case = next(case for case in cases.CASES if case.name == "layer2")
-    check(CONV_BIAS_RELU, "triton", case, cases.GROUPED, torch.float16, torch.device("cpu"))
 
 
 def test_what_is_not_needed_is_not_computed() -> None:
@@ -53,19 +42,3 @@ def test_not_a_number_stays_one_and_passes_no_gradient() -> None:
 def test_no_pictures() -> None:
     empty = torch.empty(0, 8, 4, 4).contiguous(memory_format=torch.channels_last)
     assert triton.epilogue_(empty, torch.zeros(8), None, True).shape == empty.shape
-
-
-@pytest.mark.parametrize(
-    ("weight_shape", "shape"),
-    [
-        ((16, 16, 3, 3), Shape(1, 1, 1)),
-        ((32, 4, 3, 3), Shape(1, 1, 4)),
-        ((16, 4, 1, 1), Shape(1, 0, 4)),
-        ((16, 4, 3, 3), Shape(1, 0, 4)),
-        ((16, 4, 3, 3), Shape(3, 1, 4)),
-        ((12, 3, 3, 3), Shape(1, 1, 4)),
-        ((128, 64, 3, 3), Shape(1, 1, 2)),
-    ],
-)
-def test_other_convolutions_are_not_for_the_grouped_kernels(weight_shape: tuple[int, ...], shape: Shape) -> None:
-    assert not grouped_3x3(weight_shape, shape)
