@@ -1,1 +1,1 @@
-"""The ways to run an evaluation: in line, scored in the background, or on ranks of its own."""
+"""Modes of evaluation: inline, scored in the background, on separate ranks, or offline from checkpoints."""

@@ -1,4 +1,4 @@
-"""Evaluation whose scoring training does not wait for: the training ranks predict, and a process of rank 0's scores."""
+"""Evaluation with background scoring: the training ranks predict, and a separate process of rank 0 scores."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from common.contract.evaluation import Evaluation, Point, Score, Weights, never
 from common.evaluation.scorer_process import Judged, ScorerProcess
 
 MOST_OWED = 4
-"""Evaluations that the scorer may be behind with; then training waits for the oldest, so that memory stays bounded."""
+"""Largest number of pending evaluations. At this number, training waits for the oldest score, which bounds memory."""
 
 
 @dataclass
 class _Submitted:
-    """An evaluation whose score has not come.
+    """An evaluation whose score is pending.
 
     Attributes:
         samples: training samples that the weights had seen.
-        seconds: that predicting and handing over took.
-        waited: seconds that training stood still.
+        seconds: time for predicting and for copying the predictions to the scorer.
+        waited: seconds for which training stood still.
     """
 
     samples: int
@@ -31,14 +31,14 @@ class _Submitted:
 
 
 class BackgroundEvaluation:
-    """Predicts on the training ranks at the moment of submission, and has a process score while training goes on.
+    """Predicts on the training ranks during :meth:`submit`; a separate process scores while training continues.
 
-    The scores come to rank 0 alone, in the order of submission. The time of a score, which counts for ``run_stop``, is
-    when the process knows it: its clock is that of rank 0.
+    Only rank 0 receives scores, in the order of submission. The time of a score, which counts for ``run_stop``, is
+    when the process has computed it. The process runs on rank 0's machine, so both use the same clock.
 
     Args:
         evaluation: the workload's evaluation, over the training layout.
-        process: the scorer's, which whoever started it ends; None on ranks other than 0.
+        process: process of the scorer; None on ranks other than 0. Its creator must close it too.
     """
 
     later = True
@@ -50,7 +50,7 @@ class BackgroundEvaluation:
         self._scores: list[Score] = []
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
-        """Run on synthetic data, and bring the scorer to its process, before ``run_start``."""
+        """Send the scorer to its process, and warm up both on synthetic data, before ``run_start``."""
         if self._process is not None:
             self._process.begin(self._evaluation.scorer)
         self._evaluation.warm_up()
@@ -58,13 +58,13 @@ class BackgroundEvaluation:
             self._process.wait()
 
     def open_data(self, root: Path) -> None:
-        """Open the evaluation data; after ``run_start``. Nobody waits for the scorer, which loads the ground truth."""
+        """Open the evaluation data, after ``run_start``. The scorer loads the ground truth in the background."""
         if self._process is not None:
             self._process.open_data(root)
         self._evaluation.open_data(root)
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Predict with the weights, which have seen ``samples`` training samples, and hand over; collective.
+        """Predict with weights that have seen ``samples`` training samples, and request a score. Collective.
 
         Raises:
             RankFailure, SuiteError, RuntimeError: as :meth:`common.evaluation.scorer_process.ScorerProcess.poll`.
@@ -83,16 +83,16 @@ class BackgroundEvaluation:
         self._submitted.append(_Submitted(samples, waited - behind, waited))
 
     def poll(self) -> list[Score]:
-        """The next score if it has come; on ranks other than 0 none ever. Raises as :meth:`submit`."""
+        """Return the next score if it has arrived; always empty on ranks other than 0. Raises as :meth:`submit`."""
         if self._process is not None and not self._scores:
             self._take(self._process.poll())
         return self._told()
 
     def trained(self, point: Point) -> None:
-        """Known already."""
+        """Do nothing: this mode does not need the point."""
 
     def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
-        """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
+        """Yield the scores as they arrive until none is pending; nothing on ranks other than 0.
 
         Raises:
             RankFailure, SuiteError, RuntimeError: as :meth:`submit`.
@@ -106,10 +106,10 @@ class BackgroundEvaluation:
             yield from self._told()
 
     def dismiss(self, stopped_at: int) -> None:
-        """No other rank evaluates: nothing to do."""
+        """Do nothing: there are no evaluation ranks."""
 
     def close(self) -> None:
-        """Close the evaluation data, and end the scorer, which may be at a score that no longer counts."""
+        """Close the evaluation data and end the scorer, even if it is computing a score that no longer counts."""
         self._evaluation.close()
         if self._process is not None:
             self._process.close()
@@ -119,7 +119,7 @@ class BackgroundEvaluation:
         return scores
 
     def _take(self, judged: Judged | None) -> None:
-        """Note a score, if it is one."""
+        """Store the score in an answer of the scorer; ``judged`` None: the answer has no score."""
         if judged is None:
             return
         of = self._submitted.popleft()

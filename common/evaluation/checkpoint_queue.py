@@ -1,9 +1,8 @@
-"""The checkpoints of a run that wait to be scored, and their scores: files of a folder that outlives the run.
+"""Queue of checkpoints that wait for offline scoring, and their scores, in a folder that outlives the run.
 
-``checkpoints.jsonl`` has a line for each checkpoint that is complete, and one that says that training has ended;
-``scores.jsonl`` one for each score; ``run.json`` what the run was, so that another process can score. A line is on the
-disk when the call that writes it returns. Every checkpoint stays until somebody removes it: evaluated weights times
-evaluation points is what the disk must hold.
+``checkpoints.jsonl`` has one line for each complete checkpoint, and one for the end of training. ``scores.jsonl`` has
+one line for each score. ``run.json`` describes the run, so that another process can score. Lines are on disk when the
+call that writes them returns. Nothing deletes checkpoints: the disk must hold one per evaluation point.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _ENDED = {"training": "ended"}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights that are complete on the disk.
+    """Weights that are completely on disk.
 
     Attributes:
-        point: where training was; its time is when the last of these weights was updated.
-        file: name in the folder.
+        point: evaluation point; its time is that of the last update of these weights.
+        file: file name in the queue's folder.
     """
 
     point: Point
@@ -40,12 +39,12 @@ class Checkpoint:
 
     @classmethod
     def of(cls, point: Point) -> Checkpoint:
-        """The checkpoint of a point, whose file names time, step and real training samples."""
+        """Return the checkpoint of a point. Its file name contains time, step and real training samples."""
         name = f"weights--timestamp={point.time_ms}-step={point.step}-consumed_samples={point.counted}.safetensors"
         return cls(point, name)
 
     def require(self, folder: Path) -> Path:
-        """The file in ``folder``; CheckpointError if it is gone."""
+        """Return the path of the file in ``folder``. Raise CheckpointError if the file is missing."""
         path = folder / self.file
         if not path.is_file():
             raise CheckpointError(
@@ -56,19 +55,19 @@ class Checkpoint:
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> Checkpoint:
-        """From JSON's values of ``asdict``."""
+        """Create a checkpoint from the JSON form of ``asdict``."""
         return cls(Point(**record["point"]), record["file"])
 
 
 @dataclass(frozen=True)
 class CheckpointScore:
-    """What scoring a checkpoint came to.
+    """Score of one checkpoint.
 
     Attributes:
-        file: of the checkpoint.
-        values: of the metrics.
-        began_ms, ended_ms: of the scoring, milliseconds since the epoch.
-        seconds: that it took.
+        file: file name of the checkpoint.
+        values: metric name to value.
+        began_ms, ended_ms: start and end of scoring, milliseconds since 1970.
+        seconds: duration of scoring.
     """
 
     file: str
@@ -79,20 +78,20 @@ class CheckpointScore:
 
 
 def next_to_score(known: Collection[int], passed: Mapping[int, bool], first: int, complete: bool) -> int | None:
-    """The checkpoint that is to be scored next, by the rules of Stable Diffusion's evaluation.
+    """Return the number of the checkpoint to score next, by the rules for Stable Diffusion.
 
-    They are scored in ascending order from ``first`` on, until one passes; then what was left out of those before it,
-    and at least the one before it, and should that pass too, the one before that. A run with fewer checkpoints than
-    ``first`` has its last two scored, since the rules want two.
+    Checkpoints are scored in ascending order from ``first`` on, until one passes. Then the unscored ones between
+    ``first`` and the passing one follow, and in any case the one just before it. If that one passes too, the rule
+    applies again. With fewer than ``first`` checkpoints, the last two are scored, because the rules require two.
 
     Args:
-        known: numbers of the checkpoints that there are.
-        passed: number of each scored one to whether it met the targets.
-        first: the first to be scored.
-        complete: no more come.
+        known: numbers of the existing checkpoints.
+        passed: number of each scored checkpoint -> whether it met the targets.
+        first: number of the first checkpoint to score.
+        complete: whether training has ended.
 
     Returns:
-        None for nothing now: the first passing one is known, or the next one has yet to come, or never does.
+        None if nothing can be scored now: scoring is finished, or the next checkpoint does not exist yet.
     """
     passing = min((number for number, met in passed.items() if met), default=None)
     if passing is not None:
@@ -105,20 +104,20 @@ def next_to_score(known: Collection[int], passed: Mapping[int, bool], first: int
 
 
 class CheckpointQueue:
-    """The checkpoints and scores of a run, in the memory of one process and in the run's folder.
+    """Checkpoints and scores of a run, in the memory of one process and in the run's folder.
 
-    One process at a time adds to it. One that others read through :meth:`open` is never half a line further.
+    Only one process may write at a time. Others may read with :meth:`open`, which ignores incomplete lines.
 
     Args:
-        folder: of the run; the queue has one of its own in it.
-        reached: whether the metrics of a checkpoint meet the targets.
-        first: the first checkpoint to be scored, counted from 1.
+        folder: folder of the run; the queue uses a subfolder.
+        reached: returns whether the metrics of a checkpoint meet the targets.
+        first: number of the first checkpoint to score, from 1.
 
     Attributes:
-        folder: the queue's own.
-        checkpoints: by number, counted from 1.
-        scores: by number.
-        complete: training has ended, no more come.
+        folder: subfolder of the queue.
+        checkpoints: number, from 1, to checkpoint.
+        scores: number to score.
+        complete: whether training has ended, so that no more checkpoints follow.
     """
 
     def __init__(self, folder: Path, reached: Callable[[Mapping[str, float]], bool], first: int) -> None:
@@ -129,13 +128,16 @@ class CheckpointQueue:
         self.complete = False
 
     def begin(self, resumed_step: int | None, run: Mapping[str, Any]) -> None:
-        """Begin the queue of a run, or go on with what it has up to the step that a resumed run continues from.
+        """Begin the queue of a new run, or continue the queue of a resumed run.
 
-        What an interrupted run wrote behind that step is written anew, and so loses its score. ``run`` is what
-        :meth:`described` is to return.
+        Checkpoints after ``resumed_step`` are deleted with their scores, because the resumed run writes them again.
+
+        Args:
+            resumed_step: step from which the run continues; None for a new run.
+            run: JSON values that :meth:`described` returns.
 
         Raises:
-            ConfigError: a run that is not resumed finds another's queue.
+            ConfigError: a new run finds the queue of another run.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         if resumed_step is None:
@@ -156,7 +158,7 @@ class CheckpointQueue:
         _rewrite(self.folder / SCORES, [{"number": n, **asdict(score)} for n, score in self.scores.items()])
 
     def open(self) -> None:
-        """Read what the folder has; nothing where there is none. Raises CheckpointError if it cannot be read."""
+        """Read the folder, which may be missing. Raise CheckpointError if a file cannot be read."""
         for record in _read(self.folder / CHECKPOINTS):
             if record == _ENDED:
                 self.complete = True
@@ -169,15 +171,15 @@ class CheckpointQueue:
                 self.scores[number] = score
 
     def take_over(self) -> None:
-        """Read what the folder has, and go on with it: half a line that a killed process left goes away."""
+        """Read the folder in order to continue its scores. An incomplete line of a killed process is removed."""
         self.open()
         _rewrite(self.folder / SCORES, [{"number": n, **asdict(score)} for n, score in self.scores.items()])
 
     def described(self) -> dict[str, Any]:
-        """What the run was.
+        """Return the description of the run.
 
         Raises:
-            CheckpointError: the folder is of no run that is scored offline.
+            CheckpointError: the folder does not belong to a run with offline scoring.
         """
         found = _read(self.folder / RUN)
         if not found:
@@ -188,13 +190,13 @@ class CheckpointQueue:
         return found[0]
 
     def add(self, checkpoint: Checkpoint, partial: Path) -> None:
-        """Give the complete file ``partial`` its name, and the queue one more checkpoint."""
+        """Rename the complete file ``partial`` to its final name and add its checkpoint to the queue."""
         partial.replace(self.folder / checkpoint.file)
         self.checkpoints[checkpoint.point.number] = checkpoint
         _append(self.folder / CHECKPOINTS, asdict(checkpoint))
 
     def end(self) -> None:
-        """Note that training has ended."""
+        """Record that training has ended."""
         if not self.complete:
             self.complete = True
             _append(self.folder / CHECKPOINTS, _ENDED)
@@ -205,10 +207,10 @@ class CheckpointQueue:
         _append(self.folder / SCORES, {"number": number, **asdict(score)})
 
     def next(self) -> Checkpoint | None:
-        """The checkpoint that is to be scored next; None if there is none now (:func:`next_to_score`).
+        """Return the checkpoint to score next; None if there is none now (:func:`next_to_score`).
 
         Raises:
-            CheckpointError: its file is gone.
+            CheckpointError: its file is missing.
         """
         passed = {number: self._reached(score.values) for number, score in self.scores.items()}
         number = next_to_score(self.checkpoints, passed, self._first, self.complete)
@@ -218,7 +220,7 @@ class CheckpointQueue:
         return self.checkpoints[number]
 
     def passed(self) -> int | None:
-        """The number of the first checkpoint that is known to meet the targets."""
+        """Return the number of the first scored checkpoint that meets the targets; None if there is none."""
         return min((n for n, score in self.scores.items() if self._reached(score.values)), default=None)
 
 
@@ -240,7 +242,7 @@ def _rewrite(path: Path, records: Collection[Mapping[str, Any]]) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, but for half a line that a killed process left; none where there is no file."""
+    """Return the records of a file, without an incomplete last line; empty if there is no file."""
     if not path.is_file():
         return []
     content = read_bytes(path, error=CheckpointError)

@@ -1,4 +1,4 @@
-"""Scoring checkpoints one after the other, on whatever ranks: those that trained, or others, meanwhile or later."""
+"""Scoring of checkpoints, one after the other, on training ranks or other ranks, during or after the training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from common.evaluation.checkpoint_queue import Checkpoint, CheckpointScore
 from common.formats.safetensors_file import read_tensors
 
 FOR_EVER = timedelta(days=30)
-"""The next checkpoint may be hours away; a rank that is gone ends the wait."""
+"""Time limit of the wait for the next checkpoint, which may be hours away. If a rank fails, the wait ends early."""
 LONGEST_SECONDS = 24 * 3600.0
-"""One evaluation may take hours on few ranks."""
+"""Time limit of one evaluation, in seconds. On few ranks it may take hours."""
 _FAILED, _STOPPED, _NO_MORE = "failed", "stopped", "no more"
 
 
 class CheckpointScoring:
-    """The evaluation of a workload on the ranks of a layout, which read the weights from files that all of them see.
+    """Runs a workload's evaluation on checkpoint files that all ranks of a layout can read.
 
-    Rank 0 of the layout chooses the checkpoints, scores, and tells the others through the job's store.
+    Rank 0 of the layout selects the checkpoints, scores, and informs the other ranks through the job's store.
 
     Args:
-        workload: built over the same layout.
-        layout: the ranks.
-        folder: of the checkpoints.
-        first_rank: the rank in the job of the layout's rank 0.
-        heartbeat: of this rank, where it is to go on during evaluations.
+        workload: workload built over the same layout.
+        layout: ranks that evaluate.
+        folder: folder of the checkpoints.
+        first_rank: rank in the job of the layout's rank 0.
+        heartbeat: heartbeat of this rank, which must tolerate long waits and evaluations; None without one.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class CheckpointScoring:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank chooses and scores."""
+        """Whether this rank selects checkpoints and scores."""
         return self._layout.rank == 0
 
     def prepare(self) -> None:
-        """Build the evaluation, and run it on synthetic data; once."""
+        """Build the evaluation and warm it up on synthetic data. Later calls do nothing."""
         if self._evaluation is None:
             self._evaluation = self._workload.evaluation(self._layout)
             self._evaluation.warm_up()
@@ -66,7 +66,7 @@ class CheckpointScoring:
                 self._evaluation.scorer.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Open the evaluation data, and the ground truth where it is scored."""
+        """Open the evaluation data and, on rank 0, the ground truth."""
         assert self._evaluation is not None, "the evaluation is built first"
         self._evaluation.open_data(root)
         if self.leads:
@@ -83,17 +83,17 @@ class CheckpointScoring:
         note: Callable[[Checkpoint, CheckpointScore], None],
         stopping: Callable[[], bool] = never,
     ) -> Iterator[tuple[Checkpoint, CheckpointScore | None]]:
-        """Score checkpoints until none is chosen any more; collective. Yields each with its score, on rank 0 alone.
+        """Score checkpoints until ``choose`` returns None; yield each, with its score on rank 0 only. Collective.
 
         Args:
-            choose: gives the next one on rank 0, as soon as there is one; None for the end.
-            note: takes a score on rank 0, before the next checkpoint is chosen.
-            stopping: whether a signal asks rank 0 to stop, which it does between two checkpoints.
+            choose: returns the next checkpoint, on rank 0, possibly after waiting; None for the end.
+            note: receives each score on rank 0, before the next checkpoint is chosen.
+            stopping: returns whether a signal asks rank 0 to stop; checked between checkpoints.
 
         Raises:
-            Interrupted: a signal did.
-            PeerFailed: rank 0 could not score, or not choose.
-            CheckpointError: a checkpoint is gone or cannot be read.
+            Interrupted: a signal asked to stop.
+            PeerFailed: rank 0 could not score or not choose.
+            CheckpointError: a checkpoint is missing or cannot be read.
         """
         current: Checkpoint | None = None
         predictions: Predictions | None = None

@@ -1,10 +1,9 @@
-"""Weights on their way to the disk while training goes on.
+"""Asynchronous writer of weights to disk, while training continues.
 
-At an evaluation point the weights are copied on the device, on the training stream: that is all that training sees of
-it. A side stream brings the copy into pinned host memory by the GPU's copy engine, and a thread writes it. Of host
-copies there are a fixed number. The copy on the device is overwritten when the one before has left it, which the
-streams see to among themselves. Only where all host copies wait for the disk the host waits for one, and says how long:
-with two, that takes a disk that needs longer for a checkpoint than training from one evaluation point to the next.
+The training stream copies the weights to a snapshot on the device; training waits for nothing else. A side stream
+copies the snapshot to one of a fixed number of pinned host buffers, and a thread writes the buffer to disk. The host
+waits only if all buffers are in use: with two, only if a write takes longer than training between two evaluation
+points.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from common.formats.safetensors_file import write_tensors
 
 @dataclass(frozen=True)
 class _Order:
-    """A host copy that is to be written to ``path``, once it is complete."""
+    """A host buffer to write to ``path``, once the event ``copied`` is complete."""
 
     path: Path
     host: Tensor
@@ -34,23 +33,23 @@ class _Order:
 
 
 class CheckpointWriter:
-    """Writes weights of one template.
+    """Writes weights with the layout of one template.
 
     Args:
-        folder: of the files.
-        template: of the weights, in one piece.
-        device: where they are.
-        buffers: copies in host memory.
+        folder: folder of the files.
+        template: layout of the unsharded weights.
+        device: device of the weights.
+        buffers: number of host buffers.
 
     Attributes:
-        waited_seconds: that :meth:`write` waited for a free host copy, over all calls.
+        waited_seconds: total time that :meth:`write` waited for a free host buffer.
     """
 
     def __init__(self, folder: Path, template: Template, device: torch.device, buffers: int) -> None:
         self._folder, self._template = folder, template
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        # Without a GPU the weights are copied into host memory at once.
+        # Without a GPU the weights are copied directly into a host buffer.
         self._snapshot = torch.zeros(template.bytes, dtype=torch.uint8, device=device) if cuda else None
         self._free: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
         for _ in range(buffers):
@@ -66,16 +65,16 @@ class CheckpointWriter:
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Write ``weights``, which may change as soon as the current stream is past this call.
+        """Write ``weights``. They may change as soon as the current stream has passed this call.
 
         Raises:
-            CheckpointError: an earlier one could not be written.
+            CheckpointError: an earlier checkpoint could not be written.
         """
         self.check()
         host = self._free_copy()
         copied = None
         into = host if self._snapshot is None else self._snapshot
-        if self._stream is not None:  # the copy before must have left the device
+        if self._stream is not None:  # the previous copy to the host must be finished
             torch.cuda.current_stream().wait_stream(self._stream)
         views = self._template.views(into)
         torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
@@ -89,20 +88,20 @@ class CheckpointWriter:
         self._orders.put(_Order(self._folder / f".weights_{self._submitted}.partial", host, copied))
 
     def check(self) -> None:
-        """Raise what went wrong in writing: CheckpointError, or RuntimeError where the thread is gone otherwise."""
+        """Raise the error of the writing thread: CheckpointError, or RuntimeError if the thread ended unexpectedly."""
         if self._error is not None:
             raise self._error
         if not self._closed and not self._thread.is_alive():
             raise RuntimeError("the thread that writes checkpoints has ended: its own message says why")
 
     def collect(self, wait: bool = False) -> list[Path]:
-        """The files that are complete and were not collected yet, in the order of their weights.
+        """Return the newly completed files, in the order of submission.
 
         Args:
-            wait: until all are.
+            wait: whether to wait until all submitted files are complete.
 
         Raises:
-            CheckpointError: one could not be written.
+            CheckpointError: a file could not be written.
         """
         self.check()
         found: list[Path] = []
@@ -115,7 +114,7 @@ class CheckpointWriter:
         return found
 
     def close(self) -> None:
-        """Write what has been submitted, and end the thread."""
+        """Write everything that has been submitted, and end the thread."""
         self._closed = True
         self._orders.put(None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""An evaluation that goes through its source once and adds up, on the device, what it counts of every batch."""
+"""Evaluation that iterates over its source once and accumulates counts of every batch on the device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from common.evaluation.forward import ForwardPass
 
 
 class CountedEvaluation(Evaluation):
-    """Predicts the totals of some counts over the evaluation set, and ``expected``, its samples.
+    """Predicts the totals of counts over the evaluation set, and ``expected``, the number of its samples.
 
     Args:
-        scorer: of the totals.
-        model: the network that trains.
-        count: adds what it counts of a batch's tensors to ``counts``; capturable.
-        counts: over the ranks that share the evaluation set.
-        example: a batch on the device, for warm-up.
-        open_source: this replica's batches from the folder of the data.
-        capture: replay the forward pass as a CUDA graph.
-        within: a context for all passes of an evaluation, and of the warm-up; what it does is not in the graph.
+        scorer: computes the metrics from the totals.
+        model: the network in training.
+        count: adds the counts of a batch's tensors to ``counts``; must allow CUDA graph capture.
+        counts: counters over the ranks that share the evaluation set.
+        example: batch on the device, for warm-up.
+        open_source: returns this replica's batches from the data folder.
+        capture: whether to capture the forward pass as a CUDA graph.
+        within: context around each evaluation and the warm-up; its operations are not part of the graph.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CountedEvaluation(Evaluation):
         self._source: EvalSource | None = None
 
     def warm_up(self) -> None:
-        """A pass over the made-up batch."""
+        """Run a pass over the example batch."""
         with self._within():
             self._forward.warm_up()
         self._counts.warm_up()
@@ -55,7 +55,7 @@ class CountedEvaluation(Evaluation):
         self._source = self._open_source(root)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Add up over all ranks."""
+        """Count over the whole evaluation set and sum over all ranks."""
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights), self._within():
             self._counts.clear()
@@ -64,7 +64,7 @@ class CountedEvaluation(Evaluation):
         return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
 
     def close(self) -> None:
-        """Free the graph and close the source."""
+        """Release the graph and close the source."""
         self._forward.close()
         if self._source is not None:
             self._source.close()

@@ -1,4 +1,4 @@
-"""What an evaluation counts on the device, summed over the ranks that share the evaluation set."""
+"""Counters of an evaluation on the device, summed over the ranks that share the evaluation set."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from common.distributed.layout import Layout
 
 
 class Counts:
-    """Numbers that batches add to, all in one float64 tensor, which counts exactly up to 2**53.
+    """Accumulators in one float64 tensor, which is exact for integers up to 2**53.
 
     Args:
-        layout: of the ranks that evaluate.
-        counted: names of whole numbers.
-        added: names of the others.
-        axes: of ``layout``, whose ranks have other samples or other parts of the same samples: over them numbers are
-            summed. Along the others all ranks must add the same, and get the same.
+        layout: layout of the ranks that evaluate.
+        counted: names of the integer totals.
+        added: names of the other totals.
+        axes: axes of ``layout`` to sum over, whose ranks have different samples or parts of samples. Along other
+            axes, all ranks must add the same values.
     """
 
     def __init__(
@@ -30,20 +30,20 @@ class Counts:
         self._group = layout.group(*axes)
 
     def warm_up(self) -> None:
-        """Sum over the ranks once, and forget what was added. Collective."""
+        """Sum over the ranks once, then reset. Collective."""
         self._sum_over_ranks()
         self.clear()
 
     def clear(self) -> None:
-        """Begin an evaluation."""
+        """Reset all totals, at the start of an evaluation."""
         self._sums.zero_()
 
     def add(self, *values: Tensor) -> None:
-        """Add 0-d tensors, in the order of the names; capturable."""
+        """Add one 0-d tensor per name, in the order of the names. Can be captured in a CUDA graph."""
         self._sums += torch.stack(values)
 
     def totals(self) -> dict[str, int | float]:
-        """The sums over all ranks; waits for the device. Collective, once an evaluation."""
+        """Return the totals over all ranks; call once per evaluation. Collective; waits for the device."""
         self._sum_over_ranks()
         sums = self._sums.tolist()
         whole = len(self._counted)
@@ -58,14 +58,14 @@ class Counts:
 
 
 def check_whole_set(evaluated: int, expected: int, samples: str) -> None:
-    """An evaluation counts only if all of the set was evaluated, and nothing twice.
+    """Check that each sample of the set was evaluated exactly once.
 
     Args:
-        evaluated, expected: so many were, and so many are in the set.
-        samples: what they are called: the set's samples, or parts of one.
+        evaluated, expected: numbers of evaluated samples and of samples in the set.
+        samples: name of the samples in the message.
 
     Raises:
-        RuntimeError: it was not.
+        RuntimeError: the numbers differ.
     """
     if evaluated != expected:
         raise RuntimeError(f"{evaluated} of {expected} {samples} were evaluated")

@@ -1,4 +1,4 @@
-"""The forward pass of an evaluation over inputs of one shape: captured once on a GPU, and replayed."""
+"""Forward pass of an evaluation over inputs of fixed shapes: captured once as a CUDA graph, and replayed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from common.evaluation.model_weights import evaluating
 from common.step.capture import capturing
 
 WARM_UP_PASSES = 2
-"""Passes in which plans are chosen and memory is found, before one is recorded."""
+"""Passes before graph capture, in which libraries choose algorithms and allocate memory."""
 
 Output = TypeVar("Output")
 
 
 class ForwardPass(Generic[Output]):
-    """What an evaluation does with one batch after another.
+    """Runs a function of a network on one batch after another.
 
     Args:
-        model: the network; the one in training is left as it was.
-        function: called with the inputs, the network being in evaluation mode; capturable.
-        inputs: name to tensor on the device, made up: every batch is copied into these.
-        capture: record ``function`` as a CUDA graph; without a GPU it runs eagerly.
-        pool: memory pool that the graph shares with those of other passes, whose outputs end with this one's replay;
-            None for one of its own.
+        model: the network; one in training is left unchanged.
+        function: called with the inputs while the network is in evaluation mode; must allow CUDA graph capture.
+        inputs: name to synthetic tensor on the device; every batch is copied into these tensors.
+        capture: whether to record ``function`` as a CUDA graph. Without a GPU it always runs eagerly.
+        pool: memory pool shared with graphs of other passes, whose outputs each replay invalidates; None: separate
+            pool.
 
     Attributes:
-        inputs: where a batch is read from.
+        inputs: the tensors that ``function`` reads.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ForwardPass(Generic[Output]):
         self._recorded: tuple[torch.cuda.CUDAGraph, Output] | None = None
 
     def warm_up(self) -> Output:
-        """Run on the inputs as they are, and record on a GPU; what the last of the passes returned."""
+        """Run on the current inputs and capture the graph on a GPU. Return the output of the last eager pass."""
         with evaluating(self.model):
             for _ in range(WARM_UP_PASSES):
                 output = self._function(self.inputs)
@@ -61,11 +61,11 @@ class ForwardPass(Generic[Output]):
         return output
 
     def evaluating(self, weights: Weights) -> AbstractContextManager[None]:
-        """Within it passes use ``weights`` (see :func:`common.evaluation.model_weights.evaluating`)."""
+        """Return a context in which passes use ``weights`` (:func:`common.evaluation.model_weights.evaluating`)."""
         return evaluating(self.model, weights)
 
     def __call__(self, batch: Mapping[str, Tensor] | None = None) -> Output:
-        """Run on ``batch``, or on what the inputs hold; the output is valid until the next pass."""
+        """Run on ``batch``, or on the current inputs. The output is valid until the next pass."""
         if batch is not None:
             torch._foreach_copy_(list(self.inputs.values()), [batch[name] for name in self.inputs], non_blocking=True)
         if self._recorded is None:
@@ -75,7 +75,7 @@ class ForwardPass(Generic[Output]):
         return output
 
     def close(self) -> None:
-        """Free the graph."""
+        """Release the graph."""
         if self._recorded is not None:
             self._recorded[0].reset()
             self._recorded = None

@@ -1,7 +1,7 @@
-"""Values on their way to another process: copied once, into memory that both processes then see.
+"""Transfer of Python objects to another process through shared memory, with a single copy.
 
-Arrays go there as they are, outside the pickle. That takes as long as a copy does; through a pipe several copies would
-be made, and whoever predicts held up until the other process has read all of it.
+Arrays are stored outside the pickle, so the receiver uses them without copying. A pipe would need several copies, and
+would block the sender until the other process has read everything.
 """
 
 from __future__ import annotations
@@ -13,28 +13,32 @@ from collections.abc import Sequence
 from typing import Any
 
 ALIGNMENT = 64
-"""Bytes at a multiple of which every part begins."""
+"""Alignment of each part in bytes."""
 
 
 def pack(content: object) -> tuple[int, list[int]]:
-    """Copy ``content``, which pickles, into memory without a name, which is freed when nobody has it any more.
+    """Copy the picklable ``content`` into anonymous shared memory, which is freed with its last descriptor and mapping.
 
     Returns:
-        its file descriptor, to be closed, and the bytes of each part in it.
+        file descriptor of the memory, which the caller must close, and the size of each part in bytes.
     """
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(content, protocol=5, buffer_callback=buffers.append)
     parts = [memoryview(head), *(buffer.raw() for buffer in buffers)]
     descriptor = os.memfd_create("handed over")
-    for part, start in zip(parts, _starts([len(part) for part in parts]), strict=False):
-        written = 0
-        while written < len(part):  # one call writes 2 GiB at most
-            written += os.pwrite(descriptor, part[written:], start + written)
+    try:
+        for part, start in zip(parts, _starts([len(part) for part in parts]), strict=False):
+            written = 0
+            while written < len(part):  # one call writes 2 GiB at most
+                written += os.pwrite(descriptor, part[written:], start + written)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor, [len(part) for part in parts]
 
 
 def unpack(descriptor: int, sizes: Sequence[int]) -> Any:
-    """What :func:`pack` put there, whose arrays stay where they are and may be written to."""
+    """Return the object that :func:`pack` stored. Its arrays are writable, private views of the memory."""
     starts = _starts(sizes)
     os.ftruncate(descriptor, starts[-1])
     memory = memoryview(mmap.mmap(descriptor, starts[-1], mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
@@ -43,7 +47,7 @@ def unpack(descriptor: int, sizes: Sequence[int]) -> Any:
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
-    """Where each part begins, and where the last one ends."""
+    """Return the offset of each part, and the end of the last one."""
     starts = [0]
     for size in sizes:
         starts.append(-(-(starts[-1] + size) // ALIGNMENT) * ALIGNMENT)

@@ -1,4 +1,4 @@
-"""Evaluation in line with the training: the training ranks stop and predict, and rank 0 scores."""
+"""Inline evaluation: the training ranks stop training and predict, and rank 0 scores."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from common.distributed.faults import PeerFailed
 from common.distributed.layout import Layout
 
 LONGEST_SCORING = timedelta(hours=24)
-"""For the other ranks to wait: rank 0 is watched for its progress."""
+"""Time limit of the other ranks' wait for a score. Rank 0's progress is supervised separately."""
 
 
 class InlineEvaluation:
-    """Runs an Evaluation on the training ranks at the moment it is submitted.
+    """Runs an Evaluation on the training ranks during :meth:`submit`.
 
-    Rank 0 of the layout scores and tells the others through the job's store, so that nothing waits for a device.
+    Rank 0 of the layout scores and sends the metrics through the job's store, without device communication.
 
     Args:
         evaluation: the workload's evaluation, over ``layout``.
-        layout: the ranks that evaluate.
-        first_rank: the rank in the job of the layout's rank 0.
+        layout: ranks that evaluate.
+        first_rank: rank in the job of the layout's rank 0.
     """
 
     later = elsewhere = offline = interrupted = False
@@ -35,19 +35,19 @@ class InlineEvaluation:
         self._scores: list[Score] = []
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
-        """Run on synthetic data before ``run_start``."""
+        """Warm up on synthetic data, before ``run_start``."""
         self._evaluation.warm_up()
         if self._layout.rank == 0:
             self._evaluation.scorer.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Open the evaluation data, and the ground truth where it is scored; after ``run_start``."""
+        """Open the evaluation data and, on rank 0, the ground truth; after ``run_start``."""
         self._evaluation.open_data(root)
         if self._layout.rank == 0:
             self._evaluation.scorer.open_data(root)
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Evaluate the weights, which have seen ``samples`` training samples; collective.
+        """Evaluate weights that have seen ``samples`` training samples. Collective.
 
         Raises:
             PeerFailed: rank 0 could not score.
@@ -58,7 +58,7 @@ class InlineEvaluation:
         self._scores.append(Score(samples, values, time.time_ns() // 1_000_000, seconds, seconds))
 
     def _score(self, predictions: Predictions | None) -> dict[str, float]:
-        """The metrics, which rank 0 computes; it tells of a failure too, since the others would wait for its word."""
+        """Return the metrics, which rank 0 computes. If it fails, it sends an empty text, so that no rank waits."""
         told = ""
         try:
             if self._layout.rank == 0:
@@ -72,19 +72,19 @@ class InlineEvaluation:
         return values
 
     def poll(self) -> list[Score]:
-        """The scores that have become known since the last poll, oldest first."""
+        """Return the scores since the last poll, oldest first."""
         scores, self._scores = self._scores, []
         return scores
 
     def trained(self, point: Point) -> None:
-        """Known already."""
+        """Do nothing: this mode does not need the point."""
 
     def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
-        """Yield what no poll has returned; nothing is ever outstanding in line."""
+        """Yield the scores that no poll has returned; none is ever pending."""
         yield from self.poll()
 
     def dismiss(self, stopped_at: int) -> None:
-        """Nobody else evaluates: nothing to do."""
+        """Do nothing: there are no evaluation ranks."""
 
     def close(self) -> None:
         """Close the evaluation data."""

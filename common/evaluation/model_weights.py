@@ -1,4 +1,4 @@
-"""A network with the weights that are evaluated, which may be the one in training."""
+"""Context that gives a network, possibly the one in training, the weights to evaluate."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from common.nn.frozen import frozen_names
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module, weights: Weights | None = None) -> Iterator[None]:
-    """``model`` in evaluation mode, without gradients and with ``weights``; afterwards as it was.
+    """Set ``model`` to evaluation mode, without gradients and with ``weights``; restore it afterwards.
 
-    Weights that are the memory of the network's own are used where they lie. Others are copied into it, and what they
-    replaced is put back bit for bit, after an error too: graphs of the network keep their addresses, and training goes
-    on as if nothing had been evaluated.
+    Weights that share memory with the network are used directly. Others are copied into the network's tensors, so
+    that graphs stay valid, and the old values are restored bit for bit, even after an error.
 
     Args:
-        model: the network.
-        weights: each of its parameters, but for frozen ones, which may be missing, and any of its buffers; None for
-            what it holds.
+        weights: all parameters (frozen ones are optional) and any of the buffers; None for the current values.
 
     Raises:
-        KeyError: the weights lack a parameter, or have a tensor that the network has not.
+        KeyError: the weights lack a parameter, or have a tensor that the network does not have.
     """
     foreign = [] if weights is None else _foreign(model, weights)
     training = model.training
@@ -40,7 +37,7 @@ def evaluating(model: nn.Module, weights: Weights | None = None) -> Iterator[Non
 
 @contextlib.contextmanager
 def _replaced(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """The first of each pair holds the values of the second."""
+    """Set the first tensor of each pair to the values of the second; restore the old values afterwards."""
     if not pairs:
         yield
         return
@@ -54,7 +51,7 @@ def _replaced(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 
 def _foreign(model: nn.Module, weights: Weights) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of ``model`` with those of ``weights`` that are to replace them, where these lie elsewhere."""
+    """Return pairs of tensors of ``model`` and of ``weights`` that do not share memory."""
     parameters = dict(model.named_parameters())
     own: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
     names = (parameters.keys() - frozen_names(model)) | weights.tensors.keys()

@@ -1,8 +1,7 @@
-"""Evaluation of checkpoints, apart from the training: they queue on the disk, and training goes on.
+"""Offline evaluation: checkpoints are queued on disk and scored separately, while training continues.
 
-Where the job has evaluation ranks, these score meanwhile; else the training ranks do once training has ended, or
-``mlperf-suite score`` does when the run is over. In which order, and which of them, says
-:func:`common.evaluation.checkpoint_queue.next_to_score`.
+The job's evaluation ranks score them during training. Without such ranks, the training ranks score after training, or
+``mlperf-suite score`` after the run. :func:`common.evaluation.checkpoint_queue.next_to_score` selects them.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from common.evaluation.checkpoint_scoring import CheckpointScoring
 from common.evaluation.checkpoint_writer import CheckpointWriter
 
 SIGNAL_SECONDS = 0.5
-"""How often a wait for scores asks whether a signal came."""
+"""Interval at which a wait for scores checks for signals, in seconds."""
 
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """What a queue of checkpoints is made of.
+    """Properties of the run that its checkpoint queue needs.
 
     Attributes:
-        folder: of the run.
-        described: what another process needs to score the checkpoints, in JSON's values.
-        resumed_step: that the run continues from; None for a run from the beginning.
+        folder: folder of the run.
+        described: JSON values that another process needs to score the checkpoints.
+        resumed_step: step from which the run continues; None for a new run.
         tell: prints a line for the user.
     """
 
@@ -53,17 +52,16 @@ class OfflineRun:
 
 
 class OfflineEvaluation:
-    """Writes a checkpoint of the evaluated weights at every evaluation point, and has checkpoints scored.
+    """Writes a checkpoint of the evaluated weights at every evaluation point, and collects the scores of checkpoints.
 
-    Rank 0 writes, and alone knows scores. A score's time, which counts for ``run_stop``, is the checkpoint's: when the
-    last of its weights was updated.
+    Rank 0 writes, and only rank 0 receives scores. The time of a score, which counts for ``run_stop``, is that of the
+    last weight update before the checkpoint.
 
     Args:
-        config: who scores, and from which checkpoint on.
-        reached: whether the metrics of a checkpoint meet the targets.
-        workload: what is trained; it is asked for an evaluation only where the training ranks score.
-        layout: of the training ranks.
-        run: the run.
+        config: which ranks or command score, and the first checkpoint to score.
+        reached: returns whether the metrics of a checkpoint meet the targets.
+        workload: trained workload; it builds an evaluation only if the training ranks score.
+        layout: layout of the training ranks.
     """
 
     later = elsewhere = offline = True
@@ -95,11 +93,11 @@ class OfflineEvaluation:
 
     @property
     def complete(self) -> bool:
-        """Whether training has ended and all of its checkpoints are on the disk, as rank 0 knows."""
+        """Whether training has ended and all of its checkpoints are on disk. Valid on rank 0."""
         return self._queue.complete
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
-        """Begin the queue, make the memory that the weights are written from, and connect to the evaluation ranks."""
+        """Create the queue and the buffers of the weights, and connect to the evaluation ranks."""
         tensors = self._whole(weights())
         token = job_store.from_rank_0("offline", secrets.token_hex(8))
         if self._layout.rank:
@@ -115,16 +113,16 @@ class OfflineEvaluation:
         self._known = [self._score(number, score) for number, score in sorted(self._queue.scores.items())]
 
     def open_data(self, root: Path) -> None:
-        """Whoever scores opens them."""
+        """Store ``root``. The ranks that score open the data later."""
         self._root = root
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Have the weights written; collective.
+        """Submit the weights to the writer. Collective.
 
-        Waits for nothing, unless ``evaluation.buffers`` checkpoints wait for the disk: then for one of them.
+        Waits only if all ``evaluation.buffers`` host buffers are waiting for the disk, until one is free.
 
         Raises:
-            CheckpointError: an earlier one could not be written.
+            CheckpointError: an earlier checkpoint could not be written.
         """
         tensors = self._whole(weights)
         if self._writer is None:
@@ -139,21 +137,21 @@ class OfflineEvaluation:
             )
 
     def trained(self, point: Point) -> None:
-        """The weights of the next checkpoint are known to be done: now it can be named."""
+        """Name the next checkpoint, now that the training of its weights is finished."""
         if self._layout.rank == 0:
             self._points.append(point if point.time_ms else replace(point, time_ms=time_ns() // 1_000_000))
             self._publish(wait=False)
 
     def wait_for_disk(self) -> None:
-        """Complete the queue of the checkpoints whose points are known: a run that goes on from here writes no others.
+        """Wait until all checkpoints with known points are in the queue; a resumed run does not write them again.
 
         Raises:
-            CheckpointError: one could not be written.
+            CheckpointError: a checkpoint could not be written.
         """
         self._publish(wait=True)
 
     def poll(self) -> list[Score]:
-        """The scores that have come; on ranks other than 0 none ever.
+        """Return the scores that have arrived; always empty on ranks other than 0.
 
         Raises:
             CheckpointError: a checkpoint could not be written.
@@ -167,13 +165,13 @@ class OfflineEvaluation:
         return known
 
     def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
-        """Complete the queue, and yield scores until the first passing checkpoint is known, or none is left.
+        """Complete the queue, and yield scores until the first passing checkpoint is known or no checkpoint is left.
 
-        Where ``mlperf-suite score`` is to score, none. Collective; only rank 0 is given any.
+        Yields only already known scores if ``mlperf-suite score`` is to score. Collective; yields on rank 0 only.
 
         Raises:
-            Interrupted: a signal asked to stop; the queue is complete and can be scored on.
-            CheckpointError: a checkpoint could not be written, or is gone.
+            Interrupted: a signal asked to stop; the queue is complete, and scoring can continue later.
+            CheckpointError: a checkpoint could not be written, or is missing.
             RuntimeError: an evaluation rank is gone.
         """
         self._publish(wait=True)
@@ -186,14 +184,14 @@ class OfflineEvaluation:
             yield from self._scored(self._scoring, stopping)
 
     def dismiss(self, stopped_at: int) -> None:
-        """Tell the evaluation ranks that nothing more comes, and wait until they have left."""
+        """Send the evaluation ranks the end of the run, and wait until they have left."""
         if self._orders is not None and self._reports is not None:
             self._orders.send(stopped_at=stopped_at)
             self._orders.end()
             self._reports.wait_for_end()
 
     def close(self) -> None:
-        """Complete what is on its way to the disk; a failure to do so has been told, or comes too late to matter."""
+        """Finish pending writes. Errors are ignored: they were reported before, or the run has already ended."""
         if self._scoring is not None:
             self._scoring.close()
         if self._writer is not None:
@@ -201,11 +199,11 @@ class OfflineEvaluation:
             self._orders = None
             with contextlib.suppress(CheckpointError):
                 self._publish(wait=False)
-            for partial in self._files:  # of weights whose step was not known to be done
+            for partial in self._files:  # their training steps were not known to be finished
                 partial.unlink(missing_ok=True)
 
     def _whole(self, weights: Weights) -> dict[str, Tensor]:
-        """The weights with whole tensors in place of parts; collective over ``tp``."""
+        """Return the weights without sharding over ``tp``, and without padding. Collective over ``tp``."""
         tp_ranks, splits, device = self._layout.group("tp"), self._workload.tensor_splits(), self._layout.device
         if tp_ranks is None:
             return without_padding(weights.tensors, splits)
@@ -213,7 +211,7 @@ class OfflineEvaluation:
         return tensors
 
     def _publish(self, wait: bool) -> None:
-        """Add the checkpoints to the queue that are complete and whose point is known."""
+        """Add the checkpoints that are complete and have a known point to the queue; ``wait``: first complete all."""
         if self._writer is None:
             return
         self._files.extend(self._writer.collect(wait))
@@ -225,7 +223,7 @@ class OfflineEvaluation:
                 self._orders.send(checkpoint=asdict(checkpoint), values=None)
 
     def _reported(self, stopping: Callable[[], bool]) -> Iterator[Score]:
-        """The scores of the evaluation ranks."""
+        """Yield the scores from the evaluation ranks."""
         if self._orders is None or self._reports is None:
             return
         self._orders.send(complete=True)
@@ -247,7 +245,7 @@ class OfflineEvaluation:
         self.interrupted = self.interrupted or "interrupted" in content
 
     def _scored(self, scoring: CheckpointScoring, stopping: Callable[[], bool]) -> Iterator[Score]:
-        """The scores of the training ranks' own evaluation, which is built now."""
+        """Build the evaluation on the training ranks and yield its scores."""
         scoring.prepare()
         scoring.open_data(self._root)
 
@@ -263,20 +261,20 @@ class OfflineEvaluation:
 
 
 def score_of(checkpoint: Checkpoint, score: CheckpointScore, waited_seconds: float = 0.0) -> Score:
-    """A checkpoint's score as the contract has it; ``waited_seconds``: that training stood still for it."""
+    """Return the score of a checkpoint for the contract; ``waited_seconds``: time that training stood still for it."""
     point, between = checkpoint.point, (score.began_ms, score.ended_ms)
     assert point.time_ms is not None, "a checkpoint has a time"
     return Score(point.samples, score.values, point.time_ms, score.seconds, waited_seconds, point, between)
 
 
 class OrderedCheckpoints:
-    """What an evaluation rank 0 knows of the queue: the checkpoints that training rank 0 has sent word of.
+    """Checkpoints to score, as rank 0 of the evaluation ranks receives them from training rank 0.
 
     Args:
-        token: of the run, as training rank 0 tells it.
-        config: from which checkpoint on scoring begins.
-        reached: whether the metrics of a checkpoint meet the targets.
-        signalled: whether a signal asks this rank to stop, which it passes on.
+        token: random name of the run's messages, from training rank 0.
+        config: states the first checkpoint to score.
+        reached: returns whether the metrics of a checkpoint meet the targets.
+        signalled: returns whether a signal asks this rank to stop; training rank 0 is informed.
     """
 
     def __init__(
@@ -295,7 +293,7 @@ class OrderedCheckpoints:
         self.stopped_at: int | None = None
 
     def next(self) -> Checkpoint | None:
-        """Wait for the next checkpoint that is to be scored; None once training rank 0 says that nothing more comes.
+        """Wait for the next checkpoint to score; None once training rank 0 has sent the end of the run.
 
         Raises:
             RuntimeError: training rank 0 is gone.
@@ -323,7 +321,7 @@ class OrderedCheckpoints:
         self._reports.send(number=checkpoint.point.number, score=asdict(score))
 
     def end(self) -> None:
-        """Say that no more scores come."""
+        """Send the message that no more scores follow."""
         self._reports.end()
 
     def _take(self, letter: Letter) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation on ranks of its own, as the training ranks see it: weights go out, scores come in, training goes on."""
+"""Evaluation on separate ranks, seen from the training ranks: send weights, receive scores, continue training."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from common.distributed.weights import Template, Transfer, WeightSender
 
 
 class RankedEvaluation:
-    """Has the weights of the training ranks evaluated by the job's evaluation ranks.
+    """Sends the weights of the training ranks to the job's evaluation ranks and receives the scores.
 
-    The scores come to training rank 0 alone, in the order of submission. The time of a score, which counts for
-    ``run_stop``, is when it arrives there. An evaluation rank knows it a message earlier, and the rules would let that
-    moment count, but it is on another machine's clock.
+    Only training rank 0 receives scores, in the order of submission. The time of a score, which counts for
+    ``run_stop``, is its arrival there. The rules allow the earlier time at the evaluation rank, but that machine has
+    another clock.
 
     Args:
-        layout: of the training ranks.
+        layout: layout of the training ranks.
         senders: see :func:`common.distributed.weights.senders_for`.
-        evaluation_ranks: ranks that evaluate.
-        splits: of the weights that the ranks of ``tp`` hold together. They are sent whole, so that the evaluation ranks
-            may have a ``tp`` of their own.
+        evaluation_ranks: number of ranks that evaluate.
+        splits: how weights are sharded over ``tp``. They are sent whole, for evaluation ranks with another ``tp``.
     """
 
     later = elsewhere = True
@@ -50,7 +49,7 @@ class RankedEvaluation:
         self.interrupted = False
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
-        """Tell the evaluation ranks what the weights look like, and connect to them."""
+        """Send the names and shapes of the weights to the evaluation ranks, and connect to them."""
         tensors = self._whole(weights())
         template = Template.of(tensors, self._transfer.senders)
         job_store.from_rank_0("weights", template.encode())
@@ -60,10 +59,10 @@ class RankedEvaluation:
             self._score_receiver = ScoreReceiver(self._transfer.token)
 
     def open_data(self, root: Path) -> None:
-        """The evaluation ranks open the evaluation data."""
+        """Do nothing: the evaluation ranks open the data."""
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Publish the weights; waits for nothing but the end of the transfer before. Collective.
+        """Send the weights. Waits only for the end of the previous transfer. Collective.
 
         Raises:
             RuntimeError: an evaluation rank is gone.
@@ -76,7 +75,7 @@ class RankedEvaluation:
         self._waited.append((samples, time.perf_counter() - began))
 
     def poll(self) -> list[Score]:
-        """The scores that have come since the last poll; on ranks other than 0 none ever.
+        """Return the scores that have arrived since the last poll; always empty on ranks other than 0.
 
         Raises:
             RuntimeError: an evaluation rank is gone.
@@ -87,10 +86,10 @@ class RankedEvaluation:
         return [score for message in messages if (score := self._score(message)) is not None]
 
     def trained(self, point: Point) -> None:
-        """The weights travel without it."""
+        """Do nothing: the weights are sent without the point."""
 
     def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
-        """Yield the scores as they come until none is outstanding; on ranks other than 0 nothing.
+        """Yield the scores as they arrive until none is pending; nothing on ranks other than 0.
 
         Raises:
             RuntimeError: an evaluation rank is gone.
@@ -105,17 +104,17 @@ class RankedEvaluation:
                 yield score
 
     def dismiss(self, stopped_at: int) -> None:
-        """Tell the evaluation ranks that nothing more comes, and wait until they have left."""
+        """Send the evaluation ranks the end of the run, and wait until they have left."""
         if self._sender is not None:
             self._sender.end(stopped_at)
         if self._score_receiver is not None:
             self._score_receiver.wait_for_end()
 
     def close(self) -> None:
-        """Nothing to release: the threads end when they have no more to do, or with the process."""
+        """Do nothing: the threads end when they have no more to do, or with the process."""
 
     def _whole(self, weights: Weights) -> dict[str, Tensor]:
-        """The weights with whole tensors in place of parts; collective over ``tp``."""
+        """Return the weights without sharding over ``tp``, and without padding. Collective over ``tp``."""
         if self._tp_ranks is None:
             return without_padding(weights.tensors, self._splits)
         device = self._layout.device
@@ -123,7 +122,7 @@ class RankedEvaluation:
         return tensors
 
     def _score(self, message: ScoreMessage) -> Score | None:
-        """The score that a message is; None where it only says that a signal asked the evaluation ranks to stop."""
+        """Return the score in a message; None if it only reports that a signal asked the evaluation ranks to stop."""
         if message.values is None:
             self.interrupted = True
             return None
@@ -135,13 +134,13 @@ class RankedEvaluation:
 
 @dataclass(frozen=True)
 class ScoreMessage:
-    """What evaluation rank 0 says of one evaluation: its score, or before it that a signal asked for a stop.
+    """Message of evaluation rank 0 on one evaluation: its score, or the earlier notice that a signal asked to stop.
 
     Attributes:
         samples: training samples that the weights had seen.
-        values: of the metrics; None where a signal asked for a stop, and the score is still to come.
-        seconds: that it took, the transfer of the weights included.
-        time_ms: of its arrival, milliseconds since the epoch.
+        values: metric name to value; None for the notice of a signal, which the score still follows.
+        seconds: duration of the evaluation, including the transfer of the weights.
+        time_ms: time of arrival, milliseconds since 1970.
     """
 
     samples: int
@@ -151,17 +150,17 @@ class ScoreMessage:
 
 
 class ScoreReceiver:
-    """What the evaluation ranks report, received in a thread on training rank 0."""
+    """Receives the messages of evaluation rank 0 on training rank 0, in a thread."""
 
     def __init__(self, token: str) -> None:
         self._letters = LetterReceiver(f"scores/{token}")
 
     def collect(self) -> list[ScoreMessage]:
-        """What has come; waits for nothing."""
+        """Return the messages that have arrived; does not wait."""
         return [ScoreMessage(**letter.content, time_ms=letter.time_ms) for letter in self._letters.collect()]
 
     def next(self) -> ScoreMessage:
-        """Wait for the next one.
+        """Wait for the next message.
 
         Raises:
             RuntimeError: the evaluation rank is gone.
@@ -171,18 +170,18 @@ class ScoreReceiver:
         return ScoreMessage(**letter.content, time_ms=letter.time_ms)
 
     def wait_for_end(self) -> None:
-        """Wait until the evaluation ranks have said that they report nothing more, or are gone."""
+        """Wait until the evaluation ranks have sent their end, or are gone."""
         self._letters.wait_for_end()
 
 
 class ScoreSender:
-    """Reports scores from evaluation rank 0 to training rank 0."""
+    """Sends scores from evaluation rank 0 to training rank 0."""
 
     def __init__(self, token: str) -> None:
         self._letters = LetterSender(f"scores/{token}")
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
-        """Send what a :class:`ScoreMessage` holds.
+        """Send the content of a :class:`ScoreMessage`.
 
         Raises:
             RuntimeError: training rank 0 is gone.
@@ -190,5 +189,5 @@ class ScoreSender:
         self._letters.send(samples=samples, values=values, seconds=seconds)
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Send the message that no more scores follow."""
         self._letters.end()

@@ -1,6 +1,6 @@
-"""What the scorer's process runs: ``python -m common.evaluation.scorer_main DESCRIPTOR PARENT``.
+"""Program of the scorer process: ``python -m common.evaluation.scorer_main DESCRIPTOR PARENT``.
 
-It does what the other end of the connection asks for, one after the other, and ends when that end is gone.
+It handles the requests of the connection in order, and ends when the other end is closed.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until there is nobody to serve; returns the exit code.
+    """Serve requests until the connection closes; return the exit code.
 
     Args:
-        argv: the descriptor of the connection, and the id of the process that has its other end.
+        argv: file descriptor of the connection, and id of the parent process, which has the other end.
     """
     descriptor, parent = map(int, argv)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also while it scores, and looks at nothing else
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # ends this process with its parent, even while it scores
     if os.getppid() != parent:
         return 1
-    # Schedulers signal all processes of a job. What was begun is scored: rank 0 waits for it, and then ends this.
+    # Schedulers signal all processes of a job. Rank 0 still waits for pending scores, and then ends this process.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     connection = Connection(descriptor)
     try:
         cpus, threads = connection.recv()
     except (EOFError, ConnectionError):
-        return 0  # rank 0 wants nothing, or is gone
+        return 0  # rank 0 closed the connection, or is gone
     os.sched_setaffinity(0, cpus)
-    # Not before the process has its cores: libraries start threads when they are imported.
+    # Import only after the CPUs are set: libraries start threads when they are imported.
     from common.evaluation.scorer_service import serve
 
     serve(connection, threads)

@@ -1,8 +1,7 @@
-"""A process of rank 0's that scores, as rank 0 sees it: what it owes, what it answers, and what ends it.
+"""Rank 0's side of the scorer process: requests, pending answers, timeouts and errors.
 
-It is started before rank 0 has joined a process group or touched a GPU, since a process that has done so had better not
-fork, and it never sees a GPU. After Ctrl-C or a signal to the whole job it goes on; it ends when rank 0 says so or is
-gone.
+The process must start before rank 0 joins a process group or uses a GPU, because forking is unsafe after that. It
+never uses a GPU. It ignores Ctrl-C and signals to the whole job, and ends when rank 0 ends it or is gone.
 """
 
 from __future__ import annotations
@@ -30,31 +29,31 @@ from common.evaluation.scorer_service import Answer, Begin, Failed, Judge, Judge
 
 STARTING_SECONDS = 20 * 60.0
 OPENING_SECONDS = 30 * 60.0
-"""Longest that importing the scorer, and loading the ground truth, may take where ``timeout_seconds`` is less."""
+"""Lower bounds, in seconds, of the time limits for importing the scorer and for loading the ground truth."""
 LOOK_SECONDS = 1.0
-"""Between two looks at a process that is waited for."""
+"""Interval between two checks of a process that rank 0 waits for, in seconds."""
 LONGEST_LOOK_SECONDS = 5.0
-"""Of the time since the last look that counts as waited: for the rest rank 0 was elsewhere, or stopped itself."""
+"""Largest part of the time between two checks that counts as waiting, in seconds: rank 0 may have been stopped."""
 ENDING_SECONDS = 10.0
 
 
 @dataclass
 class _Owed:
-    """An answer that is awaited: of what, for how long at most, in seconds."""
+    """A pending answer: a description of its request, and the time limit in seconds."""
 
     what: str
     limit: float
 
 
 class ScorerProcess:
-    """The scorer's process; a context manager, whose end is the end of the process.
+    """The scorer process, as a context manager that ends the process.
 
     Args:
-        threads: with which it scores.
-        timeout_seconds: longest time for one evaluation; 0 or less for any.
+        threads: number of threads for scoring.
+        timeout_seconds: longest time for one evaluation; 0 or less for no limit.
 
     Raises:
-        ConfigError: this is not Linux.
+        ConfigError: the system is not Linux.
     """
 
     def __init__(self, threads: int, timeout_seconds: float) -> None:
@@ -78,12 +77,12 @@ class ScorerProcess:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """Process id."""
         return self._process.pid
 
     @property
     def owes(self) -> int:
-        """Answers that are awaited."""
+        """Number of pending answers."""
         return len(self._owed)
 
     def __enter__(self) -> ScorerProcess:
@@ -93,21 +92,21 @@ class ScorerProcess:
         self.close()
 
     def keep_to(self, cpus: Collection[int]) -> None:
-        """Let it run on these CPUs, and import what it needs; the first call of all."""
+        """Let the process start its imports, on these CPUs only. Must be the first call."""
         self._send((frozenset(cpus), self._threads), "its start")
 
     def begin(self, scorer: Scorer) -> None:
-        """Hand it the scorer; does not wait."""
+        """Send the scorer to the process; does not wait."""
         self._ask(Begin(pickle.dumps(scorer)), "its start", STARTING_SECONDS)
 
     def open_data(self, root: Path) -> None:
-        """Have the ground truth under ``root`` loaded; does not wait."""
+        """Request loading of the ground truth under ``root``; does not wait."""
         self._ask(Open(root), "loading the ground truth", OPENING_SECONDS)
 
     def submit(self, predictions: Predictions, samples: int) -> None:
-        """Have the predictions scored, of weights that have seen ``samples`` training samples.
+        """Request a score for predictions of weights that have seen ``samples`` training samples.
 
-        Waits until they are copied; whoever calls may change them afterwards.
+        Waits until the predictions are copied; the caller may change them afterwards.
         """
         descriptor, sizes = pack(predictions)
         what = f"scoring the evaluation after {samples} samples"
@@ -120,12 +119,12 @@ class ScorerProcess:
             os.close(descriptor)
 
     def poll(self) -> Judged | None:
-        """The next score if it has come; waits for nothing. One at a time, so that no failure takes one with it.
+        """Return the next score if it has arrived, else None; does not wait.
 
         Raises:
-            RankFailure: the process has ended, or owes an answer for too long.
-            SuiteError: as it was raised there.
-            RuntimeError: anything else was; the message has the traceback.
+            RankFailure: the process has ended, or an answer is overdue.
+            SuiteError: the scorer raised it.
+            RuntimeError: the scorer raised another error; the message contains its traceback.
         """
         while self._owed and (answer := self._next(wait=False)) is not None:
             if isinstance(answer, Judged):
@@ -133,12 +132,12 @@ class ScorerProcess:
         return None
 
     def wait(self) -> Judged | None:
-        """Wait for the next answer, and return it if it is a score; raises as :meth:`poll` does."""
+        """Wait for the next answer, and return it if it is a score. Raises as :meth:`poll`."""
         answer = self._next(wait=True)
         return answer if isinstance(answer, Judged) else None
 
     def close(self) -> None:
-        """End the process, whatever it does; a second call changes nothing."""
+        """End the process, even while it works; further calls do nothing."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -156,7 +155,7 @@ class ScorerProcess:
             raise self._ended(what) from error
 
     def _next(self, wait: bool) -> Answer | None:
-        """The answer that is owed first; None if it has not come, and nobody waits."""
+        """Return the answer to the oldest request; None if it has not arrived and ``wait`` is False."""
         owed = self._owed[0]
         try:
             while not self._connection.poll(LOOK_SECONDS if wait else 0.0):
@@ -175,7 +174,7 @@ class ScorerProcess:
         return answer
 
     def _count_wait(self, owed: _Owed) -> None:
-        """Note how long ``owed`` has been waited for."""
+        """Add the time since the last check to the waiting time of ``owed``, and raise RankFailure above its limit."""
         now = time.monotonic()
         self._waited += min(now - self._looked, LONGEST_LOOK_SECONDS)
         self._looked = now
@@ -186,7 +185,7 @@ class ScorerProcess:
             )
 
     def _ended(self, what: str) -> RankFailure:
-        """The error for a process that has ended by itself."""
+        """Return the error for a process that has ended by itself."""
         try:
             code = self._process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
@@ -199,7 +198,7 @@ class ScorerProcess:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """No GPU, and threads that sleep while they wait: the cores are those of rank 0."""
+    """Return the environment of the process: no GPU, and idle threads sleep, because rank 0 needs the cores."""
     own = {
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": str(threads),

@@ -1,4 +1,4 @@
-"""The two sides' messages, and the scorer's side of them: what is asked for is done in order, with one answer each."""
+"""Messages between rank 0 and the scorer process, and the scorer's request loop: one answer per request, in order."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from common.evaluation.hand_over import unpack
 
 @dataclass(frozen=True)
 class Begin:
-    """Have this scorer.
+    """Request to load and warm up the scorer.
 
     Attributes:
-        scorer: pickled apart, so that a module which cannot be imported is this request's failure.
+        scorer: pickled separately, so that an import error becomes the answer to this request.
     """
 
     scorer: bytes
@@ -32,7 +32,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Open:
-    """Load the ground truth.
+    """Request to load the ground truth.
 
     Attributes:
         root: folder of the prepared data.
@@ -43,10 +43,10 @@ class Open:
 
 @dataclass(frozen=True)
 class Judge:
-    """Score the predictions whose descriptor follows.
+    """Request to score predictions, whose file descriptor follows.
 
     Attributes:
-        sizes: see :func:`common.evaluation.hand_over.pack`.
+        sizes: sizes of the parts (:func:`common.evaluation.hand_over.pack`).
     """
 
     sizes: list[int]
@@ -54,17 +54,17 @@ class Judge:
 
 @dataclass(frozen=True)
 class Done:
-    """That was done which has no result."""
+    """Answer to a successful request without a result."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A score.
+    """Answer with a score.
 
     Attributes:
-        values: of the metrics.
-        seconds: that scoring took.
-        time_ms: when the score was known, milliseconds since the epoch.
+        values: metric name to value.
+        seconds: duration of scoring.
+        time_ms: time at which the score was known, milliseconds since 1970.
     """
 
     values: dict[str, float]
@@ -74,11 +74,11 @@ class Judged:
 
 @dataclass(frozen=True)
 class Failed:
-    """It could not be done.
+    """Answer to a failed request.
 
     Attributes:
-        kind: of the suite's own error; None for any other.
-        text: its message; of any other its traceback.
+        kind: class of the error if it is a SuiteError; None for any other error.
+        text: message of a SuiteError; traceback of any other error.
     """
 
     kind: type[SuiteError] | None
@@ -90,7 +90,7 @@ Answer = Done | Judged | Failed
 
 
 def serve(connection: Connection[Any, Any], threads: int) -> None:
-    """Answer requests with so many threads, until the other side is gone."""
+    """Answer requests with ``threads`` threads, until the other side closes the connection."""
     torch.set_num_threads(threads)
     service = _Service()
     while True:
@@ -107,18 +107,18 @@ def serve(connection: Connection[Any, Any], threads: int) -> None:
 
 
 class _Service:
-    """The scorer, once there is one."""
+    """Holds the scorer and handles requests."""
 
     def __init__(self) -> None:
         self._scorer: Scorer | None = None
 
     def answer(self, request: Request, descriptor: int | None) -> Answer:
-        """Do what is asked for; ``descriptor`` is that of the predictions, if there are any."""
+        """Handle a request. ``descriptor`` is the file descriptor of the predictions; None for other requests."""
         try:
             return self._do(request, descriptor)
         except SuiteError as error:
             return Failed(type(error), str(error))
-        except Exception:  # noqa: BLE001 - rank 0 ends with it, whatever it is
+        except Exception:  # noqa: BLE001 - rank 0 raises every error
             return Failed(None, traceback.format_exc())
 
     def _do(self, request: Request, descriptor: int | None) -> Answer:

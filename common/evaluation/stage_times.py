@@ -1,4 +1,4 @@
-"""Seconds that the device spends in the stages of an evaluation, noted without waiting for it."""
+"""Device time of the stages of an evaluation, measured without synchronisation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from common.ops.device_clock import stamp
 
 
 class StageTimes:
-    """Adds up the time between two points of the current stream, stage by stage.
+    """Adds up the time between two points of the current stream, for each stage.
 
     Args:
-        stages: their names.
-        device: whose stream is looked at.
+        stages: names of the stages.
+        device: device whose current stream is measured.
     """
 
     def __init__(self, stages: Sequence[str], device: torch.device | str = "cpu") -> None:
@@ -25,12 +25,12 @@ class StageTimes:
         self._moments = torch.zeros(2, 1, dtype=torch.int64, device=device)
 
     def clear(self) -> None:
-        """Begin an evaluation."""
+        """Reset all times, at the start of an evaluation."""
         self._nanoseconds.zero_()
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """What is queued within counts for ``stage``; stages do not nest.
+        """Measure the work that is queued within the context as ``stage``. Stages must not be nested.
 
         Raises:
             KeyError: there is no such stage.
@@ -42,5 +42,5 @@ class StageTimes:
         self._nanoseconds[place] += (self._moments[1] - self._moments[0]).squeeze()
 
     def seconds(self) -> Tensor:
-        """Of every stage, in their order, float64 on the device."""
+        """Return the seconds of every stage, in the order of the names, as float64 on the device."""
         return self._nanoseconds.double() * 1e-9

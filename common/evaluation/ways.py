@@ -1,4 +1,4 @@
-"""Which way a run evaluates, as its configuration says."""
+"""Choice of the evaluation mode by the configuration."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ def way_to_evaluate(
     scorer: ScorerProcess | None = None,
     offline: OfflineRun | None = None,
 ) -> Evaluations:
-    """The training ranks' side: in line, in the background, by the job's evaluation ranks, or offline.
+    """Return the evaluation mode of the training ranks: inline, background, evaluation ranks or offline.
 
-    Only where the training ranks predict during the training an evaluation is built here.
+    Only inline and background build the workload's evaluation here.
 
     Args:
-        run: the configuration.
-        workload, layout: of the training ranks.
-        scorer: rank 0's process, where it has one.
-        offline: what checkpoints are written for; None where nobody is to write any: then what is scored offline is
-            evaluated in line.
+        workload, layout: workload and layout of the training ranks.
+        scorer: process on rank 0, for background scoring.
+        offline: run that writes checkpoints; None to write none and evaluate offline-scored benchmarks inline.
 
     Raises:
-        ConfigError: a pipeline's weights are to be handed to others.
+        ConfigError: the layout has pipeline parallelism, and the mode sends or writes the weights.
     """
     if layout.size("pp") > 1 and (run.evaluation.ranks or (run.evaluation.offline and offline is not None)):
         raise ConfigError(
@@ -52,5 +50,5 @@ def way_to_evaluate(
 
 
 def weight_senders(run: RunConfig) -> int:
-    """How many of the training ranks of the first node send weights."""
+    """Return how many training ranks of the first node send weights."""
     return senders_for(run.evaluation.ranks, min(run.training_ranks, run.scale.gpus_per_node))

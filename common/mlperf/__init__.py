@@ -1,1 +1,1 @@
-"""Rules, schedules, logs, verdicts, reference convergence points."""
+"""MLPerf rules in code: evaluation schedules, logs, verdicts and reference convergence points (RCPs)."""

@@ -1,4 +1,4 @@
-"""Whether a configuration may run as what it claims to be: the same checks in the launcher and on every rank."""
+"""Checks whether a configuration may run under its division and ruleset, for the launcher and for every rank."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from common.mlperf.schedules import SCHEDULES, Schedule
 
 @dataclass(frozen=True)
 class Admission:
-    """What an admitted configuration runs under.
+    """Ruleset, rules, log entries and evaluation schedule of an admitted configuration.
 
     Attributes:
         ruleset: version of the rules.
-        rules: those of the benchmark in it.
-        hyperparameters: key in the log -> value; also what the ruleset wants to know of precision and parallelism.
-        schedule: the evaluation points.
+        rules: rules of the benchmark in this ruleset.
+        hyperparameters: key in the log -> value, including the disclosures on precision and parallelism.
+        schedule: evaluation points.
     """
 
     ruleset: str
@@ -60,7 +60,7 @@ def admit(run: RunConfig, session: SessionConfig) -> Admission:
 
 
 def _check(run: RunConfig, ruleset: str, logged: dict[str, object], division: Division) -> None:
-    """Check what is logged and, in the closed division, what is fixed beyond it.
+    """Check the logged hyperparameters and, in the closed division, the other fixed values.
 
     Raises:
         ConfigError: naming every key, value and rule that is broken.
@@ -81,14 +81,14 @@ def _check(run: RunConfig, ruleset: str, logged: dict[str, object], division: Di
 
 
 def evaluation_schedule(run: RunConfig, ruleset: str | None = None) -> Schedule:
-    """The evaluation points of a run, by its batch and the options of the benchmark's schedule.
+    """Return the evaluation points of a run, from its global batch and the options of the benchmark's schedule.
 
     Args:
         run: configuration.
-        ruleset: version, where points differ between rulesets; None for the newest.
+        ruleset: version, for benchmarks whose points differ between rulesets; None for the newest.
 
     Raises:
-        ConfigError: the schedule has no such option, an option has another type, or the points are impossible.
+        ConfigError: an option is unknown or has the wrong type, or the evaluation points are impossible.
     """
     name = run.benchmark.name
     given = {**run.declaration.schedule_options, **run.benchmark.schedule}

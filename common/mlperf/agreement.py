@@ -1,4 +1,4 @@
-"""Whether the numbers of a log agree with each other: counts, blocks and evaluations, and sizes of the data sets."""
+"""Consistency of the numbers in a log: counts, blocks and evaluations, and sizes of the data sets."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ COUNTS = (
 """Keys whose values are counts."""
 
 COUNTING_METADATA = ("samples_count", "step_num")
-"""Metadata whose values are counts. Epochs may have fractions."""
+"""Metadata whose values are counts. Epochs are not listed because they may be fractions."""
 
 MOST = 2**53
-"""Larger than any data set; the largest integer that all JSON readers represent exactly."""
+"""Largest accepted count. No data set is as large, and every JSON reader represents this integer exactly."""
 _MAY_BE_ZERO = ("accelerators_per_node", "train_samples")
 
 TRAINING_EVENTS = ("block_start", "block_stop", "epoch_start", "epoch_stop")
 FEW = 2
-"""Evaluations without training before them that are no accident: some programs evaluate again at the end of a run."""
+"""Smallest number of evaluations without training before them that is refused. One may be a final repetition."""
 SURE_AGREEMENTS = 2
-"""Evaluations that must agree with the block before them before a single other one is called a contradiction."""
+"""Evaluations that must agree with the block before them before a single disagreement counts as a contradiction."""
 
 
 def wrong_counts(log: ParsedLog) -> list[Refusal]:
-    """Return values that should be counts and are no possible whole numbers."""
+    """Refuse values that should be counts but are not possible whole numbers."""
     return [found for event in log.events for found in _wrong_counts(event)]
 
 
@@ -55,7 +55,7 @@ def _wrong_counts(event: Event) -> Iterator[Refusal]:
 
 
 def _not_a_count(value: object, lowest: int) -> str | None:
-    """Return why a value is no count; None if it is one."""
+    """Return why a value is not a count; None if it is one."""
     if value is None:
         return "is null, which states nothing"
     if isinstance(value, str):
@@ -70,9 +70,9 @@ def _not_a_count(value: object, lowest: int) -> str | None:
 
 
 def odd_sizes(log: ParsedLog, rules: Rules) -> list[str]:
-    """Return notes on sizes of the data sets that are not the reference's.
+    """Return notes on data-set sizes that differ from the reference.
 
-    MLCommons asks for the keys only. Published logs count samples, whole batches or batches there.
+    MLCommons does not check the values. Published logs count samples, samples in whole batches, or batches.
     """
     batch = log.global_batch
     if not is_number(batch) or batch < 1:
@@ -86,7 +86,7 @@ def odd_sizes(log: ParsedLog, rules: Rules) -> list[str]:
 
 
 def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return contradictions between blocks and evaluations, in a log whose labels are understood."""
+    """Return contradictions between blocks and evaluations. Labels are used only if they can be interpreted."""
     blocks = blocks_of(log, rules)
     found = [*_shifted_evaluations(log, rules)]
     if blocks is not None:
@@ -95,9 +95,9 @@ def disagreeing_progress(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def _gaps(log: ParsedLog, rules: Rules, blocks: Blocks) -> Iterator[Refusal]:
-    """Yield training that is missing between blocks and before the first, and an evaluation after no block."""
+    """Yield refusals for missing training before or between blocks, and for evaluations that are not at block ends."""
     for before, after in pairwise(blocks.blocks):
-        # Overlapping labels are no gap: some programs number the first block from 1 and the others from 0.
+        # Overlapping labels are not a gap: some programs number the first block from 1 and the others from 0.
         if after.start is not None and after.begin - before.end > blocks.tolerance:
             text = (
                 f"line {after.start.line}: the block begins after {after.begin:.10g}, the one before ends after "
@@ -117,9 +117,9 @@ def _gaps(log: ParsedLog, rules: Rules, blocks: Blocks) -> Iterator[Refusal]:
 
 
 def _late_begin(log: ParsedLog, blocks: Blocks) -> Iterator[Refusal]:
-    """Yield a refusal if the first block of the log is not the first of the run."""
+    """Yield a refusal if training is missing before the first block."""
     starts, stops = log.all("block_start"), log.all("block_stop")
-    if not starts or (stops and stops[0].line < starts[0].line):  # some logs have no start of the first block
+    if not starts or (stops and stops[0].line < starts[0].line):  # some logs lack the start of the first block
         return
     first = blocks.blocks[0]
     begin = first.begin
@@ -129,17 +129,17 @@ def _late_begin(log: ParsedLog, blocks: Blocks) -> Iterator[Refusal]:
 
 
 def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
-    """Yield the only evaluation that disagrees with the end of the block before it.
+    """Yield a refusal if exactly one evaluation disagrees with the end of the block before it.
 
-    Only logs whose evaluations and ends of blocks carry the same key are compared. If several evaluations differ from
-    the block before them, the log counts differently or evaluates during the training, and nothing is compared.
+    Only logs whose evaluations and ends of blocks carry the same key are compared. If several evaluations disagree,
+    the log counts differently or evaluates during the training, and is not refused.
     """
     key, before, compared = rules.progress_key, None, []
     for event in () if rules.scored_offline else log.events:
         if event.key == "block_stop" and is_number(event.metadata.get(key)):
             before = event
         elif event.key == "block_start":
-            before = None  # what is evaluated from here on may belong to the new block
+            before = None  # later evaluations may belong to the new block
         elif event.key == rules.quality_key and before is not None:
             evaluation = evaluation_of(event, key)
             if evaluation is not None and math.isfinite(evaluation.progress):
@@ -155,9 +155,9 @@ def _shifted_evaluations(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
 
 
 def _evaluations_without_training(log: ParsedLog, rules: Rules) -> Iterator[Refusal]:
-    """Yield a refusal if training is logged before some evaluations and missing before several others.
+    """Yield a refusal if training is logged before some evaluations but not before several others.
 
-    R-GAT may evaluate again at the end of an epoch, and checkpoints that are scored offline follow all training.
+    R-GAT may evaluate again at the end of an epoch, and offline scoring comes after all training; both are exempt.
     """
     if rules.scored_offline or rules.benchmark == "rgat":
         return
@@ -178,7 +178,7 @@ def _evaluations_without_training(log: ParsedLog, rules: Rules) -> Iterator[Refu
 
 
 def odd_blocks(log: ParsedLog, rules: Rules) -> list[str]:
-    """Return notes on blocks that are nested, not closed or labelled in a way that is not understood."""
+    """Return notes on blocks that are nested, not closed or labelled in an unknown way."""
     notes = []
     unpaired = [start or stop for start, stop in block_pairs(log) if start is None or stop is None]
     lines = [event.line for event in unpaired if event is not None]

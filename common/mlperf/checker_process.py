@@ -1,6 +1,6 @@
-"""MLCommons' compliance and RCP checkers, asked about strangers' logs in a confined process.
+"""Access to MLCommons' compliance and RCP checkers, which read untrusted logs in a sandboxed process.
 
-One process answers all questions within :func:`one_checker_process`; outside of it, each question has its own.
+Within :func:`one_checker_process`, one process answers all requests; outside, each request starts its own process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from common.mlperf.parsed_log import ParsedLog
 from common.untrusted.confined import command, environment
 
 SECONDS = 60.0
-"""For the answer to one question."""
+"""Time limit of one request, in seconds."""
 CPU_SECONDS = 3600
-"""Of all answers of one process."""
+"""CPU time limit of one process, in seconds."""
 _ERRORS = "stderr"
 
 
 class CheckerStopped(SuiteError):
-    """The checker gave no answer: it reached a limit of time or memory, or died."""
+    """The checker gave no answer, because it could not start, reached a time or memory limit, or crashed."""
 
 
 class CheckerProcess:
-    """A process of :mod:`common.mlperf.checker_worker`, started with the first question."""
+    """A process of :mod:`common.mlperf.checker_worker`. The first request starts it."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -40,15 +40,17 @@ class CheckerProcess:
         self._lock = threading.Lock()
 
     def ask(self, task: str, logs: Sequence[ParsedLog] = (), **values: object) -> Any:
-        """The answer of a task of the worker; one thread asks at a time.
+        """Return the worker's answer to one task; only one thread at a time sends a request.
+
+        If a process that was already running fails, the request is repeated once in a new process.
 
         Args:
-            task: name of the task.
-            logs: whose events it is about; only those of the run.
-            values: further, of what the suite knows itself.
+            task: name of the task in the worker.
+            logs: logs whose events are sent to the worker.
+            values: further entries of the request, from trusted sources only.
 
         Raises:
-            CheckerStopped: there is none.
+            CheckerStopped: the worker gave no answer.
         """
         with self._lock:
             known = self._process is not None
@@ -57,7 +59,7 @@ class CheckerProcess:
             except CheckerStopped:
                 if not known:
                     raise
-            return self._ask(task, logs, values)  # what ended it may have been an earlier question, or the machine
+            return self._ask(task, logs, values)  # an earlier request or the machine may be the cause
 
     def _ask(self, task: str, logs: Sequence[ParsedLog], values: Mapping[str, object]) -> Any:
         request = {"task": task, "lines": [len(log.events) for log in logs], **values}
@@ -81,7 +83,7 @@ class CheckerProcess:
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
-        except BaseException:  # an answer that nobody reads would be taken for that to the next question
+        except BaseException:  # an unread answer would be taken for the answer to the next request
             self._end()
             raise
         finally:
@@ -113,7 +115,7 @@ class CheckerProcess:
         return self._process
 
     def _end(self) -> str:
-        """End the process; what it said last on standard error."""
+        """End the process; return the last line of its standard error."""
         process, self._process = self._process, None
         if process is None or self._folder is None:
             return ""
@@ -136,7 +138,7 @@ _current: ContextVar[tuple[int, CheckerProcess] | None] = ContextVar("checker_pr
 
 @contextlib.contextmanager
 def one_checker_process() -> Iterator[CheckerProcess]:
-    """All questions within come from one process; within another such block, from that one's."""
+    """Provide one process for all requests in this context. A nested context reuses the process of the outer one."""
     known = _current.get()
     if known is not None and known[0] == os.getpid():
         yield known[1]

@@ -1,7 +1,7 @@
-"""The process in which MLCommons' compliance and RCP checkers read the events of strangers' logs.
+"""Worker process that runs MLCommons' compliance and RCP checkers on the events of untrusted logs.
 
-Started confined by :mod:`common.mlperf.checker_process`. A request is one line of JSON and as many lines as it says,
-each the JSON object of an event; an answer is one line of JSON.
+:mod:`common.mlperf.checker_process` starts it in a sandbox. A request is one line of JSON, followed by one line for
+each event (its JSON object); the request's ``lines`` counts them per log. An answer is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Logs = Sequence[Sequence[str]]
 
 
 def compliance(request: dict[str, Any], logs: Logs) -> object:
-    """Findings of the compliance checker on one log."""
+    """Return the findings of the compliance checker on one log."""
     from common.mlperf.compliance import check_lines
 
     return [asdict(finding) for finding in check_lines(logs[0], request["usage"], request["ruleset"])]
 
 
 def convergence(request: dict[str, Any], logs: Logs) -> object:
-    """Outcome of the RCP test on the logs of a result."""
+    """Return the outcome of the RCP test on the logs of a result."""
     from common.mlperf.rcp_engine import run_rcp_test
 
     return asdict(run_rcp_test(logs, rules_for(request["benchmark"], request["ruleset"]), request["custom_rcps"]))
 
 
 def reference(request: dict[str, Any], logs: Logs) -> object:
-    """What the RCPs allow at a global batch; None without any."""
+    """Return the reference at a global batch as a dict; None without an RCP."""
     from common.mlperf.rcp_engine import find_reference
 
     found = find_reference(rules_for(request["benchmark"], request["ruleset"]), request["global_batch"])
@@ -49,9 +49,9 @@ TASKS: dict[str, Callable[[dict[str, Any], Logs], object]] = {
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a checker prints is no answer
+    os.dup2(2, 1)  # keep the output of checkers out of the answers
     source = sys.stdin
     while head := source.readline():
         request = json.loads(head)

@@ -1,11 +1,10 @@
-"""mlperf-logging's own compliance checker, run in this process, with its findings as data.
+"""In-process use of mlperf-logging's compliance checker, with its findings as data.
 
-The checker evaluates the expressions of YAML rule files (``training_4.0.0/closed_resnet.yaml`` and so on) on the lines
-of a log. It prints its findings and dies with a traceback on some input; here each finding is an object, and a crash
-is one more finding. Some rules build the name of a further rule file, whose code is executed, from a value of the log:
-only rule files that the package brings are ever read, and :func:`inadmissible` says beforehand which values name none.
-
-A stranger's log comes here in a process of its own only (:mod:`common.mlperf.checker_process`).
+The checker evaluates the expressions of YAML rule files (``training_4.0.0/closed_resnet.yaml`` and so on) on the
+lines of a log. It prints its findings, and crashes on some input; here a crash is also a finding. Some rules build
+the name of another rule file, whose code is executed, from a logged value. We read only rule files of the package,
+and :func:`inadmissible` finds values that name another file. Untrusted logs reach this module only inside the worker
+process of :mod:`common.mlperf.checker_process`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FindingKind = Literal["check", "evaluation", "target", "occurrence", "end", "par
 CHECKER_FOLDER = Path(mlp_compliance.__file__).parent
 _PARSERS = "mlperf_logging.compliance_checker.mlp_parser"
 MESSAGE = 300
-"""Characters of a value or a message that are kept: a log's value may have a million."""
+"""Largest number of characters kept of a value or message, because a logged value may have a million."""
 CRASHES = (
     ArithmeticError,
     AssertionError,
@@ -47,21 +46,21 @@ CRASHES = (
     TypeError,
     ValueError,
 )
-"""What the checker is known to die with on input that it does not expect."""
+"""Exceptions that the checker is known to raise on unexpected input."""
 
 
 RULE_FILES = frozenset(
     str(path.relative_to(CHECKER_FOLDER)) for path in CHECKER_FOLDER.glob("*_*/*.yaml") if path.is_file()
 )
-"""The rule files of the package, relative to the checker's folder: no other is ever read."""
+"""Rule files of the package, relative to the checker's folder. No other file is read."""
 
 _FILE_NAME = re.compile(r"enqueue_config\('([^']*)'(?:\.format\(v\['value'\](\.lower\(\))?\))?\)")
-"""In the code of a rule: how it builds the name of a further rule file, in most cases from the value of a log."""
+"""Pattern of the code with which a rule selects another rule file, usually by a logged value."""
 
 
 def checker_version() -> str:
     """Return the installed version of mlperf-logging."""
-    from importlib.metadata import version  # a tenth of the time that `check` takes for one log
+    from importlib.metadata import version  # slow import: a tenth of the run time of `check` on one log
 
     return version("mlperf-logging")
 
@@ -71,13 +70,13 @@ class Finding:
     """One complaint of the checker.
 
     Attributes:
-        rule_file: rule file, relative to the checker's folder.
+        rule_file: path relative to the checker's folder.
         kind: failed CHECK, CHECK that could not be evaluated, no evaluation at the target, wrong number of
-            occurrences, failed END block, unreadable line, or the checker's own crash.
-        key: key that it is about; empty if none.
-        test: the rule's expression or requirement.
+            occurrences, failed END block, unreadable line, or crash of the checker.
+        key: log key of the complaint; empty if none.
+        test: expression or requirement of the rule.
         value: JSON text of the value that failed; empty if none.
-        position: which of the events it is about, from 0; None if it is about no single one.
+        position: index of the event, from 0; None if the complaint is not about a single event.
     """
 
     rule_file: str
@@ -88,7 +87,7 @@ class Finding:
     position: int | None = None
 
     def sentence(self) -> str:
-        """The complaint in words, with the rule and its file."""
+        """Return the complaint in words, with the rule and its file."""
         rule = f"rule `{self.test}` of {self.rule_file}"
         if self.kind == "check":
             return f"{self.key} = {self.value} breaks {rule}"
@@ -103,14 +102,14 @@ class Finding:
 
 
 class _RecordingChecker(mlp_compliance.ComplianceChecker):
-    """The checker, with its messages kept as findings.
+    """The checker, extended to record its messages as findings.
 
-    As in the original, a later rule file that has a rule for a key takes back earlier complaints about that key.
+    As in the original, a later rule file with a rule for a key withdraws earlier complaints about that key.
     """
 
     def __init__(self, usage: str, ruleset: str) -> None:
         super().__init__(usage, ruleset, quiet=False, werror=False)
-        self.findings: list[tuple[bool, Finding]] = []  # (can be taken back, finding)
+        self.findings: list[tuple[bool, Finding]] = []  # (whether it can be withdrawn, finding)
         self.rule_file = ""
         self._position: int | None = None
         self._said: set[tuple[bool, Finding]] = set()
@@ -124,9 +123,9 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
 
     def put_message(self, msg: str, key: str | None = None) -> None:
         if msg.startswith("Could not find config file"):
-            return  # the checker goes on and dies of it
+            return  # the checker continues, and crashes because of it
         finding = _finding(self.rule_file, msg, key)
-        if (bool(key), finding) not in self._said:  # of equal ones the first
+        if (bool(key), finding) not in self._said:  # keep only the first of equal findings
             self._said.add((bool(key), finding))
             self.findings.append((bool(key), replace(finding, position=self._position)))
         super().put_message(msg[:MESSAGE], key)
@@ -149,7 +148,7 @@ class _RecordingChecker(mlp_compliance.ComplianceChecker):
 
 
 def _finding(rule_file: str, message: str, key: str | None) -> Finding:
-    """Sort a message of the checker by its first words."""
+    """Convert a message of the checker to a finding; its first words determine the kind."""
     if message.startswith("CHECK for"):
         test = _after(message, "failed test: ")
         line = _after(message, "current line[v]=", to_end=True)
@@ -184,7 +183,7 @@ def _json_value(text: str) -> str:
 
 @contextmanager
 def quiet_logging() -> Iterator[None]:
-    """Keep mlperf-logging, which logs through the root logger, from printing and from setting up handlers."""
+    """Prevent mlperf-logging, which uses the root logger, from printing and from adding handlers."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [logging.NullHandler()]
@@ -201,7 +200,7 @@ def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> li
     try:
         with quiet_logging():
             checker.check_loglines(lines, rule_file)
-    except FileNotFoundError as error:  # the ruleset names a benchmark or optimizer that it has no rules for
+    except FileNotFoundError as error:  # the ruleset has no rules for a logged name
         text = f"the ruleset has no rule file {Path(str(error.filename)).name}"
         crash.append(Finding(str(Path(checker.rule_file).parent), "crash", "", text))
     except CRASHES as error:
@@ -213,10 +212,10 @@ def _run(checker: _RecordingChecker, lines: list[LogLine], rule_file: str) -> li
 
 
 def check_lines(texts: Sequence[str], usage: str, ruleset: str) -> list[Finding]:
-    """What the compliance checker has against the events of a log under a ruleset; empty if it passes.
+    """Return the compliance checker's findings on the events of a log under a ruleset; empty if it passes.
 
     Args:
-        texts: the JSON object of each event.
+        texts: JSON object of each event.
         usage: ``training`` or ``hpc``.
         ruleset: version that the checker knows for this usage.
     """
@@ -238,10 +237,10 @@ def check_values(
     division: str = "closed",
     tensors: Sequence[str] = (),
 ) -> list[Finding]:
-    """What a division's rule files of a benchmark have against values, as if each were logged once.
+    """Return the findings of a division's rule files on values, as if each value were logged once.
 
     Args:
-        values: log key to value, in the order in which they are logged.
+        values: log key to value, in the order of logging.
         usage: ``training`` or ``hpc``.
         ruleset: version that the checker knows for this usage.
         log_name: value of ``submission_benchmark``.
@@ -260,14 +259,14 @@ def check_values(
 
 
 def reached_rule_files(events: Iterable[Event], usage: str, ruleset: str) -> tuple[frozenset[str], list[str]]:
-    """Return the rule files that the values of a log select, and why the log must not be shown to the checker.
+    """Return the rule files that a log selects, and reasons why the checker must not read the log.
 
-    The complaints name values that would select a rule file that the package does not have.
+    The reasons name values that would select a rule file that the package does not have.
 
     Args:
-        events: of the whole file, including those after the run.
+        events: events of the whole file, including those after the run.
         usage: ``training`` or ``hpc``.
-        ruleset: that the log is to be checked under.
+        ruleset: version under which the log is checked.
     """
     by_key: dict[str, list[Event]] = {}
     for event in events:
@@ -289,17 +288,17 @@ def reached_rule_files(events: Iterable[Event], usage: str, ruleset: str) -> tup
 
 
 def inadmissible(events: Iterable[Event], usage: str, ruleset: str) -> list[str]:
-    """Return the complaints of :func:`reached_rule_files`."""
+    """Return the reasons of :func:`reached_rule_files`."""
     return reached_rule_files(events, usage, ruleset)[1]
 
 
 def judged_keys(rule_files: Iterable[str]) -> set[str]:
-    """Return the keys that the rules of some files judge; the checker passes over events with any other key."""
+    """Return the keys that the rules of the given files check. The checker ignores events with other keys."""
     return {key for file in rule_files for key in rule_records(file)}
 
 
 def _named(pattern: str, value: object, lower: bool) -> str | None:
-    """The rule file that a value of a log names; None if there is none of that name."""
+    """Return the rule file that a logged value selects; None if it does not exist."""
     if "{}" not in pattern:
         return pattern if pattern in RULE_FILES else None
     if not isinstance(value, str):
@@ -310,7 +309,7 @@ def _named(pattern: str, value: object, lower: bool) -> str | None:
 
 @cache
 def _file_names(rule_file: str) -> dict[str, list[tuple[str, bool]]]:
-    """Key to the patterns that a rule file makes names of further ones with, and whether in lower case."""
+    """Return key -> name patterns of the rule files that this file selects, and whether the value is lower-cased."""
     found: dict[str, list[tuple[str, bool]]] = {}
     for key, record in rule_records(rule_file).items():
         for match in _FILE_NAME.finditer(str(record.get("POST", "")) + str(record.get("PRE", ""))):
@@ -320,7 +319,7 @@ def _file_names(rule_file: str) -> dict[str, list[tuple[str, bool]]]:
 
 @cache
 def rule_records(rule_file: str) -> dict[str, dict[str, Any]]:
-    """Key to rule of one rule file, in the file's order; empty if there is no such file."""
+    """Return key -> rule of one rule file, in file order; empty if there is no such file."""
     blocks = _rules(rule_file) if rule_file in RULE_FILES else []
     return {block["KEY"]["NAME"]: block["KEY"] for block in blocks if "KEY" in block}
 
@@ -332,7 +331,7 @@ def _rules(rule_file: str) -> list[dict[str, Any]]:
 
 
 class _CachedYaml:
-    """What the checker uses of PyYAML: a rule file is parsed once, by the C parser where there is one."""
+    """Replacement for the checker's PyYAML module that parses each rule file once, with the C parser if available."""
 
     BaseLoader = yaml.BaseLoader
 
@@ -347,12 +346,12 @@ def _compiled(source: str, mode: Literal["eval", "exec"]) -> CodeType:
 
 
 def _evaluate(source: str, *scopes: dict[str, object]) -> object:
-    """Evaluate an expression as the built-in ``eval`` does, compiled once instead of for every event."""
+    """Evaluate an expression like the built-in ``eval``, but compile it only once instead of for every event."""
     return eval(_compiled(source, "eval"), *scopes)
 
 
 def _execute(source: str, *scopes: dict[str, object]) -> None:
-    """Execute statements as the built-in ``exec`` does, compiled once instead of for every event."""
+    """Execute statements like the built-in ``exec``, but compile them only once instead of for every event."""
     exec(_compiled(source, "exec"), *scopes)
 
 

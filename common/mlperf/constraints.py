@@ -1,7 +1,7 @@
-"""The closed division's rules on hyperparameters, checked before a run instead of after it.
+"""The closed division's rules on hyperparameters, checked before a run.
 
-The rules are the CHECK expressions of the installed compliance checker, evaluated by the checker itself, and the rows
-of the rules' own table that the checker does not test (:mod:`common.mlperf.text_rules`).
+The checks are the CHECK expressions of the installed compliance checker, evaluated by the checker itself, and the rows
+of the rules' table that the checker does not test (:mod:`common.mlperf.text_rules`).
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ LOGGED_LATER = frozenset(
 """Keys of the rule files that are not hyperparameters: they come from the data, the run or the launcher."""
 
 INFINITE = frozenset({("rnnt", "opt_gradient_clip_norm")})
-"""Benchmark and key of hyperparameters that may be infinite: the rules' table allows RNN-T to clip at 1 or inf."""
+"""Benchmark and key of hyperparameters that may be infinite. The rules allow RNN-T to clip at 1 or infinity."""
 
 
 HYPERPARAMETERS = ("data_", "lars_", "lora_", "lr_", "model_", "opt_", "scheduler_", "sgd_")
-"""Beginnings of the keys of hyperparameters, also of those that no rule file names."""
+"""Prefixes of hyperparameter keys, including keys that no rule file names."""
 
 
 def hyperparameter_complaints(rules: Rules, logged: Mapping[str, object]) -> dict[str, str]:
-    """Return complaints about hyperparameters that the table of the rules forbids, or that are no finite numbers.
+    """Return complaints about hyperparameters that the rules' table forbids or that are not finite.
 
     A hyperparameter that is absent breaks no rule.
 
     Args:
-        rules: of the benchmark in a ruleset.
-        logged: log key to value; keys that are no hyperparameters are ignored.
+        rules: rules of the benchmark in a ruleset.
+        logged: log key to value; keys that are not hyperparameters are ignored.
 
     Returns:
-        Key to complaint, with the key, its value, the rule and the source of the rule.
+        Key to complaint, which states the key, its value, the rule and the source of the rule.
     """
     complaints = infinite_hyperparameters(rules, logged)
     for rule in TEXT_RULES.get(rules.benchmark, ()):
@@ -64,7 +64,7 @@ def hyperparameter_complaints(rules: Rules, logged: Mapping[str, object]) -> dic
 
 
 def infinite_hyperparameters(rules: Rules, logged: Mapping[str, object]) -> dict[str, str]:
-    """Return key to complaint for hyperparameters that are infinite or NaN; arguments as above."""
+    """Return key to complaint for infinite and NaN hyperparameters; arguments as in ``hyperparameter_complaints``."""
     return {
         key: f"{key} = {repr(value)[:80]}: a hyperparameter is neither infinite nor NaN"
         for key, value in logged.items()
@@ -73,12 +73,12 @@ def infinite_hyperparameters(rules: Rules, logged: Mapping[str, object]) -> dict
 
 
 def is_hyperparameter(key: str, rules: Rules) -> bool:
-    """Return whether a key of a log belongs to a hyperparameter."""
+    """Return whether a log key is a hyperparameter."""
     return key not in LOGGED_LATER and (key.startswith(HYPERPARAMETERS) or key in rule_records(_closed(rules)))
 
 
 def _is_finite(value: object) -> bool:
-    """Whether no number in ``value``, a value of JSON, is infinite or NaN."""
+    """Return whether a JSON value contains no infinite number and no NaN. Text such as "inf" counts as infinite."""
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     if isinstance(value, dict):
@@ -98,19 +98,16 @@ def check_hyperparameters(
 ) -> None:
     """Refuse hyperparameters and initialised tensors that a division would refuse in the log of a run.
 
-    In the open division hyperparameters are free, but a ruleset may have no rules for the benchmark there.
-
-    Keys that are absent are not complained about (see :func:`missing_hyperparameters`), unless the rule of a
-    present key needs them.
+    In the open division hyperparameters are free, but a ruleset may lack rules for the benchmark there. Absent keys
+    cause no complaint (see :func:`missing_hyperparameters`) unless the rule of a present key needs them.
 
     Args:
         benchmark: our name, or the name in a log.
         ruleset: version; None for the newest that accepts the benchmark.
         logged: log key to the value that will be logged.
-        stand_in: whether the data are generated. Such a run can earn no result, and may differ from the rules' table,
-            but not from the checker's rules.
-        division: whose rules apply.
-        tensors: names that will be logged as initialised; None if they are not to be checked.
+        stand_in: whether the data are synthetic. Such a run cannot be a result. It may break the rules' table, but
+            not the checker's rules.
+        tensors: names of tensors that will be logged as initialised; None to skip their check.
 
     Raises:
         ConfigError: naming every key, value and rule that is broken, or if the ruleset does not accept the benchmark.
@@ -136,14 +133,14 @@ def check_hyperparameters(
 
 
 def _is_of_the_ruleset(finding: Finding) -> bool:
-    """Whether only another ruleset helps: this one has no rules for the benchmark, or lists other tensors."""
+    """Return whether only another ruleset helps: this one has no rules for the benchmark or lists other tensors."""
     return finding.kind in ("crash", "end") or finding.key == "submission_benchmark"
 
 
 def _other_ruleset(
     rules: Rules, logged: Mapping[str, object], division: Division, tensors: Sequence[str], findings: Sequence[Finding]
 ) -> list[str]:
-    """Return the complaints that only another ruleset resolves, and which later ruleset is the first without them."""
+    """Return the complaints that only another ruleset resolves, and the next later ruleset without them."""
     complaints = []
     for finding in filter(_is_of_the_ruleset, findings):
         if finding.kind == "end":
@@ -163,7 +160,7 @@ def _other_ruleset(
 def missing_hyperparameters(
     benchmark: str, ruleset: str | None, logged: Mapping[str, object], division: Division = "closed"
 ) -> list[str]:
-    """The hyperparameter keys that a division requires and ``logged`` lacks, in the rule files' order.
+    """Return the keys that a division requires and ``logged`` lacks, in the order of the rule files.
 
     Raises:
         ConfigError: if the ruleset does not accept the benchmark.
@@ -182,14 +179,14 @@ def _findings(
 
 
 def _ordered(rules: Rules, logged: Mapping[str, object]) -> dict[str, object]:
-    """``logged`` without what is logged later, in the order of the benchmark's rule file.
+    """Return ``logged`` without the keys of LOGGED_LATER, in the order of the benchmark's rule file.
 
-    Rules that refer to another key (a learning rate to the global batch) come after it there.
+    In this order, a key comes before the rules that refer to it (a learning rate may refer to the global batch).
     """
     order = [*rule_records(_closed(rules)), *logged]
     return {key: logged[key] for key in dict.fromkeys(order) if key in logged and key not in LOGGED_LATER}
 
 
 def _closed(rules: Rules) -> str:
-    """The rule file of a benchmark in the closed division."""
+    """Return the rule file of a benchmark in the closed division."""
     return f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml"

@@ -1,7 +1,7 @@
 """Sizes of the reference data sets, in samples.
 
 Sources: the reference implementations, the rule files of the checkers, and the published logs of v0.7 to v6.0.
-Benchmarks whose logs report the samples that were trained (``train_samples`` of BERT, GPT-3, Llama 3.1) have no entry.
+Benchmarks whose ``train_samples`` reports the number of trained samples (BERT, GPT-3, Llama 3.1) have no training size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from common.mlperf.rules import Rules
 
 TRAINING: dict[str, tuple[int, ...]] = {
     "resnet": (1_281_167,),
-    "ssd300": (117_266, 118_287),  # images with objects, and all
+    "ssd300": (117_266, 118_287),  # images with objects; all images
     "retinanet": (1_170_301,),
     "maskrcnn": (117_266, 118_287),
     "unet3d": (168,),
@@ -24,7 +24,7 @@ TRAINING: dict[str, tuple[int, ...]] = {
     "cosmoflow": (524_288,),
     "deepcam": (121_266,),
 }
-"""Benchmark to the possible sizes of its training set."""
+"""Benchmark -> possible sizes of its training set."""
 
 EVALUATION: dict[str, tuple[int, ...]] = {
     "resnet": (50_000,),
@@ -45,16 +45,16 @@ EVALUATION: dict[str, tuple[int, ...]] = {
     "deepcam": (15_158,),
     "openfold": (180,),
 }
-"""Benchmark to the possible sizes of its evaluation set."""
+"""Benchmark -> possible sizes of its evaluation set."""
 
 PADDING = 1.5
-"""Largest padded evaluation set relative to the set itself: a published result pads 50,000 pictures to 65,536."""
+"""Largest allowed ratio of padded to real evaluation samples. One published result pads 50,000 images to 65,536."""
 
 
 def wrong_size(key: str, value: int, global_batch: int, rules: Rules) -> str | None:
     """Return why ``train_samples`` or ``eval_samples`` is not the size of the reference data set; None if it may be.
 
-    Published logs count samples, samples in whole batches, or batches.
+    Accepts samples, samples in whole batches, and batches, because published logs use all three.
     """
     sizes = (TRAINING if key == "train_samples" else EVALUATION).get(rules.benchmark)
     if sizes is None or any(_fits(key, value, size, global_batch) for size in sizes):

@@ -1,6 +1,6 @@
-"""What a run says of itself beside its hyperparameters: precision, parallelism and configuration.
+"""Log entries that disclose the precision, parallelism and configuration file of a run.
 
-Ruleset 6.1.0 demands these keys, 6.0.0 takes them, and older ones know nothing of them: a log has those of its ruleset.
+Ruleset 6.1.0 requires these keys, 6.0.0 accepts them, older rulesets do not know them. A log has those of its ruleset.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from common.mlperf.compliance import rule_records
 from common.mlperf.rules import Rules
 
 WORDS = {"fp64": "fp64", "fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
-"""Precision of the configuration -> word of the rules."""
+"""Precision in the configuration -> precision in the log."""
 
 
 def disclosures(run: RunConfig, rules: Rules) -> dict[str, object]:
-    """Key in the log -> value, for the keys that the ruleset knows.
+    """Return key in the log -> value, for the keys that the ruleset knows.
 
-    Unless the workload declares another (:class:`common.config.schema.Declaration`), the lowest precision is that of
-    weights, activations and gradients. There are no experts that ranks could share.
+    The lowest precision is that of weights, activations and gradients, unless the workload declares another
+    (:class:`common.config.schema.Declaration`). Expert parallelism is always 1.
     """
     lowest = {**dict.fromkeys(get_args(Role), WORDS[run.precision]), **run.declaration.lowest_precision}
     values: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Whether the evaluations in a log fall where the rules want them."""
+"""Checks whether the evaluations in a log are at the points that the rules require."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _resnet(global_batch: int, first: int, rules: Rules) -> Schedule:
 
 
 def _every_epoch(global_batch: int, first: int, rules: Rules) -> Schedule:
-    """Every epoch from the first evaluation on: leaving out early ones gains nothing."""
+    """Return a schedule of every epoch from the first evaluation on. Skipping early evaluations is allowed."""
     return Schedule(first, 1, None, "epoch")
 
 
 def _unet3d(global_batch: int, first: int, rules: Rules) -> Schedule:
-    """In epochs of whole batches, or in their samples, as the ruleset's reference points are."""
+    """Return the schedule in epochs of whole batches, or in their samples if the ruleset counts samples."""
     schedule = SCHEDULES["unet3d"](global_batch)
     size = schedule.epoch_samples if rules.unit == "samples" else 1
     assert size is not None
@@ -32,10 +32,11 @@ def _unet3d(global_batch: int, first: int, rules: Rules) -> Schedule:
 
 
 def _ssd300(global_batch: int, first: int, rules: Rules) -> Schedule | None:
-    """v0.7: after epochs 40 and 50, then every 5 epochs. Later: every 5 epochs from the first evaluation on.
+    """Return the schedule of SSD300; None if a log may follow either of two schedules.
 
-    The text of v1.0 still had the fixed epochs while results of v1.1 evaluate every 5 epochs, so that evaluations that
-    begin at epoch 40 may follow either.
+    v0.7: after epochs 40 and 50, then every 5 epochs. Later: every 5 epochs from the first evaluation on. The text of
+    v1.0 still has the fixed epochs, but results of v1.1 evaluate every 5 epochs, so logs from epoch 40 on are
+    ambiguous.
 
     Raises:
         ValueError: the first evaluation is not after a multiple of 5 epochs.
@@ -58,10 +59,9 @@ OF_A_LOG: dict[str, Callable[[int, int, Rules], Schedule | None]] = {
     "cosmoflow": _every_epoch,
     "unet3d": _unet3d,
 }
-"""Benchmark to its schedule from the global batch, the first evaluation of a log and the rules; None if ambiguous.
+"""Benchmark -> function from global batch, first evaluation of a log and rules to the schedule; None if ambiguous.
 
-Only benchmarks whose logs say exactly when they evaluated; those that count samples round to batches in several ways.
-"""
+Contains only benchmarks whose logs state evaluation points exactly. Logs that count samples round them to batches."""
 
 
 def _sequences(global_batch: int, ruleset: str, benchmark: str) -> float:
@@ -85,7 +85,7 @@ def _twentieth(global_batch: int, ruleset: str, benchmark: str) -> float:
 
 
 FURTHEST = 1e18
-"""Larger progress (2**60 samples or tokens) is treated as damage."""
+"""Limit of plausible progress, in samples or tokens (about 2**60); larger values count as damage."""
 
 GRIDS: dict[str, Callable[[int, str, str], float]] = {
     "bert": _of_round,
@@ -99,17 +99,17 @@ GRIDS: dict[str, Callable[[int, str, str], float]] = {
     "dlrm_dcnv2": _part_of_criteo,
     "rgat": _twentieth,
 }
-"""Benchmark to the evaluation interval in units of progress, from the global batch and the ruleset.
+"""Benchmark -> function from global batch, ruleset and benchmark to the evaluation interval in units of progress.
 
-Their logs round each evaluation, or the interval, to whole batches, and leave out early ones."""
+Logs of these benchmarks round each evaluation, or the interval, to whole batches, and may skip early evaluations."""
 
 
 EVALUATIONS_AN_EPOCH = 20
-"""Number of evaluations of R-GAT in an epoch. Logs may have one more at the end of an epoch."""
+"""Evaluations per epoch of R-GAT. Logs may have one more at the end of an epoch."""
 
 
 def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Check that each evaluation lies one interval after the previous one, within a batch for each interval so far."""
+    """Check that evaluations are one interval apart. The tolerance of the n-th point is n + 1 batches."""
     batch = log.global_batch
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1 or rules.ruleset == "0.7.0":
         return []
@@ -122,7 +122,7 @@ def _off_grid(log: ParsedLog, rules: Rules) -> list[Refusal]:
     unit = {"dlrm_dcnv2": 1 / CRITEO_SAMPLES, "gpt3": GPT3_SEQUENCE, "rgat": 1e-7}.get(rules.benchmark, 1)
     found = [e for e in evaluations_of(log, rules) if abs(e.progress) < FURTHEST]
     numbered = [(round(each.progress / interval), each) for each in found]
-    numbered = [(number, each) for number, each in numbered if number > 0]  # earlier ones are more than the rules ask
+    numbered = [(number, each) for number, each in numbered if number > 0]  # extra early evaluations are allowed
     for number, each in numbered:
         point = each.progress
         if abs(point - number * interval) > (number + 1) * batch * unit:
@@ -149,7 +149,7 @@ def _off(sentence: str) -> Refusal:
 
 
 def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return what is wrong with the evaluation points of a log; empty where the schedule cannot be compared."""
+    """Return what is wrong with the evaluation points of a log; empty if the schedule cannot be compared."""
     if rules.benchmark in GRIDS:
         return _off_grid(log, rules)
     if rules.benchmark not in OF_A_LOG or not isinstance(log.global_batch, int):
@@ -183,12 +183,12 @@ def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 @dataclass(frozen=True)
 class ReportedCheckpoints:
-    """Which of the checkpoints up to the first that meets the targets a log reports, where it is scored offline.
+    """Coverage of the checkpoints up to the first that meets the targets, in a log that is scored offline.
 
     Attributes:
-        passed: progress of the first that does.
-        before: whether the one before it is reported, or there is none.
-        all: whether all before it are.
+        passed: progress of the first checkpoint that meets the targets.
+        before: whether the checkpoint before it is reported, or there is none.
+        all: whether all checkpoints before it are reported.
     """
 
     passed: float
@@ -197,9 +197,9 @@ class ReportedCheckpoints:
 
 
 def reported_checkpoints(log: ParsedLog, rules: Rules) -> ReportedCheckpoints | None:
-    """What a log reports of its checkpoints; None where none meets the targets, or the batch is not known.
+    """Return which checkpoints a log reports; None if no checkpoint meets the targets or the batch is unknown.
 
-    Published logs round the interval to whole batches, up or down.
+    Checkpoints are numbered by rounding, because published logs round the interval to whole batches, up or down.
     """
     batch, scores = log.global_batch, checkpoint_scores(log, rules)
     passed = first_passing(scores, targets_of(log, rules))

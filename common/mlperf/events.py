@@ -1,4 +1,4 @@
-"""Which events of a run go into the log, and when: the only callers of the log.
+"""Log events of a run: what is logged, in which form and order. No other module writes to the log.
 
 The keys of a benchmark's hyperparameters are a table in its ``configs/benchmark`` file; workloads never log.
 """
@@ -16,11 +16,11 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.rules import Rules
 
 SILENT = -1
-"""No rank's number: a log of it writes nothing."""
+"""Rank number that no process has; a log of this rank writes nothing."""
 
 
 def hyperparameters(run: RunConfig) -> dict[str, object]:
-    """Key in the log -> value, from the benchmark's table, the configuration and the workload's derived values.
+    """Return key in the log -> value, from the benchmark's table, the configuration and the workload's derived values.
 
     Raises:
         ConfigError: the table names a value that does not exist.
@@ -44,26 +44,26 @@ def _look_up(path: str, run: RunConfig) -> object:
 
 
 def _quality_target(benchmark: BenchmarkConfig) -> float | dict[str, float]:
-    """The target of a single metric; of several, metric to target."""
+    """Return the value of a single target, or metric -> value for several targets."""
     values = {metric: target.value for metric, target in benchmark.targets.items()}
     return values if len(values) > 1 else next(iter(values.values()))
 
 
 class RunEvents:
-    """The events of one run, in the order of the rules.
+    """Writes the events of one run, in the order that the rules require.
 
     Args:
-        log: the run's log; silent on all ranks but 0.
-        unit: ``epoch_num`` or ``samples_count``: the metadata key under which progress is logged.
-        epoch_samples: samples of an epoch, where the schedule counts epochs and the ruleset samples (3D U-Net since
-            v3.1). Progress is then logged in samples, and blocks without their epochs, of which there are thousands.
-        quality_key: the key that the metric is logged under.
-        fraction_of: samples of an epoch, where the ruleset counts fractions of epochs. Progress is then logged in
-            hundredths of an epoch, as submissions round it.
-        fractions_from: what these fractions begin with, 0 or 1.
-        step_samples: samples of a step, where the ruleset counts steps.
-        sample_tokens: tokens of a sample, where the ruleset counts tokens.
-        quality_together: whether the metrics of an evaluation are one event.
+        log: log of the run; silent on all ranks except 0.
+        unit: metadata key for progress, ``epoch_num`` or ``samples_count``.
+        epoch_samples: samples per epoch, if the schedule counts epochs but the ruleset counts samples (3D U-Net since
+            v3.1). Progress is then logged in samples. The thousands of epochs are not logged as epochs.
+        quality_key: log key of the metric.
+        fraction_of: samples per epoch, if the ruleset counts fractions of epochs. Progress is then rounded to
+            hundredths of an epoch, as in published submissions.
+        fractions_from: value at which these fractions begin, 0 or 1.
+        step_samples: samples per step, if the ruleset counts steps.
+        sample_tokens: tokens per sample, if the ruleset counts tokens.
+        quality_together: whether all metrics of an evaluation form one event.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RunEvents:
         self._samples_of_epoch: int | None = None
 
     def _in_unit(self, progress: int) -> int | float:
-        """``progress`` as the ruleset counts it."""
+        """Convert ``progress``, in epochs or samples, to the unit of the ruleset."""
         if self._fraction_of is not None:
             return round(self._fractions_from + progress / self._fraction_of, 2)
         if self._step_samples is not None:
@@ -99,7 +99,7 @@ class RunEvents:
         return progress * (self._epoch_samples or self._sample_tokens or 1)
 
     def _after(self, samples: int) -> dict[str, float]:
-        """How far training is after ``samples``, in a schedule that counts them."""
+        """Return the metadata that states progress after ``samples``, for a schedule that counts samples."""
         if self._step_samples is not None:
             return {self._unit: self._in_unit(samples)}
         return {"samples_count": samples}
@@ -107,11 +107,11 @@ class RunEvents:
     def begin(
         self, run: RunConfig, session: SessionConfig, rules: Rules, resumed_from: str | None, time_ms: int, gpus: bool
     ) -> None:
-        """Everything up to ``init_start``, as of ``time_ms``, when this process began to build anything."""
+        """Log all events up to ``init_start`` with the time ``time_ms``, when this process began its initialisation."""
         log, who = self._log, session.submission
         checks = rule_records(f"{rules.usage}_{rules.ruleset}/{who.division}_{rules.log_name}.yaml")
         if "epoch_num" in str(checks.get(self._quality_key, {}).get("CHECK")) and self._unit != "epoch_num":
-            self._samples_of_epoch = run.train_samples  # the open division's rule files want epochs beside samples
+            self._samples_of_epoch = run.train_samples  # rule files of the open division require epochs too
         log.event("cache_clear", session.cache_cleared, time_ms=time_ms)
         log.event("submission_benchmark", rules.log_name, time_ms=time_ms)
         log.event("submission_org", who.org, time_ms=time_ms)
@@ -130,7 +130,7 @@ class RunEvents:
     def settings(
         self, seed: int, values: Mapping[str, object], implementations: Mapping[str, str], tensors: Sequence[str]
     ) -> None:
-        """Seed, initialised tensors and hyperparameters; then ``init_stop``."""
+        """Log seed, initialised tensors, hyperparameters and implementations."""
         self._log.event("seed", seed)
         for name in tensors:
             self._log.event("weights_initialization", None, {"tensor": name})
@@ -140,38 +140,40 @@ class RunEvents:
             self._log.event("implementations", dict(implementations))
 
     def initialised(self) -> None:
-        """Initialisation is over."""
+        """Log the end of the initialisation."""
         self._log.end("init_stop")
 
     def run_start(self) -> None:
-        """The clock starts: data may be touched from here on."""
+        """Start the clock of the run. Data may be read from here on."""
         self._log.start("run_start")
 
     def data_opened(self, train_samples: int, eval_samples: int) -> None:
-        """The sizes of the data, once they have been touched."""
+        """Log the sizes of the data sets, after the data have been opened."""
         self._log.event("train_samples", train_samples)
         self._log.event("eval_samples", eval_samples)
 
     def block_start(self, block: Block, samples: int, time_ms: int | None = None) -> None:
-        """Training of a block begins, or began at ``time_ms``, after ``samples`` over all ranks."""
+        """Log the start of a training block after ``samples`` samples over all ranks; ``time_ms`` None: now."""
         if block.epochs:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
             metadata: dict[str, float] = {"first_epoch_num": first, "epoch_count": count}
-        elif self._sample_tokens is not None:  # which the rules call epochs
+        elif self._sample_tokens is not None:  # the rules log tokens under the keys of epochs
             self._block_first = self._in_unit(samples)
             metadata = {"first_epoch_num": self._block_first, "epoch_count": self._in_unit(block.samples)}
         else:
             metadata = self._after(samples)
-            if self._unit == "epoch_num":  # up to v3.1 the checker wants epochs, here fractions of one or samples
+            if self._unit == "epoch_num":  # the checker requires epoch keys up to v3.1
                 count = block.samples / (self._fraction_of or 1)
                 self._block_first = self._in_unit(samples)
                 metadata |= {"first_epoch_num": self._block_first, "epoch_count": count}
         self._log.start("block_start", None, metadata, time_ms)
 
     def block_stop(self, block: Block, samples: int, throughput: float, time_ms: int | None = None) -> None:
-        """The last step of a block is done, and ``samples`` with it; ``throughput`` a second, both over all ranks.
+        """Log the end of a training block, and its throughput unless that is logged with epochs.
 
-        Where epochs are not logged, the throughput is logged here.
+        Args:
+            samples: samples trained so far, over all ranks.
+            throughput: samples per second over all ranks.
         """
         if block.epochs:
             self._log.end("block_stop", None, {"first_epoch_num": self._in_unit(block.first_epoch)}, time_ms)
@@ -186,28 +188,28 @@ class RunEvents:
             self._log.event("tracked_stats", {"throughput": throughput}, {self._unit: at}, time_ms)
 
     def epoch_start(self, epoch: int, time_ms: int | None = None) -> None:
-        """An epoch begins, or began at ``time_ms``; epochs count from 1."""
+        """Log the start of an epoch; epochs count from 1. ``time_ms`` None: now."""
         if self._epoch_samples is None:
             self._log.start("epoch_start", None, {"epoch_num": epoch}, time_ms)
 
     def epoch_stop(self, epoch: int, throughput: float, time_ms: int | None = None) -> None:
-        """The last sample of an epoch is done; ``throughput`` in samples a second over all ranks."""
+        """Log the end of an epoch, and its throughput in samples per second over all ranks."""
         if self._epoch_samples is None:
             self._log.end("epoch_stop", None, {"epoch_num": epoch}, time_ms)
             self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch}, time_ms)
 
     def eval_start(self, progress: int, time_ms: int | None = None) -> None:
-        """An evaluation of the weights after ``progress`` epochs or samples begins: they are fixed from here on.
+        """Log the start of an evaluation of the weights after ``progress`` epochs or samples.
 
-        The rules say nothing of evaluations beside the training. That the training before is done is the one moment of
-        both kinds that rank 0 sees, so that all times are of one clock and in the order of the lines.
+        The rules do not define this time if evaluation overlaps with training. Callers pass the end of the training
+        before it: rank 0 observes this moment for all online evaluations, so all times come from one clock, in order.
         """
         self._log.start("eval_start", None, {self._unit: self._in_unit(progress)}, time_ms)
 
     def accuracy(self, values: Mapping[str, float], progress: int, time_ms: int) -> None:
-        """The values of the metrics after ``progress`` epochs or samples.
+        """Log the metrics after ``progress`` epochs or samples.
 
-        One line of all of them where the rules have them together, else a line each, with its name where several.
+        If the rules combine them, there is one event with all metrics, else one per metric, with its name if several.
         """
         at: dict[str, float] = {self._unit: self._in_unit(progress)}
         if self._samples_of_epoch is not None:
@@ -220,13 +222,17 @@ class RunEvents:
             self._log.event(self._quality_key, value, {**at, **named}, time_ms=time_ms)
 
     def eval_stop(self, progress: int, time_ms: int | None = None) -> None:
-        """An evaluation has ended, at ``time_ms`` when that was earlier."""
+        """Log the end of an evaluation; ``time_ms`` None: now."""
         self._log.end("eval_stop", None, {self._unit: self._in_unit(progress)}, time_ms=time_ms)
 
     def run_stop(self, status: str, progress: int, time_ms: int | None) -> None:
-        """The clock stops, at ``time_ms`` when the system knew earlier; ``status`` is success or aborted.
+        """Stop the clock of the run and write nothing more; ``status`` is ``success`` or ``aborted``.
 
-        Training may go on for some steps until all ranks know: nothing of them is logged any more.
+        Training may continue for some steps until all ranks know that the run has ended; these steps are not logged.
+
+        Args:
+            progress: epochs or samples, at the evaluation that ended the run if there is one.
+            time_ms: time at which the outcome was known; None for now.
         """
         self._log.end("run_stop", None, {"status": status, self._unit: self._in_unit(progress)}, time_ms=time_ms)
         self._log = RunLog(None, rank=SILENT)

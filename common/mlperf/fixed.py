@@ -1,4 +1,4 @@
-"""What the closed division fixes beyond the logged hyperparameters, checked before a run on real data."""
+"""Values that the closed division fixes beyond the logged hyperparameters, checked before a run on real data."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ Facts = TypeVar("Facts")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "configs" / "benchmark"
 FIXED = ("train_samples", "eval_samples")
 UNCONSTRAINED = frozenset({("rnnt", "train_samples")})
-"""Benchmark and entry of FIXED that the rules' table of hyperparameters frees: RNN-T trains on utterances of at most
-``data_train_max_duration``, which is unconstrained, and so is the number of them."""
+"""Benchmark and entry of FIXED that the rules leave free. RNN-T trains on utterances of at most
+``data_train_max_duration``. The rules do not constrain this duration, so the number of utterances is free too."""
 FIXED_SECTIONS = ("facts", "schedule")
-"""Sections whose entries are fixed; a recipe may add others, such as the first evaluation."""
+"""Sections whose entries in ``configs/benchmark`` are fixed. A recipe may add entries, such as the first evaluation."""
 
 
 def benchmark_settings(name: str) -> dict[str, Any]:
-    """``configs/benchmark/<name>.yaml``, before any recipe, as plain containers."""
+    """Return ``configs/benchmark/<name>.yaml``, before any recipe, as plain containers."""
     settings = OmegaConf.to_container(OmegaConf.load(BENCHMARKS / f"{name}.yaml"), resolve=True)
     assert isinstance(settings, dict)
     return {str(key): value for key, value in settings.items()}
 
 
 def fixed_facts(kind: type[Facts], name: str, **changes: object) -> Facts:
-    """The facts of ``configs/benchmark/<name>.yaml`` as a workload's dataclass, for what runs without a recipe.
+    """Return the dataset constants of ``configs/benchmark/<name>.yaml``, for code that runs without a recipe.
 
     Args:
-        kind: the dataclass.
-        name: of the benchmark.
-        changes: facts that are to be others.
+        kind: the workload's dataclass of these constants.
+        name: name of the benchmark.
+        changes: constants to replace.
 
     Raises:
-        ConfigError: a change is out of its range.
+        ConfigError: a changed value is out of its range.
     """
     facts: Facts = build(kind, {**benchmark_settings(name)["facts"], **changes}, "benchmark.facts")
     return facts
 
 
 def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
-    """Refuse a configuration on real data that differs from what the rules fix; stand-in data may have their own.
+    """Refuse a configuration on real data that differs from the values that the rules fix. Synthetic data are exempt.
 
     Args:
-        benchmark: as composed, after recipe and command line.
-        forbidden: what the workload says of its own values (:class:`common.config.schema.Declaration`).
+        benchmark: configuration after recipe and command line.
+        forbidden: violations that the workload reports (:class:`common.config.schema.Declaration`).
 
     Raises:
         ConfigError: naming every key, value and rule that is broken.
@@ -89,5 +89,5 @@ def _differences(benchmark: BenchmarkConfig) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """As it is written in YAML and on the command line."""
+    """Return ``value`` as it is written in YAML and on the command line."""
     return "null" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What to call files in a message: as much of their paths as tells them apart."""
+"""Short names of log files for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def distinct_names(paths: Iterable[Path]) -> dict[Path, str]:
-    """Path to the shortest end of it, in whole names, that no other of the paths has."""
+    """Map each path to its shortest trailing part, in whole path components, that no other path shares."""
     waiting = set(paths)
     found: dict[Path, str] = {}
     length = 1

@@ -1,4 +1,4 @@
-"""What the evaluations of a log had to reach, and which checkpoint of one that is scored offline did so first."""
+"""Quality targets of a log, and the first offline-scored checkpoint that meets them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.mlperf.rules import Rules, Target
 
 
 def targets_of(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
-    """Return the rules' targets or, where the data are not the benchmark's, those of the log; empty without any."""
+    """Return the targets of the rules, or those that the log states if it uses other data. Empty if it states none."""
     targets = rules.targets_at(log.global_batch if isinstance(log.global_batch, int) else 0)
     if not log.other_data:
         return targets
@@ -23,7 +23,7 @@ def targets_of(log: ParsedLog, rules: Rules) -> tuple[Target, ...]:
 
 
 def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, float]]:
-    """Progress to the metrics of each checkpoint; several lines may report the metrics of one."""
+    """Map the progress of each checkpoint to its metrics. Several lines may report the metrics of one checkpoint."""
     stop = next(iter(log.all("run_stop")), None)
     scores: dict[float, dict[str, float]] = {}
     for point in evaluations_of(log, rules):
@@ -33,7 +33,7 @@ def checkpoint_scores(log: ParsedLog, rules: Rules) -> dict[float, dict[str, flo
 
 
 def first_passing(scores: Mapping[float, Mapping[str, float]], targets: Sequence[Target]) -> float | None:
-    """The progress of the first checkpoint that meets all targets; None if none does, or no target is known."""
+    """Return the progress of the first checkpoint that meets all targets; None without such a checkpoint or targets."""
     passing = [
         at
         for at, found in scores.items()

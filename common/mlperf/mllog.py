@@ -1,7 +1,7 @@
-"""The MLLOG lines of one run.
+"""Writer of the MLLOG lines of one run.
 
-:class:`RunLog` wraps the logger of mlperf-logging so that a run's log is written by rank 0 alone, once per event, in
-one write per line, with the call site of our code. Lines go to standard output and to the run's log file.
+:class:`RunLog` wraps the logger of mlperf-logging. Only rank 0 writes, each event once, each line with one write call
+and with the call site in our code. Lines go to standard output and to the log file of the run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SINGLE_KEYS = frozenset(
         "train_samples",
     }
 )
-"""Keys that occur once in a run; see also SINGLE_PREFIXES. From the EXACTLY_ONE rules of the closed division."""
+"""Keys that occur once per run, from the EXACTLY_ONE rules of the closed division. See also SINGLE_PREFIXES."""
 
 SINGLE_PREFIXES = (
     "submission_", "opt_", "lars_", "sgd_", "scheduler_", "data_spec_", "data_speed_", "lora_",
@@ -55,15 +55,15 @@ SINGLE_PREFIXES = (
 )  # fmt: skip
 
 NON_FINITE_KEYS = frozenset({"eval_accuracy", "eval_error", "opt_gradient_clip_norm"})
-"""Keys whose NaN or infinity is written as such: the checker reads them as numbers and dies on null."""
+"""Keys whose NaN or infinity is written unchanged. The checker reads these values as numbers and crashes on null."""
 
 
 RESERVED_TEXT = ("global_batch_size", "submission_benchmark", "eval_accuracy", "eval_error")
-"""Text that the RCP checker searches in whole lines; another event that contains it corrupts the reading."""
+"""Text that the RCP checker searches for in whole lines. Other events must not contain it."""
 
 
 class _LineWriter(logging.Logger):
-    """The ``logging.Logger`` that mlperf-logging writes to: no handlers, so that none can be attached twice."""
+    """The ``logging.Logger`` that mlperf-logging writes to. It has no handlers, so none can be attached twice."""
 
     def __init__(self, fd: int | None, before_line: Callable[[], None]) -> None:
         super().__init__("mlperf_suite.run_log", logging.INFO)
@@ -72,10 +72,10 @@ class _LineWriter(logging.Logger):
         self._failure: OSError | None = None
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Write one line, or raise what mlperf-logging would only have complained about."""
+        """Write one line. Raise an error where mlperf-logging would only print a warning."""
         if self._failure is not None:
             raise self._failure
-        if level != logging.INFO:  # mlperf-logging reports bad metadata and values at higher levels and goes on
+        if level != logging.INFO:  # mlperf-logging reports bad entries at higher levels and continues
             raise TypeError(f"event cannot be logged: {str(msg).strip()}")
         line = f"{msg}\n"
         try:
@@ -90,7 +90,7 @@ class _LineWriter(logging.Logger):
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """Write ``data``: one system call unless the disk takes only a part of it; all or nothing of it stays."""
+    """Write all of ``data``, usually with one system call. After an error, remove what was written."""
     written = 0
     try:
         while written < len(data):
@@ -106,11 +106,11 @@ class RunLog:
 
     Args:
         path: log file, which must not exist; None writes to standard output only.
-        rank: this process's rank over all nodes.
-        append: go on with an existing log, to close it.
+        rank: rank of this process over all nodes.
+        append: continue an existing log file.
 
     Attributes:
-        before_line: called before every line; a progress bar that shares the terminal clears itself here.
+        before_line: called before every line; a progress bar on the same terminal clears itself here.
 
     Raises:
         ConfigError: on rank 0, if ``path`` exists or cannot be created.
@@ -168,19 +168,18 @@ class RunLog:
     ) -> None:
         """Log a point in time.
 
-        Non-finite numbers become null, except under NON_FINITE_KEYS. A key that occurs once and comes again with
-        the same value and metadata is not written twice.
+        Non-finite numbers become null, except under NON_FINITE_KEYS. If a single key (SINGLE_KEYS, SINGLE_PREFIXES)
+        is logged again with equal content, the repetition is ignored.
 
         Args:
-            key: name of the event.
             value: JSON value, or numpy scalar or array.
-            metadata: further JSON entries; ``file`` and ``lineno`` are the caller's and cannot be given.
-            time_ms: milliseconds since the epoch, to back-date an event; None for now.
-            stack_offset: callers between this call and the call site to report.
+            metadata: further JSON entries, except ``file`` and ``lineno``, which state the call site.
+            time_ms: milliseconds since 1970, to back-date an event; None for now.
+            stack_offset: number of stack frames between this call and the call site to report.
 
         Raises:
-            ValueError: if a key that occurs once comes again with another value, or a line contains text that the
-                RCP checker takes for another event (RESERVED_TEXT).
+            ValueError: if a single key comes again with other content, ``init_stop``, ``run_start`` or ``run_stop``
+                comes again, or a line contains text of RESERVED_TEXT.
             TypeError: if value or metadata are not JSON, or metadata has ``file`` or ``lineno``.
             OSError: if the line cannot be written, such as on a full disk.
         """
@@ -208,7 +207,7 @@ class RunLog:
             log(key, value, metadata=entries, time_ms=time_ms, stack_offset=3 + stack_offset)
 
     def _is_repeated(self, key: str, value: object, metadata: dict[str, object], time_ms: int | None) -> bool:
-        """Whether this very event was written before; a contradicting one is an error."""
+        """Return whether the same event was written before. Raise ValueError for a contradicting event."""
         if key not in SINGLE_KEYS and not key.startswith(SINGLE_PREFIXES):
             return False
         content = json.dumps([value, metadata, time_ms], default=str)
@@ -258,7 +257,7 @@ def _nothing() -> None:
 
 
 def _finite(value: object) -> object:
-    """``value`` with every NaN and infinity replaced by None, which every JSON reader takes."""
+    """Return ``value`` with every NaN and infinity replaced by None, because not every JSON reader accepts them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

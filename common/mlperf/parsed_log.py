@@ -1,11 +1,11 @@
-"""Reading a run's log: MLLOG lines of any implementation, among whatever else a program printed.
+"""Reader of run logs: MLLOG lines of any implementation, mixed with other program output.
 
-The reading is that of the compliance checker: latin-1 text, everything before the last ``:::MLLOG `` of a line is
-dropped, the rest is one JSON object. Where the checker only counts a parsing error, :func:`read_log` says which line
-is bad and how; and it refuses a line with two tokens, of which the checker drops the first without a word.
+Lines are read as in the compliance checker: text is latin-1, everything before the last ``:::MLLOG `` of a line is
+dropped, the rest is one JSON object. Where the checker only counts a parsing error, :func:`read_log` reports the line
+and the error. It also refuses a line with two tokens, of which the checker silently drops the first.
 
-The run ends with its first ``run_stop``: what some programs print again behind it is kept apart. Files, lines and
-numbers of any size are read within bounds of memory.
+The run ends with its first ``run_stop``. Lines that some programs repeat after it are kept separately. Memory is
+bounded for files, lines and numbers of any size.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ QUALITY_KEYS = ("eval_accuracy", "eval_error")
 PROGRESS_KEYS = ("samples_count", "epoch_num", "step_num")
 STAND_IN = "stand-in"
 OTHER_DATA = {STAND_IN: "the data are a stand-in", "custom": "the data are custom, not the benchmark's"}
-"""Values of ``data_set`` that say that the data are not the benchmark's, and what they say, in words."""
+"""Values of ``data_set`` for data that are not the benchmark's -> the same in words."""
 
 CHUNK_BYTES = 2**20
 LINE_BYTES = 2**20
-"""The longest MLLOG line that is read; other lines may have any length."""
+"""Longest MLLOG line that is read, in bytes; other lines may have any length."""
 EVENTS = 60_000
 EVENT_BYTES = 24 * 2**20
 ENTRIES = 1_000_000
-"""How many MLLOG lines a log may have, how long they may be together, and how many values they may hold."""
+"""Limits of the MLLOG lines of one log: their number (EVENTS), total bytes (EVENT_BYTES) and JSON values (ENTRIES)."""
 FILE_BYTES = 2**30
-"""The largest log that is read: what a program prints besides may be much."""
+"""Largest log file that is read, in bytes. Much of it may be other program output."""
 _TOKEN = TOKEN.encode()
 
 
@@ -47,10 +47,9 @@ class Event:
     """One MLLOG line.
 
     Attributes:
-        line: its number in the file, from 1.
-        time_ms: milliseconds since the epoch.
-        event_type, key, value, metadata: as logged.
-        text: the JSON object as it stands in the line.
+        line: line number in the file, from 1.
+        time_ms: milliseconds since 1970.
+        text: the JSON object as it was logged.
     """
 
     line: int
@@ -64,14 +63,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One ``eval_accuracy`` or ``eval_error`` line.
+    """One ``eval_accuracy`` or ``eval_error`` event.
 
     Attributes:
-        progress: how far training was, in the unit of ``progress_key`` (epochs, samples, steps or tokens).
-        progress_key: metadata entry that says so; empty if there is none.
-        values: metric name to value; a plain number is called by its key.
-        time_ms: milliseconds since the epoch.
-        line: number of its line in the file.
+        progress: training progress in the unit of ``progress_key`` (epochs, samples, steps or tokens); NaN if
+            missing.
+        progress_key: metadata key that states the progress; empty if there is none.
+        values: metric name to value. A plain number without a metric name gets the name of the log key.
+        time_ms: milliseconds since 1970.
+        line: line number in the file.
     """
 
     progress: float
@@ -83,12 +83,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ParsedLog:
-    """The events of one run in file order, and what follows from them. Missing things are None or empty.
+    """Events of one run in file order, and values derived from them. Missing values are None or empty.
 
     Attributes:
-        path: the file.
-        events: all but echoes.
-        echoes: repetitions, to the letter, of earlier events after the first ``run_stop``: no part of the run.
+        events: all events except echoes.
+        echoes: events after the first ``run_stop`` that repeat earlier lines exactly; they do not belong to the run.
     """
 
     path: Path
@@ -103,17 +102,17 @@ class ParsedLog:
         return found
 
     def all(self, key: str) -> list[Event]:
-        """The events with ``key``, in file order."""
+        """Return the events with ``key``, in file order."""
         return list(self._by_key.get(key, ()))
 
     def value(self, key: str) -> Any:
-        """Value of the first event with ``key``; None if there is none."""
+        """Return the value of the first event with ``key``; None if there is none."""
         found = self._by_key.get(key)
         return found[0].value if found else None
 
     @property
     def benchmark(self) -> str | None:
-        """The name under which the run was logged."""
+        """Benchmark name in the log."""
         return self.value("submission_benchmark")
 
     @property
@@ -129,7 +128,7 @@ class ParsedLog:
 
     @property
     def seeds(self) -> list[tuple[str, int, Any]]:
-        """File, line and value of every logged seed; the rules compare all three."""
+        """File, line and value of every logged seed. The rules compare all three."""
         return [(e.metadata.get("file", ""), e.metadata.get("lineno", 0), e.value) for e in self.all("seed")]
 
     @property
@@ -152,23 +151,23 @@ class ParsedLog:
 
     @property
     def stand_in(self) -> bool:
-        """Whether the run says that its data are a stand-in."""
+        """Whether the log states that its data are synthetic."""
         return self.other_data == OTHER_DATA[STAND_IN]
 
     @property
     def other_data(self) -> str:
-        """What the data are, in words, where the run says that they are not the benchmark's; else empty."""
+        """Description of the data if the log states that they are not the benchmark's; else empty."""
         logged = [event.value for event in self.all("data_set")]
         return next((text for name, text in OTHER_DATA.items() if name in logged), "")
 
     @property
     def resumed(self) -> bool:
-        """Whether the run says that it continued another."""
+        """Whether the log states that the run continued another run."""
         return bool(self.all("resumed_from"))
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
-        """Accuracy history in file order; lines whose value is not a number or numbers are left out."""
+        """Evaluations in file order, without those whose value has no number."""
         history = [evaluation_of(event) for event in self.events if event.key in QUALITY_KEYS]
         return [evaluation for evaluation in history if evaluation is not None]
 
@@ -178,11 +177,10 @@ def _is_number(value: object) -> bool:
 
 
 def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation | None:
-    """The evaluation that an ``eval_accuracy`` or ``eval_error`` event reports; None if its value has no number.
+    """Return the evaluation in an ``eval_accuracy`` or ``eval_error`` event; None if its value has no number.
 
     Args:
-        event: it.
-        progress_key: where the rules have its progress; None for the first of PROGRESS_KEYS that it has.
+        progress_key: metadata key of the progress in the rules; None for the first of PROGRESS_KEYS that is present.
     """
     value, metadata = event.value, event.metadata
     if isinstance(value, Mapping):
@@ -200,11 +198,11 @@ def evaluation_of(event: Event, progress_key: str | None = None) -> Evaluation |
 
 
 def read_log(path: Path, follow: bool = True) -> ParsedLog:
-    """Read the MLLOG lines of a file; of one behind a link only if ``follow`` says so.
+    """Read the MLLOG lines of a file. Symbolic links are refused unless ``follow`` is set.
 
     Raises:
-        DataError: if the file cannot be read, is no regular file or has no MLLOG line, or an MLLOG line is truncated,
-            corrupt, mixed with another, or larger than any log's; the message names the line.
+        DataError: if the file cannot be read, is not a regular file or has no MLLOG line, or an MLLOG line is
+            truncated, corrupt, mixed with another, or too large; the message names the line.
     """
     events: list[Event] = []
     size = entries = 0
@@ -233,12 +231,12 @@ def read_log(path: Path, follow: bool = True) -> ParsedLog:
 
 
 class _Lines:
-    """The lines of a file that have the token, with their numbers; a line ends as in Python's text files.
+    """Iterator over the lines of a file that contain the token, with their numbers. Line ends are as in text mode.
 
     Attributes:
-        head: the first bytes of the file.
-        last: the end of the last line, once all are read.
-        ended: whether the last line has its end.
+        head: first bytes of the file.
+        last: end of the last line, after all lines are read.
+        ended: whether the last line ends with a line break.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -253,7 +251,7 @@ class _Lines:
             if read > FILE_BYTES:
                 raise DataError(f"{self._path}: is larger than {FILE_BYTES >> 30} GiB; is it the log of a run?")
             data = pending + chunk
-            held = b"\r" if data.endswith(b"\r") else b""  # whose \n may come with the next chunk
+            held = b"\r" if data.endswith(b"\r") else b""  # its \n may be in the next chunk
             data = data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             if _TOKEN in data:
                 *lines, rest = data.split(b"\n")
@@ -280,7 +278,7 @@ class _Lines:
 
 
 def _why_no_events(head: bytes) -> str:
-    """What a readable file without any MLLOG line is instead, as far as its first bytes tell."""
+    """Return why a readable file has no MLLOG line, judged by its first bytes."""
     if not head:
         return "is empty"
     if head.startswith((b"\x1f\x8b", b"\xfd7zXZ", b"(\xb5/\xfd", b"BZh", b"PK\x03\x04")):
@@ -291,13 +289,13 @@ def _why_no_events(head: bytes) -> str:
 
 
 def _token_begun(text: str) -> str:
-    """The beginning of a token with which ``text`` ends; empty if it ends with none, or a whole one."""
+    """Return the incomplete token at the end of ``text``; empty if there is none or the token is complete."""
     tail = ":::" + text.rpartition(":::")[2]
     return tail if ":::" in text and TOKEN.startswith(tail) and len(tail) < len(TOKEN) else ""
 
 
 def _reject_torn(path: Path, number: int, text: str) -> None:
-    """Refuse a line in which a second writer's event begins within another: the checkers drop the first unseen."""
+    """Refuse a line in which one event begins within another. The checkers would silently drop the first event."""
     before = text.rpartition(TOKEN)[0]
     if TOKEN in before or _token_begun(before):
         raise DataError(

@@ -1,9 +1,9 @@
-"""Training progress in a log: evaluations and blocks, in the unit that the rules count progress in.
+"""Training progress in a log: evaluations and blocks, in the unit in which the rules count progress.
 
-No rule says how blocks are labelled. Published logs label a block by its first epoch (from 0, from 1 or from the
-samples of an epoch), by its end, by its index or by a count that fits nothing else, in epochs, samples, tokens or
-steps. :func:`blocks_of` tries the known ways and takes one only if the log itself confirms it: at least twice as many
-evaluations are at the ends of blocks as elsewhere. The labels of any other log are not interpreted.
+No rule defines the labels of blocks. Published logs label a block by its first epoch (from 0, from 1 or from the
+samples of an epoch), by its end, by its index or by other counts, in epochs, samples, tokens or steps.
+:func:`blocks_of` tries the known schemes and accepts one only if the log confirms it: at least twice as many
+evaluations are at ends of blocks as elsewhere. Labels of other logs are not interpreted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from common.mlperf.parsed_log import Evaluation, Event, ParsedLog, evaluation_of
 from common.mlperf.rules import Rules
 
 GPT3_SEQUENCE = 2048
-"""Tokens of a sequence of GPT-3."""
+"""Tokens per sequence of GPT-3."""
 
 OLD_RULESETS = frozenset({"0.7.0", "1.0.0", "1.1.0"})
-"""Rounds whose published logs have blocks and evaluations that are one epoch apart."""
+"""Rulesets whose published logs have blocks and evaluations that are one epoch apart."""
 
 WITHOUT_BLOCKS = frozenset({"minigo"})
-"""Benchmarks whose evaluations do not end blocks, in addition to those that are scored offline."""
+"""Benchmarks whose evaluations do not end blocks, in addition to the benchmarks that are scored offline."""
 
 CONFIRMING_RATIO = 2
-"""Smallest ratio of evaluations at the ends of blocks to other evaluations that confirms an interpretation."""
+"""Smallest ratio of evaluations at ends of blocks to other evaluations that confirms a reading of the labels."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Block:
     """One block of training.
 
     Attributes:
-        start, stop: its events; None where the log has none.
-        begin, end: progress before and after it, in the unit of the evaluations.
+        start, stop: events of the block; None if the log lacks the event.
+        begin, end: progress before and after the block, in the unit of the evaluations.
     """
 
     start: Event | None
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a log whose labels are understood, in order.
+    """Blocks of a log whose labels could be interpreted, in order.
 
     Attributes:
         tolerance: largest distance between an evaluation and the end of its block: an epoch or a batch.
@@ -69,13 +69,13 @@ class Blocks:
 
 
 def evaluations_of(log: ParsedLog, rules: Rules) -> list[Evaluation]:
-    """Return the evaluations that the rules count, in file order; progress is NaN where the log does not state it."""
+    """Return the evaluations that the rules count, in file order. The progress is NaN if the log does not state it."""
     found = (evaluation_of(event, rules.progress_key) for event in log.all(rules.quality_key))
     return [evaluation for evaluation in found if evaluation is not None]
 
 
 def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
-    """Return the blocks of a log in the unit of its evaluations; None if its labels cannot be interpreted."""
+    """Return the blocks of a log in the unit of its evaluations; None if the labels cannot be interpreted."""
     if rules.unit == "epoch fraction" or rules.scored_offline or rules.benchmark in WITHOUT_BLOCKS:
         return None
     points = [e.progress for e in evaluations_of(log, rules) if math.isfinite(e.progress)]
@@ -97,7 +97,7 @@ def blocks_of(log: ParsedLog, rules: Rules) -> Blocks | None:
 
 
 def _numberings(pairs: Sequence[tuple[Event | None, Event | None]]) -> Iterator[list[Block]]:
-    """Yield every reading of the labels in which the blocks follow each other."""
+    """Yield every interpretation of the labels in which the blocks follow each other."""
     for numbered in (_by_position(pairs), *(_by_epochs(pairs, origin) for origin in _origins(pairs))):
         ascending = all(a.begin < b.begin and a.end < b.end for a, b in pairwise(numbered))
         if len(numbered) > 1 and ascending:
@@ -110,7 +110,7 @@ def _scaled(blocks: Sequence[Block], scale: float, tolerance: float) -> Blocks:
 
 
 def block_pairs(log: ParsedLog) -> Iterator[tuple[Event | None, Event | None]]:
-    """Yield start and stop of each block before the first ``run_stop``; None for one that the log does not have."""
+    """Yield start and stop of each block before the first ``run_stop``; None in place of a missing event."""
     begun: Event | None = None
     for event in log.events:
         if event.key == "run_stop":
@@ -127,7 +127,7 @@ def block_pairs(log: ParsedLog) -> Iterator[tuple[Event | None, Event | None]]:
 
 
 def _origins(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[float]:
-    """Return the numbers that a log may give its first epoch: 0, 1, or the samples of one epoch."""
+    """Return the numbers that the first epoch may have: 0, 1, or the first label if the log begins with it."""
     first = next((found for start, _ in pairs if (found := _epochs(start)) is not None), None)
     if first is None:
         return []
@@ -136,7 +136,7 @@ def _origins(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[float]:
 
 
 def _by_epochs(pairs: Sequence[tuple[Event | None, Event | None]], origin: float) -> list[Block]:
-    """Return blocks with ``first_epoch_num`` and ``epoch_count``; the first may have no start."""
+    """Return blocks from ``first_epoch_num`` and ``epoch_count``. Only the first block may lack its start."""
     blocks = []
     for number, (start, stop) in enumerate(pairs):
         labels = _epochs(start)
@@ -157,7 +157,7 @@ def _epochs(start: Event | None) -> tuple[float, float] | None:
 
 
 def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Block]:
-    """Return blocks whose start and stop state how many samples were trained before and after them."""
+    """Return blocks whose start and stop state the samples trained before and after them."""
     if not pairs:
         return []
     blocks = []
@@ -166,14 +166,14 @@ def _by_position(pairs: Sequence[tuple[Event | None, Event | None]]) -> list[Blo
     for (start, stop), (begin, end), after in zip(pairs, labels, following, strict=True):
         if not is_number(begin):
             return []
-        end = after if stop is None else end  # a block without an end lasts until the next one starts
+        end = after if stop is None else end  # a block without a stop ends where the next one starts
         if is_number(end):
             blocks.append(Block(start, stop, float(begin), float(end)))
     return blocks if all(block.begin < block.end for block in blocks) else []
 
 
 def _step_of_indices(blocks: Sequence[Block], points: Sequence[float]) -> Iterator[float]:
-    """Yield the length of a block where labels are indices (0, 1, 2, ...) and evaluations come in equal steps."""
+    """Yield the length of a block if the labels are indices (0, 1, 2, ...) and the evaluations are equally spaced."""
     steps = [after - before for before, after in pairwise(points)]
     by_index = all(block.end - block.begin == 1 for block in blocks) and points[0] > 1000
     if by_index and steps and min(steps) > 0 and max(steps) - min(steps) <= 0.01 * max(steps) < math.inf:

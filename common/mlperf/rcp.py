@@ -1,9 +1,8 @@
-"""Scores of a set of runs, and the test against reference convergence points (RCPs).
+"""Scores of sets of runs, and the test against reference convergence points (RCPs).
 
-The rules score N runs by the olympic mean of their times and compare their convergence with the reference's at the
-same batch size: a set that converges faster than the reference by more than chance allows is refused, one that is
-faster within chance has its time scaled up (training rules, RCPs and normalisation). The test itself is that of the
-installed mlperf-logging, asked in a process of its own; :func:`reference_at` says what it compares with.
+The score of N runs is the olympic mean of their times. Their convergence is compared with the reference at the same
+batch size. A set that is significantly faster than the reference is refused; if it is faster by chance, its time is
+scaled up (training rules, RCPs and normalisation). The installed mlperf-logging runs the test in a separate process.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from common.mlperf.rules import Rules, rules_for
 RCP_FOLDER = Path(mlperf_logging.__file__).parent / "rcp_checker"
 
 WITHOUT_RUNS = frozenset({"dlrm", "minigo"})
-"""Benchmarks of which the checker has no number of runs: it dies of them."""
+"""Benchmarks on which the checker crashes, because it does not know their number of runs."""
 
 
 def olympic_mean(values: Sequence[float], dropped: int = 1) -> float:
-    """Mean of ``values`` without the ``dropped`` smallest and ``dropped`` largest; infinite ones count as largest.
+    """Return the mean of ``values`` without the ``dropped`` smallest and largest. Infinite values count as largest.
 
     Raises:
         ValueError: if nothing is left, or a value is NaN.
@@ -43,14 +42,14 @@ def olympic_mean(values: Sequence[float], dropped: int = 1) -> float:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the reference's convergence allows at one global batch, in the benchmark's own unit.
+    """Convergence of the reference at one global batch, in the unit of the benchmark.
 
     Attributes:
-        mean: olympic mean of the reference; a set that converges faster has its score multiplied by
-            ``mean / its own mean``.
+        mean: olympic mean of the reference; a set that converges faster has its score multiplied by this mean divided
+            by the set's mean.
         limit: smallest mean of a set that is accepted.
-        found: whether there is an RCP of this batch, one between two others, or, for a batch smaller than all RCPs,
-            the smallest RCP.
+        found: ``exact`` for an RCP at this batch, ``interpolated`` between two RCPs, or ``smallest`` for the smallest
+            RCP, which is used for a batch below all RCPs.
     """
 
     mean: float
@@ -59,10 +58,10 @@ class Reference:
 
 
 def reference_at(rules: Rules, global_batch: int) -> Reference | None:
-    """The reference that the checker compares runs of ``global_batch`` samples with, after its pruning.
+    """Return the reference for runs with ``global_batch`` samples, after the checker's pruning.
 
     Returns:
-        None for a batch beyond all RCPs, and for a benchmark without any.
+        None for a batch beyond all RCPs, and for a benchmark without RCPs.
 
     Raises:
         CheckerStopped: the checker gave no answer.
@@ -75,11 +74,11 @@ def reference_at(rules: Rules, global_batch: int) -> Reference | None:
 
 
 def convergence_of(log: ParsedLog, rules: Rules) -> float | None:
-    """How far a run had trained when it converged, as the RCP checker reads it, in ``rules.unit``.
+    """Return the progress at which a run converged, as the RCP checker reads it, in ``rules.unit``.
 
-    It is the progress of the last evaluation before ``run_stop``; of a benchmark that is scored offline that of the
-    first checkpoint that meets its targets, which for other data than the benchmark's are those of the log. None for a
-    run that did not end with success, or does not say.
+    This is the progress of the last evaluation before ``run_stop``. With offline scoring, it is the progress of the
+    first checkpoint that meets the targets of :func:`common.mlperf.log_targets.targets_of`. None if the run did not
+    end with success or does not state its progress.
     """
     if log.status != "success":
         return None
@@ -99,8 +98,8 @@ class RcpResult:
 
     Attributes:
         passed: whether the convergence is acceptable.
-        message: the checker's words: which RCP was used, or why the test failed.
-        factor: what the score is multiplied by; 1 unless the set converged faster than the reference.
+        message: message of the checker: the RCP that it used, or why the test failed.
+        factor: factor on the score; 1 unless the set converged faster than the reference.
     """
 
     passed: bool
@@ -109,7 +108,7 @@ class RcpResult:
 
 
 def has_rcps(benchmark: str, ruleset: str) -> bool:
-    """Whether the installed RCP checker can test ``benchmark`` under ``ruleset``."""
+    """Return whether the installed RCP checker can test ``benchmark`` under ``ruleset``."""
     rules = rules_for(benchmark, ruleset)
     shipped = RCP_FOLDER / f"{rules.usage}_{rules.ruleset}" / f"rcps_{rules.log_name}.json"
     return shipped.is_file() and rules.log_name not in WITHOUT_RUNS
@@ -118,17 +117,16 @@ def has_rcps(benchmark: str, ruleset: str) -> bool:
 def check_convergence(
     logs: Sequence[ParsedLog], benchmark: str, ruleset: str, custom_rcps: str | None = None
 ) -> RcpResult:
-    """The outcome of mlperf-logging's RCP test on the logs of one result.
+    """Return the outcome of mlperf-logging's RCP test on the logs of one result.
 
     Args:
-        logs: of the N runs.
+        logs: logs of the N runs.
         benchmark: our name, or the name in the logs.
         ruleset: version of the RCPs.
-        custom_rcps: JSON of RCPs to use instead of the shipped ones.
+        custom_rcps: JSON text of RCPs that replace the shipped ones.
 
     Returns:
-        the outcome; ``passed`` is False, with the reason as message, where the checker has no RCPs, dies or gives no
-        answer.
+        ``passed`` is False, with the reason as message, if the checker has no RCPs, crashes or gives no answer.
     """
     rules = rules_for(benchmark, ruleset)
     if custom_rcps is None and not has_rcps(benchmark, ruleset):
@@ -148,7 +146,7 @@ def check_convergence(
 
 
 def _what_counts(log: ParsedLog, rules: Rules) -> ParsedLog:
-    """The events that the RCP checker means: it searches their names in the text of all lines."""
+    """Return only the events that the RCP checker needs, because it searches for key names in the text of all lines."""
     keys = ("submission_benchmark", "global_batch_size", rules.quality_key, "run_stop")
     return ParsedLog(log.path, tuple(event for event in log.events if event.key in keys))
 
@@ -159,8 +157,8 @@ class Window:
 
     Attributes:
         start: index of the window's first run, from 0.
-        runs: number of runs in it.
-        score: olympic mean of its times in minutes; infinite if more runs failed than may.
+        runs: number of runs in the window.
+        score: olympic mean of the times in minutes; infinite if too many runs failed.
     """
 
     start: int
@@ -169,20 +167,20 @@ class Window:
 
     @property
     def valid(self) -> bool:
-        """Whether the window is a result: no more failed runs than olympic scoring drops."""
+        """Whether the window is a result: olympic scoring drops all of its failed runs."""
         return math.isfinite(self.score)
 
 
 def pick_window(minutes: Sequence[float | None], runs: int, dropped: int = 1) -> Window:
-    """The window of consecutive runs that the rules let a submitter choose from a longer series.
+    """Return the window of consecutive runs that the rules let a submitter choose from a longer series.
 
-    It is the one whose olympic score is the median of all windows' scores; a failed run counts as infinitely slow.
-    Between the two middle windows of an even number the slower is taken, and among equals the earliest. A median
-    that is not valid makes the whole result invalid.
+    This is the window whose olympic score is the median of all windows' scores; a failed run counts as infinitely
+    slow. With an even number of windows, the slower of the two middle ones is taken; of equal ones, the earliest. A
+    median that is not valid makes the whole result invalid.
 
     Args:
-        minutes: times of all runs in launch order; None for one that failed.
-        runs: runs of a result, N.
+        minutes: times of all runs in launch order; None for a failed run.
+        runs: number of runs of a result, N.
         dropped: runs dropped at each end of a window.
 
     Raises:

@@ -1,7 +1,7 @@
-"""mlperf-logging's RCP checker, run in this process: what :mod:`common.mlperf.checker_worker` answers with.
+"""In-process use of mlperf-logging's RCP checker, for :mod:`common.mlperf.checker_worker`.
 
-It reads logs by searching text in whole lines and dies of what it does not expect; a stranger's log comes here in a
-process of its own only. :func:`smallest_acceptable_mean` is its limit in closed form.
+The checker searches text in whole lines and crashes on unexpected input. Untrusted logs therefore reach this module
+only inside the worker process. :func:`smallest_acceptable_mean` is the checker's limit in closed form.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from common.mlperf.rcp import RcpResult, Reference, olympic_mean
 from common.mlperf.rules import Rules
 
 SIGNIFICANCE = 0.05
-"""p-value of the one-sided t-test at which a faster mean is no longer acceptable."""
+"""Significance level of the one-sided t-test; a faster mean with a smaller p-value is refused."""
 
 LLAMA31_405B_TOLERANCE = 46_080
-"""Samples by which Llama 3.1 405B may converge below the limit: one evaluation interval of v5.0 (the checker's own)."""
+"""Samples by which Llama 3.1 405B may converge below the limit: one evaluation interval of v5.0, as in the checker."""
 
 
 def reference_statistics(counts: Sequence[float], dropped: int = 1) -> tuple[float, float]:
-    """Mean and standard deviation of a reference's convergence counts, as the checker computes them.
+    """Return mean and standard deviation of a reference's convergence counts, as the checker computes them.
 
-    The mean is olympic; the deviation is the population's over all counts, the dropped ones included (the rules'
-    own example leaves them out; the checker decides).
+    The mean is olympic. The deviation is the population standard deviation of all counts, including the dropped ones.
+    The example in the rules excludes the dropped counts; we follow the checker.
     """
     return olympic_mean(counts, dropped), statistics.pstdev(counts)
 
 
 def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, submission_runs: int) -> float:
-    """The smallest mean of a submission's convergence that the RCP test passes, in the unit of ``mean``.
+    """Return the smallest mean convergence of a submission that passes the RCP test, in the unit of ``mean``.
 
     One-sided two-sample t-test with pooled variance, ``stdev`` for both samples, p = 0.05: the limit is
     ``mean - t(0.95, n_ref + n_sub - 2) * stdev * sqrt(1 / n_ref + 1 / n_sub)`` and never below 0.
 
     Args:
-        mean: the reference's olympic mean.
-        stdev: the reference's standard deviation.
+        mean: olympic mean of the reference.
+        stdev: standard deviation of the reference.
         reference_runs: runs of the reference that its mean keeps.
         submission_runs: runs of the submission that its mean keeps; the checker takes N - 2 for every benchmark.
     """
@@ -53,14 +53,10 @@ def smallest_acceptable_mean(mean: float, stdev: float, reference_runs: int, sub
 
 
 def find_reference(rules: Rules, global_batch: int) -> Reference | None:
-    """The reference that the checker compares runs of ``global_batch`` samples with, after its pruning.
-
-    Returns:
-        None for a batch beyond all RCPs.
-    """
+    """Return the reference for ``global_batch`` samples after the checker's pruning; None beyond the largest RCP."""
     with quiet_logging():
         checker = rcp_checker.RCP_Checker(rules.usage, rules.ruleset, rules.log_name, False)
-    records = {int(record["BS"]): record for record in reversed(checker.pruned_rcp_data.values())}  # the first counts
+    records = {int(record["BS"]): record for record in reversed(checker.pruned_rcp_data.values())}  # the first one wins
     kept = int(checker.submission_runs) - 2
     below = max((batch for batch in records if batch <= global_batch), default=None)
     above = min((batch for batch in records if batch >= global_batch), default=None)
@@ -88,8 +84,12 @@ def _statistics(record: dict[str, Any], rules: Rules) -> tuple[float, float]:
 
 
 def run_rcp_test(logs: Sequence[Sequence[str]], rules: Rules, custom_rcps: str | None) -> RcpResult:
-    """The checker's outcome on the logs of one result, each the JSON objects of its lines; writes into the folder that
-    this process works in, and cleans up."""
+    """Return the checker's outcome on the logs of one result, which are written to the working directory and removed.
+
+    Args:
+        logs: JSON objects of the events, one sequence per log.
+        custom_rcps: JSON text of RCPs that replace the shipped ones.
+    """
     folder = Path.cwd() / "rcp"
     folder.mkdir()
     try:

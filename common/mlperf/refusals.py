@@ -1,9 +1,9 @@
-"""Why results may be refused: one table with every reason and its source.
+"""Reasons for refusing results: one table with every reason and its source.
 
-A result is refused for one of three kinds of reasons only: a sentence of the rules forbids it, MLCommons' own checkers
-refuse it, or the files contradict themselves in a way that no honest program can produce. Everything else that looks
-odd is a note. Every refusal in the code is a :class:`Refusal` that names its entry in :data:`REASONS`, so that this
-table is complete; docs/compliance.md shows the same table.
+A result is refused only if a sentence of the rules forbids it, if MLCommons' own checkers refuse it, or if the files
+contradict themselves in a way that no honest program can produce. Everything else that looks odd is a note. Every
+refusal in the code is a :class:`Refusal` that names its entry in :data:`REASONS`, so the table is complete.
+docs/compliance.md shows the same table.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Kind = Literal["rule", "checker", "contradiction"]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something is refused.
+    """One reason for refusals.
 
     Attributes:
         kind: ``rule``: a sentence of the rules; ``checker``: MLCommons' checkers refuse it or cannot read it;
             ``contradiction``: no honest program produces it.
-        text: the sentence of the rules, what the checker demands, or what contradicts what.
+        text: the condition that must hold.
         source: document and section, or the checker.
     """
 
@@ -156,40 +156,40 @@ REASONS: dict[str, Reason] = {
         "rule", "A submission has one result per system and benchmark, and one code per name.", _LAYOUT
     ),
 }
-"""Name of a reason to the reason."""
+"""Name of each reason -> the reason."""
 
 
 class Refusal(str):
-    """Text that says what is refused, and why.
+    """Text that says what is refused and why.
 
     Attributes:
-        reason: name of the reason, a key of :data:`REASONS`.
-        sentence: the text without the sentence of the rules and its source.
+        reason: key of :data:`REASONS`.
+        sentence: the text without the quoted rule and its source.
     """
 
     reason: str
     sentence: str
 
     def __new__(cls, reason: str, sentence: str) -> Refusal:
-        """Make the refusal; one for a rule ends with the sentence of the rules and its source.
+        """Create the refusal. If the reason is a rule, the text ends with the sentence of the rules and its source.
 
         Raises:
-            KeyError: there is no such reason.
+            KeyError: ``reason`` is unknown.
         """
         refusal = super().__new__(cls, _cited(sentence, REASONS[reason]))
         refusal.reason, refusal.sentence = reason, sentence
         return refusal
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # of str it is the text alone
-        """Return the arguments with which a copy is made, for other processes."""
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # str.__getnewargs__ returns only the text
+        """Return the constructor arguments, for pickling and copying."""
         return self.reason, self.sentence
 
     def about(self, prefix: str) -> Refusal:
-        """Return the same refusal with ``prefix`` in front, such as the name of a file."""
+        """Return the same refusal with ``prefix``, such as the name of a file, in front of the sentence."""
         return Refusal(self.reason, f"{prefix}{self.sentence}")
 
     def without(self, path: str) -> Refusal:
-        """Return the same refusal without the name of a file in front."""
+        """Return the same refusal without ``path`` at the beginning of the sentence."""
         return Refusal(self.reason, self.sentence.removeprefix(path).lstrip(":, "))
 
 
@@ -200,6 +200,6 @@ def _cited(sentence: str, entry: Reason) -> str:
 
 
 def reasons_table() -> str:
-    """The table of docs/compliance.md, in Markdown."""
+    """Return the table of docs/compliance.md, in Markdown."""
     rows = [f"| `{name}` | {each.kind} | {each.text} | {each.source} |" for name, each in REASONS.items()]
     return "\n".join(["| name | kind | what must hold | source |", "|---|---|---|---|", *rows])

@@ -1,13 +1,11 @@
-"""What the rules fix for each benchmark in each round: target, runs, scoring, units, names and acceptance.
+"""Rules of each benchmark in each round: target, runs, scoring, units, names and accepting rulesets.
 
 Sources: MLCommons training_policies (training_rules, sections on quality targets, evaluation and results),
-hpc_training_rules v3.0, and the rulesets of mlperf-logging 4.1.68, which decide where the two differ.
-A ruleset is a version such as ``"4.0.0"``; the HPC rulesets share version numbers with the training ones and are
-told apart by the benchmark.
+hpc_training_rules v3.0, and the rulesets of mlperf-logging 4.1.68. If they differ, mlperf-logging decides. A ruleset
+is a version such as ``"4.0.0"``. HPC and training rulesets share versions; the benchmark determines which is meant.
 
-Names: a benchmark is known by the name that it has in the newest ruleset that accepts it, and also by every other
-name that logs carry (``gnn`` for rgat, ``ssd`` for retinanet up to 4.1.0). SSD300, which older logs call ``ssd``,
-is ``ssd300``.
+Our name of a benchmark is its name in the newest ruleset that accepts it. Other names from logs are accepted too
+(``gnn`` for rgat, ``ssd`` for retinanet up to 4.1.0). SSD300, which older logs call ``ssd``, is ``ssd300``.
 """
 
 from __future__ import annotations
@@ -61,10 +59,10 @@ PUBLISHED: dict[Usage, dict[str, str]] = {
     },
     "hpc": {"1.0.0": "2021-11-17", "2.0.0": "2022-11-09", "3.0.0": "2023-11-08"},
 }
-"""Ruleset to the day on which MLCommons published the results of its round (press releases)."""
+"""Ruleset -> day on which MLCommons published the results of its round (press releases)."""
 
 OPEN_ROUNDS: dict[Usage, str | None] = {"training": "6.1.0", "hpc": None}
-"""The round that takes submissions. There has been no HPC round since v3.0."""
+"""Round that accepts submissions. There has been no HPC round since v3.0."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +70,12 @@ class Target:
     """A quality target.
 
     Attributes:
-        value: the target, in the metric's own unit.
+        value: the target, in the unit of the metric.
         direction: whether quality must be at least or at most ``value``.
-        metric: entry of the logged dict, or the ``metric`` metadata, that it judges; empty for a plain number.
-        bound: where values on the good side stop being plausible (the checker's other bound); None: nowhere.
-        bound_allowed: whether ``bound`` itself is still plausible.
+        metric: entry of the logged dict, or ``metric`` metadata, to which the target applies; empty for a plain
+            number.
+        bound: limit beyond which better values are not plausible (the checker's second bound); None for no limit.
+        bound_allowed: whether ``bound`` itself is plausible.
         target_allowed: whether ``value`` itself meets the target.
     """
 
@@ -88,7 +87,7 @@ class Target:
     target_allowed: bool = True
 
     def met(self, quality: float) -> bool:
-        """Whether ``quality`` meets the target; NaN never does."""
+        """Return whether ``quality`` meets the target; NaN never does."""
         sign = 1.0 if self.direction == "at_least" else -1.0
         margin = sign * (quality - self.value)
         if not (margin > 0 or (margin == 0 and self.target_allowed)):
@@ -101,27 +100,27 @@ class Target:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one benchmark in one ruleset.
+    """Rules of one benchmark in one ruleset.
 
     Attributes:
         benchmark: our name of the benchmark.
         log_name: value of ``submission_benchmark`` in this ruleset.
         ruleset: version, such as ``"4.0.0"``.
-        usage: ``training`` or ``hpc``.
-        targets: all must be met by one evaluation.
-        large_batch_targets: global batch from which other targets hold, and those targets; None: one set for all.
-        quality_key: key of the event that reports quality.
-        progress_key: metadata entry that says how far training was at an evaluation.
-        unit: what ``progress_key`` counts.
+        targets: targets that one evaluation must meet together.
+        large_batch_targets: smallest global batch for which other targets hold, and those targets; None if all
+            batches have the same targets.
+        quality_key: log key of the event that reports quality.
+        progress_key: metadata key for the training progress at an evaluation.
+        unit: unit of ``progress_key``.
         runs: runs of a result.
-        dropped: runs dropped at each end by olympic scoring.
+        dropped: runs that olympic scoring drops at each end.
         non_converged: runs of a result that may miss the target.
         init_minutes: longest untimed initialisation in the closed division, minutes.
         accepted_by: all rulesets that accept the benchmark, oldest first.
-        scored_offline: checkpoints are scored apart from the training, in any order and not all of them, without
-            counting; the run ends at the time of the first checkpoint that meets the targets.
-        quality_together: the metrics of an evaluation are one event, whose value is an object of them; else each is an
-            event of its own.
+        scored_offline: checkpoints are scored apart from the training, in any order and possibly not all. Scoring is
+            not timed; the run ends at the time of the first checkpoint that meets the targets.
+        quality_together: whether all metrics of an evaluation are one event, whose value is an object; else each
+            metric has its own event.
     """
 
     benchmark: str
@@ -143,41 +142,41 @@ class Rules:
 
     @property
     def last_round(self) -> str:
-        """The newest round that accepts the benchmark, such as ``"v4.0"``."""
+        """Name of the newest round that accepts the benchmark, such as ``"v4.0"``."""
         return round_name(self.accepted_by[-1])
 
     @property
     def fractions_from(self) -> int:
-        """What a log that counts fractions of epochs begins with: the first DLRM's only epoch goes from 1 to 2."""
+        """Progress at the start of a log that counts fractions of epochs: 1 for the first DLRM, else 0."""
         return 1 if self.benchmark == "dlrm" else 0
 
     @property
     def retired(self) -> bool:
-        """Whether the round that takes submissions no longer has the benchmark."""
+        """Whether the round that accepts submissions no longer has the benchmark."""
         return self.accepted_by[-1] != OPEN_ROUNDS[self.usage]
 
     def targets_at(self, global_batch: int) -> tuple[Target, ...]:
-        """The targets at a global batch, in samples."""
+        """Return the targets at a global batch, in samples."""
         if self.large_batch_targets is not None and global_batch >= self.large_batch_targets[0]:
             return self.large_batch_targets[1]
         return self.targets
 
     def meets_target(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """As :meth:`target_met`; an evaluation that lacks a metric doesn't meet the target."""
+        """Return the result of :meth:`target_met`, or False if the evaluation lacks a metric."""
         try:
             return self.target_met(values, global_batch)
         except ValueError:
             return False
 
     def target_met(self, values: Mapping[str, float], global_batch: int) -> bool:
-        """Whether one evaluation meets every target.
+        """Return whether one evaluation meets every target.
 
         Args:
-            values: metric name to value; a benchmark with one plain metric may use any single name.
+            values: metric name to value; a benchmark with one metric may use any single name.
             global_batch: samples per optimizer step.
 
         Raises:
-            ValueError: if a metric that the target needs is missing.
+            ValueError: if a metric with a target is missing.
         """
         for target in self.targets_at(global_batch):
             if target.metric in values:
@@ -192,13 +191,13 @@ class Rules:
 
 
 def round_name(ruleset: str) -> str:
-    """Name of a round as the tables print it: ``"4.0.0"`` is ``"v4.0"``."""
+    """Return the name of a round in tables: ``"v4.0"`` for ``"4.0.0"``."""
     return "v" + ".".join(ruleset.split(".")[:2])
 
 
 @dataclass(frozen=True)
 class _Benchmark:
-    """All rounds of one benchmark; a dict keyed by ruleset holds from that ruleset on."""
+    """All rounds of one benchmark. An entry of a dict with ruleset keys holds from that ruleset on."""
 
     log_names: dict[str, str]
     first: str
@@ -354,7 +353,7 @@ BENCHMARKS: dict[str, _Benchmark] = {
         "openfold", "3.0.0", "3.0.0", _at_least(0.8, bound_allowed=True), 10, "samples", "epoch_num", usage="hpc"
     ),
 }
-"""Every benchmark and its rounds. ``runs``, ``dropped``, ``non_converged``: rules, section on results."""
+"""Every benchmark and its rounds. Source of ``runs``, ``dropped`` and ``non_converged``: rules, section on results."""
 
 
 def _key(ruleset: str) -> tuple[int, ...]:
@@ -362,7 +361,7 @@ def _key(ruleset: str) -> tuple[int, ...]:
 
 
 def _in_force(by_ruleset: Mapping[str, _T], ruleset: str) -> _T:
-    """The entry of the newest ruleset that is not newer than ``ruleset``."""
+    """Return the entry of the newest ruleset that is not newer than ``ruleset``."""
     return by_ruleset[max((start for start in by_ruleset if _key(start) <= _key(ruleset)), key=_key)]
 
 
@@ -372,7 +371,7 @@ def _accepted_by(entry: _Benchmark) -> tuple[str, ...]:
 
 
 def _names(name: str) -> dict[str, str]:
-    """Ruleset to our benchmark name, for a name of ours or one that logs carry; oldest ruleset first."""
+    """Return ruleset -> our benchmark name, for our name or a name in logs; oldest ruleset first."""
     if name in BENCHMARKS:
         return dict.fromkeys(_accepted_by(BENCHMARKS[name]), name)
     found = {
@@ -387,7 +386,7 @@ def _names(name: str) -> dict[str, str]:
 
 
 def newest_ruleset(benchmark: str) -> str:
-    """The newest ruleset that accepts ``benchmark``, under our name or the name in a log.
+    """Return the newest ruleset that accepts ``benchmark``, which is our name or the name in a log.
 
     Raises:
         ConfigError: if the name is not known.
@@ -396,7 +395,7 @@ def newest_ruleset(benchmark: str) -> str:
 
 
 def accepting_rulesets(log_name: str) -> list[str]:
-    """The rulesets that accept logs whose ``submission_benchmark`` is ``log_name``, oldest first.
+    """Return the rulesets that accept logs whose ``submission_benchmark`` is ``log_name``, oldest first.
 
     Raises:
         ConfigError: if the name is not known.
@@ -405,10 +404,10 @@ def accepting_rulesets(log_name: str) -> list[str]:
 
 
 def open_rulesets(log_name: str, time_ms: float) -> list[str]:
-    """Return the rulesets under which a log of a run that started at a time may be valid, newest first.
+    """Return the rulesets under which the log of a run that started at ``time_ms`` may be valid, newest first.
 
-    A run that started after the results of a round were published cannot have been a run of that round. The newest
-    ruleset that accepts the benchmark is always among them.
+    A run that started after the results of a round were published cannot belong to that round. The newest ruleset
+    that accepts the benchmark is always included.
 
     Args:
         log_name: value of ``submission_benchmark``.
@@ -430,7 +429,7 @@ def _start_ms(day: str) -> float:
 
 
 def accepted(log_name: str, ruleset: str) -> bool:
-    """Whether the closed division of ``ruleset`` accepts logs whose ``submission_benchmark`` is ``log_name``."""
+    """Return whether the closed division of ``ruleset`` accepts logs with this ``submission_benchmark``."""
     return any(
         ruleset in _accepted_by(entry) and _in_force(entry.log_names, ruleset) == log_name
         for entry in BENCHMARKS.values()
@@ -438,7 +437,7 @@ def accepted(log_name: str, ruleset: str) -> bool:
 
 
 def rules_for(benchmark: str, ruleset: str | None = None) -> Rules:
-    """The rules of a benchmark in a ruleset.
+    """Return the rules of a benchmark in a ruleset.
 
     Args:
         benchmark: our name, or the name in a log of that ruleset.

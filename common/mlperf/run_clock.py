@@ -1,10 +1,9 @@
-"""The clock of a run, checked by one state machine over all lines of its log.
+"""Checks of the clock of a run: one state machine over all lines of its log.
 
 A run is initialized, started, trained in blocks or epochs, evaluated, and stopped. Published logs nest blocks, epochs
-and evaluations in every way, evaluate during the training or after it, leave out starts, and close their last
-intervals after ``run_stop``. The checks here hold for all of these logs and fail for a log whose clock was set back.
-Times are compared to a second (:data:`TOLERANCE_MS`). The labels of blocks are used only where
-:func:`common.mlperf.progress.blocks_of` understands them.
+and evaluations in every way, evaluate during the training or after it, lack starts, and close their last intervals
+after ``run_stop``. The checks accept all of these logs and fail for a log whose clock was set back. Labels of blocks
+are used only if :func:`common.mlperf.progress.blocks_of` can interpret them.
 """
 
 from __future__ import annotations
@@ -20,38 +19,37 @@ from common.mlperf.refusals import Refusal
 from common.mlperf.rules import Rules
 
 TOLERANCE_MS = 1000.0
-"""How much earlier than a previous line a time may be: clocks are adjusted, and events come from several ranks."""
+"""Largest step back in time that is accepted, in ms: clocks are adjusted, and several ranks log events."""
 
 OPEN_INIT_MINUTES, SLACK_MINUTES = 240.0, 1.0
-"""The longest initialization in the open division, and the longest time between ``init_stop`` and ``run_start``."""
+"""Longest initialization in the open division, and longest time between ``init_stop`` and ``run_start``, in minutes."""
 
 MOST_COMPLAINTS = 4
-"""Largest number of lines that are named: after one step of the clock all later lines are wrong."""
+"""Largest number of refusals and of notes, because after one step of the clock all later lines are wrong."""
 
 FIRST_MS, LAST_MS = 1_262_304_000_000, 4_102_444_800_000
-"""2010 and 2100 in milliseconds since 1970: seconds, microseconds and times since a start are outside."""
+"""Years 2010 and 2100 in ms since 1970. Values in s or us, and times relative to a start, are outside this range."""
 
 PHASES = ("before init_start", "during initialization", "after init_stop", "during the run", "after run_stop")
 _BEFORE, _INITIALIZING, _INITIALIZED, _RUNNING, _STOPPED = range(5)
 
 SELF_PLAY = frozenset({"minigo"})
-"""Benchmarks whose training, self-play and evaluation are separate processes, each with its own clock."""
+"""Benchmarks whose training, self-play and evaluation are separate processes with separate clocks."""
 
 
 @dataclass
 class _Clock:
-    """The state after a line.
+    """State after a line.
 
     Attributes:
         phase: index in :data:`PHASES`.
         begun: phase to the event that began it.
-        latest: the latest training event or start of an evaluation, by time.
-        starts, stops: of blocks, or of epochs in a log without blocks, in file order.
+        latest: latest training event or start of an evaluation, by time.
+        starts, stops: events of blocks, or of epochs in a log without blocks, in file order.
         submitted: progress to the ``eval_start`` of its evaluation.
         scores: number of evaluations so far.
-        passed: the first evaluation that reached the target.
-        blocks: the blocks of the log; None if their labels are not understood.
-        refusals, notes: each names its line.
+        passed: first evaluation that reached the target.
+        blocks: blocks of the log; None if their labels cannot be interpreted.
     """
 
     log: ParsedLog
@@ -70,11 +68,11 @@ class _Clock:
 
     @property
     def training(self) -> str:
-        """The kind of intervals that the log divides its training into."""
+        """The kind of intervals into which the log divides its training: ``block`` or ``epoch``."""
         return "block" if self.log.all("block_stop") else "epoch"
 
     def refuse(self, reason: str, event: Event, sentence: str) -> None:
-        """Refuse the log because of ``event``, with a sentence that continues its key."""
+        """Refuse the log because of ``event``. ``sentence`` continues after the event's key."""
         self.refusals.append(Refusal(reason, f"line {event.line}: {event.key} {sentence}"))
 
     def refuse_earlier(self, event: Event, before: Event, why: str = "", reason: str = "clock-backwards") -> bool:
@@ -157,7 +155,7 @@ def _enter(clock: _Clock, event: Event, allowed: tuple[int, ...], phase: int) ->
 
 
 def _training(clock: _Clock, event: Event) -> None:
-    """A block or epoch begins or ends."""
+    """Handle the start or end of a block or epoch."""
     if _outside(clock, event):
         return
     kind, _, end = event.key.partition("_")
@@ -191,7 +189,7 @@ def _evaluation_stop(clock: _Clock, event: Event) -> None:
 
 
 def _score(clock: _Clock, event: Event) -> None:
-    """Check that the value of an evaluation is not earlier than its start, or than the training that it evaluates."""
+    """Check that a score is not earlier than its evaluation's start or training, and follows no passing score."""
     if event.key != clock.rules.quality_key or _outside(clock, event):
         return
     clock.scores += 1
@@ -202,10 +200,10 @@ def _score(clock: _Clock, event: Event) -> None:
     if any(clock.refuse_earlier(event, each) for each in (*before, clock.begun[_RUNNING])):
         return
     if clock.log.division != "closed" or clock.log.status != "success" or clock.log.other_data:
-        return  # other data have their own target: a demo may pass that of the rules long before
+        return  # other data have another target, and may reach the rules' target long before
     if clock.passed is not None:
         own = clock.submitted.get(progress)
-        if own is None or own.line > clock.passed.line:  # else it was under way already
+        if own is None or own.line > clock.passed.line:  # otherwise it had already started
             text = f"follows the evaluation that reached the target in line {clock.passed.line}"
             clock.refuse("evaluation-after-target", event, text)
     elif (evaluation := evaluation_of(event)) is not None:
@@ -214,7 +212,7 @@ def _score(clock: _Clock, event: Event) -> None:
 
 
 def _trained_before(clock: _Clock, number: int) -> Event | None:
-    """Return the latest training that surely precedes evaluation ``number``: each has one block or epoch before it."""
+    """Return the latest training before evaluation ``number``, which follows at least that many blocks or epochs."""
     if len(clock.stops) >= number:
         return clock.stops[number - 1]
     return clock.starts[number - 1] if len(clock.starts) >= number else None
@@ -234,11 +232,11 @@ _STEPS: dict[str, Callable[[_Clock, Event], None]] = {
     "eval_accuracy": _score,
     "eval_error": _score,
 }
-"""Key to the function that handles it. The times of other keys are not judged."""
+"""Key -> function that handles it. The times of other keys are not checked."""
 
 
 def _outside(clock: _Clock, event: Event) -> bool:
-    """Return whether an event is outside of the run; refuse it where that would change the time of the run."""
+    """Return whether an event is outside the run. Refuse it if it would change the time of the run."""
     stop = clock.begun.get(_STOPPED)
     if clock.phase < _RUNNING:
         clock.refuse("outside-run", event, f"comes {PHASES[clock.phase]}: the run begins with run_start")
@@ -252,7 +250,7 @@ def _first(log: ParsedLog, key: str) -> Event | None:
 
 
 def _progress(event: Event, rules: Rules) -> float | None:
-    """Return the training progress at an evaluation, under the key of the rules or else the first one present."""
+    """Return the training progress at an evaluation, under the key of the rules or else the first key present."""
     for key in (rules.progress_key, *PROGRESS_KEYS):
         if is_number(value := event.metadata.get(key)):
             return float(value)
@@ -260,12 +258,12 @@ def _progress(event: Event, rules: Rules) -> float | None:
 
 
 def _needed(clock: _Clock, progress: float | None) -> tuple[Block, ...]:
-    """Return the blocks whose training an evaluation evaluates; none where labels are not understood."""
+    """Return the blocks whose training an evaluation evaluates; empty if labels cannot be interpreted."""
     return () if clock.blocks is None or progress is None else clock.blocks.needed(progress)
 
 
 def _end(clock: _Clock) -> None:
-    """Check that ``run_stop`` comes after the training and evaluation that it ends, and that the run has a length."""
+    """Check that ``run_stop`` comes after the training and evaluation that it ends, and that the run takes time."""
     start, stop = clock.begun.get(_RUNNING), clock.begun.get(_STOPPED)
     if start is None or stop is None:
         return
@@ -279,7 +277,7 @@ def _end(clock: _Clock) -> None:
 
 
 def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:
-    """Check that ``run_stop`` is not before the end of the training of the first checkpoint that passes."""
+    """Check that ``run_stop`` is not before the end of the training of the first passing checkpoint."""
     passed, key = convergence_of(clock.log, clock.rules), clock.rules.progress_key
     if passed is None:
         return
@@ -287,7 +285,7 @@ def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:
     why = f", which ended the training of the checkpoint at {key} {passed:g}"
     if end is not None and clock.refuse_earlier(stop, end, why, "run-stop-early"):
         return
-    # However blocks are labelled: a block that starts with less progress is trained before the checkpoint is complete.
+    # With any labels: a block that starts with less progress is trained before the checkpoint is complete.
     starts = [event for event in clock.log.all("block_start") if is_number(event.metadata.get(key))]
     earlier = [event for event in starts if event.metadata[key] < passed]
     if earlier:
@@ -296,10 +294,10 @@ def _end_of_checkpoint(clock: _Clock, stop: Event) -> None:
 
 
 def _training_of_checkpoint(log: ParsedLog, key: str, checkpoint: float) -> Event | None:
-    """Return the end of the block after which a checkpoint was written; None if the labels leave it open.
+    """Return the end of the block after which a checkpoint was written; None if the labels do not show it.
 
-    Some logs label ``block_stop`` with the progress at the end of the block. Others repeat the label of its
-    ``block_start``; their block ends where the next one starts.
+    Some logs label ``block_stop`` with the progress at the end of the block. Others repeat the label of
+    ``block_start``; then the block ends where the next one starts.
     """
     pairs = [(start, stop) for start, stop in block_pairs(log) if start is not None and stop is not None]
     labels = [(start.metadata.get(key), stop.metadata.get(key), stop) for start, stop in pairs]
@@ -309,7 +307,7 @@ def _training_of_checkpoint(log: ParsedLog, key: str, checkpoint: float) -> Even
 
 
 def _end_of_training(clock: _Clock, stop: Event) -> None:
-    """Check that ``run_stop`` is not before the evaluation that ends the run, nor before the training evaluated."""
+    """Check that ``run_stop`` is not before the last evaluation, nor before the training that this evaluates."""
     scores = [event for event in clock.log.all(clock.rules.quality_key) if event.line < stop.line]
     if not scores:
         return

@@ -1,4 +1,4 @@
-"""Refusals of one log that the compliance checker does not test: its end, seeds, evaluations and success."""
+"""Refusals of one log that the compliance checker does not find: its end, seeds, evaluations and success."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from common.mlperf.rules import Rules
 
 
 def run_refusals(log: ParsedLog) -> list[Refusal]:
-    """Return what is wrong with the run as a whole: resumed, not exactly one start and stop, or no known status."""
+    """Refuse a run that was resumed, does not have exactly one start and one stop, or has an unknown status."""
     found = []
     if log.resumed:
         found.append(Refusal("run-resumed", "the run was resumed (resumed_from): a resumed run is not scored"))
@@ -37,7 +37,7 @@ def run_refusals(log: ParsedLog) -> list[Refusal]:
 
 
 def cache_refusals(log: ParsedLog) -> list[Refusal]:
-    """Refuse a log whose page cache was cleared only after ``run_start``, by the times of the events."""
+    """Refuse a log whose page cache was cleared only after ``run_start``, according to the event times."""
     starts, clears = log.all("run_start"), log.all("cache_clear")
     if not starts or not clears or any(clear.time_ms <= starts[0].time_ms for clear in clears):
         return []
@@ -46,7 +46,7 @@ def cache_refusals(log: ParsedLog) -> list[Refusal]:
 
 
 def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Check the rule on seeds, which MLCommons' package checker enforces and the compliance checker does not."""
+    """Check the rules on seeds. MLCommons' package checker enforces them; its compliance checker does not."""
     if log.division != "closed" or rules.ruleset == "0.7.0":
         return []
     if not log.seeds:
@@ -67,7 +67,7 @@ def seed_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def evaluation_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return evaluations whose quality or progress is no number: the checkers crash on them."""
+    """Refuse evaluations whose quality or progress is not a number, because the checkers crash on them."""
     found = []
     for event in log.all(rules.quality_key):
         progress = event.metadata.get(rules.progress_key, None if log.division == "closed" else 0)
@@ -86,9 +86,9 @@ def evaluation_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
     """Refuse an evaluation with less progress than the previous one, or with the same after a block of training.
 
-    Fractions of epochs may be equal after rounding, and logs of BERT up to v1.1 have the epoch 1 everywhere.
+    Equal progress is allowed for fractions of epochs (rounding) and up to v1.1 (logs of BERT always state epoch 1).
     """
-    if rules.scored_offline:  # in any order
+    if rules.scored_offline:  # offline scores may come in any order
         return []
     stops = [event.line for event in log.all("block_stop")]
     grows = rules.unit != "epoch fraction" and rules.ruleset not in OLD_RULESETS
@@ -109,7 +109,7 @@ def backward_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def success_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Check that the last evaluation before ``run_stop``, which the RCP checker takes, reached the target."""
+    """Check that the last evaluation before ``run_stop`` reached the target. The RCP checker uses this evaluation."""
     stop = log.all("run_stop")[0]
     before = [e for e in log.events if e.key == rules.quality_key and e.line < stop.line]
     if not before:
@@ -131,7 +131,7 @@ def success_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def _checkpoint_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Check that the checkpoint before the first that passes was scored too."""
+    """Check that the checkpoint before the first passing one was scored too."""
     reported = reported_checkpoints(log, rules)
     if reported is None or reported.before:
         return []
@@ -143,14 +143,14 @@ def _checkpoint_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def text_rule_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return hyperparameters that are not finite, or that only the table of the rules forbids."""
+    """Refuse hyperparameters that are not finite or that the rules' table forbids."""
     first: dict[str, Event] = {}
     for event in log.events:
         first.setdefault(event.key, event)
     values = {key: event.value for key, event in first.items()}
     found = _forbidden(rules, values, first)
     seen = {(key, repr(value)) for key, value in values.items()}
-    for event in log.events:  # a key may come again with another value
+    for event in log.events:  # a key may be logged several times, with different values
         if is_hyperparameter(event.key, rules) and (event.key, repr(event.value)) not in seen:
             seen.add((event.key, repr(event.value)))
             found += _forbidden(rules, {**values, event.key: event.value}, {event.key: event})
@@ -158,7 +158,7 @@ def text_rule_refusals(log: ParsedLog, rules: Rules) -> list[Refusal]:
 
 
 def _forbidden(rules: Rules, values: Mapping[str, object], events: Mapping[str, Event]) -> list[Refusal]:
-    """Return the complaints about ``values`` whose keys are in ``events``, each with the line of its event."""
+    """Return the complaints about keys of ``values`` that are also in ``events``, each with the line of its event."""
     infinite = infinite_hyperparameters(rules, values)
     return [
         Refusal("not-finite" if key in infinite else "hyperparameter-rule", f"line {events[key].line}: {complaint}")

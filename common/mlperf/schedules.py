@@ -1,7 +1,7 @@
-"""When the rules evaluate: for every benchmark, a function from the global batch to its evaluation points.
+"""Evaluation schedules: for every benchmark, a function from the global batch to its evaluation points.
 
 Source: training rules, table of evaluation frequency, and HPC rules v3.0. Points are counted in epochs (from 1) or in
-training samples over all ranks; a point in samples that is not a multiple of the global batch is reached with the
+training samples over all ranks. A point in samples that is not a multiple of the global batch is reached with the
 batch that contains it.
 """
 
@@ -23,18 +23,17 @@ KITS19_VOLUMES = 168
 
 @dataclass(frozen=True)
 class Schedule:
-    """The evaluation points of a run.
+    """Evaluation points of a run.
 
     Attributes:
         first: first evaluation point, in ``unit``.
         interval: distance between two points.
-        last: no point lies beyond it; None for no end.
-        unit: what the points count: epochs from 1, or samples over all ranks. An iteration of self-play counts as
-            an epoch.
-        start: first points that lie off the grid, ascending, before ``first``.
-        period: samples after which the grid starts anew, where the rules count within each epoch; None: never.
-        epoch_samples: samples that the rules count in an epoch, where the last batch is padded; None for the size of
-            the training set.
+        last: upper limit of the points; None for no limit.
+        unit: epochs from 1, or samples over all ranks. A generation of self-play counts as an epoch.
+        start: points before ``first`` that are not on the grid, ascending.
+        period: samples after which the grid restarts, if the rules count within each epoch; None for no restart.
+        epoch_samples: samples that the rules count per epoch if the last batch is padded; None for the size of the
+            training set.
     """
 
     first: int
@@ -52,7 +51,7 @@ class Schedule:
             raise ValueError(f"no evaluation falls before the end: first {self.first}, last {self.last}")
 
     def points(self) -> Iterator[int]:
-        """Yield the evaluation points in order; endless if there is no last one."""
+        """Yield the evaluation points in order; endless if ``last`` is None."""
         for point in self.start:
             if self.last is None or point <= self.last:
                 yield point
@@ -65,7 +64,7 @@ class Schedule:
                 point = begin + self.first
 
     def is_evaluation_point(self, position: int) -> bool:
-        """Whether an evaluation follows after ``position`` epochs or samples."""
+        """Return whether an evaluation follows after ``position`` epochs or samples."""
         if self.last is not None and position > self.last:
             return False
         if position in self.start:
@@ -75,17 +74,17 @@ class Schedule:
         return position >= self.first and (position - self.first) % self.interval == 0
 
     def blocks(self, train_samples: int, global_batch: int) -> Iterator[Block]:
-        """Yield the training between evaluations: each block ends at an evaluation point, and none follows the last.
+        """Yield the blocks of training. Each block ends at an evaluation point, and no block follows the last point.
 
-        In a schedule that counts samples, blocks consist of whole batches: a point within a batch ends the block
-        after that batch.
+        If the schedule counts samples, blocks are whole batches; a point within a batch ends the block after that
+        batch.
 
         Args:
             train_samples: samples of the training set.
             global_batch: samples per optimizer step over all ranks.
 
         Raises:
-            ValueError: if an argument is not positive, or two points fall into one batch.
+            ValueError: if an argument is not positive, or two points are in one batch.
         """
         if train_samples < 1 or global_batch < 1:
             raise ValueError(f"train_samples and global_batch must be positive: {train_samples}, {global_batch}")
@@ -104,14 +103,14 @@ class Schedule:
 
 
 def _whole_batches(samples: int, global_batch: int) -> int:
-    """``samples`` rounded up to whole batches."""
+    """Round ``samples`` up to whole batches."""
     return math.ceil(samples / global_batch) * global_batch
 
 
 def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = None, interval: int = 4) -> Schedule:
-    """Every 4 epochs with a fixed offset: the first evaluation follows epoch 1, 2, 3 or 4.
+    """Return a schedule of every 4 epochs; the first evaluation follows epoch 1, 2, 3 or 4.
 
-    A demo on stand-in data may pass another ``interval``; its first evaluation may then follow any epoch up to it.
+    A demo on synthetic data may pass another ``interval``; the first evaluation then follows any epoch up to it.
     """
     if not 1 <= first_epoch <= interval:
         raise ValueError(f"resnet's first evaluation follows one of the epochs 1..{interval}, got {first_epoch}")
@@ -119,12 +118,12 @@ def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = Non
 
 
 def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
-    """After every epoch, or after every generation of self-play."""
+    """Return a schedule of every epoch, or every generation of self-play."""
     return Schedule(1, 1, last_epoch, "epoch")
 
 
 def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
-    """Every 5 epochs; in v0.7 at epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
+    """Return a schedule of every 5 epochs. In v0.7: epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
     if ruleset == "0.7.0":
         return Schedule(50, 5, 80 if last_epoch is None else min(80, last_epoch), "epoch", start=(40,))
     return Schedule(5, 5, last_epoch, "epoch")
@@ -137,10 +136,10 @@ def unet3d(
     interval: int | None = None,
     last_epoch: int | None = None,
 ) -> Schedule:
-    """First after ceil(1000*168/S) epochs, then every ceil(20*168/S), S = samples of an epoch of whole batches.
+    """Return a schedule from epoch ceil(1000*168/S) on, every ceil(20*168/S), S = samples per epoch of whole batches.
 
-    A run that has not converged after ceil(10000*168/S) epochs has failed. A demo on stand-in data has a training set
-    of another size, and may pass points of its own.
+    A run that has not converged after ceil(10000*168/S) epochs has failed. A demo on synthetic data has another size
+    of the training set and may pass its own points.
     """
     padded = _whole_batches(train_samples, global_batch)
 
@@ -156,10 +155,9 @@ def unet3d(
 def bert(
     global_batch: int, last_samples: int | None = None, ruleset: str = "5.0.0", interval: int | None = None
 ) -> Schedule:
-    """Every 0.05 * (230.23 * GBS + 3,000,000) samples, rounded down to a multiple of 25,000.
+    """Return a schedule of every 0.05 * (230.23 * GBS + 3,000,000) samples, rounded down to a multiple of 25,000.
 
-    v0.7: every 500,000 samples, from 3,000,000 on. ``interval`` replaces the formula where data stand in for the real
-    ones.
+    v0.7: every 500,000 samples, from 3,000,000 on. With synthetic data, ``interval`` (samples) replaces the formula.
     """
     if interval is not None:
         return Schedule(interval, interval, last_samples, "samples")
@@ -171,10 +169,10 @@ def bert(
 
 
 def dlrm(global_batch: int, train_samples: int = CRITEO_SAMPLES, last_samples: int | None = None) -> Schedule:
-    """20 times in the one epoch: every floor(4,195,197,692 / (GBS * 20)) iterations.
+    """Return a schedule of 20 points in the only epoch: every floor(4,195,197,692 / (GBS * 20)) iterations.
 
-    The text for the first DLRM names the reference's interval, 102,400 iterations of 2,048 samples, which is a
-    twentieth of the epoch too. No evaluation comes after ``last_samples``.
+    The rules of the first DLRM state the interval of the reference, 102,400 iterations of 2,048 samples, which is
+    also a twentieth of the epoch. No evaluation comes after ``last_samples``.
 
     Raises:
         ValueError: an epoch has fewer than 20 batches.
@@ -188,18 +186,18 @@ def dlrm(global_batch: int, train_samples: int = CRITEO_SAMPLES, last_samples: i
 
 
 def gpt3(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """Every ceil(24,576 / GBS) steps. Counted in sequences; a log reports tokens, 2,048 per sequence.
+    """Return a schedule of every ceil(24,576 / GBS) steps, in sequences. Logs report tokens, 2,048 per sequence.
 
-    ``interval`` replaces the number of sequences where data stand in.
+    With synthetic data, ``interval`` (sequences) replaces 24,576.
     """
     interval = _whole_batches(24_576 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
 def llama2_70b_lora(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """Every 384 sequences, in whole batches, without the first floor(0.125 * GBS + 2) evaluations.
+    """Return a schedule of every 384 sequences, in whole batches, without the first floor(0.125 * GBS + 2) evaluations.
 
-    ``interval``, for small data, replaces both.
+    With small data, ``interval`` (sequences) replaces both the distance and the first point.
     """
     if interval is not None:
         return Schedule(interval, interval, last_samples, "samples")
@@ -209,7 +207,7 @@ def llama2_70b_lora(global_batch: int, last_samples: int | None = None, interval
 
 
 def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: str = "6.0.0") -> Schedule:
-    """Every 18,432 sequences without the first floor(0.0026 * GBS + 12) evaluations; v5.0: every 46,080."""
+    """Return a schedule of every 18,432 sequences without the first floor(0.0026 * GBS + 12); v5.0: every 46,080."""
     if ruleset == "5.0.0":
         interval = _whole_batches(46_080, global_batch)
         return Schedule(interval, interval, last_samples, "samples")
@@ -219,22 +217,22 @@ def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: st
 
 
 def every_12288(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """Every 12,288 sequences, in whole batches; ``interval`` replaces their number where data stand in."""
+    """Return a schedule of every 12,288 sequences, in whole batches; synthetic data may pass another ``interval``."""
     interval = _whole_batches(12_288 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
 def stable_diffusion(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """A checkpoint every 512,000 images, in whole batches; its evaluation is offline.
+    """Return a schedule of one checkpoint every 512,000 images, in whole batches; they are evaluated offline.
 
-    ``interval`` replaces the number of images where data stand in for the real ones.
+    With synthetic data, ``interval`` (images) replaces 512,000.
     """
     interval = _whole_batches(512_000 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
 def deepseekv3(global_batch: int, last_samples: int | None = None, ruleset: str = "6.1.0") -> Schedule:
-    """Every step; since v6.1 from step floor(42 + 24,576 / GBS) on, which the checker demands."""
+    """Return a schedule of every step; since v6.1 from step floor(42 + 24,576 / GBS) on, as the checker requires."""
     first = 1 if ruleset == "6.0.0" else 42 + 24_576 // global_batch
     return Schedule(first * global_batch, global_batch, last_samples, "samples")
 
@@ -246,13 +244,13 @@ def rgat(
     ranks: int = 1,
     last_samples: int | None = None,
 ) -> Schedule:
-    """20 times per epoch: every int(0.05 * batches of an epoch) iterations, counted anew in each epoch.
+    """Return a schedule of 20 points per epoch, every int(0.05 * batches per epoch) iterations, restarted each epoch.
 
-    Each rank has floor(seeds / ranks) seeds and batches of GBS / ranks, as in the reference, so that the number of
-    batches can depend on the number of ranks. No evaluation comes after ``last_epoch`` epochs or ``last_samples``.
+    As in the reference, each rank has floor(seeds / ranks) seeds and batches of GBS / ranks, so the number of batches
+    can depend on the number of ranks. No evaluation comes after ``last_epoch`` epochs or ``last_samples``.
 
     Raises:
-        ValueError: if the global batch does not divide by the ranks, or an epoch has fewer than 20 batches.
+        ValueError: if the global batch is not divisible by the ranks, or an epoch has fewer than 20 batches.
     """
     if global_batch % ranks:
         raise ValueError(f"global batch {global_batch} does not divide by {ranks} ranks")
@@ -268,13 +266,13 @@ def rgat(
 
 
 def flux1(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Every 262,144 samples, in whole batches."""
+    """Return a schedule of every 262,144 samples, in whole batches."""
     interval = _whole_batches(262_144, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
 
 def openfold(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Every 40 iterations."""
+    """Return a schedule of every 40 iterations."""
     return Schedule(40 * global_batch, 40 * global_batch, last_samples, "samples")
 
 
@@ -303,4 +301,4 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "oc20": every_epoch,
     "openfold": openfold,
 }
-"""Benchmark to the function that maps the global batch, and what the benchmark lets one choose, to the schedule."""
+"""Benchmark -> function from the global batch, and the free options of the benchmark, to the schedule."""

@@ -1,28 +1,28 @@
-"""Seeds of scored runs: drawn from the operating system, distinct for each experiment, logged by the trainer."""
+"""Seeds of scored runs: drawn from the operating system, different for each experiment, logged by the trainer."""
 
 from __future__ import annotations
 
 import os
 
 SEED_BITS = 52
-"""Bits of a drawn seed: with the experiment number added it stays exact in a JSON reader that uses float64."""
+"""Bits of a drawn seed. Even with the experiment number added, it is exact in JSON readers that use float64."""
 
 _INT64_MAX = 2**63 - 1
 
 
 def draw_seed() -> int:
-    """Draw a base seed from the operating system's entropy: uniform over 1 .. 2**52.
+    """Draw a base seed from the operating system's entropy, uniformly from 1 to 2**52.
 
-    The rules allow seeds from the clock or from /dev/urandom-like sources only (training rules, random numbers).
+    The rules allow seeds only from the clock or from sources such as /dev/urandom (training rules, random numbers).
     """
     return 1 + int.from_bytes(os.urandom(8), "little") % 2**SEED_BITS
 
 
 def experiment_seed(base: int, experiment: int) -> int:
-    """The seed of one experiment of a set: ``base + experiment - 1``.
+    """Return the seed of one experiment of a set: ``base + experiment - 1``.
 
     Args:
-        base: seed, 0 or more, of the whole set: the launcher drew it once, or was given it.
+        base: seed of the whole set, 0 or more.
         experiment: number of the experiment, counted from 1.
 
     Raises:

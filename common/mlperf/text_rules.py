@@ -1,12 +1,12 @@
-"""The rules' table of hyperparameters, as far as the compliance checker does not test it.
+"""Rows of the rules' table of hyperparameters that the compliance checker does not test.
 
 Source: training_rules, section "Hyperparameters and optimizer", in the versions of August 2020 (round v0.7), May 2021
-(v1.0) and of the last round of each benchmark. Names are those of the log, which differ from the table's for some rows
+(v1.0) and of the last round of each benchmark. Names are those of the log; for some rows the table has another name
 (``oversampling`` for ``training_oversampling``). The section begins with "By default, the hyperparameters must be the
-same as the reference"; rules for hyperparameters that the table has no row for say "as in the reference".
+same as the reference". Rules for hyperparameters without a row in the table say "as in the reference".
 
-Rules that the rule files of every round test have no entry here, because the checker's own findings report them. That
-is all of DLRM, DLRM-DCNv2, RNN-T, Stable Diffusion, FLUX.1, DeepSeek-V3, DLRMv4, Qwen3.5, MiniGo, DeepCAM and OpenFold.
+Rules that the rule files of every round test are omitted, because the checker reports them. These are all rules of
+DLRM, DLRM-DCNv2, RNN-T, Stable Diffusion, FLUX.1, DeepSeek-V3, DLRMv4, Qwen3.5, MiniGo, DeepCAM and OpenFold.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Logged = Mapping[str, object]
 
 @dataclass(frozen=True)
 class TextRule:
-    """A row of the rules' table.
+    """One row of the rules' table.
 
     Attributes:
         key: key in the log.
         text: the row in words.
-        holds: whether a value of ``key`` obeys the rule, given all logged values. A value of another type does not.
-        first, last: the first and last ruleset with this row; None for the first or last that accepts the benchmark.
+        holds: returns whether a value of ``key`` obeys the rule, given all logged values; False for a wrong type.
+        first, last: first and last ruleset with this row; None for the first or last that accepts the benchmark.
     """
 
     key: str
@@ -40,14 +40,14 @@ class TextRule:
     last: str | None = None
 
     def rounds(self, rules: Rules) -> tuple[str, ...]:
-        """The rulesets that have the row, oldest first."""
+        """Return the rulesets that have the row, oldest first."""
         versions = rules.accepted_by
         begin = 0 if self.first is None else versions.index(self.first)
         end = len(versions) if self.last is None else versions.index(self.last) + 1
         return versions[begin:end]
 
     def complaint(self, value: object, logged: Logged, rules: Rules) -> str | None:
-        """Why ``value`` breaks the rule, with the rule and its source; None if it does not, or the row is of others."""
+        """Return how ``value`` breaks the rule, with its source; None if it obeys or the ruleset lacks the row."""
         if rules.ruleset not in (rounds := self.rounds(rules)):
             return None
         try:
@@ -61,10 +61,10 @@ class TextRule:
 
 
 def logged_number(logged: Logged, key: str) -> float:
-    """The value of another key that a rule needs.
+    """Return the value of another key that a rule needs.
 
     Raises:
-        ConfigError: it is not logged, or no finite number.
+        ConfigError: the key is not logged, or its value is not a finite number.
     """
     value = logged.get(key)
     if not is_number(value) or not math.isfinite(value):
@@ -73,12 +73,12 @@ def logged_number(logged: Logged, key: str) -> float:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether ``value`` is a number; True and False are none."""
+    """Return whether ``value`` is a number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _same(value: object, fixed: object) -> bool:
-    """Whether two values are equal, numbers up to the rounding of their text."""
+    """Return whether two values are equal, with a relative tolerance of 1e-6 for numbers."""
     if isinstance(fixed, list | tuple):
         return isinstance(value, list | tuple) and len(value) == len(fixed) and all(map(_same, value, fixed))
     if is_number(value) and is_number(fixed):
@@ -87,18 +87,18 @@ def _same(value: object, fixed: object) -> bool:
 
 
 def _fixed(key: str, *allowed: object, first: str | None = None, last: str | None = None, note: str = "") -> TextRule:
-    """A row that allows these values only."""
+    """Return a row that allows only the given values."""
     text = " or ".join(str(value) for value in allowed) + note
     return TextRule(key, text, lambda value, _: any(_same(value, each) for each in allowed), first, last)
 
 
 def _reference(key: str, value: object) -> TextRule:
-    """A hyperparameter without a row in the table, which therefore equals that of the reference."""
+    """Return the rule for a hyperparameter without a row in the table: it equals the reference."""
     return _fixed(key, value, note=", as in the reference: the table has no row that frees it")
 
 
 def _whole(key: str, least: int) -> TextRule:
-    """A row that allows integers from ``least`` on; 2.0 is one."""
+    """Return a row that allows integers of at least ``least``; 2.0 counts as an integer."""
     return TextRule(
         key,
         f"integer >= {least}",
@@ -113,19 +113,19 @@ def _numeric(
     first: str | None = None,
     last: str | None = None,
 ) -> TextRule:
-    """A row with a formula."""
+    """Return a row with a formula."""
     return TextRule(key, text, lambda value, logged: is_number(value) and holds(value, logged), first, last)
 
 
 def _optimizer(text: str, *names: str) -> TextRule:
-    """The row on the optimizer: the list of compliant implementations, whose logged names differ."""
+    """Return the row on the optimizer. Compliant implementations have different names in the log."""
     return TextRule(
         "opt_name", text, lambda value, _: isinstance(value, str) and any(name in value.lower() for name in names)
     )
 
 
 def _adam(prefix: str, beta_1: float, beta_2: float, epsilon: float) -> tuple[TextRule, ...]:
-    """The moments of Adam where the table has no row for them."""
+    """Return rules for Adam's betas and epsilon, for benchmarks whose table has no rows for them."""
     return (
         _reference(f"{prefix}_beta_1", beta_1),
         _reference(f"{prefix}_beta_2", beta_2),
@@ -134,10 +134,10 @@ def _adam(prefix: str, beta_1: float, beta_2: float, epsilon: float) -> tuple[Te
 
 
 def _batch(logged: Logged) -> float:
-    """The global batch.
+    """Return the global batch.
 
     Raises:
-        ConfigError: it is not logged, or below 1.
+        ConfigError: the batch is not logged, or is below 1.
     """
     batch = logged_number(logged, "global_batch_size")
     if batch < 1:
@@ -146,9 +146,9 @@ def _batch(logged: Logged) -> float:
 
 
 def _mask_rcnn_decay(steps: object, logged: Logged) -> bool:
-    """Whether the second step is 80,000 (1 + K / 10) 16 / batch, up to a step, and the first belongs to the same K.
+    """Return whether both decay steps follow (60,000, 80,000) * (1 + K / 10) * 16 / batch with one integer K.
 
-    The first step may be up to a tenth of 60,000 * 16 / batch away: a result of rounds v3.0 and v3.1 with a batch of
+    The second step may differ by 1, the first by 6,000 * 16 / batch: a result of rounds v3.0 and v3.1 with a batch of
     256 has (6125, 8000) instead of (6000, 8000).
     """
     if not isinstance(steps, list | tuple) or len(steps) != 2 or not all(is_number(step) for step in steps):
@@ -163,7 +163,7 @@ def _mask_rcnn_decay(steps: object, logged: Logged) -> bool:
 
 
 def _ssd_boundaries(epochs: object, logged: Logged) -> bool:
-    """Whether the boundaries are 4 n and 5 n of a whole n."""
+    """Return whether the boundaries are 4 n and 5 n for an integer n."""
     if not isinstance(epochs, list | tuple) or len(epochs) != 2 or not all(is_number(epoch) for epoch in epochs):
         return False
     first, second = epochs
@@ -176,24 +176,24 @@ def _gpt3_learning_rate(rate: float, logged: Logged) -> bool:
 
 
 def _gpt3_decay_steps(steps: float, logged: Logged) -> bool:
-    """Whether the steps are the formula's, counted from step 0 or from the end of the warm-up."""
+    """Return whether the steps follow the formula, counted from step 0 or from the end of the warm-up."""
     wanted = 108_600 * 1536 / _batch(logged)
     warmup = logged.get("opt_learning_rate_warmup_steps", 0)
     return any(_within(steps, wanted - before) for before in (0, warmup) if is_number(before))
 
 
 def _within(steps: float, wanted: float) -> bool:
-    """Whether ``steps`` is ``wanted`` up to rounding and to where counting begins."""
+    """Return whether ``steps`` equals ``wanted``, apart from rounding and counting from 0 or 1."""
     return abs(steps - wanted) < 2
 
 
 def _tenth_of_base(rate: float, logged: Logged) -> bool:
-    """Whether the end rate is a tenth of the base rate; some published logs give the share, 0.1, itself."""
+    """Return whether the end rate is a tenth of the base rate. Some published logs state the fraction, 0.1, instead."""
     return _same(rate, 0.1 * logged_number(logged, "opt_base_learning_rate")) or _same(rate, 0.1)
 
 
 def _between(value: object, low: float, high: float) -> bool:
-    """Whether a number, or each of a list of them, lies between two others."""
+    """Return whether a number, or each number of a list, is strictly between ``low`` and ``high``."""
     values = value if isinstance(value, list | tuple) else [value]
     return all(is_number(each) and low < each < high for each in values)
 
@@ -324,4 +324,4 @@ TEXT_RULES: dict[str, tuple[TextRule, ...]] = {
         _numeric("opt_learning_rate_decay_factor", "0 < factor < 1", lambda value, _: 0 < value < 1),
     ),
 }
-"""Benchmark to the rows of the rules' table that the checker leaves out."""
+"""Benchmark -> rows of the rules' table that the checker does not test."""

@@ -1,9 +1,8 @@
-"""What a log may claim: the verdict of one log, and that of a set of runs.
+"""Verdicts on one log and on a set of runs.
 
-There are four verdicts. *Refused* comes with its reasons. *Format* means that the keys are right and nothing else is
-claimed, which is all that synthetic data, custom data or a run below its target can earn. A *valid run* could be part
-of a result. *Submittable* is a full set of runs under one ruleset that accepts the benchmark. MLCommons Association has
-verified none of them.
+There are four verdicts. *Refused* comes with its reasons. *Format* means that only the format of the log is valid;
+synthetic data, custom data or a run below its target cannot get more. A *valid run* could be part of a result.
+*Submittable* is a full set of runs under one ruleset that accepts the benchmark. MLCommons has verified none of them.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _RUN_KEYS = frozenset({"seed", "train_samples", "init_stop", "run_start", "run_s
 """Keys that occur once in a run and may differ between the runs of a set."""
 
 _MACHINE_KEYS = ("number_of_nodes", "accelerators_per_node", "ruleset", "data_set")
-"""Keys that no rule file of training asks for and that the runs of a result have in common."""
+"""Keys that no rule file of training requires, but that must be equal in all runs of a result."""
 
 _KEYS_OF_PROGRESS = frozenset(
     {
@@ -62,30 +61,30 @@ _KEYS_OF_PROGRESS = frozenset(
         "train_samples",
     }
 )
-"""Keys that come after run_start. A run that was killed early may lack them: it failed, its log is no forgery."""
+"""Keys that come after run_start. A run that was killed early may lack them: it failed, but the log is not invalid."""
 
 MOST_LINES = 8
-"""Largest number of lines that are named for one key."""
+"""Largest number of lines that a message lists for one key."""
 UNREPORTED_IN = ("5.0.0",)
-"""Rounds in which unreported checkpoints give a note: no accepted Stable Diffusion result has a run with all."""
+"""Rounds in which unreported checkpoints cause only a note: no accepted Stable Diffusion result has a run with all."""
 NOT_CLEARED = (False, 0, "false", "no", "0")
-"""Values of cache_clear, in lower case, that say that the page cache was not cleared."""
+"""Values of cache_clear, in lower case, for a page cache that was not cleared."""
 _NAME = re.compile(r"[a-z0-9_]{1,64}")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a log, or a set of logs, may claim.
+    """Verdict on a log or a set of logs.
 
     Attributes:
-        refusals: why it is refused; empty unless ``kind`` is ``refused``.
-        limits: sentences that say why a log has the verdict ``format`` and no better one.
+        refusals: reasons of the verdict ``refused``; else empty.
+        limits: sentences that say why the verdict is only ``format``.
         notes: sentences that do not change the verdict.
         benchmark: name in the logs; None if there is none.
-        ruleset: version that decided; None if there was none.
-        converged: whether the run, or every run that must, reached the target.
-        score: minutes: the time of the run, or the olympic mean of the set with the RCP factor; None without one.
-        log: the log of one run; None for a set, and for a log that cannot be read.
+        ruleset: version that was applied; None if there was none.
+        converged: whether the run, or enough runs of the set, reached the target.
+        score: time of the run, or olympic mean of the set times the RCP factor, in minutes; None without a score.
+        log: log of a single run; None for a set and for a log that cannot be read.
     """
 
     kind: VerdictKind
@@ -101,12 +100,12 @@ class Verdict:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Sentences that say why the verdict is no better than it is."""
+        """Sentences that say why the verdict is not better."""
         return self.refusals or self.limits
 
     @property
     def minutes(self) -> float | None:
-        """The time of a run for olympic scoring; None, which counts as infinite, if it did not converge."""
+        """Time of a run for olympic scoring; None, which counts as infinite, if it did not converge."""
         return self.score if self.converged and self.kind != "refused" else None
 
 
@@ -119,12 +118,11 @@ def judge(path: Path, ruleset: str | None = None, follow: bool = True) -> Verdic
     """Judge the log of one run, written by this suite or by any other program.
 
     Args:
-        ruleset: version to judge by; None for the one that the log states, or else the newest under which the log is
-            valid.
-        follow: whether the path may be a link.
+        ruleset: version; None for the version in the log, or else the newest under which the log is valid.
+        follow: whether the path may be a symbolic link.
 
     Raises:
-        ConfigError: ``ruleset`` is not a version that the suite knows.
+        ConfigError: ``ruleset`` is not known.
     """
     _require_known(ruleset)
     try:
@@ -141,7 +139,7 @@ def _refused(
 
 
 def judge_log(log: ParsedLog, ruleset: str | None = None) -> Verdict:
-    """Judge the log of one run that has been read already; see :func:`judge`."""
+    """Judge the parsed log of one run; see :func:`judge`."""
     _require_known(ruleset)
     with one_checker_process():
         if ruleset is not None:
@@ -162,10 +160,10 @@ def judge_log(log: ParsedLog, ruleset: str | None = None) -> Verdict:
 
 
 def candidate_rulesets(logs: Sequence[ParsedLog]) -> list[str]:
-    """Return the rulesets that logs may have been run under, newest first.
+    """Return the rulesets under which logs may have been run, newest first; empty if none accepts the benchmark.
 
-    This is the ruleset that all logs state, or else every ruleset that accepts the benchmark and whose round was still
-    open when the first of the runs started. The list is empty if no ruleset accepts the benchmark.
+    If all logs state the same accepting ruleset, only this one is returned; else every ruleset that accepts the
+    benchmark and whose round was still open when the first of the runs started.
     """
     name = next((log.benchmark for log in logs if isinstance(log.benchmark, str)), "")
     starts = [event.time_ms for log in logs for event in log.all("run_start")[:1]]
@@ -212,7 +210,7 @@ def _require_log_name(log: ParsedLog, rules: Rules) -> None:
 
 
 def _judge(log: ParsedLog, rules: Rules) -> Verdict:
-    """Return the verdict of a log under a ruleset that accepts it.
+    """Return the verdict on a log under a ruleset that accepts it.
 
     Values that select unknown rule files are refused before the checker runs.
     """
@@ -303,7 +301,7 @@ def _conclude(log: ParsedLog, rules: Rules, findings: Sequence[Finding]) -> Verd
 
 
 def _cache_cleared(values: Sequence[Any]) -> bool | None:
-    """Return whether the page cache was cleared before the run; None if the log states neither."""
+    """Return whether the page cache was cleared before the run; None if the log does not say."""
     said = [value.strip().casefold() if isinstance(value, str) else value for value in values]
     if any(value in NOT_CLEARED for value in said if isinstance(value, str | bool | int | float)):
         return False
@@ -311,7 +309,7 @@ def _cache_cleared(values: Sequence[Any]) -> bool | None:
 
 
 def _is_value_rule(finding: Finding) -> bool:
-    """Whether the finding is about a value that a benchmark fixes, not about the form of the log."""
+    """Return whether the finding is about a value that a benchmark fixes, not about the form of the log."""
     file = finding.rule_file.rpartition("/")[2]
     return (
         finding.kind == "check"
@@ -321,14 +319,14 @@ def _is_value_rule(finding: Finding) -> bool:
 
 
 def _is_early_end(finding: Finding) -> bool:
-    """Whether the finding is only that something is absent which comes after ``run_start``."""
+    """Return whether the finding is only about missing events that come after ``run_start``."""
     if finding.kind != "occurrence" or "different values" in finding.test:
         return False
     return set(re.findall(r"'(\w+)'", finding.test)) <= _KEYS_OF_PROGRESS
 
 
 def _where(finding: Finding, log: ParsedLog) -> str:
-    """The line, or lines, that a complaint of the checker is about, to be put before it; empty if it is about none."""
+    """Return a prefix that names the lines of a checker's complaint; empty if it has no lines."""
     if finding.position is not None:
         return f"line {log.events[finding.position].line}: "
     lines = [event.line for event in log.all(finding.key)] if finding.kind == "occurrence" else []
@@ -337,7 +335,7 @@ def _where(finding: Finding, log: ParsedLog) -> str:
 
 
 def _in_words(finding: Finding, log: ParsedLog) -> str:
-    """A complaint of the checker; that on the time of initialisation with the time, which the checker does not say."""
+    """Return a complaint of the checker, with the time if initialisation took too long (the checker omits it)."""
     minutes = log.init_minutes
     if "compile_time_mins" in finding.test and minutes is not None and log.division in ("closed", "open"):
         return f"initialisation, init_start to init_stop, took {minutes:.1f} minutes, too long: {finding.sentence()}"
@@ -345,10 +343,10 @@ def _in_words(finding: Finding, log: ParsedLog) -> str:
 
 
 def judge_together(verdicts: Sequence[Verdict], ruleset: str | None) -> Verdict:
-    """Judge runs that are meant to be one benchmark result.
+    """Judge runs that are meant to form one benchmark result.
 
     Args:
-        verdicts: of all runs of the result, in launch order.
+        verdicts: verdicts on all runs of the result, in launch order.
         ruleset: version that they were judged by; None for the newest that accepts the benchmark.
     """
     paths = tuple(path for verdict in verdicts for path in verdict.paths)
@@ -415,7 +413,7 @@ def _set_notes(logs: Sequence[ParsedLog], rules: Rules) -> list[str]:
 
 
 def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
-    """Return whether no run of a result that is scored offline reports all checkpoints up to the first that passes."""
+    """Return whether offline scoring applies and no run reports all checkpoints up to the first passing one."""
     if not rules.scored_offline or logs[0].division != "closed":
         return False
     reported = [found for log in logs if (found := reported_checkpoints(log, rules)) is not None]
@@ -423,7 +421,7 @@ def _unreported_checkpoints(logs: Sequence[ParsedLog], rules: Rules) -> bool:
 
 
 def contradictions(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Return why logs cannot be runs of one series: two with the same seed, or with different configurations.
+    """Return why logs cannot be runs of one series: equal seeds, or different configurations.
 
     The open division has no rule on seeds and no list of hyperparameters.
     """
@@ -446,7 +444,7 @@ def _repeated_seeds(logs: Sequence[ParsedLog]) -> list[Refusal]:
 
 
 def _differences(logs: Sequence[ParsedLog], rules: Rules) -> list[Refusal]:
-    """Compare the configuration keys of the logs: all keys of the rule files that occur once in a run."""
+    """Compare the keys that the rule files require exactly once per run, and some others, in all logs."""
     prefix = f"{rules.usage}_{rules.ruleset}"
     records = {
         key: record
@@ -490,7 +488,7 @@ def format_verdict(verdict: Verdict, subject: str | None = None) -> str:
     """Return a short report of a verdict: a headline, then one line for each reason and note.
 
     Args:
-        subject: what the verdict is about; None for the path of the log, or the number of logs.
+        subject: subject of the headline; None for the path of the log, or the number of logs.
     """
     many = subject is not None or len(verdict.paths) > 1
     subject = subject or (f"{len(verdict.paths)} logs" if many else str(verdict.paths[0]))
