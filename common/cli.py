@@ -1,6 +1,6 @@
-"""The command line, ``mlperf-suite COMMAND …``: knows the workloads and hands their classes down.
+"""The command line, ``mlperf-suite COMMAND …``: maps workload names to classes and passes them to the layers below.
 
-Hydra and PyTorch are imported by the commands that need them: those that only read text start at once.
+Only the commands that need Hydra or PyTorch import them, so that commands that only read text start at once.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ train and bench take Hydra's overrides and flags (--help, --cfg job, --multirun,
 
 HELP = frozenset({"-h", "--help"})
 LIST_COLUMNS = 100
-"""Width of the table of workloads."""
+"""Width of the table of workloads, in characters."""
 
 
 def main() -> None:
-    """Entry point of the console command; exits with the error's code, or 0."""
+    """Run the console command and exit with its exit code."""
     arguments = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line; returns its exit code. One message, and no traceback, for errors made by hand."""
+    """Run one command line and return its exit code. Print expected errors as one message without a traceback."""
     if not argv or argv[0] in {*HELP, "help"}:
         print(USAGE, end="")
         return 0 if argv else ConfigError.exit_code
@@ -86,7 +86,7 @@ def run(argv: Sequence[str]) -> int:
     except SuiteError as error:
         print_error(error)
         return error.exit_code
-    except BrokenPipeError:  # whoever read our output, such as `head`, has enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -97,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def workload_class(name: str) -> type[Workload]:
-    """The class of workload ``name``.
+    """Return the class of workload ``name``.
 
     Raises:
         ConfigError: there is no such workload.
@@ -110,7 +110,7 @@ def workload_class(name: str) -> type[Workload]:
 
 
 def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunConfig, SessionConfig]:
-    """The validated configuration that ``tree`` is (:func:`common.config.loading.load`), of any workload.
+    """Build the validated configuration of any workload from ``tree`` (:func:`common.config.loading.load`).
 
     Raises:
         ConfigError: naming key, value and what was expected.
@@ -121,10 +121,10 @@ def load(tree: Mapping[str, Any], micro_batch: int | None = None) -> tuple[RunCo
 
 
 def admitted(tree: Mapping[str, Any]) -> tuple[RunConfig, SessionConfig, Admission]:
-    """The validated configuration that ``tree`` is, and what it runs under.
+    """Build the validated configuration from ``tree``, and its rules, schedule and logged hyperparameters.
 
     Raises:
-        ConfigError: it is wrong, or the rules of its division forbid it.
+        ConfigError: the configuration is wrong, or the rules of its division forbid it.
     """
     from common.mlperf.admission import admit
 
@@ -133,7 +133,7 @@ def admitted(tree: Mapping[str, Any]) -> tuple[RunConfig, SessionConfig, Admissi
 
 
 def train(argv: list[str]) -> int:
-    """``train``: compose, validate, start the ranks of this node if nobody has, and train."""
+    """``train``: compose and validate, start this node's ranks unless a launcher has, and train."""
     from common.launch.data_folder import refuse_custom, require_prepared
     from common.run.start import on_ranks
 
@@ -144,7 +144,7 @@ def train(argv: list[str]) -> int:
         from common.run.evaluation_rank import EvaluationRank
         from common.run.trainer import Trainer
 
-        # What is wrong with the configuration is said before what is wrong with the data.
+        # Report errors in the configuration before errors in the data.
         if start.run.system.vboost is not None and start.device.type != "cuda":
             raise ConfigError(f"system.vboost={start.run.system.vboost}: this run uses no GPU")
         admit(start.run, start.session)
@@ -166,7 +166,7 @@ def train(argv: list[str]) -> int:
 
 
 def score(argv: list[str]) -> int:
-    """``score``: the checkpoints of a run that has ended its training, on this node's ranks or those of a launcher."""
+    """``score``: score the checkpoints of a run whose training has ended, on this node's or a launcher's ranks."""
     from common.run.score_run import USAGE as SCORE_USAGE
     from common.run.score_run import configuration, score_run
     from common.run.start import on_ranks
@@ -179,12 +179,12 @@ def score(argv: list[str]) -> int:
 
 
 def bench(argv: list[str]) -> int:
-    """``bench``: the step alone on a synthetic batch, and the run through the data path."""
+    """``bench``: measure the step on a synthetic batch and the run through the reader, or as ``bench.only`` selects."""
     began = time.perf_counter()
     if not HELP.isdisjoint(argv):
         print(settings_help("bench", argv), end="")
         return 0
-    # Both at once: `measure` may have this process wait for its turn when everything is imported.
+    # Import both now: with `measure`, this process waits for its turn on the GPUs after all imports.
     from common.run.bench import bench as measure
     from common.run.start import on_ranks
 
@@ -195,14 +195,14 @@ def bench(argv: list[str]) -> int:
 
 
 def measure(argv: list[str]) -> int:
-    """``measure``: all that have a recipe, on some GPUs of this node and on all, in a table."""
+    """``measure``: measure all workloads that have a recipe, on several numbers of this node's GPUs; print a table."""
     from common.measure import command
 
     return command.main(argv, WORKLOADS)
 
 
 def list_workloads(argv: list[str]) -> int:
-    """``list``: a table of the workloads."""
+    """``list``: print a table of the workloads."""
     from omegaconf import OmegaConf
 
     from common.config.schema import TargetConfig
@@ -230,7 +230,7 @@ def list_workloads(argv: list[str]) -> int:
 
 
 def _module_command(path: str) -> Callable[[list[str]], int]:
-    """A command that a module's ``main(argv)`` implements; imported when it is called."""
+    """Return a command that imports the module at ``path`` and calls its ``main(argv)``."""
 
     def run_command(argv: list[str]) -> int:
         code: int = importlib.import_module(path).main(argv)
@@ -304,15 +304,15 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": _module_command("common.report.command"),
 }
 DRIVER_COMMANDS: dict[str, Callable[[list[str]], int]] = {"series": _series, "task": _task}
-"""What the scripts of ``scripts/`` call; nobody types them."""
+"""Commands for the scripts of ``scripts/``, not for users."""
 READING_COMMANDS = ("check", "summarize", "package", "report")
-"""Commands that read what strangers wrote."""
+"""Commands that read untrusted files."""
 RANK_COMMANDS = ("train", "score", "bench", "doctor", "task")
 """Commands whose process may be a rank of a job."""
 
 
 def _complete(argv: Sequence[str]) -> int:
-    """Hydra's completion knows one program without subcommands: hide ours from it."""
+    """Complete a command line. Remove the subcommand for Hydra, whose completion expects a program without one."""
     from common.distributed.environment import integer
 
     line = os.environ.get("COMP_LINE", "")

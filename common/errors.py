@@ -1,7 +1,7 @@
-"""The errors that the suite raises on purpose, and how they are printed.
+"""Errors that the suite raises on purpose, and how they are printed.
 
-Each carries one message for the user: what was wrong, where, and what to do. The command line prints
-that message without a traceback and exits with the class's ``exit_code``.
+Each has one message for the user: what is wrong, where, and what to do. The command line prints the message without a
+traceback and exits with the class's ``exit_code``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import signal
 import sys
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says when a disk, or what a user may have of it, is full."""
+"""Error numbers for a full disk, an exceeded quota, or an exceeded file-size limit."""
 
 
 LONGEST = 2000
-"""Characters of a printed line; a log's value may have a million."""
+"""Largest number of characters in a printed line; a log's value may have a million."""
 
 
 def printable(text: str) -> str:
-    """``text`` as one line that any terminal takes: what cannot be seen is written as an escape, and much is cut."""
+    """Return ``text`` as one line for any terminal: unprintable characters escaped, long text truncated."""
     shown = "".join(_shown(character) for character in text[:LONGEST])
     return shown if len(text) <= LONGEST else f"{shown} ... ({len(text):,} characters)"
 
@@ -31,7 +31,7 @@ def _shown(character: str) -> str:
 
 
 def print_error(error: BaseException) -> None:
-    """Print an error's one message, in as many lines as it has."""
+    """Print an error's message to stderr; it may have several lines."""
     if sys.stdout is not None:
         sys.stdout.flush()
     lines = f"mlperf-suite: {type(error).__name__}: {error}".split("\n")
@@ -39,7 +39,7 @@ def print_error(error: BaseException) -> None:
 
 
 class SuiteError(Exception):
-    """Base of every error that the command line reports as one message."""
+    """Base class of all errors that the command line reports as one message."""
 
     exit_code = 1
 
@@ -49,29 +49,29 @@ NOT_CONVERGED = 10
 
 
 UNFIT = 11
-"""Exit code of `doctor` for machines that can be judged and are not fit."""
+"""Exit code of `doctor` for machines that were checked and are not fit."""
 
 
 class ConfigError(SuiteError):
-    """The configuration is wrong: unknown key, wrong type, impossible layout, or against the rules."""
+    """The configuration is wrong: unknown key, wrong type, impossible layout, or a violation of the rules."""
 
     exit_code = 2
 
 
 class DataError(SuiteError):
-    """Data are missing, truncated, corrupt, or not what their manifest says."""
+    """Data are missing, truncated, corrupt, or differ from their manifest."""
 
     exit_code = 3
 
 
 class CheckpointError(SuiteError):
-    """A checkpoint could not be written, read, or does not fit this run."""
+    """A checkpoint cannot be written or read, or does not fit this run."""
 
     exit_code = 4
 
 
 class DeviceError(SuiteError):
-    """The accelerator is missing or unusable by PyTorch."""
+    """The accelerator is missing, or PyTorch cannot use it."""
 
     exit_code = 5
 
@@ -83,22 +83,22 @@ class CaptureError(SuiteError):
 
 
 class RankFailure(SuiteError):
-    """A rank died, stopped, or left the others waiting in a collective; or what scores for one died or is stuck."""
+    """A rank died, stopped, or left others waiting in a collective; or a rank's scorer process died or hangs."""
 
     exit_code = 7
 
 
 class UnsupportedImplementation(SuiteError):
-    """An implementation was named that cannot serve the request."""
+    """The named implementation does not support the request."""
 
     exit_code = 8
 
 
 class Interrupted(SuiteError):
-    """The run was asked to stop by a signal, SIGTERM if nobody knows better; its log is closed as aborted."""
+    """A signal asked the run to stop (SIGTERM unless :meth:`came_by` is called); its log is closed as aborted."""
 
     exit_code = 128 + signal.SIGTERM
 
     def came_by(self, signum: int) -> None:
-        """Take the exit code that shells give what a signal ended: 130 of SIGINT (Ctrl-C), 143 of SIGTERM."""
+        """Set the exit code that shells use for a process ended by this signal: 130 for SIGINT, 143 for SIGTERM."""
         self.exit_code = 128 + signum

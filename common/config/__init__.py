@@ -1,1 +1,1 @@
-"""What the user chose: schema, composition by Hydra, validation."""
+"""Configuration: its schema, composition from files and overrides, and validation."""

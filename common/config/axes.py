@@ -1,4 +1,4 @@
-"""Axes of the ranks: pipeline (pp), data (dp), context (cp) and tensor (tp)."""
+"""Sizes of the layout axes: pipeline (pp), data (dp), context (cp) and tensor (tp) parallelism."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from common.errors import ConfigError
 
 
 def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Complete ``sizes`` of pp, cp and tp with the dp that uses all of ``world_size`` ranks.
+    """Return the sizes of pp, cp and tp (default 1), and of dp, which takes all remaining ranks.
 
     Raises:
-        ConfigError: the ranks do not divide.
+        ConfigError: an unknown axis or size, or the product of pp, cp and tp does not divide ``world_size``.
     """
     fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
     for axis, size in sizes.items():

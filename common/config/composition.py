@@ -1,7 +1,7 @@
-"""From a command line to one tree of settings: Hydra composes ``configs/`` and the overrides.
+"""Compose one tree of settings from ``configs/`` and command-line overrides, with Hydra.
 
-The group ``scale`` is the table ``configs/scales.yaml``. Hydra is imported by what composes: whoever only reads names
-of scales waits for nothing.
+The group ``scale`` comes from the table ``configs/scales.yaml``. Functions import Hydra only when they need it, so that
+reading the names of scales stays fast.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def scales_of(benchmark: str) -> list[str]:
-    """The scales that ``benchmark`` has a recipe for."""
+    """Return the names of scales for which ``benchmark`` has a recipe, sorted."""
     recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
     return sorted({path.stem for path in recipes} & _scales().keys())
 
 
 def completions(overrides: Sequence[str]) -> list[str] | None:
-    """Return what may follow as the last of ``overrides``, of a group whose choices depend on the benchmark.
+    """Return completions of the last override, if its group's choices depend on the benchmark.
 
-    None for other groups and keys, which Hydra completes.
+    For other groups and keys return None; Hydra completes them.
     """
     group, equals, begun = overrides[-1].partition("=") if overrides else ("", "", "")
     benchmark = _benchmark(overrides)
@@ -51,13 +51,13 @@ def completions(overrides: Sequence[str]) -> list[str] | None:
 
 
 def _scales() -> dict[str, dict[str, Any]]:
-    """Name of a scale to its entry in the table."""
+    """Return the table of scales: name to entry."""
     scales: dict[str, dict[str, Any]] = yaml.safe_load((CONFIGS / "scales.yaml").read_text())
     return scales
 
 
 def _register_scales() -> None:
-    """Make Hydra's group ``scale`` of the table."""
+    """Register the table of scales as Hydra's group ``scale``."""
     from hydra.core.config_store import ConfigStore
 
     for name, entry in _scales().items():
@@ -65,7 +65,7 @@ def _register_scales() -> None:
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """The composed configuration for ``overrides`` as plain containers, without Hydra's command line.
+    """Return the composed configuration for ``overrides`` as plain containers, without Hydra's command line.
 
     Raises:
         ConfigError: an override is wrong.
@@ -89,7 +89,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def settings_help(command: str, overrides: Sequence[str]) -> str:
-    """Return the help of ``command``: the groups, the settings of ``configs/train.yaml``, and those of the benchmark.
+    """Return the help text of ``command``: groups, settings of ``configs/train.yaml``, and settings of the benchmark.
 
     Raises:
         ConfigError: an override is wrong.
@@ -123,9 +123,9 @@ commas separate; --hydra-help has the others.
 
 
 def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]) -> int:
-    """Compose the configuration that ``argv`` says and run ``task`` with it and the arguments that compose it again.
+    """Compose the configuration from ``argv`` and run ``task(tree, arguments)``. Return the largest exit code.
 
-    In a sweep these are the ones of the single job.
+    ``arguments`` compose the same configuration again; in a sweep, those of the single job.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -145,7 +145,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
             tree = _tree(OmegaConf.to_container(composed, resolve=True), chosen.runtime.choices)
             arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
             if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
-                # Hydra gives all jobs of a sweep the same ${now}.
+                # All jobs of a sweep get the same ${now} from Hydra.
                 tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
             codes.append(task(tree, arguments))
         except OmegaConfBaseException as error:
@@ -160,7 +160,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     before = sys.argv
     sys.argv = [before[0], *_flags_first(argv)]
     _register_scales()
-    os.environ[FULL_ERROR] = "1"  # Hydra raises its errors instead of printing them over many lines
+    os.environ[FULL_ERROR] = "1"  # makes Hydra raise its errors instead of printing them over many lines
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
@@ -174,7 +174,7 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
 
 
 def _tree(composed: Any, choices: Mapping[str, str]) -> dict[str, Any]:
-    """The composed settings, and the file of the recipe that was chosen, which the log names."""
+    """Return the composed settings together with the path of the chosen recipe, for the log."""
     assert isinstance(composed, dict)
     return {
         **{str(key): value for key, value in composed.items()},
@@ -188,7 +188,7 @@ FLAGS_WITH_VALUES = frozenset(
 
 
 def _flags_first(argv: Sequence[str]) -> list[str]:
-    """Return Hydra's flags, such as ``--multirun``, and then the overrides: Hydra takes no override behind a flag."""
+    """Return Hydra's flags, such as ``--multirun``, before the overrides: Hydra accepts no override after a flag."""
     flags: list[str] = []
     overrides: list[str] = []
     for before, argument in zip(["", *argv], argv, strict=False):
@@ -205,19 +205,19 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _explain_interpolation(error: OmegaConfBaseException) -> str:
-    """The key whose value cannot be resolved, the environment variables in it, and OmegaConf's words, in one line."""
+    """Describe a value that cannot be resolved, in one line: key, OmegaConf's message, environment variables."""
     words = str(error).splitlines()[0]
     parent: Any = error.parent_node
     if not error.full_key or parent is None:
         return words
-    raw = parent._get_node(error.key)  # OmegaConf's public access would resolve it
+    raw = parent._get_node(error.key)  # OmegaConf's public access would resolve the value
     names = re.findall(r"oc\.env:(\w+)", str(raw._value()))
     given = [f"{name}={os.environ[name]!r}" for name in names if name in os.environ]
     return f"{error.full_key}: {words}" + (f"; correct or unset {', '.join(given)}" if given else "")
 
 
 def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
-    """What was wrong with ``overrides``, in one line that names the key."""
+    """Describe what is wrong with ``overrides``, in one line that names the key."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError
 
@@ -257,11 +257,11 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    """Return the message on a key that the configuration lacks, with the nearest one that it has."""
+    """Return the message about an unknown key, with the most similar known key."""
     groups = [text for text in overrides if text.startswith(("benchmark=", "scale=", "system="))]
     try:
         known = set(_keys(compose(groups), ""))
-    except ConfigError:  # the groups are wrong as well: only what all workloads share is known
+    except ConfigError:  # the groups are wrong, too: only the settings shared by all workloads are known
         known = set(_keys(yaml.safe_load((CONFIGS / "train.yaml").read_text()), ""))
     return f"{key}: unknown configuration key{did_you_mean(key, known) or '; see `mlperf-suite train --cfg job`'}"
 
@@ -274,13 +274,13 @@ def _keys(tree: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _benchmark(overrides: Sequence[str]) -> str:
-    """Return the benchmark that ``overrides`` name, or the default of ``configs/train.yaml``."""
+    """Return the last benchmark named in ``overrides``, or the default of ``configs/train.yaml``."""
     named = [text.removeprefix("benchmark=") for text in overrides if text.startswith("benchmark=")]
     return named[-1] if named else "resnet"
 
 
 def _scales_in_words(overrides: Sequence[str]) -> str:
-    """Which scales the benchmark of ``overrides`` has; "" if it has none."""
+    """Return a phrase with the benchmark's scales; "" if it has none."""
     benchmark = _benchmark(overrides)
     scales = scales_of(benchmark)
     return f"{benchmark} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""

@@ -1,7 +1,7 @@
-"""The configuration, validated once before anything starts.
+"""Validate the configuration once, before the run starts.
 
-Hydra composes ``configs/`` and the command line; :func:`load` turns the result into the frozen dataclasses of
-:mod:`common.config.schema` and a workload's own. Nothing past the command line sees a DictConfig.
+Hydra composes ``configs/`` and the command line; :func:`load` converts the result into the frozen dataclasses of
+:mod:`common.config.schema` and the workload's own one. No other module handles a DictConfig.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from common.errors import ConfigError
 
 
 class Configurable(Protocol):
-    """What a configuration is loaded for: the class of a workload."""
+    """Interface that the loader needs of a workload class."""
 
     config_type: ClassVar[type[Any]]
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the workload says of the configuration."""
+        """Return settings that follow from the configuration."""
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
@@ -48,15 +48,15 @@ _SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses
 def load(
     tree: Mapping[str, Any], workload_type: Callable[[str], type[Configurable]], micro_batch: int | None = None
 ) -> tuple[RunConfig, SessionConfig]:
-    """Validate the composed configuration ``tree`` (plain containers) and build the dataclasses.
+    """Validate the composed configuration ``tree`` and build the dataclasses.
 
     Args:
-        tree: what Hydra composed, resolved.
-        workload_type: from the name of a benchmark to the class of its workload.
-        micro_batch: replaces ``micro_batch: auto`` once the free memory is known.
+        tree: plain containers, with interpolations resolved.
+        workload_type: returns the workload class for the name of a benchmark.
+        micro_batch: overrides ``micro_batch``; used for ``auto`` once the free memory is known.
 
     Raises:
-        ConfigError: unknown key, wrong type, impossible layout, or a batch that the ranks don't divide.
+        ConfigError: unknown key, wrong type, impossible layout, or a batch that the ranks do not divide.
     """
     tree = dict(tree)
     benchmark = build(BenchmarkConfig, tree.get("benchmark"), "benchmark")
@@ -104,7 +104,7 @@ def load(
         config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
     )
     values = {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}
-    if isinstance(values["ruleset"], int | float):  # as YAML reads 4.0, which whoever knows the rulesets refuses
+    if isinstance(values["ruleset"], int | float):  # YAML reads 4.0 as a number; code that knows the rulesets checks it
         values["ruleset"] = str(values["ruleset"])
     session = build(SessionConfig, values, "")
     run = dataclasses.replace(run, declaration=cls.declare(run))
@@ -119,7 +119,7 @@ def load(
 
 
 def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
-    """Who predicts and who scores, with the axes of the layout of evaluation ranks complete."""
+    """Build the evaluation settings, with a complete layout of the evaluation ranks."""
     given: EvaluationConfig = build(EvaluationConfig, values, "evaluation")
     world_size = scale.nodes * scale.gpus_per_node
     if not 0 <= given.ranks < world_size:
@@ -128,7 +128,7 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
             f"{scale.gpus_per_node}) 0 or more only evaluate, and at least 1 trains"
         )
     if given.ranks == 0:
-        # A recipe's layout waits for the ranks that a command line took away.
+        # The recipe's layout has no ranks if the command line sets evaluation.ranks=0.
         return dataclasses.replace(given, layout={})
     if given.scoring == "background":
         raise ConfigError(
@@ -147,10 +147,10 @@ def _check_whole_rows(micro_batch: int, unit: int) -> None:
 
 
 def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
-    """Micro-batches that each replica accumulates for one global batch.
+    """Return the micro-batches per rank and optimizer step, for ``replicas`` data-parallel ranks.
 
     Raises:
-        ConfigError: they don't divide.
+        ConfigError: the global batch is not a multiple of ``micro_batch`` x ``replicas``, or a size is below 1.
     """
     for name, value in (("micro_batch", micro_batch), ("hparams.global_batch_size", global_batch)):
         if value < 1:
@@ -170,9 +170,9 @@ def accumulation(global_batch: int, micro_batch: int, replicas: int) -> int:
 
 
 def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
-    """Return the settings that may influence training as plain values, by their keys on the command line.
+    """Return all settings that may influence training as plain values, by command-line key.
 
-    The number of ranks, their layout and the seed are left out: a checkpoint has entries of their own for them.
+    Number of ranks, layout and seed are left out, because a checkpoint stores them separately.
     """
     derived = {"config_file", "assets_dir", "scale", "layout", "workload", "declaration"}
     derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs"}
@@ -195,10 +195,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def build(cls: type[Any], values: Any, path: str) -> Any:
-    """An instance of dataclass ``cls`` from a mapping, with every key, type and range checked.
+    """Build the dataclass ``cls`` from a mapping; check every key, type and range.
 
-    Ranges are annotations of the fields (:mod:`common.config.ranges`). What concerns several fields ``cls`` checks in
-    its ``__post_init__``; the key in its message gets ``path`` in front.
+    Ranges are annotations of the fields (:mod:`common.config.ranges`). ``cls`` checks combinations of fields in its
+    ``__post_init__``; ``path`` is prepended to the key in its message.
 
     Raises:
         ConfigError: naming key, value and what was expected.
@@ -225,10 +225,10 @@ def build(cls: type[Any], values: Any, path: str) -> Any:
 
 
 def convert(kind: Any, value: Any, path: str) -> Any:
-    """``value`` as type ``kind``, without surprises: no text becomes a number, no number a truth value.
+    """Convert ``value`` to type ``kind`` strictly: text never becomes a number, and a number never becomes a bool.
 
     Raises:
-        ConfigError: the value does not have the type, or is not in the range that the type is annotated with.
+        ConfigError: the value has another type, or is outside the annotated range.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:

@@ -1,7 +1,7 @@
-"""Overrides ``key=value`` of paths and free text: quoted so that Hydra's grammar returns the same text.
+"""Quote paths and free text in ``key=value`` overrides, so that Hydra's grammar returns the same text.
 
-Everything that composes an override for another program calls :func:`override`; a shell calls
-``python -m common.config.override KEY VALUE``, which prints it.
+Code that writes an override for another program calls :func:`override`. A shell script calls
+``python -m common.config.override KEY VALUE``, which prints the override.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 
 from common.errors import ConfigError
 
-# A relative or absolute path of these characters alone is the same text with and without quotes.
+# A path with a slash and only these characters is the same text with and without quotes.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*")
 RENAMED = {
     "reader.augment": "model.implementations.augment",
     "reader.sample": "model.implementations.sample",
     "embeddings.implementation": "model.implementations.embedding_bags",
 }
-"""Former configuration keys whose new name does not end in the same word."""
+"""Former configuration keys to their new names, where the last part of the key has changed."""
 _TYPED = re.compile(r"(?P<key>[+~]{0,2}[A-Za-z_][\w./@:-]*)=(?P<value>.+)", re.DOTALL)
 
 
 def override(key: str, value: object) -> str:
-    """Return the override that sets ``key`` to the text of ``value``, whatever characters it has.
+    """Return an override that sets ``key`` to the text of ``value``, which may have any characters.
 
-    Two grammars read it: Hydra's takes quotes and backslashes out, and OmegaConf's replaces ``${…}``. A backslash only
-    counts in front of a quote, the end, or ``${``.
+    Hydra's grammar removes quotes and backslashes, and OmegaConf replaces ``${…}``. A backslash is special only before
+    a quote, before ``${`` or at the end.
     """
     text = str(value)
     if _PLAIN_PATH.fullmatch(text):
@@ -42,15 +42,15 @@ def override(key: str, value: object) -> str:
 
 
 def as_typed(value: object) -> str:
-    """Return a plain value as text on the command line has it: ``true``, ``null``, and other values as they are."""
+    """Return a plain value as command-line text: ``true``, ``null``, or ``str(value)``."""
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def parsed(argument: str) -> tuple[str, Any]:
-    """Return key and value of an override, as Hydra reads it.
+    """Return key and value of an override, parsed by Hydra.
 
     Raises:
-        ConfigError: it does not parse; the message has the quoted form.
+        ConfigError: the override does not parse; the message shows the quoted form.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -67,9 +67,9 @@ def parsed(argument: str) -> tuple[str, Any]:
 
 
 def did_you_mean(key: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown ``key``: the nearest of the ``known`` ones; "" if none is near.
+    """Return a hint at the most similar ``known`` key, as the end of a message about ``key``; "" if none is similar.
 
-    Both may be dotted: a key that is right but for its section is found, too.
+    Keys may be dotted. A key with the right last part in the wrong section is found, too.
     """
     if key in RENAMED:
         return f"; it is {RENAMED[key]} now"
@@ -84,7 +84,7 @@ def did_you_mean(key: str, known: Iterable[str]) -> str:
 
 
 def quoting_hint(argument: str) -> str:
-    """Return the end of a message about ``argument``: the quoted form for bash; "" if quotes are not what it lacks."""
+    """Return a hint at the quoted form for bash, as the end of a message; "" if quotes would not help."""
     typed = _TYPED.fullmatch(argument)
     if typed is None or typed["value"][0] in "[{\"'":
         return ""

@@ -1,8 +1,8 @@
 """Ranges of configuration values, as annotations of a dataclass's fields.
 
-``warmup_steps: Annotated[int, NotNegative]`` says what the field takes; :func:`common.config.loading.build` refuses
-anything else, and nobody has to check again. Whatever is built without it, in code, is not checked. Name a range of
-your own beside the class that uses it: a ``lambda`` inside an annotation does not see the module's names.
+``warmup_steps: Annotated[int, NotNegative]`` declares the allowed values; :func:`common.config.loading.build` rejects
+all others. Objects that code constructs directly are not checked. Define a new range at module level beside the class
+that uses it: a ``lambda`` inside an annotation cannot see the module's names.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from common.errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """Which values a field takes.
+    """A set of allowed values.
 
     Attributes:
-        needed: what a value is to be, in the words of the message.
-        holds: whether a value is. Write it so that it is false of nan: ``0 <= value``, not ``not value < 0``.
+        needed: description of the allowed values, for messages.
+        holds: returns whether a value is allowed. It must return False for NaN: ``0 <= value``, not ``not value < 0``.
     """
 
     needed: str
     holds: Callable[[Any], bool]
 
     def check(self, key: str, value: Any) -> None:
-        """Refuse what is out of the range.
+        """Check that ``value`` is in the range.
 
         Raises:
-            ConfigError: naming ``key``, the value and what is needed.
+            ConfigError: naming key, value and allowed values.
         """
         if not self.holds(value):
             raise ConfigError(f"{key}={value}: {self.needed}")
 
 
 class AtLeast(Range):
-    """Numbers from ``least`` on; ``needed`` where the message is to say more than that."""
+    """Finite numbers of at least ``least``. ``needed`` replaces the default text of the message."""
 
     def __init__(self, least: int, needed: str = "") -> None:
         super().__init__(needed or f"at least {least}", lambda value: least <= value < math.inf)
 
 
 class Between(Range):
-    """Numbers from ``least`` to ``most``."""
+    """Numbers from ``least`` to ``most``, both included."""
 
     def __init__(self, least: int, most: int) -> None:
         super().__init__(f"from {least} to {most}", lambda value: least <= value <= most)
 
 
 class Each(Range):
-    """Lists whose entries are all in ``entry``."""
+    """Lists whose entries are all in the range ``entry``."""
 
     def __init__(self, entry: Range) -> None:
         super().__init__(entry.needed, lambda values: all(entry.holds(value) for value in values))
@@ -69,4 +69,4 @@ Share = Range("a share", Probability.holds)
 ShareBelowOne = Range("a share below 1", ProbabilityBelowOne.holds)
 ShareAboveZero = Range("a share above 0", lambda value: 0 < value <= 1)
 Decay = Range("at least 0 and below 1", ProbabilityBelowOne.holds)
-"""How much of itself a moving average keeps."""
+"""Factor on a moving average's old value at each update."""

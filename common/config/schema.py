@@ -1,7 +1,7 @@
-"""What a configuration holds, as frozen dataclasses.
+"""Schema of the configuration, as frozen dataclasses.
 
-What a workload gets (:class:`RunConfig`) has no data folder in it; that is in :class:`SessionConfig`, which only the
-trainer reads.
+Workloads receive :class:`RunConfig`, which has no data folder. The data folder is in :class:`SessionConfig`, which only
+the trainer reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Role = Literal["linear", "attn", "comm"]
 LoggedPrecision = Literal["fp64", "fp32", "tf32", "bfloat16", "fp16", "fp8", "mxfp6", "nvfp4", "mxfp4", "int8", "int4"]
 
 CUSTOM = "custom"
-"""``data_set`` of data that are neither synthetic nor the benchmark's."""
+"""``data_set`` of data that are neither synthetic nor the benchmark's own."""
 
 BucketSize = Range("a bucket has a positive, finite size", lambda value: 2**-20 <= value < math.inf)
 Divisor = Range("a divisor is positive and finite", Positive.holds)
@@ -29,18 +29,18 @@ Divisor = Range("a divisor is positive and finite", Positive.holds)
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """What a metric is to reach.
+    """The target of a metric.
 
     Attributes:
         value: the target.
-        direction: whether a larger or a smaller metric is better.
+        direction: whether higher or lower values of the metric are better.
     """
 
     value: float
     direction: Literal["higher", "lower"]
 
     def met(self, value: float) -> bool:
-        """Whether ``value`` of the metric meets the target; NaN never does."""
+        """Return whether ``value`` of the metric meets the target; NaN never does."""
         return value >= self.value if self.direction == "higher" else value <= self.value
 
     def __str__(self) -> str:
@@ -49,18 +49,18 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class BenchmarkConfig:
-    """What the rules fix of a benchmark, and the facts of its data.
+    """What the rules fix for a benchmark, and its dataset constants.
 
     Attributes:
         name: name on the command line; also the key of ``WORKLOADS``.
-        targets: metric to what it is to reach; one evaluation must reach all of them.
+        targets: metric to target; a single evaluation must reach all of them.
         train_samples, eval_samples: sizes of the data set.
-        data_set: name of the data; ``stand-in`` for synthetic and ``custom`` for other data than the benchmark's, which
-            can earn no result.
+        data_set: name of the data: ``stand-in`` means synthetic, ``custom`` other data than the benchmark's. Neither
+            can earn a result.
         schedule: options of the evaluation schedule that the rules leave free.
-        facts: constants of the workload, checked by the workload's own dataclass.
-        log_keys: section -> {key in the log: path of the value}; the section ``always`` and the one named by
-            ``hparams.optimizer`` are logged.
+        facts: dataset constants, validated by the workload's own dataclass.
+        log_keys: section -> {key in the log: path of the value}. The sections ``always`` and
+            ``hparams.optimizer`` (its value) are logged.
     """
 
     name: str
@@ -75,19 +75,19 @@ class BenchmarkConfig:
 
     @property
     def stand_in(self) -> bool:
-        """Whether the data are generated."""
+        """Whether the data are synthetic."""
         return self.data_set == "stand-in"
 
     @property
     def custom(self) -> bool:
-        """Whether the data are neither synthetic nor the benchmark's."""
+        """Whether the data are neither synthetic nor the benchmark's own."""
         return self.data_set == CUSTOM
 
     def judged(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Of the metrics of one evaluation those that have a target, in the order of the targets.
+        """Return the metrics that have a target, in the order of the targets.
 
         Raises:
-            ValueError: the evaluation lacks one.
+            ValueError: the evaluation lacks a metric that has a target.
         """
         missing = [metric for metric in self.targets if metric not in values]
         if missing:
@@ -95,7 +95,7 @@ class BenchmarkConfig:
         return {metric: values[metric] for metric in self.targets}
 
     def reached(self, values: Mapping[str, float]) -> bool:
-        """Whether the metrics of one evaluation meet every target; ValueError if one is lacking."""
+        """Return whether one evaluation meets every target. Raise ValueError if a metric is missing."""
         return all(self.targets[metric].met(value) for metric, value in self.judged(values).items())
 
     def __post_init__(self) -> None:
@@ -105,12 +105,11 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """Machines.
+    """Number and kind of machines.
 
     Attributes:
-        nodes: number of them.
-        gpus_per_node: ranks on each: GPUs, or processes on a CPU.
-        gpu: the scale is one of GPUs, so that only ``device=cpu`` runs it on a CPU.
+        gpus_per_node: ranks per node: GPUs, or processes on a CPU.
+        gpu: whether the scale requires GPUs; on a CPU it then runs only with ``device=cpu``.
     """
 
     nodes: Annotated[int, AtLeast(1)]
@@ -120,21 +119,20 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Who predicts and who scores.
+    """Where evaluations run and how they are scored.
 
     Attributes:
-        ranks: the last of the job's ranks, which only evaluate; with 0 the training ranks predict themselves and
-            training stops meanwhile.
-        layout: axes of these ranks, complete; of one rank where there are none.
-        scoring: ``inline``: by rank 0 of those that predict; ``background``: by a process of training rank 0, while
-            training goes on; ``offline``: checkpoints are written at the evaluation points and scored apart from the
-            training, by the evaluation ranks meanwhile, or by all ranks after it.
-        scorer_threads: of that process.
-        first: offline, the first checkpoint that is scored, counted from 1: the others are scored in ascending order.
-        all: offline, score from the first checkpoint of the run on, as the rules want it of one run in a result.
-        by_command: offline, the run ends with its training, and ``mlperf-suite score`` scores the checkpoints.
-        buffers: offline, copies in host memory of weights that are on their way to the disk; where the disk is behind
-            with all of them, training waits.
+        ranks: number of ranks, the last ones of the job, that only evaluate. 0: training stops while the training
+            ranks predict.
+        layout: sizes of all axes for the evaluation ranks; empty without them.
+        scoring: ``inline``: rank 0 of the predicting ranks scores; ``background``: a process of training rank 0 scores
+            during training; ``offline``: checkpoints are written at the evaluation points, and scored by the
+            evaluation ranks during training or by all ranks after it.
+        scorer_threads: CPU threads of the background process.
+        first: offline: first checkpoint that is scored, counted from 1; the next ones follow until one passes.
+        all: offline: score from the first checkpoint on, as the rules require of one run in a result.
+        by_command: offline: the run ends after training, and ``mlperf-suite score`` scores the checkpoints.
+        buffers: offline: copies of the weights in host memory that wait for the disk. Training waits if all are in use.
     """
 
     ranks: int = 0
@@ -148,12 +146,12 @@ class EvaluationConfig:
 
     @property
     def offline(self) -> bool:
-        """Whether checkpoints are scored apart from the training."""
+        """Whether checkpoints are scored offline."""
         return self.scoring == "offline"
 
     @property
     def begins_with(self) -> int:
-        """The first checkpoint that is scored."""
+        """Number of the first checkpoint that is scored, from 1."""
         return 1 if self.all else self.first
 
     def __post_init__(self) -> None:
@@ -167,10 +165,10 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class BindingConfig:
-    """Where ranks run (see :mod:`common.launch.binding`).
+    """CPU and memory binding of ranks (see :mod:`common.launch.binding`).
 
     Attributes:
-        cpu: ``node``: the cores next to the rank's GPU; ``exclusive``: a share of them of its own; ``none``.
+        cpu: ``node``: the cores next to the rank's GPU; ``exclusive``: a separate share of them per rank; ``none``.
         memory: ``node``: the NUMA node of the rank's GPU; ``none``.
     """
 
@@ -179,22 +177,22 @@ class BindingConfig:
 
 
 MOST_CTAS = 64
-"""NCCL's channels; a thread block serves one."""
+"""Largest number of NCCL channels; each uses one thread block."""
 
 MOST_IN_A_CLUSTER = 8
 
 
 @dataclass(frozen=True)
 class Ctas:
-    """Thread blocks (CTAs) that an operation of NCCL takes of a GPU, and their priority; None is NCCL's own choice.
+    """Thread blocks (CTAs) that an NCCL operation uses on a GPU, and their priority; None leaves the choice to NCCL.
 
-    Not so of a pipeline's links: :func:`common.distributed.ctas.of_links`.
+    Pipeline links differ: :func:`common.distributed.ctas.of_links`.
 
     Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
 
     Attributes:
-        min, max: of one operation.
-        cluster: of them that run side by side as one cluster; 0 for none.
+        min, max: thread blocks of one operation.
+        cluster: thread blocks per cluster, which run side by side; 0 uses no clusters.
         priority: priority of NCCL's stream. With ``high`` its thread blocks start on the next free multiprocessors,
             before waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
@@ -211,7 +209,7 @@ class Ctas:
 
 @dataclass(frozen=True)
 class CtasOfAxes:
-    """Of communicators over an axis of the layout. One over several axes has those of ``dp``, else of the outermost."""
+    """Thread blocks of communicators, by layout axis. One over several axes uses ``dp``, else the outermost axis."""
 
     pp: Ctas = field(default_factory=Ctas)
     dp: Ctas = field(default_factory=Ctas)
@@ -219,22 +217,22 @@ class CtasOfAxes:
     tp: Ctas = field(default_factory=Ctas)
 
     def by_axis(self) -> dict[str, Ctas]:
-        """Name of the axis to its thread blocks."""
+        """Return the thread blocks by name of the axis."""
         return {axis.name: getattr(self, axis.name) for axis in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """What NCCL may use of the network, and of the GPU for it.
+    """Network and GPU resources that NCCL may use.
 
-    All but ``ctas`` become variables: :mod:`common.launch.nccl_settings`.
+    All settings except ``ctas`` become environment variables: :mod:`common.launch.nccl_settings`.
 
     Attributes:
-        sharp: reduce gradients in InfiniBand's switches; the job needs Slurm's ``--network=sharp``.
-        sharp_nodes: nodes from which on that pays; None for NCCL's own choice.
-        user_buffers: register the buffers of captured collectives with the network; None for NCCL's own choice.
-        nvls: reduce in the NVLink switches, which needs multicast; None for NCCL's own choice.
-        ctas: thread blocks, which products then lack, and their priority.
+        sharp: reduce gradients in InfiniBand switches; the job needs Slurm's ``--network=sharp``.
+        sharp_nodes: smallest number of nodes for which SHARP is used; None leaves the choice to NCCL.
+        user_buffers: register the buffers of captured collectives with the network; None leaves the choice to NCCL.
+        nvls: reduce in NVLink switches, which needs multicast; None leaves the choice to NCCL.
+        ctas: thread blocks of NCCL, which matrix products cannot use, and their priority.
     """
 
     sharp: bool = False
@@ -246,12 +244,12 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """The machine: settings that are neither the benchmark's nor the recipe's.
+    """Settings of the machine.
 
     Attributes:
         environment: variables set on every rank unless the user has set them.
-        vboost: level of the GPU's power slider that favours the tensor cores; None leaves it as it is.
-        limits: what `doctor` demands of the machine.
+        vboost: level of the GPU's power slider in favour of the tensor cores; None does not change it.
+        limits: requirements on the machine that `doctor` checks.
     """
 
     name: str = "auto"
@@ -264,7 +262,7 @@ class SystemConfig:
 
 @dataclass(frozen=True)
 class SubmissionConfig:
-    """Who submits what; goes into the log as ``submission_*``."""
+    """Submitter and system, logged as ``submission_*``."""
 
     org: str = "unset"
     platform: str = "unset"
@@ -274,21 +272,21 @@ class SubmissionConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients are reduced and applied; not what the rules call hyperparameters.
+    """How gradients are reduced and applied. These settings are not hyperparameters in the sense of the rules.
 
     Attributes:
-        bucket_mb: gradients that are reduced in one collective.
+        bucket_mb: MiB of gradients per collective.
         overlap: reduce during the backward pass, and gather updated weights during the forward pass.
-        shard: who updates: ``none``: every rank all weights; ``node``: the ranks of a node share the work; ``all``:
-            all ranks with the same weights do (``layout.dp`` and ``layout.cp``).
-        reduction: with shards: ``scatter``: each rank receives the sum of its shard alone (several nodes then sum
-            shards); ``all_reduce``: one all-reduce over all ranks, of which each keeps its shard.
+        shard: ``none``: every rank updates all weights; ``node``: the ranks of a node share the update; ``all``: all
+            ranks with the same weights (``layout.dp`` and ``layout.cp``) share it.
+        reduction: with shards: ``scatter``: each rank receives only the sum of its shard (several nodes then sum
+            shards); ``all_reduce``: each rank receives the whole sum and keeps its shard.
         grad_predivide: divisor of the scaled fp16 loss, so that sums of gradients over ranks stay in fp16's range; the
-            update multiplies by it. With a power of two only gradients below fp16's smallest normal number change.
-        implementation: of the update rule.
-        masters: of bf16 weights: ``fp32``, or ``remainder``: the 16 bits that an fp32 has beyond its weight.
-        gradients: of bf16 and fp16 weights: ``same`` adds them up, over micro-batches and ranks, in the weights'
-            precision, ``fp32`` in fp32, for 2 bytes a weight more.
+            update multiplies by it. With a power of two, only gradients below fp16's smallest normal number change.
+        implementation: implementation of the update rule.
+        masters: master copies of bf16 weights: ``fp32``, or ``remainder``: the low 16 bits of fp32.
+        gradients: precision in which bf16 and fp16 gradients are summed over micro-batches and ranks: ``same``: that
+            of the weights; ``fp32``, for 2 more bytes per weight.
     """
 
     bucket_mb: Annotated[float, BucketSize] = 32.0
@@ -301,36 +299,36 @@ class OptimizerConfig:
     gradients: Literal["same", "fp32"] = "same"
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of :class:`common.optim.optimizer.Optimizer`."""
+        """Return keyword arguments for :class:`common.optim.optimizer.Optimizer`."""
         others = dataclasses.asdict(self)
-        del others["grad_predivide"]  # the loss scale's
+        del others["grad_predivide"]  # belongs to the loss scale
         return {"bucket_bytes": int(others.pop("bucket_mb") * 2**20), **others}
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What ``bench`` measures.
+    """Options of ``bench``.
 
     Attributes:
-        steps, warmup_steps: iterations timed, and before them.
+        steps, warmup_steps: timed iterations, and iterations before them.
         profile_steps: iterations under the profiler, for the breakdown.
-        seconds: that the timed iterations of step and run take at most, each: where iterations are long, fewer are
-            timed, at least one, and fewer run before them and under the profiler; None: all of them.
-        accumulate: keep the recipe's accumulation; False measures one micro-batch and one update an iteration, as a
-            rank of a larger system runs.
+        seconds: time limit for the timed iterations of the step and of the run, each. If iterations are long, fewer
+            (at least one) are timed, warmed up and profiled; None: no limit.
+        accumulate: keep the recipe's accumulation. False measures one micro-batch and one update per iteration, like
+            a rank of a larger system.
         only: ``step``: the step on a synthetic batch; ``reader``: the reader of the prepared data; ``run``: training
-            through the reader, with evaluations; ``evaluation``: predicting and scoring; without prepared data,
-            predicting synthetic samples, which are not scored; ``ops``: the workload's operations, each implementation
-            alone; ``tiles``: better tiles for their kernels; ``peer``: the step, and the same training with other
-            software; None: the step and, if there are prepared data, the run.
-        operations: with ``ops`` and ``tiles``, parts of the names of operations, or ``all`` for those of all workloads;
-            empty: those that the workload uses.
-        pause_ms: after each step of the reader alone, for what training would compute meanwhile.
-        report: file for the figures as JSON, beside what is printed; None writes none.
-        repetitions: how often ``steps`` iterations of the step are timed, which share ``seconds``; with ``evaluation``,
-            how many evaluations are timed after the first one. The median counts.
-        traffic: whether ranks send each other gradients and weights: ``False`` leaves only what couples them, ``both``
-            measures the step with, and then again without them.
+            through the reader, with evaluations; ``evaluation``: predicting and scoring, or without prepared data only
+            predicting synthetic samples; ``ops``: every implementation of the workload's operations; ``tiles``: a
+            search for better tiles of their kernels; ``peer``: the step, and the same training in other software;
+            None: the step and, if there are prepared data, the run.
+        operations: with ``ops`` and ``tiles``: parts of names of operations, or ``all`` for those of all workloads;
+            empty: those of this workload.
+        pause_ms: with ``reader``: pause after each step, in place of the training computation.
+        report: JSON file for the figures, in addition to the printed output; None writes none.
+        repetitions: how often ``steps`` iterations are timed, within ``seconds`` in total; with ``evaluation``, how
+            many evaluations are timed after the first one. The median is reported.
+        traffic: whether ranks send gradients and weights to each other. ``False`` keeps only model collectives and
+            single numbers; ``both`` measures the step with this traffic, then without it.
     """
 
     steps: Annotated[int, AtLeast(1, "at least 1 step is measured")] = 200
@@ -346,7 +344,7 @@ class BenchConfig:
     traffic: Literal[True, False, "both"] = True
 
     def within(self, iteration: float) -> BenchConfig:
-        """The same with as many iterations as ``seconds`` allows, where one takes ``iteration`` seconds."""
+        """Return options with only as many iterations as fit in ``seconds``, if one takes ``iteration`` seconds."""
         part = math.inf if self.seconds is None else self.seconds / (iteration * self.steps)
         parts = {"steps": part / self.repetitions, "warmup_steps": part, "profile_steps": part}
         fewer = {
@@ -359,30 +357,28 @@ class BenchConfig:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a workload says of a configuration, before it is built and on machines without its devices.
+    """Settings that a workload derives from a configuration before it is built, also on machines without GPUs.
 
     Attributes:
-        schedule_options: options of the benchmark's evaluation schedule that follow from the configuration;
-            ``benchmark.schedule`` overrides them.
-        micro_batch_multiple: samples that cannot be separated: ``micro_batch`` is a multiple of it.
-        largest_micro_batch: beyond which ``micro_batch=auto`` does not look: with most networks larger ones gain
-            nothing on any GPU that we know.
-        initialised_tensors: names under which the log says that weights were initialised, for rounds that ask for it.
-        derived_values: what the benchmark's table of log keys needs beyond the configuration.
-        lowest_precision: of linear layers, of attention and of communication, in the words of the rules, where it is
-            not ``precision``.
-        forbidden: what the closed division forbids on real data beyond the logged hyperparameters: plain sentences,
-            one for each value, ``key=value: the rule``.
-        train_samples: of an epoch, where the rules let a run leave some out, such as those that fill no batch; None for
-            all of the benchmark's.
-        sample_tokens: tokens of a sample, where the rules count progress in tokens.
-        chunk_graphs: whether the passes of a micro-batch can have graphs of their own (``cuda_graphs=chunks``).
-        data_format: name and version of the prepared data's format, as their manifest has it; None where training
-            needs no folder of data.
-        reads_unprepared: returns whether training reads a data folder although it has no manifest, because another
-            tool laid it out in a known way; None where training reads prepared data alone.
-        order_of_data: gives what decides the order of samples beyond seed and batch sizes, such as the reader; for
-            checkpoints. Asked on the training ranks alone, since it may depend on what is installed there.
+        schedule_options: derived options of the benchmark's evaluation schedule; ``benchmark.schedule`` overrides them.
+        micro_batch_multiple: ``micro_batch`` must be a multiple of this number of samples, which cannot be separated.
+        largest_micro_batch: upper limit for ``micro_batch=auto``. On GPUs known to us, most networks do not become
+            faster above the default.
+        initialised_tensors: names of initialised weights, for the logs of rounds that require them.
+        derived_values: further values for the benchmark's table of log keys.
+        lowest_precision: precision of linear layers, attention and communication, in the words of the rules, where it
+            differs from ``precision``.
+        forbidden: violations of the closed division on real data, beyond the logged hyperparameters: one sentence for
+            each value, ``key=value: the rule``.
+        train_samples: samples per epoch if the rules allow to leave some out, such as an incomplete batch; None: all.
+        sample_tokens: tokens per sample, where the rules count progress in tokens.
+        chunk_graphs: whether each pass over a micro-batch can be a separate graph (``cuda_graphs=chunks``).
+        data_format: name and version of the prepared data's format, as in their manifest; None if training needs no
+            data folder.
+        reads_unprepared: returns whether training can read a folder that has no manifest, because its layout is that
+            of another known tool; None if training reads only prepared data.
+        order_of_data: returns a description, for checkpoints, of what determines the sample order besides seed and
+            batch sizes, such as the reader. Called only on training ranks, since it may depend on installed packages.
     """
 
     schedule_options: Mapping[str, Any] = field(default_factory=dict)
@@ -402,20 +398,19 @@ class Declaration:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a workload sees.
+    """The configuration that a workload receives.
 
     Attributes:
         micro_batch: samples of one forward and backward pass on one rank.
         global_batch: samples of one optimizer step over all ranks and micro-batches.
         grad_accumulation_steps: micro-batches of one optimizer step on one rank; derived.
-        precision: of weights, activations and gradients; masters and statistics stay fp32.
-        layout: axes of the training ranks, complete.
+        precision: precision of weights, activations and gradients; masters and statistics stay fp32.
+        layout: sizes of all axes of the training ranks.
         workload: the workload's own configuration, of its ``config_type``.
-        declaration: what the workload says of all the others.
-        evaluation: who predicts and who scores.
-        cuda_graphs: capture what repeats in CUDA graphs, in training and in evaluation.
-        chunk_graphs: in training these are one for each pass of each chunk, not one of a whole iteration.
-        config_file: the recipe, as the log names it: its path in the repository.
+        declaration: settings that the workload derives from all others.
+        cuda_graphs: capture repeated work in CUDA graphs, in training and in evaluation.
+        chunk_graphs: in training, one graph for each pass of each chunk instead of one per iteration.
+        config_file: path of the recipe in the repository, for the log.
     """
 
     benchmark: BenchmarkConfig
@@ -438,24 +433,24 @@ class RunConfig:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
+        """Number of ranks on all nodes."""
         return self.scale.nodes * self.scale.gpus_per_node
 
     @property
     def training_ranks(self) -> int:
-        """Ranks over all nodes that train."""
+        """Number of training ranks on all nodes."""
         return self.world_size - self.evaluation.ranks
 
     @property
     def train_samples(self) -> int:
-        """Training samples of an epoch."""
+        """Training samples per epoch."""
         declared = self.declaration.train_samples
         return self.benchmark.train_samples if declared is None else declared
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """What the trainer alone sees: folders, the log, faults, observation."""
+    """Settings that only the trainer sees: folders, log, faults, observation."""
 
     data_dir: Path
     output_dir: Path

@@ -1,7 +1,6 @@
-"""YAML files that users write, read with one message for every mistake.
+"""Read YAML files that users write, and report every mistake in one sentence.
 
-PyYAML keeps the last of two equal keys and says nothing. OmegaConf, which reads ``configs/``, refuses them, and so does
-:func:`load_yaml`.
+PyYAML silently keeps the last of two equal keys. OmegaConf (for ``configs/``) and :func:`load_yaml` reject them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from common.errors import ConfigError
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """``yaml.SafeLoader``, but a key that is given twice in one mapping is an error."""
+    """``yaml.SafeLoader`` that rejects duplicate keys in a mapping."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -34,11 +33,10 @@ def load_yaml(text: str, origin: str) -> Any:
     """Return the content of ``text`` as plain Python values.
 
     Args:
-        text: the YAML.
-        origin: file or option, for messages.
+        origin: file or option that the text comes from, for messages.
 
     Raises:
-        ConfigError: the text is no valid YAML, or gives a key twice; the message names the line.
+        ConfigError: the text is not valid YAML or has a duplicate key; the message names the line.
     """
     try:
         return yaml.load(text, _StrictLoader)
@@ -47,7 +45,7 @@ def load_yaml(text: str, origin: str) -> Any:
 
 
 def explain(error: Exception, origin: str | None = None) -> str:
-    """Return file, line and problem of an error of PyYAML in one sentence; ``origin`` replaces the name of the file."""
+    """Return file, line and problem of a PyYAML error in one sentence. ``origin`` replaces the file name."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"{origin}: is no valid YAML: {error}"
     mark = error.problem_mark

@@ -1,1 +1,1 @@
-"""What a workload promises: model, loss, data, evaluation."""
+"""Contract between the trainer and a workload: model, loss, data and evaluation."""

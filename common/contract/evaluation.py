@@ -1,4 +1,4 @@
-"""The evaluation side of the contract, as the rules of a benchmark define its metric."""
+"""Evaluation interfaces of the contract: predict, score, and schedule evaluations."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Weights:
-    """What an evaluation uses: parameters, averaged batch-norm statistics, EMA. Name to tensor on the device."""
+    """Weights to evaluate: parameters, averaged batch-norm statistics or EMA. Maps a name to a device tensor."""
 
     tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What ``predict`` hands to a Scorer: CPU values that pickle, of which NumPy arrays travel fastest."""
+    """Result of ``predict``, which a Scorer receives: picklable CPU values. NumPy arrays transfer fastest."""
 
     values: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Point:
-    """An evaluation point that training has reached: the weights that are evaluated are known to be done.
+    """An evaluation point that training has reached. All updates of the evaluated weights are known to be finished.
 
     Attributes:
-        number: of the point, from 1.
-        at: what the log calls it: epochs, or real training samples.
-        step: optimizer steps done.
-        samples: nominal training samples done, over all ranks, by which points are told apart.
-        counted: real ones.
-        time_ms: when the last of the weights was updated, milliseconds since the epoch; None for about now.
+        number: index of the point, from 1.
+        at: position that the log reports: epochs, or real training samples.
+        step: finished optimizer steps.
+        samples: finished nominal training samples over all ranks. Identifies the point.
+        counted: finished real training samples.
+        time_ms: time of the last weight update, in milliseconds since the epoch; None means about now.
     """
 
     number: int
@@ -48,17 +48,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Score:
-    """A judged evaluation.
+    """The result of one evaluation.
 
     Attributes:
-        samples: nominal training samples, over all ranks, that the weights had seen.
+        samples: nominal training samples over all ranks before these weights.
         values: metric name to value.
-        time_ms: the time that counts for ``run_stop``, milliseconds since the epoch.
-        seconds: that the evaluation took: bringing the weights to where it runs, predicting and scoring.
-        waited_seconds: of these, that training stood still for it.
-        point: where the weights are from, if whoever scores them knows it: offline.
-        scored_ms: beginning and end of an evaluation that does not count, milliseconds since the epoch; else None: it
-            begins with the end of the training before it, and ends at ``time_ms``.
+        time_ms: the time that counts for ``run_stop``, in milliseconds since the epoch.
+        seconds: duration of the evaluation: transfer of the weights, prediction and scoring.
+        waited_seconds: part of ``seconds`` during which training waited.
+        point: evaluation point of the weights. Set only by offline scoring.
+        scored_ms: start and end of offline scoring, whose time does not count, in milliseconds since the epoch. None:
+            the evaluation starts when the training before it ends, and ends at ``time_ms``.
     """
 
     samples: int
@@ -71,110 +71,110 @@ class Score:
 
     @property
     def hidden_seconds(self) -> float:
-        """What of the evaluation training went on behind."""
+        """Seconds of the evaluation that overlapped with training."""
         return max(0.0, self.seconds - self.waited_seconds)
 
 
 class Scorer(ABC):
-    """Makes the metrics of predictions, on one rank or in a process of its own.
+    """Computes the metrics of predictions, on one rank or in a separate process.
 
-    It pickles before :meth:`open_data`, and needs no process group.
+    It must be picklable before :meth:`open_data`, and needs no process group.
     """
 
     def warm_up(self) -> None:
-        """Run once on made-up data before ``run_start``, so that kernels are loaded. Default: nothing."""
+        """Run once on synthetic data before ``run_start``, so that kernels are loaded. Default: do nothing."""
 
     def open_data(self, root: Path) -> None:
-        """Load the ground truth under ``root``, once, after ``run_start``. Default: nothing."""
+        """Load the ground truth under ``root``. Called once, after ``run_start``. Default: do nothing."""
 
     @abstractmethod
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """The metrics of ``predictions``, by name."""
+        """Return the metrics of ``predictions`` by name."""
 
     def close(self) -> None:
-        """End what it started; whoever closes the evaluation closes it. Default: nothing."""
+        """Release resources, when the evaluation is closed. Default: do nothing."""
 
 
 class Evaluation(ABC):
-    """Predict with given weights over the evaluation set; what scores the predictions is an object of its own.
+    """Predicts over the evaluation set with given weights. A separate Scorer scores the predictions.
 
     Attributes:
-        scorer: of the predictions. Only on rank 0 of the evaluation's layout, or in a process of that rank's, does it
-            open data and score; the constructor makes it.
+        scorer: created by the constructor on every rank. Only rank 0 of the evaluation's layout, or a process that
+            rank 0 starts, opens its data and scores.
     """
 
     scorer: Scorer
 
     def warm_up(self) -> None:
-        """Run once on synthetic data before ``run_start``: plans, graphs, memory. Default: nothing."""
+        """Run once on synthetic data before ``run_start``: plans, graphs, memory. Default: do nothing."""
 
     @abstractmethod
     def open_data(self, root: Path) -> None:
-        """Open the evaluation data under ``root``; the first touch of them. After ``run_start``."""
+        """Open the evaluation data under ``root``, after ``run_start``. Nothing may read the data earlier."""
 
     @abstractmethod
     def predict(self, weights: Weights) -> Predictions | None:
-        """Predict over the whole evaluation set; collective over the evaluation's layout.
+        """Predict over the whole evaluation set. Collective over the evaluation's layout.
 
-        Only what rank 0 of the layout returns is scored; the other ranks may return None.
+        Only the return value of rank 0 of the layout is scored; the other ranks may return None.
         """
 
     def close(self) -> None:
-        """Stop readers and close files. Default: nothing."""
+        """Stop readers and close files. Default: do nothing."""
 
 
 def never() -> bool:
-    """No signal."""
+    """Return False: no signal was received."""
     return False
 
 
 class Evaluations(Protocol):
-    """A way to run an Evaluation at the evaluation points: on the training ranks themselves, or on ranks of its own."""
+    """Runs an Evaluation at the evaluation points, on the training ranks or on separate evaluation ranks."""
 
     later: bool
-    """Whether scores come later, and to rank 0 alone."""
+    """Whether scores arrive after ``submit``, and only on rank 0."""
     elsewhere: bool
-    """Whether others evaluate, or these ranks later, so that training needs not stand still for it."""
+    """Whether other ranks evaluate, or these ranks after training, so that training does not wait for evaluations."""
     offline: bool
-    """Whether checkpoints are scored, not all and in an order of their own, and the time of one ends the run."""
+    """Whether checkpoints are scored offline: maybe not all, and not in order. The run's time ends at one of them."""
     interrupted: bool
-    """Whether those ranks were asked by a signal to stop, and so the run is."""
+    """Whether a signal asked the evaluation ranks to stop, which stops the run too."""
 
     def prepare(self, weights: Callable[[], Weights]) -> None:
-        """Do all that can be done before ``run_start``. Collective.
+        """Do everything that can be done before ``run_start``. Collective.
 
         Args:
-            weights: what gives the weights at an evaluation point; collective over the training ranks.
+            weights: returns the weights at an evaluation point. Collective over the training ranks.
         """
         ...
 
     def open_data(self, root: Path) -> None:
-        """Open the evaluation data, if the training ranks need them; after ``run_start``."""
+        """Open the evaluation data after ``run_start``, if the training ranks need them."""
         ...
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Have the weights evaluated that have seen ``samples`` training samples. Collective."""
+        """Submit weights for evaluation, trained on ``samples`` samples. Collective."""
         ...
 
     def trained(self, point: Point) -> None:
-        """Note that the training before an evaluation, submitted or to be, is done; in the order of submission."""
+        """Note that the training before an evaluation is finished. Called in the order of submission."""
         ...
 
     def poll(self) -> list[Score]:
-        """The scores that have become known since the last poll, oldest first; waits for nothing."""
+        """Return the scores that have arrived since the last poll, oldest first, without waiting."""
         ...
 
     def finish(self, stopping: Callable[[], bool] = never) -> Iterator[Score]:
-        """Yield the scores that no poll has returned, each as soon as it is known, until none is outstanding.
+        """Yield the remaining scores as they arrive, until none is pending. Called when training has ended.
 
-        Training has ended. ``stopping`` says whether a signal asks to stop: offline that raises Interrupted.
+        ``stopping`` returns whether a signal asks to stop; offline scoring then raises Interrupted.
         """
         ...
 
     def dismiss(self, stopped_at: int) -> None:
-        """Tell whoever evaluates that nothing more comes: the run has ended by itself, or at the step of a signal."""
+        """Tell the evaluation ranks that the run has ended: by itself, or at step ``stopped_at`` after a signal."""
         ...
 
     def close(self) -> None:
-        """Release what is held; after a failure too."""
+        """Release all resources; also called after a failure."""
         ...

@@ -1,4 +1,4 @@
-"""Other software that users would train with instead of a workload; ``bench.only=peer`` times it."""
+"""Other training software to compare a workload with; ``bench.only=peer`` times it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from common.data.batches import Batch
 
 @dataclass(frozen=True)
 class Peer:
-    """The same training with other software, at the recipe's batch size on one device.
+    """The same training in other software, at the recipe's batch size on one device.
 
-    A workload's module ``peer`` defines ``PEERS``. It may import packages that the suite does not depend on, but only
-    inside ``start``.
+    The module named in ``Workload.peers`` defines ``PEERS``, a sequence of peers. It may import packages that the suite
+    does not depend on, but only inside ``start``.
 
     Attributes:
         name: the software and its settings.
-        start: function that builds the training for a recipe, a micro-batch of the workload and a device. It returns a
-            function that runs one iteration over ``run.micro_batch`` samples.
+        start: builds the training for a recipe, a micro-batch of the workload and a device. It returns a function that
+            runs one iteration over ``run.micro_batch`` samples.
     """
 
     name: str

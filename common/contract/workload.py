@@ -1,7 +1,7 @@
 """The contract between the trainer and a workload: what to train.
 
-A workload is built before ``run_start`` and reaches data only through :meth:`Workload.open_data`, whose
-argument is the only place where the path of the data appears.
+A workload is built before ``run_start`` and reads data only after :meth:`Workload.open_data`. The argument of
+``open_data`` is the only place where the path of the data appears.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ from common.step.train_step import ForwardBackward, Losses, TrainStep, accumulat
 
 
 class Workload(ABC):
-    """What to train: model, parameter groups, loss, data and evaluation of one benchmark.
+    """A benchmark's model, parameter groups, loss, data and evaluation.
 
     Args:
-        cfg: the configuration.
-        layout: the ranks that this one is among.
+        layout: the ranks that share this workload: all training ranks, or all evaluation ranks.
 
     Attributes:
-        own: the workload's own configuration, of its ``config_type``.
-        dtype: of weights, activations and gradients.
-        choices: operation to the implementation chosen for it; the constructor fills it.
+        own: the workload's own configuration, an object of ``config_type``.
+        dtype: dtype of weights, activations and gradients.
+        choices: operation name to the chosen implementation; subclasses fill it in the constructor.
 
     Raises:
-        ConfigError: the layout has ranks along an axis that the workload does not use.
+        ConfigError: the layout has several ranks along an axis that the workload does not use.
     """
 
     config_type: ClassVar[type[Any]]
-    """Frozen dataclass of the workload's configuration: ``facts`` of the benchmark, and sections of the recipe."""
+    """Frozen dataclass of the workload's configuration: ``facts`` (dataset constants) and sections of the recipe."""
     title: ClassVar[str]
     """The model's name in messages."""
     axes: ClassVar[Mapping[str, str]] = {"dp": "are data-parallel"}
-    """The axes of the layout that may have several ranks, and what these ranks are or do."""
+    """Layout axes that may have several ranks, each with the verb phrase that an error message uses for these ranks."""
     peers: ClassVar[str] = ""
-    """Module that defines ``PEERS`` (:class:`common.contract.peer.Peer`): software that ``bench.only=peer`` times."""
+    """Module that defines ``PEERS`` (:class:`common.contract.peer.Peer`), which ``bench.only=peer`` times."""
 
     model: nn.Module
-    """The network, which the constructor builds; its buffers are restored after warm-up and its tensors go into
-    checkpoints, but for frozen ones (:mod:`common.nn.frozen`)."""
+    """The network, built by the constructor. Its buffers are restored after warm-up. Checkpoints hold its tensors,
+    except frozen ones (:mod:`common.nn.frozen`)."""
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         for axis in AXES:
@@ -74,45 +73,45 @@ class Workload(ABC):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What follows from a configuration; ``cfg`` has no declaration yet. Default: nothing."""
+        """Return settings that follow from ``cfg``, which has no declaration yet. Default: an empty declaration."""
         return Declaration()
 
     @classmethod
     def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
-        """A workload whose iteration needs of one device what this one's does, to measure ``micro_batch=auto`` with.
+        """Return a workload whose iteration needs as much device memory as this one, to measure ``micro_batch=auto``.
 
-        Default: itself. Override it where a single device cannot hold what the ranks hold together.
+        Default: the same workload. Override it if the model is sharded and does not fit on the probing device.
         """
         return cls(cfg, layout)
 
     @classmethod
     def unprobed_bytes(cls, cfg: RunConfig) -> float:
-        """Bytes that a rank needs beyond those of a :meth:`probe`, whatever the micro-batch. Default: none."""
+        """Return the bytes a rank needs in addition to :meth:`probe`, independent of the micro-batch. Default: 0."""
         return 0.0
 
     @abstractmethod
     def parameter_groups(self) -> list[ParameterGroup]:
-        """The parameters by how they are updated."""
+        """Return all trained parameters, grouped by how they are updated."""
 
     @abstractmethod
     def loss(self, micro_batch: Batch) -> Losses:
-        """Forward pass and loss of one micro-batch; capturable in a CUDA graph."""
+        """Run the forward pass and the loss of one micro-batch. Must be capturable in a CUDA graph."""
 
     @abstractmethod
     def example_batches(self) -> Iterable[Batch]:
-        """Synthetic micro-batches on the device, one for each key that training meets."""
+        """Return synthetic micro-batches on the device, one for each batch key that occurs in training."""
 
     def examples_of_data(self) -> Iterable[Batch]:
-        """Micro-batches, one for each key, whose shapes only the data tell; asked once after :meth:`open_data`.
+        """Return micro-batches, one per batch key, whose shapes depend on the data.
 
-        What can be warmed up without data belongs into :meth:`example_batches`: the clock runs while these are
-        captured. Default: none.
+        Called once after :meth:`open_data`; their capture is part of the measured time. Shapes known without
+        data belong in :meth:`example_batches`. Default: none.
         """
         return ()
 
     @abstractmethod
     def build_step(self) -> TrainStep:
-        """The training step: usually what :meth:`step_with` returns."""
+        """Build the training step, usually by :meth:`step_with`."""
 
     def step_with(
         self,
@@ -127,23 +126,23 @@ class Workload(ABC):
         beside: Sequence[Updater] = (),
         passes: Callable[[LossScale | None], ForwardBackward] | None = None,
     ) -> TrainStep:
-        """Accumulated micro-batches, then one Optimizer over all groups of parameters.
+        """Build a step that accumulates micro-batches and updates all parameter groups with one Optimizer.
 
         Args:
             rule, schedule, blocks, clip: see :class:`common.optim.optimizer.Optimizer`.
-            grad_divisor: of the gradients summed over micro-batches and ranks; None for their number, which suits a
-                loss that is the mean over a micro-batch.
-            loss_scale: the first scale of a loss in fp16, or what :meth:`scaled` returned; None does not scale.
-            average_decay: of averages of the weights (:mod:`common.optim.ema`), which are then what is evaluated; None
-                for none.
-            beside: updaters of what is no parameter; they write after the Optimizer, or nothing is written.
-            passes: what makes the forward and backward passes over the micro-batches of a step, given what scales the
-                loss, such as a pipeline's; None accumulates :meth:`loss`.
+            grad_divisor: divides gradients summed over micro-batches and ranks. None: the number of micro-batches over
+                all data-parallel ranks, correct for a loss that is the mean over a micro-batch.
+            loss_scale: initial loss scale for fp16, or the result of :meth:`scaled`; None does not scale.
+            average_decay: decay of a moving average of the weights (:mod:`common.optim.ema`), which evaluation then
+                uses; None keeps no average.
+            beside: updaters of non-parameter state. They write after the Optimizer, and only if it writes.
+            passes: builds the forward and backward passes of a step, such as a pipeline's, from the loss scale. None
+                accumulates :meth:`loss`.
 
         Raises:
-            ConfigError: micro-batches of a pipeline are to be clipped one by one, or ``optimizer.grad_predivide`` has
-                no loss scale to divide.
-            ValueError: a group has a frozen parameter, or calls one that is split otherwise than the model does.
+            ConfigError: a pipeline would have to clip each micro-batch, or ``optimizer.grad_predivide`` is set without
+                a loss scale.
+            ValueError: a group has a frozen parameter, or a sharded parameter under another name than the model's.
         """
         cfg, groups = self.cfg, self.parameter_groups()
         self._check_groups(groups)
@@ -181,23 +180,23 @@ class Workload(ABC):
         return TrainStep(forward_backward, [*updaters, *beside], self.layout)
 
     def scaled(self, first: float, **adaptation: Any) -> LossScale:
-        """A loss scale for this workload's precision, divided by the recipe's ``optimizer.grad_predivide``.
+        """Return a loss scale for this workload's precision, divided by the recipe's ``optimizer.grad_predivide``.
 
         Args:
-            first: its first value.
+            first: initial scale.
             adaptation: further arguments of :class:`common.optim.precision.LossScale`.
         """
         return LossScale(self.layout.device, self.dtype, first, predivide=self._predivide(), **adaptation)
 
     @property
     def loss_scale(self) -> Tensor:
-        """What the loss is multiplied by before the backward pass, 0-d float32 on the device."""
+        """Factor on the loss before the backward pass, 0-d float32 on the device."""
         if self._loss_scale is None:
             return torch.ones((), device=self.layout.device)
         return self._loss_scale.applied
 
     def _predivide(self) -> float:
-        """What the loss scale is divided by; 1 where no sum of gradients can leave its range."""
+        """Return the divisor of the loss scale; 1 where summed gradients cannot overflow fp16."""
         optimizer = self.cfg.optimizer
         summed_in_half = self.dtype == torch.float16 and optimizer.gradients == "same" and self.layout.world_size > 1
         return optimizer.grad_predivide if summed_in_half else 1.0
@@ -216,36 +215,36 @@ class Workload(ABC):
                     )
 
     def load_start(self) -> None:
-        """What a run begins with that resumes none: weights and state of a training before it. Collective.
+        """Load initial weights and state, such as pre-trained weights, unless the run resumes a checkpoint. Collective.
 
-        Called after :meth:`build_step`, before ``run_start``. Default: nothing, what the constructor has drawn.
+        Called after :meth:`build_step`, before ``run_start``. Default: keep the constructor's initialization.
         """
 
     def warm_up_reader(self) -> None:
-        """Load what reads data and run it on made-up data, before ``run_start``. Default: nothing."""
+        """Load the reader's code and run it on synthetic data, before ``run_start``. Default: do nothing."""
 
     @abstractmethod
     def open_data(self, root: Path) -> DataSource:
-        """Open the training data under ``root``; the first touch of them. After ``run_start``."""
+        """Open the training data under ``root``, after ``run_start``. Nothing may read the data earlier."""
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Bring a reader's batch to the device and finish it there; runs on the side stream. Default: copy it."""
+        """Copy a reader's batch to the device and finish it there, on the side stream. Default: only copy it."""
         return Batch(self.to_device(batch.tensors), batch.samples, batch.key)
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of ``tensors`` on the device, or those themselves that are there; the host does not wait."""
+        """Return ``tensors`` on the device; those already there are not copied. The host does not wait."""
         return {name: tensor.to(self.layout.device, non_blocking=True) for name, tensor in tensors.items()}
 
     @property
     def nominal_samples(self) -> int:
-        """Samples of a micro-batch over all ranks, as the rules count them."""
+        """Samples of one micro-batch over all data-parallel ranks, as the rules count them."""
         return self.cfg.micro_batch * self.layout.size("dp")
 
     def weights(self) -> Weights:
-        """What evaluation uses now; collective. Default: the network's own parameters, with the last update.
+        """Return the current weights for evaluation: the model's own parameters, after the last update. Collective.
 
-        Where the step averages weights it is the averages, in memory of their own. Frozen parameters are not among
-        them: whoever evaluates has them.
+        If the step averages weights, return the averages, which have their own memory. Frozen parameters are not
+        included, because evaluation ranks load them themselves.
         """
         if self._average is not None:
             return Weights(self._average.weights())
@@ -255,54 +254,54 @@ class Workload(ABC):
         return Weights({name: tensor for name, tensor in self.model.named_parameters() if name not in frozen})
 
     def frozen(self) -> frozenset[str]:
-        """Names of the model's tensors that no optimizer, checkpoint, transfer or buffer restore touches.
+        """Return the names of frozen tensors, excluded from optimizer, checkpoint, transfer and buffer restore.
 
-        It is what the model's modules have marked (:func:`common.nn.frozen.mark_frozen`), not to be overridden.
+        The modules mark them (:func:`common.nn.frozen.mark_frozen`); do not override this method.
         """
         return frozen_names(self.model)
 
     def base_digest(self) -> str | None:
-        """Identity of the frozen tensors, which a checkpoint stores in their place; None where there are none."""
+        """Return the digest of the frozen tensors, which checkpoints store instead of them; None if there are none."""
         return None
 
     def tensor_splits(self) -> Mapping[str, Split]:
-        """How tensors of the model are split over ``tp``, by their names, for checkpoints and evaluation ranks.
+        """Return how tensors are sharded over ``tp``, by tensor name, for checkpoints and evaluation ranks.
 
-        All others that are not frozen are the same on the ranks of ``tp``; their names in ``parameter_groups`` are the
-        model's. Default: none is split.
+        All other tensors that are not frozen are equal on the ranks of ``tp``. ``parameter_groups`` must use the
+        model's names for sharded parameters. Default: none is sharded.
         """
         return {}
 
     @abstractmethod
     def evaluation(self, layout: Layout) -> Evaluation:
-        """The evaluation of this workload on the ranks of ``layout``."""
+        """Build the evaluation of this workload on the ranks of ``layout``."""
 
     def synthetic_evaluation(self, layout: Layout) -> Evaluation | None:
         """Return an evaluation of ``benchmark.eval_samples`` synthetic samples on the device, for ``bench``.
 
-        Its ``open_data`` reads no folder. It may change the network's weights, so that predicting takes as long as with
+        Its ``open_data`` reads no folder. It may change the network's weights, so that prediction takes as long as with
         trained ones. The predictions are not scored. Default: None, there are no synthetic samples.
         """
         return None
 
     def sample_flops(self) -> float:
-        """Model FLOPs of one training sample, forward and backward, for MFU. Default: unknown (0)."""
+        """Return model FLOPs of one training sample, forward and backward, for MFU. Default: 0, which means unknown."""
         return 0.0
 
     def memory_plan(self) -> str:
-        """What the step was expected to need of the device's memory, for ``bench``. Default: nobody planned ("")."""
+        """Return a report of the step's planned device memory, for ``bench``. Default: "", no plan."""
         return ""
 
     def implementations(self) -> dict[str, str]:
-        """Operation to the implementation chosen for it, for the log and ``bench``: model, optimizer, communicators."""
+        """Return the chosen implementation of each operation (model, optimizer, communicators), for log and bench."""
         optimizer = self._optimizer.choices if self._optimizer is not None else {}
         return {**self.choices, **optimizer, **self.layout.network_choices()}
 
     def close(self) -> None:
-        """Release what the workload holds. Default: nothing."""
+        """Release the workload's resources. Default: do nothing."""
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """All tensors of the model that may change: parameters and buffers, but for frozen ones."""
+        """Return all parameters and buffers of the model by name, except frozen ones."""
         frozen = self.frozen()
         every = [*self.model.named_parameters(), *self.model.named_buffers()]
         return [(name, tensor) for name, tensor in every if name not in frozen]

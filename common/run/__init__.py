@@ -1,1 +1,1 @@
-"""One run: start, trainer, checkpoints, conclusion, bench."""
+"""Runs: start of the ranks, trainer, checkpoints, scoring, conclusion, and ``bench``."""

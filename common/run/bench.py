@@ -1,10 +1,9 @@
-"""``mlperf-suite bench``: how fast a workload's step is, and how much of that the whole run keeps.
+"""``mlperf-suite bench``: measures a workload's training step, and how much of that speed a whole run keeps.
 
-Two figures. The *step*: forward, loss, backward, reduction and update on a synthetic batch that is already on the
-device. The *run*: the same steps fed by the reader of the prepared data, with evaluations at their points. Their ratio
-is the price of everything around the step. ``bench.only`` measures one of the two, the reader alone
-(:mod:`common.run.reader_bench`), the evaluation (:mod:`common.run.evaluation_bench`), the operations
-(:mod:`common.ops.bench.operations`), or the step and the same training with other software
+The *step* is forward, loss, backward, reduction and update on a synthetic batch that is already on the device. The
+*run* is the same steps fed by the reader of the prepared data, with evaluations at their points. ``bench.only`` selects
+one of the two, the reader alone (:mod:`common.run.reader_bench`), the evaluation (:mod:`common.run.evaluation_bench`),
+the operations (:mod:`common.ops.bench.operations`), or the step and the same training in other software
 (:mod:`common.run.peer_bench`).
 """
 
@@ -58,18 +57,17 @@ EVALUATION_TIMES = "bench/evaluation times"
 EVALUATION_TIMEOUT = timedelta(hours=2)
 
 METER_SECONDS = 0.1
-"""Between two readings of a GPU's clock while steps are timed."""
+"""Seconds between two readings of the GPU's sensors while steps are timed."""
 
 LABEL = 36
-"""Characters of the names in the output."""
+"""Width of the name column in the output, in characters."""
 
 
 def bench(start: Start, began: float) -> int:
-    """Measure step and run, and print them on rank 0; returns the exit code.
+    """Measure as configured, print the figures on rank 0, and return the exit code.
 
     Args:
-        start: what this rank starts from.
-        began: when this process began, by ``time.perf_counter``.
+        began: start time of this process, by ``time.perf_counter``.
     """
     workload_type, run, session, rank_info = start.workload_type, start.run, start.session, start.rank_info
     device, options = start.device, start.session.bench
@@ -136,9 +134,9 @@ def bench(start: Start, began: float) -> int:
     if options.traffic == "both" and timing is not None and run.training_ranks > 1:
         runner.close()
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # the graphs' memory, which the next ones need
+            torch.cuda.empty_cache()  # the next graphs need the memory of the closed ones
         _stop_sending(step)
-        _warm_up(runner, examples, phases, iterations=1)  # on the same stream, which gradients are bound to
+        _warm_up(runner, examples, phases, iterations=1)  # on the same stream, because gradients are bound to it
         coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, phases)
         without_traffic = coupled, coupled_by_rank
         say(_table({"step without gradients and weights": _times(coupled)}))
@@ -176,7 +174,7 @@ def _reported(peer: PeerTiming, own_throughput: float, say: Callable[[str], obje
 
 
 def _bench_operations(workload_type: type[Workload], run: RunConfig, options: BenchConfig) -> int:
-    """Measure operations in worker processes, which have the GPU to themselves."""
+    """Measure operations in worker processes, which use the GPU exclusively."""
     if run.world_size > 1:
         raise ConfigError(f"bench.only={options.only}: measures one GPU; use a recipe with one rank")
     operations = operations_of(workload_type.config_type.__module__, options.operations)
@@ -189,7 +187,7 @@ def _bench_operations(workload_type: type[Workload], run: RunConfig, options: Be
 def _warm_up(
     runner: StepRunner, examples: Sequence[Batch], phases: Phases, iterations: int = WARM_UP_ITERATIONS
 ) -> float:
-    """Warm up and capture; returns the seconds."""
+    """Warm up and capture the step; return the seconds."""
     runner.warm_up(examples, iterations)
     captured = runner.cost.seconds
     return phases.end("warm-up", time.perf_counter() - captured) + phases.end("capture")
@@ -208,7 +206,7 @@ def _measure_step(
     device: torch.device,
     phases: Phases,
 ) -> tuple[Timing, list[RankFigures], str]:
-    """The step's timing, with the energy of all ranks, the figures of each, and this rank's breakdown. Collective."""
+    """Return the timing with the energy of all ranks, every rank's figures, and this rank's breakdown. Collective."""
     meter = GpuMeter(device_uuid(device), interval_seconds=METER_SECONDS)
     timing, means = _time_step(runner, batches, options, meter)
     meter.close()
@@ -225,7 +223,7 @@ def _measure_step(
 def _bench_evaluation(
     workload_type: type[Workload], run: RunConfig, session: SessionConfig, role: Role, device: torch.device
 ) -> int:
-    """Measure the evaluation on the ranks that only evaluate, for the training ranks' rank 0 to print."""
+    """Measure the evaluation on the evaluation ranks and send the times to training rank 0, which prints them."""
     if session.bench.only not in (None, "run") or not session.data_dir.is_dir():
         return 0
     workload = _evaluated_workload(workload_type, run, role, device)
@@ -243,7 +241,7 @@ def _bench_evaluation(
 
 
 def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
-    """Measure the evaluation on the ranks that evaluate, and print it on the first of them. All ranks call this."""
+    """Measure the evaluation on the ranks that evaluate and print it on the first of them. All ranks call this."""
     prepared = prepared_everywhere(start.session.data_dir)
     if role.name == "evaluate" or not start.run.evaluation.ranks:
         _measure_evaluation(start, role, phases, prepared)
@@ -252,7 +250,7 @@ def _bench_evaluation_alone(start: Start, role: Role, phases: Phases) -> int:
 
 
 def _measure_evaluation(start: Start, role: Role, phases: Phases, prepared: bool) -> None:
-    """Measure the evaluation; the first rank that evaluates prints it."""
+    """Measure the evaluation; the first rank that evaluates prints the result."""
     run, session = start.run, start.session
     workload = _evaluated_workload(start.workload_type, run, role, start.device)
     phases.end("build")
@@ -270,7 +268,7 @@ def _measure_evaluation(start: Start, role: Role, phases: Phases, prepared: bool
 
 
 def _evaluated_workload(workload_type: type[Workload], run: RunConfig, role: Role, device: torch.device) -> Workload:
-    """Return the workload on the ranks of ``role``."""
+    """Build the workload on the ranks of ``role``."""
     sizes = run.layout if role.name == "train" else run.evaluation.layout
     layout = Layout(sizes, role.rank, device, 0, role.name, run.system.network.ctas.by_axis())
     torch.backends.cudnn.benchmark = not run.deterministic
@@ -278,9 +276,9 @@ def _evaluated_workload(workload_type: type[Workload], run: RunConfig, role: Rol
 
 
 def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) -> list[list[float]]:
-    """Of the first evaluation and of one after it, the seconds that training stands still, and those until the score.
+    """Time two evaluations. Return for each the seconds that training waits, and then the seconds until the score.
 
-    The latter are those of a score in the background, as rank 0 knows.
+    Rank 0 measures the latter when scores arrive from the background.
     """
 
     def wait() -> None:
@@ -291,13 +289,13 @@ def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) 
 
 
 def _silent(text: str) -> None:
-    """Ranks other than 0 print nothing."""
+    """Print nothing, on ranks other than 0."""
 
 
 def _table(rows: dict[str, str]) -> str:
-    """Names and values in two columns; further lines of a value stand below its first.
+    """Format names and values in two columns; further lines of a value are aligned below its first.
 
-    A name wider than its column has its value right behind it.
+    The value follows directly after a name that is wider than its column.
     """
     below = "\n" + " " * LABEL
     return "\n".join(f"{name + ' ':<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
@@ -318,7 +316,7 @@ def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
 
 
 def capture_rows(cost: CaptureCost) -> dict[str, str]:
-    """What the graphs of the step have taken; nothing where there are none."""
+    """Return the cost of the step's graphs as table rows; empty without graphs."""
     if not cost.graphs:
         return {}
     taken = f"captured in {cost.seconds:.1f} s, {cost.memory / 1e9:.2f} GB in their pools and inputs"
@@ -326,7 +324,7 @@ def capture_rows(cost: CaptureCost) -> dict[str, str]:
 
 
 def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.device) -> float:
-    """Seconds of an iteration on the rank that takes longest, so that all time as many. Collective."""
+    """Return the slowest rank's seconds per iteration, so that all ranks time the same number. Collective."""
     with runner.on_stream():
         runner(batches)
         seconds = torch.tensor(_timed(lambda: runner(batches), runner.cuda), dtype=torch.float64, device=device)
@@ -338,7 +336,7 @@ def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.d
 def _time_step(
     runner: StepRunner, batches: list[Batch], options: BenchConfig, meter: GpuMeter
 ) -> tuple[Timing, dict[str, float]]:
-    """The timing, with the energy of this rank's GPU, and the means of what the GPU told meanwhile."""
+    """Time the step. Return the timing, with the energy of this rank's GPU, and means of the GPU's readings."""
     steps = options.steps
     results: list[DeviceResult] = []
 
@@ -349,7 +347,7 @@ def _time_step(
     with runner.on_stream():
         for _ in range(options.warmup_steps):
             runner(batches)
-        meet(runner.cuda)  # what has not run yet would be counted
+        meet(runner.cuda)  # otherwise, unfinished iterations would be measured too
         meter.means()
         before = meter.energy_joules()
         seconds = [_timed(iterations, runner.cuda) for _ in range(options.repetitions)]
@@ -382,7 +380,7 @@ def _elapsed(work: Callable[[], object], cuda: bool) -> float:
 
 
 def _of_all_ranks(own: RankFigures) -> list[RankFigures]:
-    """In the order of the ranks. Collective."""
+    """Return the figures of all ranks in rank order. Collective."""
     if not dist.is_initialized():
         return [own]
     every: list[Any] = [None] * dist.get_world_size()
@@ -399,7 +397,7 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
         rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
     if device.type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(device))
-        if flops := workload.sample_flops() * per_rank:  # else nobody has counted them
+        if flops := workload.sample_flops() * per_rank:  # 0 if unknown
             share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
             rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
         reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
@@ -411,29 +409,29 @@ def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch
 
 
 def _times(timing: Timing) -> str:
-    """The median, and what it is the median of."""
+    """Return the median step time as text, with all repetitions if there are several."""
     every = ", ".join(f"{ms:.3f}" for ms in timing.repetitions)
     return f"{timing.step_ms:.3f} ms" + (f" (median of {every})" if len(timing.repetitions) > 1 else "")
 
 
 def _ranks_text(by_rank: Sequence[RankFigures]) -> str:
-    """A line for each rank."""
+    """Return a line of text for each rank."""
     return "\n".join(f"{f'rank {rank}':<{LABEL}}{figures.text()}" for rank, figures in enumerate(by_rank))
 
 
 def _rate(samples: float) -> str:
-    """Whole numbers, or four digits of a small one."""
+    """Format a rate as a whole number, or with four digits if it is below 1000."""
     return f"{samples:,.0f}" if samples >= 1000 else f"{samples:.4g}"
 
 
 def _device_memory(device: torch.device) -> int:
-    """Bytes of the GPU that are taken, by whomever."""
+    """Return the bytes of the GPU in use by all processes."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free
 
 
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[str, Breakdown]:
-    """Device time of one step by kind of kernel, and the time in which no kernel ran."""
+    """Profile steps. Return one step's breakdown, by kind of kernel with gaps, as text and as an object."""
     with runner.on_stream():
         kernels, seconds = recorded(
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
@@ -443,13 +441,13 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
 
 
 def _breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
-    """Return the device time by kind of kernel as text; ``total_ms`` is the time under the profiler."""
+    """Format the device time by kind of kernel; ``total_ms`` is the time under the profiler."""
     rows = found.rows(**{"no kernel (gaps)": total_ms - found.busy_ms})
     return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:
-    """The second block of the recipe's own run, or the only one: the first may be longer than the others."""
+    """Return the second block of the recipe's own run, or the only one; the first may be longer than the others."""
     blocks = evaluation_schedule(run).blocks(run.train_samples, run.global_batch)
     return list(itertools.islice(blocks, 2))[-1]
 
@@ -463,9 +461,9 @@ def _time_run(
     block: Block,
     scorer: ScorerProcess | None,
 ) -> RunTiming:
-    """Train through the reader, evaluate, and extend to ``block`` and the evaluation after it.
+    """Time ``options.steps`` steps through the reader and two evaluations; extrapolate to ``block`` and its evaluation.
 
-    As many steps as ``options`` says are timed. The evaluation of a smaller set than the rules' counts in proportion.
+    If the evaluation set is smaller than the rules' set, its time is scaled up.
     """
     ranks = run.evaluation.ranks
     evaluations = None if ranks else way_to_evaluate(run, workload, workload.layout, scorer)
@@ -495,8 +493,8 @@ def _time_run(
     training = Timing(seconds / options.steps * 1e3, run.global_batch)
     (first, _), (later, scoring) = times
     train_seconds, eval_seconds = block.samples / training.throughput, later * whole_set
-    # Who evaluates or scores meanwhile holds training up only by taking longer than it does between two evaluations;
-    # checkpoints, which are scored offline, wait on the disk.
+    # Concurrent evaluation or scoring delays training only if it takes longer than the training between two
+    # evaluations. Offline scoring never delays training, because its checkpoints wait on the disk.
     between = max(train_seconds, eval_seconds) if ranks else max(train_seconds + eval_seconds, scoring * whole_set)
     between = train_seconds if run.evaluation.offline else between
     return RunTiming(
@@ -518,7 +516,7 @@ def _drain(batches: Iterator[HostBatch]) -> None:
 
 
 def _run_text(timing: RunTiming, step: Timing | None) -> str:
-    """Return the run's figures as text, with their ratio to the step if it was measured."""
+    """Format the run's figures, with their ratio to the step if it was measured."""
     run, evaluation = timing.training, timing.evaluation
 
     def share(throughput: float) -> str:

@@ -1,4 +1,4 @@
-"""What ``bench`` measured: for whoever prints it, and as JSON for a program."""
+"""Figures measured by ``bench``: as objects and text for the output, and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from common.run.kernels import Breakdown
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured iterations.
+    """Timing of measured iterations.
 
     Attributes:
-        step_ms: milliseconds of one; the median of the repetitions.
-        samples: of one, over all ranks.
-        joules: that the GPU of this rank took in one; None where it is not known.
-        overflow: the last one updated nothing, since a gradient was not finite.
-        repetitions: milliseconds of one in each repetition.
+        step_ms: milliseconds per iteration; the median of the repetitions.
+        samples: samples per iteration, over all ranks.
+        joules: energy per iteration of this rank's GPU; None if unknown.
+        overflow: whether the last iteration updated nothing because a gradient was not finite.
+        repetitions: milliseconds per iteration in each repetition.
     """
 
     step_ms: float
@@ -39,20 +39,21 @@ class Timing:
 
     @property
     def throughput(self) -> float:
-        """Samples a second over all ranks."""
+        """Samples per second over all ranks."""
         return self.samples / self.step_ms * 1e3
 
 
 @dataclass(frozen=True)
 class RankFigures:
-    """One iteration on one rank; None where something is not known, as all but the step is on a CPU.
+    """Figures of one iteration on one rank. None means unknown; on a CPU only ``step_ms`` is known.
 
     Attributes:
-        step_ms: milliseconds.
-        compute_ms: in which anything but communication ran.
-        communication_ms: in which communication ran: it begins when its kernel does, which then waits for other ranks.
-        exposed_ms: of communication that nothing else ran beside.
-        joules, power_w, sm_clock_mhz: of the rank's GPU, the latter two means over the timed iterations.
+        step_ms: milliseconds per iteration.
+        compute_ms: milliseconds in which any kernel except communication ran.
+        communication_ms: milliseconds in which communication kernels ran, including their wait for other ranks.
+        exposed_ms: milliseconds in which only communication ran.
+        joules: energy of the rank's GPU.
+        power_w, sm_clock_mhz: means of the rank's GPU over the timed iterations.
     """
 
     step_ms: float
@@ -65,13 +66,13 @@ class RankFigures:
 
     @classmethod
     def of(cls, timing: Timing, means: Mapping[str, float], found: Breakdown | None) -> RankFigures:
-        """The figures of this rank.
+        """Return the figures of this rank.
 
         Args:
-            timing: with the energy of this rank's GPU, which counts exactly where a reading of the power is a mean of
-                about a second.
-            means: of the readings of the GPU.
-            found: what the profiler saw.
+            timing: timing with the energy of this rank's GPU. Mean power is computed from the energy where it is known,
+                because a power reading is itself a mean over about a second.
+            means: means of the GPU's readings by name.
+            found: breakdown from the profiler.
         """
         joules = timing.joules
         mean_ms = statistics.fmean(timing.repetitions)
@@ -86,7 +87,7 @@ class RankFigures:
         )
 
     def text(self) -> str:
-        """In words, as far as they are known."""
+        """Return the known figures as text."""
         named = {
             "step {:.3f} ms": self.step_ms,
             "compute {:.3f} ms": self.compute_ms,
@@ -99,13 +100,13 @@ class RankFigures:
 
 
 class Phases:
-    """Where the time of a process goes.
+    """Durations of the consecutive phases of a process.
 
     Args:
-        began: when the first phase began, by ``time.perf_counter``.
+        began: start of the first phase, by ``time.perf_counter``.
 
     Attributes:
-        seconds: of each phase, in order; those of one name are added up.
+        seconds: phase name to seconds, in order; phases with the same name are added up.
     """
 
     def __init__(self, began: float) -> None:
@@ -113,29 +114,29 @@ class Phases:
         self._last = began
 
     def end(self, name: str, now: float | None = None) -> float:
-        """End a phase, ``now`` or at another moment; returns its seconds."""
+        """End a phase, at ``now`` or at the current time; return its seconds."""
         now = time.perf_counter() if now is None else now
         took, self._last = now - self._last, now
         self.seconds[name] = self.seconds.get(name, 0.0) + took
         return took
 
     def text(self) -> str:
-        """In words."""
+        """Return the phases as text."""
         return ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
 
 
 @dataclass(frozen=True)
 class RunTiming:
-    """A run through reader and evaluations.
+    """Timing of a run through reader and evaluations.
 
     Attributes:
         training: iterations fed by the reader.
-        data_wait_ms: that the host waited for data in one.
-        eval_samples: of an evaluation.
-        first_evaluation, later_evaluation: seconds that training stood still for the first and for another.
-        scoring: seconds until the score, where it comes later.
-        with_evaluations: samples a second over all ranks, evaluations at the rules' points included.
-        evaluation: who evaluates.
+        data_wait_ms: milliseconds per iteration that the host waited for data.
+        eval_samples: samples per evaluation.
+        first_evaluation, later_evaluation: seconds that training waits for the first and for a later evaluation.
+        scoring: further seconds until the score, if it arrives later.
+        with_evaluations: samples per second over all ranks, including evaluations at the rules' points.
+        evaluation: where evaluations run.
     """
 
     training: Timing
@@ -159,20 +160,19 @@ def figures(
     workload: Workload,
     device: torch.device,
 ) -> dict[str, Any]:
-    """What was measured, for a program to read.
+    """Return all measured values as a dict for the JSON report.
 
     Args:
-        step: the step alone, where that was measured.
-        by_rank: the same on every rank.
-        run: through reader and evaluations, where that was measured.
-        without_traffic: the step in which ranks send no gradients and no weights, where that was measured.
-        reserved: bytes of rank 0's GPU that the step took.
-        phases: of rank 0's process.
-        config, workload, device: what was measured.
+        step: timing of the step; None if it was not measured.
+        by_rank: figures of the step on every rank.
+        run: timing of the run; None if it was not measured.
+        without_traffic: the step without sending gradients and weights; None if it was not measured.
+        reserved: bytes that PyTorch reserved on rank 0's GPU for the step.
+        phases: phases of rank 0's process.
 
     Returns:
-        ``samples_per_second`` and all else over all ranks; bytes of rank 0's GPU; ``joules`` of one step; whether the
-        last step ``updated`` the weights, as all must for a rate that counts.
+        ``samples_per_second`` and other rates over all ranks; bytes of rank 0's GPU; ``joules`` per step; ``updated``:
+        whether the last step updated the weights, without which the rate is not valid.
     """
     cuda = device.type == "cuda"
     return {
@@ -217,7 +217,7 @@ def _step_figures(step: Timing, by_rank: Sequence[RankFigures]) -> dict[str, Any
 
 
 def write_figures(path: Path, values: dict[str, Any]) -> None:
-    """Write ``values`` as JSON, whole or not at all."""
+    """Write ``values`` as JSON atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.written(path) as partial:
         partial.write_text(json.dumps(values, indent=1) + "\n")

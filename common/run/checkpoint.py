@@ -1,21 +1,16 @@
-"""Checkpoints: one folder a step, one file a rank, complete or absent.
+"""Checkpoints: one folder per step, one file per rank, complete or absent.
 
-A checkpoint is written into a folder beside its place and renamed once every rank's file is on the disk, so that a
-full disk, a killed rank or a power failure leaves nothing half-written.
+A checkpoint is written into a temporary folder and renamed once every rank's file is on the disk, so that a full disk,
+a killed rank or a power failure leaves no partial checkpoint.
 
-Model and optimizer are in full tensors in the file of the first of the ranks that hold the same weights, those of the
-``dp`` and ``cp`` axes, or the same together, those of ``tp`` (one file for each place on ``pp``); every rank's file
-has what is its own: random state and buffers. A run may therefore go on with another number of replicas, with
-samples or layers split over more or fewer ranks, and with layers on more or fewer stages, whose tensors have their
-names in the whole model, as long as global batch and micro-batch are the same: the position counts optimizer steps.
-What is padding for the sake of ``tp`` alone is in no file.
-Each rank's random state then starts anew, from the seed and the step, and buffers are those of
-the first rank. On the same layout a run goes on as if it had not stopped.
+For each position on ``pp``, one rank's file holds the full tensors of model and optimizer, without padding for ``tp``:
+that of the first rank on ``dp``, ``cp`` and ``tp``. Every rank's file holds the rank's random state and buffers. A
+:class:`common.optim.updater.StreamingUpdater` writes each rank's shards into a separate folder. Frozen tensors
+(:mod:`common.nn.frozen`) are not saved, only the digest of the base.
 
-What a :class:`common.optim.updater.StreamingUpdater` has on each rank is in files of that rank in a folder of the
-updater's own, from which any other number of ranks takes its parts.
-
-Frozen tensors (:mod:`common.nn.frozen`) are in no file; the digest of the base that they are is.
+On the same layout, a run resumes bit for bit. It can also resume on any other layout with the same global batch and
+micro-batch, because positions count optimizer steps and tensors have their names in the whole model. Random states are
+then drawn from the seed and the step, and buffers come from the first rank.
 """
 
 from __future__ import annotations
@@ -46,24 +41,24 @@ from common.untrusted.tensor_file import read_values
 FORMAT = 6
 
 MOST_SETTINGS = 20
-"""Settings that a remark on changed ones names."""
+"""Largest number of changed settings that a remark names."""
 
 SHARING_AXES = (*SUMMED_AXES, "tp")
-"""Axes whose ranks have the same weights, or the same together; a run may go on with others of them."""
+"""Axes whose ranks hold the same weights, or shards of the same weights."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands; with the seed it determines all data still to come.
+    """Position of a run. Together with the seed it determines all data still to come.
 
     Attributes:
-        step: optimizer steps done in the run.
+        step: finished optimizer steps of the run.
         block: index of the block.
-        position: optimizer steps of the block that are done.
-        samples: nominal training samples done, over all ranks: what the schedule counts.
-        history: (counted samples, metric to value, of those with a target) of the evaluations so far.
-        counted: real training samples done, over all ranks: what log and rates count.
-        unscored: evaluations that had begun and whose scores are not in ``history``, as rank 0 knows.
+        position: finished optimizer steps of the block.
+        samples: finished nominal training samples over all ranks, as the schedule counts.
+        history: past evaluations: (real training samples, metric to value, for metrics with a target).
+        counted: finished real training samples over all ranks, for log and rates.
+        unscored: evaluations that have begun but are not in ``history``; known on rank 0.
     """
 
     step: int = 0
@@ -88,30 +83,28 @@ def save(
     base: str | None = None,
     splits: Mapping[str, Split] | None = None,
 ) -> Path:
-    """Write the checkpoint ``folder``/step_<step>; collective. It replaces one that is there already.
+    """Write the checkpoint ``folder``/step_<step> and return its path. An existing one is replaced. Collective.
 
     Args:
-        folder: of the run's checkpoints.
-        progress: where the run stands.
-        seed: of the run.
-        settings: what, beside the seed, decides which samples come at a position: plain values.
-        model: its parameters and buffers that are not frozen are saved, as of the last update.
+        folder: folder of the run's checkpoints.
+        seed: seed of the run.
+        settings: settings that determine, with the seed, which samples come at a position. Plain values.
+        model: its parameters and buffers, except frozen ones, are saved after the last update.
         updaters: their state is saved.
-        layout: the ranks.
-        configuration: key to value of the settings that may change when the run is resumed, for a remark: plain values.
+        configuration: key to plain value of settings that may change on resuming, which only causes a remark.
         base: digest of the frozen tensors.
-        splits: of those tensors, by their names in the model, that the ranks of ``tp`` hold together. All others are
-            saved as the first of these ranks has them.
+        splits: tensors that are sharded over ``tp``, by their names in the model. All others are saved by the first
+            of these ranks.
 
     Raises:
-        CheckpointError: a rank could not write; nothing of it stays behind, an earlier checkpoint does.
+        CheckpointError: a rank could not write. Its partial checkpoint is removed, earlier ones are kept.
         ValueError: a split does not fit the model.
     """
     splits = splits or {}
     place = folder / f"step_{progress.step:08d}"
     beside = place.with_name(f".{place.name}.partial")
 
-    # Collective, hence outside of what may fail on one rank alone.
+    # Collective, so outside of the parts that can fail on a single rank.
     for updater in updaters:
         updater.materialize()
     states: list[Any] = [updater.state_dict() for updater in updaters]
@@ -162,7 +155,7 @@ def save(
                 shutil.rmtree(beside, ignore_errors=True)
             if layout.world_size > 1:
                 dist.barrier()
-                # Where the ranks share the folder nothing is left; else each machine has files of its own.
+                # This removes files that rank 0 cannot see, if the ranks do not share the folder.
                 shutil.rmtree(beside, ignore_errors=True)
                 dist.barrier()
             raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
@@ -170,7 +163,7 @@ def save(
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Remove all but the ``count`` newest checkpoints of ``folder``."""
+    """Remove all but the ``count`` newest checkpoints in ``folder``."""
     found = sorted(folder.glob("step_*"))
     for old in found[: max(0, len(found) - count)]:
         shutil.rmtree(old)
@@ -183,22 +176,21 @@ def read(
     configuration: Mapping[str, object] | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """What this rank needs of the checkpoint at ``place``, on the CPU.
+    """Return the parts of a checkpoint that this rank needs, on the CPU.
 
     Args:
-        place: the checkpoint's folder.
-        settings: of this run; those of the checkpoint must be the same.
-        layout: the ranks.
-        configuration: key to value of the settings of this run that may differ from the checkpoint's.
-        seed: that the user gives this run; None for the checkpoint's.
+        place: folder of the checkpoint.
+        settings: settings of this run; the checkpoint's must be equal.
+        configuration: settings of this run that may differ from the checkpoint's.
+        seed: seed given by the user; None takes the checkpoint's.
 
     Returns:
-        Among others ``seed`` and ``progress``, and ``remarks``: what does not go on as if the run had not stopped, one
-        sentence each.
+        Entries such as ``seed`` and ``progress``. ``remarks`` has one sentence for each difference from an
+        uninterrupted run.
 
     Raises:
-        CheckpointError: it is missing, unreadable, incomplete, of other settings or another seed; or a number of the
-            model or of the optimizer's state is not finite.
+        CheckpointError: the checkpoint is missing, unreadable or incomplete, has other settings or another seed, or a
+            number in model or optimizer state is not finite.
     """
     first = _load(place, 0, weights=True)
     written: dict[str, int] = first["layout"]
@@ -223,7 +215,7 @@ def read(
     content = first
     if written["pp"] == layout.sizes["pp"] == 1:
         _require_finite(_file(place, 0), {"model": content["model"], "updaters": content["updaters"]})
-    else:  # a stage may have other layers than before, even where there are as many
+    else:  # a stage may have other layers than before, even if the number of stages is the same
         content = _together(
             [first, *(_load(place, _writer(written, stage), weights=True) for stage in range(1, written["pp"]))]
         )
@@ -250,7 +242,7 @@ def read(
 
 
 def _other_settings(written: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
-    """Return the remark on settings of this run that differ from those that the checkpoint was written with."""
+    """Return a remark, in a list, on settings of this run that differ from those in the checkpoint."""
     names = [*written, *(name for name in own if name not in written)]
     changed = [
         f"{name}={as_typed(own.get(name))} instead of {as_typed(written.get(name))}"
@@ -272,16 +264,16 @@ def restore(
     base: str | None = None,
     splits: Mapping[str, Split] | None = None,
 ) -> Progress:
-    """Put the state that :func:`read` returned into the model, the updaters and the random generators.
+    """Load the result of :func:`read` into model, updaters and random generators; return the run's position.
 
     Args:
-        content: of the checkpoint.
-        model, updaters, layout: of this run; frozen tensors of the model stay as they are.
+        content: result of :func:`read`.
+        model: the model of this run; its frozen tensors are not changed.
         base: digest of the frozen tensors of this run.
-        splits: of the tensors that the ranks of ``tp`` hold together in this run.
+        splits: tensors that are sharded over ``tp`` in this run.
 
     Raises:
-        CheckpointError: it was made with another base, or a tensor is missing or has another shape.
+        CheckpointError: the checkpoint has another base, or a tensor is missing or has another shape.
     """
     if content["base"] != base:
         raise CheckpointError(
@@ -325,12 +317,12 @@ def restore(
 
 
 def _load(place: Path, rank: int, weights: bool) -> dict[str, Any]:
-    """Return one rank's file; its tensors are read from the disk when they are used.
+    """Return the content of one rank's file. Its tensors are read from the disk when they are used.
 
     Args:
-        place: the checkpoint's folder.
-        rank: that wrote the file.
-        weights: whether this rank wrote model and optimizer.
+        place: folder of the checkpoint.
+        rank: rank that wrote the file.
+        weights: whether that rank wrote model and optimizer.
     """
     path = _file(place, rank)
     if not path.is_file():
@@ -352,12 +344,12 @@ def _file(place: Path, rank: int) -> Path:
 
 
 def _shards(place: Path, number: int) -> Path:
-    """The folder of what the ranks have of an updater."""
+    """Return the folder with the shards of an updater."""
     return place / f"updater_{number}"
 
 
 def _require_finite(path: Path, state: Mapping[str, object]) -> None:
-    """Refuse a ``state`` if a number in it is infinite or none at all: training could only go on with more."""
+    """Raise CheckpointError if a tensor in ``state`` contains NaN or infinity."""
     for name, tensor in _tensors(state):
         bad = tensor.numel() - int(torch.isfinite(tensor).sum())
         if bad:
@@ -368,7 +360,7 @@ def _require_finite(path: Path, state: Mapping[str, object]) -> None:
 
 
 def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a nest of mappings and sequences, each with the way to it."""
+    """Yield the tensors in nested mappings and sequences, each with its dotted path."""
     if isinstance(state, torch.Tensor):
         yield name, state
     elif isinstance(state, Mapping | list | tuple):
@@ -378,7 +370,7 @@ def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def _writer(written: Mapping[str, int], stage: int) -> int:
-    """The rank that wrote the weights of a pipeline stage."""
+    """Return the rank that wrote the weights of a pipeline stage."""
     rank = 0
     for axis in AXES:
         rank = rank * written[axis] + (stage if axis == "pp" else 0)
@@ -386,7 +378,7 @@ def _writer(written: Mapping[str, int], stage: int) -> int:
 
 
 def _together(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the first ranks of all stages have written, as one model; tied weights are the same at both ends."""
+    """Merge the files of all stages' first ranks into one model. Tied weights are equal on first and last stage."""
     if len({len(stage["updaters"]) for stage in stages}) > 1:
         raise CheckpointError("the checkpoint is damaged: its stages have different numbers of optimizers")
     states = []
@@ -401,10 +393,12 @@ def _together(stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dict[str, Any]:
-    """What this rank's stage has of a whole model; what no stage has is kept, for whoever refuses it. Collective.
+    """Return this stage's part of a whole model. Collective.
+
+    Tensors that belong to no stage are kept, so that loading the model rejects them.
 
     Raises:
-        CheckpointError: a tensor of any stage is missing; on all stages, which would wait for one that has failed.
+        CheckpointError: a tensor of any stage is missing. All stages raise, so that none waits for a failed one.
     """
     own = set(model.state_dict())
     group, elsewhere = layout.group("pp"), set[str]()
@@ -431,13 +425,13 @@ def _own_stage(content: dict[str, Any], model: nn.Module, layout: Layout) -> dic
 
 
 def _few(problem: str, count: int = 3) -> str:
-    """A list of missing or unexpected names, cut to the first ones; a network of other depth lacks hundreds."""
+    """Shorten a list of missing or unexpected names, which has hundreds if the network's depth differs."""
     names = problem.split(", ") if "key(s)" in problem else [problem]
     return problem if len(names) <= count else f"{', '.join(names[:count])} and {len(names) - count} more"
 
 
 def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The model's parameters and buffers that are not frozen."""
+    """Return the model's parameters and buffers that are not frozen."""
     frozen = frozen_names(model)
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
@@ -455,7 +449,7 @@ def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
-    """Run ``part`` on every rank and wait for all of them; one line for each rank that failed."""
+    """Run ``part`` on every rank and wait for all of them; return one line for each rank that failed."""
     error = ""
     try:
         part()
@@ -465,17 +459,17 @@ def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
 
 
 def _clear(place: Path, beside: Path) -> None:
-    """Remove what a crash left of an earlier attempt to write ``place``."""
+    """Remove files of an earlier attempt to write ``place`` that crashed."""
     old = _aside(place)
     if old.exists() and not place.exists():
-        old.rename(place)  # the crash came between the two renames of _publish
+        old.rename(place)  # the crash was between the two renames in _publish
     for stale in (beside, old):
         if stale.exists():
             shutil.rmtree(stale)
 
 
 def _require_all(beside: Path, ranks: int) -> None:
-    """Require the files of all ranks, which are elsewhere if their machines do not share the folder."""
+    """Raise FileNotFoundError if a rank's file is missing because the machines do not share the folder."""
     missing = [rank for rank in range(ranks) if not _file(beside, rank).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -485,7 +479,7 @@ def _require_all(beside: Path, ranks: int) -> None:
 
 
 def _publish(beside: Path, place: Path) -> None:
-    """Give a checkpoint that all ranks have written its name, durably."""
+    """Rename a complete checkpoint to its final name, durably."""
     old = _aside(place)
     _sync_folder(beside)
     replaced = place.exists()
@@ -502,12 +496,12 @@ def _publish(beside: Path, place: Path) -> None:
 
 
 def _aside(place: Path) -> Path:
-    """Where an earlier checkpoint waits while its successor takes ``place``."""
+    """Return the temporary name of an earlier checkpoint while the new one is renamed to ``place``."""
     return place.with_name(f".{place.name}.old")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` survive a power failure, on file systems that can."""
+    """Flush the names in ``folder`` to the disk, on file systems that support it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What a rank's file of a checkpoint must hold: names, types and ranges, checked before anything uses them."""
+"""Validate the content of a rank's checkpoint file (names, types, ranges) before anything uses it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from common.errors import CheckpointError
 
 MOST_RANKS = 2**20
 COUNTS = ("step", "block", "position", "samples", "counted", "unscored")
-"""Numbers of :class:`common.run.checkpoint.Progress`."""
+"""Names of the integer entries of :class:`common.run.checkpoint.Progress`."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None:
-    """Refuse a rank's file that lacks an entry or has one of another type.
+    """Raise an error if a rank's file lacks an entry or has one of another type.
 
     Args:
-        path: of the file, for the message.
-        content: what it holds.
-        weights: whether this rank wrote model and optimizer.
+        path: path of the file, for the message.
+        weights: whether that rank wrote model and optimizer.
 
     Raises:
         CheckpointError: naming the entry.
@@ -112,7 +111,7 @@ def _are_tensors(value: Any) -> bool:
 
 
 def _are_states(value: Any) -> bool:
-    """Whether these are states of updaters: tensors by name, one level deep or two, and plain values."""
+    """Return whether ``value`` is a list of updater states: plain values, and named tensors at most two levels deep."""
     return isinstance(value, list) and all(
         _is_named(state, lambda entry: _is_tensor(entry) or _are_tensors(entry) or _is_plain(entry)) for state in value
     )

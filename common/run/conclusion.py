@@ -1,4 +1,4 @@
-"""What is said of a run once it has ended: verdict, summary, picture."""
+"""The end of a run: verdict on its log, summary and picture."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ CONCLUDING = timedelta(minutes=10)
 
 
 def conclude(outcome: Outcome, start: Start) -> int:
-    """Judge the run's log and print its summary, on rank 0, whose exit code tells whether the target was reached.
+    """Judge the run's log and print its summary on rank 0; its exit code tells whether the target was reached.
 
-    The other ranks stay until it is done: a scheduler ends those that are left some time after the first has gone.
+    The other ranks wait until rank 0 is done, because a scheduler kills the remaining ranks some time after the first
+    one has exited.
     """
     if start.rank_info.rank != 0:
         await_conclusion()
@@ -38,7 +39,7 @@ def conclude(outcome: Outcome, start: Start) -> int:
 
 
 def await_conclusion() -> None:
-    """Stay until rank 0 has concluded, or is gone: then there is nothing to stay for."""
+    """Wait until rank 0 has concluded or its store is gone."""
     store = job_store.current()
     if store is not None:
         with contextlib.suppress(dist.DistError, RuntimeError):
@@ -76,7 +77,7 @@ def _conclude(outcome: Outcome, start: Start) -> int:
 
 
 def hardware(device: torch.device, ranks: int) -> str:
-    """The devices of a run in words."""
+    """Return a description of the run's devices."""
     if device.type == "cuda":
         return f"{ranks} x {torch.cuda.get_device_name(device)}"
     return f"CPU, {ranks} rank{'s' if ranks > 1 else ''} of {torch.get_num_threads()} threads"

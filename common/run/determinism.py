@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time, or the fastest ones."""
+"""Choice between deterministic kernels and the fastest ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def set_determinism(deterministic: bool) -> None:
-    """Choose for this process."""
+    """Select deterministic kernels in this process; with False, the fastest ones."""
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic

@@ -32,16 +32,16 @@ class EvaluationTiming:
     """Time and memory of an evaluation. Times are those of the slowest rank, in seconds.
 
     Attributes:
-        samples: samples of one evaluation, over all ranks.
+        samples: samples per evaluation, over all ranks.
         ranks: number of ranks that evaluate.
         synthetic: whether the samples are synthetic; their predictions are not scored.
         warm_up: warm-up of reader, evaluation and scorer, with the capture of CUDA graphs.
-        opening: opening the data, with the ground truth on rank 0; None for synthetic samples, which are made then.
-        first: predicting and scoring in the first evaluation. The report of synthetic samples leaves out the scoring.
-        repetitions: predicting and scoring in each later evaluation; likewise.
-        allocated_bytes, reserved_bytes: highest peak of GPU memory of any rank; 0 on a CPU.
+        opening: opening the data, with the ground truth on rank 0; None for synthetic samples.
+        first: predicting and scoring in the first evaluation. The report of synthetic samples omits scoring.
+        repetitions: predicting and scoring in each later evaluation; scoring omitted likewise.
+        allocated_bytes, reserved_bytes: highest peak of GPU memory on any rank; 0 on a CPU.
         profiled: one more evaluation under the profiler without scoring; None if it was not profiled.
-        breakdown: device time of this evaluation on this rank; None if it was not profiled.
+        breakdown: device time of the profiled evaluation on this rank; None if it was not profiled.
     """
 
     samples: int
@@ -58,12 +58,12 @@ class EvaluationTiming:
 
     @property
     def predicting(self) -> float:
-        """Median of the repetitions."""
+        """Median seconds of predicting."""
         return statistics.median(predicting for predicting, _ in self.repetitions)
 
     @property
     def scoring(self) -> float | None:
-        """Median of the repetitions; None for synthetic samples."""
+        """Median seconds of scoring; None for synthetic samples."""
         return None if self.synthetic else statistics.median(scoring for _, scoring in self.repetitions)
 
     @property
@@ -72,7 +72,7 @@ class EvaluationTiming:
         return self.samples / (self.predicting + (self.scoring or 0.0))
 
     def rows(self) -> dict[str, str]:
-        """Return what ``bench`` prints, name to text."""
+        """Return the output rows of ``bench``, name to text."""
         first, median = f"{self.first[0]:.4f} s predicting", f" (median of {len(self.repetitions)})"
         kind, scoring = "synthetic samples", "not measured: these samples have no ground truth; set data_dir=…"
         if self.scoring is not None:
@@ -93,7 +93,7 @@ class EvaluationTiming:
         return rows
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for the JSON file."""
+        """Return the figures for the JSON report."""
         values = dataclasses.asdict(self)
         if self.synthetic:
             values["first"], values["repetitions"] = self.first[:1], [times[:1] for times in self.repetitions]
@@ -102,12 +102,12 @@ class EvaluationTiming:
 
 
 def time_evaluation(workload: Workload, data_dir: Path, prepared: bool, repetitions: int) -> EvaluationTiming:
-    """Evaluate the network as it is, first once and then ``repetitions`` times. Collective.
+    """Evaluate the current network once and then ``repetitions`` times. Collective.
 
     Args:
-        workload: built on the ranks that evaluate.
+        workload: workload built on the ranks that evaluate.
         data_dir: folder of the prepared data.
-        prepared: whether it exists; otherwise, synthetic samples are evaluated.
+        prepared: whether this folder exists; otherwise, synthetic samples are evaluated.
         repetitions: number of timed evaluations after the first one.
 
     Raises:
@@ -134,7 +134,7 @@ def time_evaluation(workload: Workload, data_dir: Path, prepared: bool, repetiti
 
 
 def prepared_everywhere(data_dir: Path) -> bool:
-    """Return whether the folder of the prepared data exists. All ranks of the job call this.
+    """Return whether all ranks see the folder of the prepared data. All ranks of the job call this.
 
     Raises:
         DataError: only some ranks see it.
@@ -155,7 +155,7 @@ def _time(
 
     def warm_up() -> None:
         if scored and layout.role == "train":
-            workload.warm_up_reader()  # as training ranks do before they open data
+            workload.warm_up_reader()  # training ranks do this before they open data
         evaluation.warm_up()
         if scorer is not None:
             scorer.warm_up()
@@ -206,7 +206,7 @@ def _timed(work: Callable[[], Result], device: torch.device) -> tuple[float, Res
 
 
 def _elapsed(work: Callable[[], Result], device: torch.device) -> tuple[float, Result]:
-    """Return the seconds that ``work`` takes until the device is done, and its result."""
+    """Run ``work`` until the device has finished; return its seconds and its result."""
     began = time.perf_counter()
     result = work()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The life of a run on a rank that only evaluates: from the workload to the word that nothing more comes."""
+"""Main loop of a rank that only evaluates: build the workload, then evaluate until the training ranks end the run."""
 
 from __future__ import annotations
 
@@ -37,17 +37,13 @@ OPENING_SECONDS = 30 * 60
 
 
 class EvaluationRank:
-    """One evaluation rank of a run whose training ranks have a Trainer each. Building it asks no other rank.
+    """One evaluation rank of a run. The training ranks run a Trainer each. The constructor does not communicate.
 
     Args:
-        workload_type: what is trained.
-        run: what the workload sees.
-        session: folders, faults, observation.
         rank_info: this process among the job's ranks.
-        device: the device of this rank.
 
     Raises:
-        ConfigError: the closed division forbids a value.
+        ConfigError: the closed division forbids a configuration value.
     """
 
     def __init__(
@@ -65,11 +61,11 @@ class EvaluationRank:
         self.passed = False
 
     def evaluate(self) -> None:
-        """Evaluate whatever weights or checkpoints come until none come any more.
+        """Evaluate all weights or checkpoints until the training ranks announce the end.
 
         Raises:
             Interrupted: a signal stopped the training ranks.
-            SuiteError: something failed here; the message names this rank.
+            SuiteError: this rank failed; the message names it.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -80,7 +76,7 @@ class EvaluationRank:
             raise type(error)(f"rank {self.rank_info.rank}, which evaluates: {error}") from error
 
     def _agree(self) -> None:
-        """Learn seed and folder from the training ranks, and say whether this rank sees the folder."""
+        """Get seed and folder from the training ranks, and report whether this rank sees the folder."""
         seed, output = job_store.from_rank_0("seed", ""), job_store.from_rank_0("output_dir", "")
         self.output_dir = Path(output)
         make_output(self.output_dir, self.run, self.session)
@@ -105,7 +101,7 @@ class EvaluationRank:
             raise Interrupted(f"stopped by a signal at step {stopped_at}; the log is closed as aborted")
 
     def _evaluate_all(self, stack: contextlib.ExitStack) -> int:
-        """Evaluate all weights that the training ranks send; the step at which a signal stopped training, or 0."""
+        """Evaluate all weights from the training ranks. Return the step at which a signal stopped training, or 0."""
         session = self.session
         with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
             evaluation = self._prepare(stack)
@@ -119,7 +115,7 @@ class EvaluationRank:
         return self._serve(evaluation, signals)
 
     def _score_checkpoints(self, stack: contextlib.ExitStack) -> int:
-        """Score the checkpoints that the training ranks write; the step at which a signal stopped training, or 0."""
+        """Score the checkpoints of the training ranks. Return the step at which a signal stopped training, or 0."""
         with self.heartbeat.extended(60 * self.rules.init_minutes, "initialisation"):
             workload = self._build(stack)
             token, first_rank = job_store.from_rank_0("offline", ""), self.role.first_rank
@@ -173,10 +169,10 @@ class EvaluationRank:
         return evaluation
 
     def _serve(self, evaluation: Evaluation, signals: GracefulStop) -> int:
-        """Evaluate until the end is announced; the step at which a signal stopped training, or 0.
+        """Evaluate until the end is announced. Return the step at which a signal stopped training, or 0.
 
-        A signal ends training, which waits for the scores of the weights that it has sent: its checkpoint has no others
-        to evaluate in their place.
+        After a signal, training still waits for the scores of all weights that it has sent, because a run resumed from
+        its checkpoint does not evaluate them again.
         """
         while True:
             with self.heartbeat.idle("waiting for weights"):
@@ -195,7 +191,7 @@ class EvaluationRank:
         return item.stopped_at
 
     def _any_passed(self) -> bool:
-        """Whether a score has reached the target, after which none counts: rank 0, which scores, says. Collective."""
+        """Return whether any score has reached the target. Rank 0 scores and broadcasts the answer. Collective."""
         if self.role.world_size == 1:
             return self.passed
         passed = torch.tensor(int(self.passed), dtype=torch.int32, device=self.device)
@@ -225,7 +221,7 @@ class EvaluationRank:
 
 @contextlib.contextmanager
 def evaluation_stream(device: torch.device) -> Iterator[None]:
-    """A stream of its own, on which graphs can be captured; nothing without a GPU."""
+    """Make a new stream current, because graphs cannot be captured on the default one; do nothing without a GPU."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""How much of an iteration something ran, and how much of its communication nothing else ran beside."""
+"""How long kernels ran in an iteration, and how long communication ran without any other kernel."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """A kernel, microseconds of any clock.
+    """Time span of a kernel, in microseconds of any clock.
 
     Attributes:
-        start, end: when it ran.
-        communication: whether it moves data between ranks.
+        start, end: start and end time.
+        communication: whether the kernel transfers data between ranks.
     """
 
     start: float
@@ -20,18 +20,18 @@ class Span(NamedTuple):
 
 
 def busy_us(spans: Iterable[Span]) -> float:
-    """Microseconds in which any kernel ran."""
+    """Return the microseconds in which any kernel ran."""
     return _length(_union(list(spans)))
 
 
 def exposed_us(spans: Iterable[Span]) -> float:
-    """Microseconds in which communication ran and no other kernel did."""
+    """Return the microseconds in which only communication ran."""
     every = list(spans)
     return _length(_union(every)) - _length(_union([span for span in every if not span.communication]))
 
 
 def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """The same time in intervals that do not touch, in order."""
+    """Merge spans into disjoint intervals, in order."""
     joined: list[tuple[float, float]] = []
     for start, end, _ in sorted(spans):
         if joined and start <= joined[-1][1]:

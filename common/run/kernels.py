@@ -1,4 +1,4 @@
-"""GPU kernels of an iteration as the profiler sees them: what they took by kind, and what communication cost."""
+"""GPU kernels of an iteration, recorded by the profiler: time by kind of work, and cost of communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.run.exposed import Span, busy_us, exposed_us
 Result = TypeVar("Result")
 
 LONGEST = 16
-"""Kernels that a breakdown names."""
+"""Number of kernels that a breakdown lists."""
 
 COMMUNICATION = "communication"
 
@@ -40,20 +40,19 @@ CATEGORIES = (
     ("optimizer", r"measure_kernel|trust_ratio|update_kernel|adaptive_|multi_tensor|scale_kernel"),
     ("copy and fill", r"memcpy|memset|copy|fill|convert|nchw|nhwc"),
 )
-"""Kind of work -> pattern of the names of kernels of PyTorch, libraries and optimizers; the first match counts, behind
-those of the operations. cuDNN's attention is a ``flash_fprop`` too. A copy to or from another GPU's memory is
-communication (``Memcpy PtoP``), one within a GPU's own is not (``Memcpy DtoD``)."""
+"""Kind of work -> regular expression for names of kernels of PyTorch, libraries and optimizers. The first match counts;
+the operations' own names are tried before. cuDNN's attention kernels also contain ``fprop`` (``flash_fprop``). A copy
+between two GPUs is communication (``Memcpy PtoP``), a copy within one GPU is not (``Memcpy DtoD``)."""
 
 
 ANNOTATION = "ProfilerStep"
-"""What the profiler's own marks of a step are called, which lie over the kernels."""
+"""Prefix of the profiler's own step markers, which overlap the kernels and are ignored."""
 
 
 class Kernel(NamedTuple):
-    """A kernel, or a copy, that ran.
+    """One execution of a kernel or copy.
 
     Attributes:
-        name: of the kernel.
         start, end: microseconds of the profiler's clock.
     """
 
@@ -64,14 +63,14 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Device time of an iteration, milliseconds.
+    """Device time of an iteration, in milliseconds.
 
     Attributes:
-        kinds: of kernels, by kind of work; what ran at once is counted twice.
-        kernels: of each kernel, and how often it ran.
-        exposed_ms: of communication that nothing else ran beside.
-        busy_ms: in which anything ran.
-        communication_ms: in which communication ran, from the moment at which its kernels wait for other ranks on.
+        kinds: kind of work to summed kernel time; concurrent kernels each count in full.
+        kernels: kernel name to its time and number of executions.
+        exposed_ms: time in which only communication ran.
+        busy_ms: time in which any kernel ran.
+        communication_ms: time in which communication kernels ran, including their wait for other ranks.
     """
 
     kinds: dict[str, float]
@@ -82,11 +81,11 @@ class Breakdown:
 
     @property
     def compute_ms(self) -> float:
-        """In which anything but communication ran."""
+        """Time in which any kernel except communication ran."""
         return self.busy_ms - self.exposed_ms
 
     def rows(self, **others: float) -> list[str]:
-        """Kinds and ``others``, the longest first, and the longest kernels."""
+        """Return text lines for kinds and ``others``, longest first, and for the longest kernels."""
         kinds = sorted({**self.kinds, **others}.items(), key=lambda item: -item[1])
         rows = [f"  {kind:<34}{ms:9.3f} ms" for kind, ms in kinds]
         if self.kinds.get(COMMUNICATION):
@@ -96,7 +95,7 @@ class Breakdown:
 
 
 def meet(cuda: bool) -> None:
-    """Wait for the device, and for the other ranks. Collective."""
+    """Wait for the device and for the other ranks. Collective."""
     if dist.is_initialized():
         dist.barrier()
     if cuda:
@@ -104,14 +103,14 @@ def meet(cuda: bool) -> None:
 
 
 def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[list[Kernel], Result]:
-    """Kernels that ``work`` launches on the GPU, and what it returns. Collective.
+    """Record the GPU kernels of ``work``; return them and the result of ``work``. Collective.
 
-    The profiler takes some tens of milliseconds to start, on every rank as many others, and the ranks' meeting is a
-    kernel itself: ``before`` runs while it starts, then the ranks meet, and only what follows is recorded.
+    The profiler takes tens of milliseconds to start, a different time on each rank, and the barrier is a kernel itself.
+    Therefore ``before`` runs while the profiler starts, then the ranks meet, and only later kernels are recorded.
 
     Args:
-        before: one iteration, or a part of one.
-        work: waits for the device in the end, or lets others do so.
+        before: work to run during the start, such as one iteration.
+        work: work to record.
     """
     cycle = schedule(wait=0, warmup=1, active=1)
     with profile(activities=[ProfilerActivity.CUDA], schedule=cycle, acc_events=True) as profiler:
@@ -129,7 +128,7 @@ def recorded(before: Callable[[], object], work: Callable[[], Result]) -> tuple[
 
 
 def breakdown(kernels: Iterable[Kernel], parts: int) -> Breakdown:
-    """What ``kernels`` took, as parts of ``parts`` iterations or micro-batches."""
+    """Return the device time of ``kernels`` per iteration, for ``parts`` iterations or micro-batches."""
     kinds: dict[str, float] = {}
     times: dict[str, list[float]] = {}
     spans = []
@@ -147,7 +146,7 @@ def breakdown(kernels: Iterable[Kernel], parts: int) -> Breakdown:
 
 
 def kind_of(kernel: str) -> str:
-    """The kind of work that a kernel of this name does: by the names of the operations, then by :data:`CATEGORIES`."""
+    """Return the kind of work of a kernel: by the kernel names of the operations, then by :data:`CATEGORIES`."""
     return next((kind for kind, pattern in _patterns() if re.search(pattern, kernel, re.IGNORECASE)), "other")
 
 

@@ -1,4 +1,4 @@
-"""Picks the micro-batch that fits the memory of whatever GPU is there (``micro_batch: auto``)."""
+"""Picks the largest micro-batch that fits the GPU's memory (``micro_batch: auto``)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.step.graphs import StepRunner
 
-USABLE = 0.80  # of the free memory: graphs, reader and allocator rounding take the rest
+USABLE = 0.80  # fraction of the free memory; graphs, reader and allocator rounding need the rest
 ON_A_CPU = 32
 PROBED = 8
 
 
 def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device: torch.device) -> int:
-    """The largest micro-batch that divides the global batch of one replica and fits the device.
+    """Return the largest micro-batch that divides the global batch of one replica and fits the device.
 
-    Two small micro-batches are trained for one iteration; what they need is extended linearly. The batches of one step
-    are there three times beside it: in the captured step's inputs, and in both slots of the prefetcher.
+    The peak memory of the step is measured with two small micro-batches and extrapolated linearly.
 
     Args:
-        workload_type: what is trained.
-        load: the run's configuration for a micro-batch.
-        device: where it will run. A CPU gets a fixed small one.
+        load: returns the run's configuration for a micro-batch.
+        device: device of the run. A CPU gets a fixed small micro-batch.
 
     Raises:
         ConfigError: none divides the global batch, or not even the smallest fits.
@@ -41,6 +39,7 @@ def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device
         raise ConfigError(f"micro_batch=auto: no multiple of {unit} divides the {per_replica} samples of a replica")
     if device.type != "cuda":
         return max([size for size in choices if size <= ON_A_CPU] or choices[:1])
+    # Each step's batches exist three times: in the graph's static inputs and in both slots of the prefetcher.
     batches = 3 * per_replica * _sample_bytes(workload_type.probe(load(choices[0]), Layout(device=device)))
     room = torch.cuda.mem_get_info(device)[0] * USABLE - batches - workload_type.unprobed_bytes(smallest)
     fitting = largest_fitting(choices, lambda size: _peak_bytes(workload_type, load(size), device), room)
@@ -52,11 +51,11 @@ def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device
 
 
 def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | None], room: float) -> int | None:
-    """The largest of ``choices`` that needs at most ``room`` bytes; None if none does.
+    """Return the largest of ``choices`` that needs at most ``room`` bytes; None if none does.
 
     Args:
-        choices: ascending.
-        peak_bytes: what one of them needs; None if the memory does not suffice to find out.
+        choices: micro-batch sizes, ascending.
+        peak_bytes: returns the measured bytes for a choice; None if it runs out of memory.
     """
     probed = PROBED
     while True:

@@ -1,4 +1,4 @@
-"""``bench.only=peer``: times other software, in the process that has timed the workload's own step."""
+"""``bench.only=peer``: times other training software, in the process that has timed the workload's own step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class PeerTiming:
     """Time and memory of a peer.
 
     Attributes:
-        name: name of the peer.
         step_ms: mean milliseconds per iteration; None if the peer cannot run.
         samples: samples per iteration.
         bytes: peak of the allocated GPU memory; 0 on a CPU.
@@ -37,7 +36,7 @@ class PeerTiming:
     reason: str = ""
 
     def text(self, own_throughput: float) -> str:
-        """Return the timing as text; ``own_throughput`` is the workload's own, in samples per second."""
+        """Return the timing as text; ``own_throughput`` is the workload's own samples per second."""
         if self.step_ms is None:
             return f"not measured: {self.reason}"
         rate, memory = self.samples / self.step_ms * 1e3, f", {self.bytes / 1e9:.1f} GB" if self.bytes else ""
@@ -52,11 +51,9 @@ def time_peers(
     """Time peers, one after the other.
 
     Args:
-        peers: peers of the workload.
         run: recipe for one rank.
         example: micro-batch of the workload, on the device.
-        device: device that the peers train on.
-        steps: number of timed iterations; values above ``MOST_STEPS`` are reduced to it.
+        steps: number of timed iterations; at most ``MOST_STEPS`` are used.
     """
     for peer in peers:
         gc.collect()

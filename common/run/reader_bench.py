@@ -1,4 +1,4 @@
-"""The reader of the prepared data alone: how fast it delivers, and how long a training step would wait for it."""
+"""Timing of the reader of the prepared data: its speed, and how long a training step would wait for it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from common.data.batches import Block
 
 @dataclass(frozen=True)
 class ReaderTiming:
-    """What the reader did, over all ranks; times are those of the slowest, in seconds.
+    """Timing of the reader, over all ranks. Times are those of the slowest rank, in seconds.
 
     Attributes:
-        first: from opening the data until the first step's micro-batches were on the device.
-        longest_warm_up: what the slowest of the other steps before the measured ones waited.
-        waited: by all measured steps together; the pauses between them do not count.
-        longest: what the slowest measured step waited.
+        first: from opening the data until the first step's micro-batches are on the device.
+        longest_warm_up: longest wait of the other steps before the measured ones.
+        waited: sum of the waits of all measured steps, without the pauses between them.
+        longest: longest wait of a measured step.
         samples: nominal samples of the measured steps, over all ranks.
-        bytes: of their tensors on one rank.
+        bytes: bytes of the measured steps' tensors on one rank.
     """
 
     first: float
@@ -36,7 +36,7 @@ class ReaderTiming:
     bytes: int
 
     def rows(self, options: BenchConfig, ranks: int) -> dict[str, str]:
-        """What ``bench`` prints, name to text; measured with ``options`` on so many ranks."""
+        """Return the output rows of ``bench``, name to text, for a measurement with ``options`` on ``ranks`` ranks."""
         rate, megabytes = self.samples / self.waited, self.bytes / self.waited / 1e6
         apart = f", {options.pause_ms:g} ms apart" if options.pause_ms else ""
         return {
@@ -51,16 +51,14 @@ class ReaderTiming:
 def time_reader(
     workload: Workload, data_dir: Path, micro_batches: int, global_batch: int, options: BenchConfig
 ) -> ReaderTiming:
-    """Take micro-batches from ``workload``'s reader and bring them to the device, as training would, and time it.
+    """Read micro-batches and copy them to the device as training does, and time this. Collective.
 
-    With as many steps of warm-up as an epoch has, a reader's cache is full when the measured steps begin.
+    If the warm-up steps cover a whole epoch, the reader's cache is full when the measured steps begin.
 
     Args:
-        workload: opens and prepares the data.
-        data_dir: prepared data.
-        micro_batches: of one step on one rank.
-        global_batch: nominal samples of a step over all ranks.
-        options: steps, and the pause after each.
+        micro_batches: micro-batches per step on one rank.
+        global_batch: nominal samples per step over all ranks.
+        options: number of steps, and the pause after each.
 
     Raises:
         DataError: the data are missing or damaged, or not those of the workload.

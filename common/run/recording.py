@@ -1,4 +1,4 @@
-"""What is kept and shown of each step that the device has finished."""
+"""Records each step that the device has finished: metrics, progress bar, and the run's own figures."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from common.observe.nvml import GpuMeter
 from common.observe.progress_bar import Progress as ProgressBar
 from common.step.in_flight import Finished
 
-OVERFLOWS_TOLERATED = 50  # iterations in a row with gradients that are not finite
+OVERFLOWS_TOLERATED = 50  # consecutive iterations with gradients that are not finite
 
 
 class Recording:
-    """Takes the results of steps to the metrics, the progress bar and the run's own figures.
+    """Writes the results of steps to metrics and progress bar, and counts samples and overflows.
 
     Args:
-        metrics, bar: where steps are written.
-        meter: of this rank's GPU, read with every step.
+        meter: meter of this rank's GPU, read in every step.
 
     Attributes:
-        losses: (training samples counted, loss) of each step.
-        overflows: steps that changed nothing since their gradients were not finite.
-        samples: nominal training samples done with the last step, or before the block: what the schedule counts.
-        counted: real training samples done, over all ranks: what log and rates count. Where a step reports none, its
-            nominal ones.
+        losses: (real training samples so far, loss) of each step.
+        overflows: number of steps that updated nothing because a gradient was not finite.
+        samples: finished nominal training samples, as the schedule counts; at least the start of the block.
+        counted: finished real training samples over all ranks, for log and rates. A step that reports none counts with
+            its nominal ones.
     """
 
     def __init__(self, metrics: MetricsWriter, meter: GpuMeter, bar: ProgressBar) -> None:
@@ -35,17 +34,17 @@ class Recording:
         self._overflows_in_a_row = 0
 
     def block_begins(self, block: Block, samples: int) -> None:
-        """What follows is of ``block``; ``samples`` were done before, over all ranks."""
+        """Start a block. ``samples`` nominal samples over all ranks are finished before it."""
         last = block.first_epoch + block.epochs - 1
         label = f"epochs {block.first_epoch}-{last}" if block.epochs else "samples"
         self._bar.block(block.index, block.samples, label)
         self.samples = max(samples, block.start_sample)
 
     def step(self, done: Finished) -> None:
-        """Record a step.
+        """Record a finished step.
 
         Raises:
-            SuiteError: too many steps in a row had gradients that were not finite.
+            SuiteError: too many consecutive steps had gradients that were not finite.
         """
         result = done.result
         self.overflows += result.overflow

@@ -1,7 +1,7 @@
-"""``score``: the checkpoints of a run that has ended its training are scored, and its log is completed.
+"""``score``: scores the checkpoints of a run whose training has ended, and completes the run's log.
 
-It can be stopped and started again at any time: every score is on the disk once it is known, and none is made twice.
-The log gets its evaluations and ``run_stop`` together, when the first passing checkpoint is known or all are scored.
+The command can be stopped and started again at any time: each score is stored at once and never computed twice. All
+evaluations and ``run_stop`` are logged together, when the first passing checkpoint is known or all are scored.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ KEYS = ("data_dir", "assets_dir", "device", "timeout_seconds", "cuda_graphs", "m
 SECTIONS = ("evaluation", "layout", "scale", "system", "reader", "model")
 LOG_EVENTS = ("eval_start", "eval_stop", "eval_accuracy", "eval_error")
 _OVERRIDE = re.compile(r"[a-z]\w*(\.\w+)*=")
-"""What distinguishes an override from a folder with ``=`` in its path; ``./a=b`` is a folder."""
+"""Pattern for the start of an override. It distinguishes overrides from folders with ``=``, such as ``./a=b``."""
 OPENING_SECONDS = 30 * 60
 
 
 def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of the run that the command's arguments name, for scoring; and the arguments for its ranks.
+    """Return the configuration for scoring the run that the arguments name, and the arguments for its ranks.
 
     Raises:
         ConfigError: an argument is wrong.
-        CheckpointError: the folder is of no run that is scored offline.
+        CheckpointError: the folder has no run with offline scoring.
     """
     given = [argument for argument in argv if _OVERRIDE.match(argument)]
     folders = [argument for argument in argv if argument not in given]
@@ -72,7 +72,7 @@ def configuration(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     tree: dict[str, Any] = described["configuration"]
     tree |= {"output_dir": str(folder), "seed": described["seed"]}
     evaluation, scale = tree["evaluation"], tree["scale"]
-    if evaluation["ranks"] and scale["nodes"] == 1:  # they may not divide the batch together
+    if evaluation["ranks"] and scale["nodes"] == 1:  # training and evaluation ranks together may not divide the batch
         scale["gpus_per_node"] -= evaluation["ranks"]
     evaluation |= {"ranks": 0, "by_command": False}
     given = [argument for argument in given if not argument.startswith("output_dir=")]
@@ -97,13 +97,13 @@ def _override(tree: dict[str, Any], argument: str) -> None:
 
 
 def score_run(start: Start) -> int:
-    """Score the checkpoints of a run on this rank and the others; the exit code of ``train`` for its result.
+    """Score the checkpoints of a run; return the exit code that ``train`` has for such a result. Collective.
 
     Raises:
-        CheckpointError: training has not ended, or a checkpoint is gone or cannot be read.
+        CheckpointError: training has not ended, or a checkpoint is missing or unreadable.
         ConfigError: the ranks do not share the folder.
-        DataError: the data are missing, or others than those of the run.
-        Interrupted: a signal asked to stop; what is scored stays scored.
+        DataError: the data are missing, or differ from those of the run.
+        Interrupted: a signal asked to stop; stored scores are kept.
     """
     folder, rank = start.session.output_dir, start.rank_info.rank
     make_output(folder, start.run, start.session)
@@ -132,7 +132,7 @@ def score_run(start: Start) -> int:
 
 
 def _require_data_of(log: ParsedLog, start: Start) -> None:
-    """Raise :class:`DataError` if ``data_dir`` holds other data than those that the log names."""
+    """Raise DataError if ``data_dir`` holds other data than the log names."""
     found, named = require_prepared(start.run, start.session).benchmark.data_set, log.value("data_set")
     if found != named:
         raise DataError(
@@ -142,7 +142,7 @@ def _require_data_of(log: ParsedLog, start: Start) -> None:
 
 
 def _score(start: Start, queue: CheckpointQueue) -> None:
-    """Score what is left to be scored; collective."""
+    """Score the remaining checkpoints. Collective."""
     run, session = start.run, start.session
     assert session.seed is not None, "the run's seed is in its configuration"
     layout = Layout(
@@ -174,9 +174,9 @@ def _score(start: Start, queue: CheckpointQueue) -> None:
 
 
 def _complete(start: Start, queue: CheckpointQueue, before: ParsedLog) -> None:
-    """Write the log again with the evaluations and ``run_stop`` at its end, complete or not at all.
+    """Rewrite the log atomically with the evaluations and ``run_stop`` at its end.
 
-    Evaluations that it has already are of a command or a run that was cut off while it wrote them.
+    Evaluations already in the log are dropped: they are left from a process that was killed while it logged them.
     """
     run, path = start.run, before.path
     admission = admit(run, start.session)

@@ -1,4 +1,4 @@
-"""The evaluation points of a run as they come: what is submitted, scored and logged, and which score ends the run."""
+"""Tracks the evaluation points of a run: submission, scores, log, and which score ends the run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ History = tuple[tuple[int, dict[str, float]], ...]
 
 
 class EvaluationPoints:
-    """Submits evaluations and notes their scores, each under the number of its own point.
+    """Submits evaluations and records their scores, each for its evaluation point.
 
-    An evaluation begins in the log when the training before it is known to be done, since its weights are fixed from
-    then on, and stops when its score is known. Where evaluation ranks are fast, that score may come first: it is noted
-    once the evaluation has begun. After a score that reaches the target no other is noted.
+    In the log, an evaluation starts when the training before it is known to be finished, because its weights are fixed
+    then, and stops when its score arrives. Fast evaluation ranks may deliver the score first; it is recorded once the
+    evaluation has started. After a score that reaches the target, no other is recorded.
 
-    Offline, evaluations come in an order of their own, and not all of them. They are logged together at the end, each
-    with the times of its scoring. The first checkpoint of the run that reaches the target is what counts, whenever
-    it was scored.
+    Offline, only some evaluations are scored, in another order. They are logged together at the end with the times of
+    their scoring. The first checkpoint of the run that reaches the target counts, whenever it was scored.
 
     Args:
-        evaluations: the way to evaluate.
+        evaluations: runs the evaluations.
         benchmark: metrics and targets.
-        events, metrics, bar: where scores are written.
-        history: (samples, metric to value) of the evaluations before a resumed run.
+        events, metrics, bar: outputs for scores.
+        history: evaluations before a resumed run: (real training samples, metric to value).
 
     Attributes:
-        history: likewise, with those of this run.
-        scores: of this run.
-        passed: the score that reached the target and the number of its point; None before.
+        history: the same, extended by the evaluations of this run.
+        scores: scores of this run.
+        passed: the score that reached the target, and its epochs or samples in the log; None before.
     """
 
     def __init__(
@@ -59,24 +58,25 @@ class EvaluationPoints:
 
     @property
     def unscored(self) -> int:
-        """Evaluations that have begun and have no score yet; where other ranks evaluate, rank 0 alone knows."""
+        """Number of evaluations that have begun but have no score yet; with evaluation ranks, valid only on rank 0."""
         return len(self._begun)
 
     def begin(self, point: Point) -> None:
-        """The weights of an evaluation point are known to be done: log that its evaluation begins, or began."""
+        """Log the start of an evaluation whose weights are now known to be finished."""
         self._evaluations.trained(point)
         if not self._evaluations.offline:
             self._begun[point.samples] = point
             self._events.eval_start(point.at, point.time_ms)
 
     def submit(self, weights: Weights, samples: int) -> None:
-        """Have the next point's weights evaluated, which are told apart by their nominal ``samples``; collective."""
+        """Submit weights for evaluation; their nominal ``samples`` identify the evaluation point. Collective."""
         self._evaluations.submit(weights, samples)
 
     def poll(self) -> bool:
-        """Note the scores that have come; whether one has reached the target by now.
+        """Record the scores that have arrived. Return whether one has reached the target so far.
 
-        Then nothing counts any more, nor does what goes wrong in an evaluation; but offline an earlier checkpoint may.
+        After that, scores and errors of other evaluations are ignored, except offline, where an earlier checkpoint may
+        also reach the target.
         """
         if self.passed is None or self._evaluations.offline:
             self._known.extend(self._evaluations.poll())
@@ -85,9 +85,9 @@ class EvaluationPoints:
         return self.passed is not None
 
     def finish(self, stopping: Callable[[], bool] = never) -> bool:
-        """Note all scores as they come, but none after one that reaches the target; whether one has.
+        """Wait for all scores, or until one reaches the target. Return whether one has reached it.
 
-        All evaluations that were submitted have begun. ``stopping`` is for :meth:`Evaluations.finish`.
+        All submitted evaluations have begun. ``stopping``: see :meth:`Evaluations.finish`.
         """
         if not self.poll() or self._evaluations.offline:
             for score in self._evaluations.finish(stopping):
@@ -97,14 +97,14 @@ class EvaluationPoints:
         return self.passed is not None
 
     def log_checkpoints(self) -> None:
-        """Log the evaluations of checkpoints, which were not logged when they were made."""
+        """Log the evaluations of checkpoints, which offline runs do not log earlier."""
         if self._evaluations.offline:
             log_checkpoint_scores(self._events, self._benchmark, self.scores)
 
     def ending(self) -> tuple[Score, int] | None:
-        """The score that ends the run and the number of its point: that which reached the target.
+        """Return the score that ends the run, and its epochs or samples in the log; None if none does.
 
-        Offline, where none did, it is the last checkpoint's that was scored.
+        It is the score that reached the target. Offline, if none has, it is that of the last scored checkpoint.
         """
         if self.passed is not None or not self._evaluations.offline:
             return self.passed
@@ -123,7 +123,7 @@ class EvaluationPoints:
         if not self._evaluations.offline:
             self._events.accuracy(values, at, score.time_ms)
             self._events.eval_stop(at, score.time_ms)
-        if (score.samples, values) not in self.history:  # else a resumed run's queue had it
+        if (score.samples, values) not in self.history:  # a resumed run may find old scores in the queue
             self.history = (*self.history, (score.samples, values))
             times = {"seconds": score.seconds, "waited_seconds": score.waited_seconds}
             self._metrics.evaluation(score.samples, score.values, **times)
@@ -133,13 +133,13 @@ class EvaluationPoints:
 
 
 def told(benchmark: BenchmarkConfig, values: dict[str, float], at: int) -> str:
-    """An evaluation in words, with the targets."""
+    """Format an evaluation with its targets as text."""
     said = [f"{metric} {value:.4f}, target {benchmark.targets[metric]}" for metric, value in values.items()]
     return f"evaluation at {at}: {'; '.join(said)}"
 
 
 def require_whole_set(benchmark: BenchmarkConfig, values: dict[str, float]) -> None:
-    """Raise DataError if an evaluation was of another number of samples than the recipe's."""
+    """Raise DataError if an evaluation had another number of samples than the recipe."""
     counted = values.get("eval_samples", benchmark.eval_samples)
     if counted != benchmark.eval_samples:
         raise DataError(
@@ -149,7 +149,7 @@ def require_whole_set(benchmark: BenchmarkConfig, values: dict[str, float]) -> N
 
 
 def log_checkpoint_scores(events: RunEvents, benchmark: BenchmarkConfig, scores: Sequence[Score]) -> None:
-    """Log evaluations of checkpoints in the order in which they were made."""
+    """Log evaluations of checkpoints in the given order, which is that of their scoring."""
     for score in scores:
         assert score.point is not None, "a checkpoint's score has its point"
         assert score.scored_ms is not None, "a checkpoint's score has the times of its scoring"
@@ -160,7 +160,7 @@ def log_checkpoint_scores(events: RunEvents, benchmark: BenchmarkConfig, scores:
 
 
 def ending_checkpoint(benchmark: BenchmarkConfig, scores: Sequence[Score]) -> tuple[Score, int] | None:
-    """The first checkpoint of a run that reached the target, or else its last one, and the number of its point."""
+    """Return the first checkpoint that reached the target, or else the last one, with its epochs or samples."""
     ordered = sorted((score for score in scores if score.point is not None), key=lambda score: score.samples)
     passing = [score for score in ordered if benchmark.reached(score.values)]
     chosen = passing[0] if passing else ordered[-1] if ordered else None

@@ -1,4 +1,4 @@
-"""From a composed configuration to work on every rank: start the ranks, set them up, and end with one message."""
+"""Starts the ranks of a composed configuration, sets each one up, and ends with at most one error message."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from common.launch.binding import bind_rank, spare_cpus
 from common.launch.nccl_settings import variables
 
 FINDING_OUT = timedelta(minutes=30)
-"""For the other ranks to wait until the micro-batch is picked."""
+"""Time limit for the other ranks to wait until rank 0 has picked the micro-batch."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one rank's work starts from.
+    """Inputs for the work of one rank.
 
     Attributes:
-        imported, turn: when everything was imported, and when this process was allowed to use its device, by
+        imported, turn: end of the imports, and end of the wait for permission to use the device, by
             ``time.perf_counter``.
-        began_ms: when it began to build anything, milliseconds since the epoch.
-        scorer: the process that scores, on rank 0 where the configuration has one.
+        began_ms: start of the rank's setup, in milliseconds since the epoch.
+        scorer: scorer process; on rank 0 with background scoring, otherwise None.
         tree: the composed configuration.
     """
 
@@ -57,7 +57,7 @@ class Start:
 
 
 def unchecked(run: RunConfig, session: SessionConfig) -> None:
-    """Accept every configuration."""
+    """Accept every configuration: the default of ``check``."""
 
 
 def on_ranks(
@@ -68,20 +68,20 @@ def on_ranks(
     work: Callable[[Start], int],
     check: Callable[[RunConfig, SessionConfig], None] = unchecked,
 ) -> int:
-    """Run ``work`` on every rank of the composed configuration ``tree``; returns this process's exit code.
+    """Run ``work`` on every rank of the composed configuration ``tree``; return this process's exit code.
 
-    A process that nobody started as a rank starts the ranks of this node itself, with ``argv``.
+    If a launcher has not started this process as a rank, it starts the ranks of this node itself, with ``argv``.
 
     Args:
-        command: of the command line.
-        argv: its arguments.
-        tree: the composed configuration.
-        workload_type: turns the name of a benchmark into the class of its workload.
-        work: what a rank does.
-        check: refuses a configuration before ranks are started, and on every rank before anything is built.
+        command: name of the suite's command.
+        argv: arguments of the command.
+        workload_type: returns the workload class for the name of a benchmark.
+        work: work of one rank; returns the exit code.
+        check: raises an error for configurations that must not run. Called before ranks are started, and on every rank
+            before anything is built.
 
     Raises:
-        SuiteError: the configuration is wrong, the ranks are not as many as it says, or the device is unusable.
+        SuiteError: the configuration is wrong, the number of ranks differs from it, or the device is unusable.
     """
     rank_info = find_rank_info(os.environ)
     run, session = loading.load(tree, workload_type)
@@ -106,8 +106,8 @@ def on_ranks(
         sharers = _bind(run, session, rank_info, scorer)
         device = pick_device(session.device, rank_info.local_rank)
         if device.type == "cpu":
-            # Processors take a hundred times as long for numbers below the smallest normal one, such as gradients of
-            # what is nearly impossible; threads that are started later do as this one.
+            # CPUs compute about a hundred times slower with denormal numbers, such as gradients of very unlikely
+            # classes. Threads that are started later inherit the setting.
             torch.set_flush_denormal(True)
 
         def start() -> int:
@@ -124,9 +124,9 @@ def on_ranks(
 def _scorer(
     run: RunConfig, session: SessionConfig, rank_info: RankInfo
 ) -> contextlib.AbstractContextManager[ScorerProcess | None]:
-    """The process that scores in the background, on rank 0: started before anything touches a GPU or the other ranks.
+    """Return the background scorer process on rank 0. Start it before anything touches a GPU or the other ranks.
 
-    It is started before this rank is bound, too, so that its memory is next to the cores that it gets.
+    It must also start before this rank is bound, so that its memory is next to the cores that it gets.
     """
     if rank_info.rank != 0 or run.evaluation.scoring != "background":
         return contextlib.nullcontext()
@@ -134,7 +134,7 @@ def _scorer(
 
 
 def _bind(run: RunConfig, session: SessionConfig, rank_info: RankInfo, scorer: ScorerProcess | None) -> int | None:
-    """Bind this rank, and the scorer to the same cores, or to some that no rank has; how many ranks share them."""
+    """Bind this rank, and the scorer to spare cores or else to the same ones. Return how many ranks share the cores."""
     sharers, spare = None, frozenset[int]()
     if session.device != "cpu":
         spare = spare_cpus(rank_info, run.system.binding) if scorer is not None else spare
@@ -156,7 +156,7 @@ def _start_ranks(command: str, run: RunConfig, session: SessionConfig, argv: lis
 
 
 def _set_environment(run: RunConfig) -> None:
-    """What CUDA and NCCL read when they start, before anything touches the GPU; the user's own values stay."""
+    """Set variables that CUDA and NCCL read at their start, before anything uses the GPU. The user's values stay."""
     for name, value in run.system.environment.items():
         os.environ.setdefault(name, value)
     for name, value in variables(run.system.network, os.environ).items():
@@ -173,7 +173,7 @@ def _machine() -> str:
 def _sized(
     tree: dict[str, Any], cls: type[Workload], rank_info: RankInfo, device: torch.device
 ) -> tuple[RunConfig, SessionConfig]:
-    """The configuration, with ``micro_batch: auto`` replaced by what fits the device of every training rank."""
+    """Return the configuration; replace ``micro_batch: auto`` by a size that fits the device of every training rank."""
 
     def load(size: int | None) -> tuple[RunConfig, SessionConfig]:
         return loading.load(tree, lambda _: cls, size)
@@ -195,9 +195,9 @@ def _sized(
 
 
 def _as_rank(work: Callable[[], int], rank: int) -> int:
-    """Run one rank's work; of an error that several ranks raise, the first to do so prints the message.
+    """Run one rank's work. If several ranks fail, only the first one to fail prints its message.
 
-    An error that only says that a peer is gone becomes the one about the peer.
+    An error that is only a consequence of a lost rank is replaced by an error about that rank.
     """
     try:
         return work()
@@ -215,7 +215,7 @@ def _as_rank(work: Callable[[], int], rank: int) -> int:
         failure = lost_peer(error, rank)
         if failure is None:
             raise
-        if has_launcher():  # which knows the peer's own end, and prints the one message
+        if has_launcher():  # the launcher knows how the lost rank ended, and prints the one message
             return LOST_PEER_EXIT_CODE
         raise failure from error
     finally:

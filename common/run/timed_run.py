@@ -1,7 +1,7 @@
-"""The clock of a run, and what the log says of the blocks and epochs that it measures.
+"""The clock of a run, and the log events of its blocks and epochs.
 
-The host launches steps ahead of the device. What the log says of training it says of the device: that a block begins
-or that an epoch is over, once the step before it is known to be done, with the time at which it was.
+The host launches steps ahead of the device, but the log describes the device: a block start or an epoch end is logged
+once the step before it is known to be finished, with the time at which the step finished.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from common.mlperf.rules import Rules
 from common.mlperf.schedules import Schedule
 
 UNSCORED = "unscored"
-"""Status of a run whose training is over and whose checkpoints wait to be scored."""
+"""Status of a run whose training is over and whose checkpoints are not scored yet."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Moment:
     """A point in time.
 
     Attributes:
-        seconds: of the host's monotonic clock.
-        time_ms: milliseconds since the epoch; None for the time at which it is logged.
+        seconds: time by ``time.perf_counter``.
+        time_ms: milliseconds since the epoch; None means the time of logging.
     """
 
     seconds: float
@@ -36,32 +36,31 @@ class Moment:
 
     @classmethod
     def now(cls) -> Moment:
-        """This one."""
+        """Return the current moment."""
         return cls(time.perf_counter())
 
     @classmethod
     def past(cls, seconds: float) -> Moment:
-        """The one at which the host's monotonic clock showed ``seconds``."""
+        """Return the moment at which ``time.perf_counter`` was ``seconds``."""
         ago = time.perf_counter() - seconds
         return cls(seconds, (time.time_ns() - round(ago * 1e9)) // 1_000_000)
 
 
 class TimedRun:
-    """A run from ``run_start`` to ``run_stop``: its blocks and epochs, in the units of its log.
+    """A run from ``run_start`` to ``run_stop``: logs its blocks and epochs in the units of the rules.
 
     Args:
-        log: of the run.
-        rules: say what the log counts.
-        schedule: says what the run counts, epochs or samples.
-        train_samples: training samples of an epoch, unless the schedule counts others.
-        global_batch: samples of a step, for a ruleset that counts steps.
-        sample_tokens: tokens of a sample, for a ruleset that counts tokens.
+        rules: determine the units of the log.
+        schedule: determines the unit of the run, epochs or samples.
+        train_samples: training samples per epoch, unless the schedule has its own number.
+        global_batch: samples per step, for a ruleset that counts steps.
+        sample_tokens: tokens per sample, for a ruleset that counts tokens.
 
     Attributes:
-        events: what is logged.
+        events: writer of log events.
         status: ``"success"``, ``"aborted"``, or :data:`UNSCORED`.
-        start_ms, stop_ms: milliseconds since the epoch; 0 before.
-        samples: training samples that had been done at ``run_stop``, those before a resumed run's checkpoint too.
+        start_ms, stop_ms: milliseconds since the epoch; 0 before the event.
+        samples: finished training samples at ``run_stop``, including those before a resumed run's checkpoint.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class TimedRun:
     ) -> None:
         self._counts_epochs = schedule.unit == "epoch"
         self._epoch_samples = schedule.epoch_samples or train_samples
-        # What the log multiplies epochs with, where the ruleset does not count as the schedule does.
+        # Samples per epoch, to convert epochs for a ruleset that counts samples although the schedule counts epochs.
         converted = self._epoch_samples if self._counts_epochs and rules.unit == "samples" else None
         fraction_of = self._epoch_samples if rules.unit == "epoch fraction" else None
         self.events = RunEvents(
@@ -94,19 +93,19 @@ class TimedRun:
 
     @property
     def running(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether the run has started and not stopped."""
         return self.start_ms > 0 and not self.stop_ms
 
     def start(self, step: int) -> None:
-        """Log ``run_start``; ``step`` were done before, in an earlier run."""
+        """Log ``run_start``. ``step`` steps were finished before, in an earlier run."""
         self._step = step
         self.start_ms = time.time_ns() // 1_000_000
         self.events.run_start()
 
     def after(self, step: int, action: Callable[[Moment], None]) -> None:
-        """Call ``action`` once ``step`` is known to be done: now if it is, else with the moment at which it was.
+        """Call ``action`` once ``step`` is known to be finished, with the moment at which it finished.
 
-        Actions are called in the order in which they came; their steps must not descend.
+        If it is finished already, call ``action`` at once. Actions run in order; their steps must not decrease.
         """
         if step <= self._step:
             action(Moment.now())
@@ -114,12 +113,12 @@ class TimedRun:
             self._due.append((step, action))
 
     def step_done(self, step: int, samples: int, ended: float) -> None:
-        """Note that the device had done ``step`` when the host's monotonic clock showed ``ended``.
+        """Note that the device has finished ``step``.
 
         Args:
-            step: the one after that noted before.
-            samples: training samples done with it, over all ranks.
-            ended: seconds.
+            step: number of the step, in order without gaps.
+            samples: finished nominal training samples after it, over all ranks.
+            ended: time at which it finished, by ``time.perf_counter``.
         """
         at = Moment.past(ended)
         self._note_epochs(samples, at)
@@ -128,13 +127,12 @@ class TimedRun:
             self._due.popleft()[1](at)
 
     def block_begins(self, block: Block, nominal: int, counted: int, at: Moment) -> None:
-        """Training of a block begins, or goes on in a resumed run, whose log has only epochs that it ends itself.
+        """Log the start of a block, or its continuation in a resumed run, which logs only epochs that it ends itself.
 
         Args:
-            block: it.
-            nominal: training samples done, over all ranks, as the schedule counts them.
-            counted: real ones.
-            at: when.
+            nominal: finished nominal training samples over all ranks, as the schedule counts.
+            counted: finished real training samples over all ranks.
+            at: time of the start.
         """
         self._block = block
         self._block_began = self._epoch_began = at.seconds
@@ -148,23 +146,23 @@ class TimedRun:
                 self.events.epoch_start(self._epoch, at.time_ms)
 
     def block_ends(self, samples: int, at: Moment) -> None:
-        """The block is over, and ``samples`` are done with it, over all ranks."""
+        """Log the end of the block, after ``samples`` real training samples over all ranks."""
         assert self._block is not None, "a block begins first"
         rate = (samples - self._before) / (at.seconds - self._block_began)
         self.events.block_stop(self._block, samples, rate, at.time_ms)
 
     def evaluation_point(self, block: Block, samples: int) -> int:
-        """The number of the evaluation after ``block``: epochs, or the ``samples`` that are done."""
+        """Return the position of the evaluation after ``block`` in the log: finished epochs, or else ``samples``."""
         return block.first_epoch + block.epochs - 1 if block.epochs else samples
 
     def stop(self, status: str, launched: int, counted: int, ending: tuple[Score, int] | None) -> None:
-        """Log ``run_stop``, once: of the score that reached the target, or now.
+        """Log ``run_stop`` once, with the time of the score that ends the run, or else the current time.
 
         Args:
             status: ``"success"`` or ``"aborted"``.
-            launched: nominal training samples that were launched, over all ranks.
-            counted: real ones that are done.
-            ending: the score that ends the run and the number of its evaluation; None if none does.
+            launched: launched nominal training samples, over all ranks.
+            counted: finished real training samples.
+            ending: the score that ends the run and its epochs or samples in the log; None if no score ends it.
         """
         if self.stop_ms:
             return
@@ -172,19 +170,19 @@ class TimedRun:
         self.status, self.samples, self.stop_ms = status, counted, time.time_ns() // 1_000_000
         if ending is not None:
             score, at = ending
-            self.stop_ms = max(score.time_ms, self.start_ms + 1)  # a resumed run's checkpoint may be older
+            self.stop_ms = max(score.time_ms, self.start_ms + 1)  # a checkpoint may be older than the resumed run
             self.samples = counted if score.point is None else score.point.counted
         self.events.run_stop(status, at, self.stop_ms)
 
     def leave(self, counted: int) -> None:
-        """Training is over and nobody knows yet what came of it: the log is left open for whoever scores.
+        """End training without logging a result: the log stays open until the checkpoints are scored.
 
-        ``counted``: real training samples that are done.
+        ``counted``: finished real training samples.
         """
         self.status, self.samples, self.stop_ms = UNSCORED, counted, time.time_ns() // 1_000_000
 
     def _note_epochs(self, samples: int, at: Moment) -> None:
-        """Log the epochs that end with ``samples``; those that one step ends share its rate."""
+        """Log the epochs that end with ``samples``. Epochs that end in the same step share its rate."""
         block = self._block
         if block is None or not block.epochs:
             return

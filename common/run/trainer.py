@@ -1,4 +1,4 @@
-"""The life of a run, the same for every workload: from ``init_start`` to ``run_stop``."""
+"""The main loop of a training run, the same for every workload: from ``init_start`` to ``run_stop``."""
 
 from __future__ import annotations
 
@@ -51,26 +51,23 @@ from common.step.graphs import StepRunner, named
 from common.step.in_flight import StepsInFlight
 
 CATCHING_UP_SECONDS = 24 * 3600.0
-EVALUATION_RANKS_SECONDS = 24 * 3600.0  # to wait for them: they watch their own progress
+EVALUATION_RANKS_SECONDS = 24 * 3600.0  # limit for waiting for evaluation ranks, which watch their own progress
 STOPPED = "stopped"
-"""What rank 0 tells where a signal ended the wait for scores."""
+"""Value that rank 0 broadcasts if a signal has ended the wait for scores."""
 
 
 class Trainer:
-    """One training run on this rank, one of those that train. Building it reads, writes and agrees on nothing.
+    """One training run on this rank. The constructor reads and writes no files and does not communicate.
 
     Args:
-        workload_type: what is trained.
-        run: what the workload sees.
-        session: folders, log, faults, observation.
-        rank_info: this process among the ranks; the process group exists when there is more than one.
-        device: the device of this rank.
-        began_ms: when the process began to build or run the model, milliseconds since the epoch; None for now.
-        scorer: the process that scores, on rank 0 where the configuration has one.
-        tree: the composed configuration, for whoever scores checkpoints of this run later.
+        rank_info: this process among the ranks. With several, the process group must exist.
+        began_ms: time at which the process began to build or run the model, in milliseconds since the epoch. Default:
+            now.
+        scorer: scorer process; on rank 0 with background scoring, otherwise None.
+        tree: the composed configuration, stored for later scoring of this run's checkpoints.
 
     Raises:
-        ConfigError: the ranks are not as many as the scale says, or the closed division forbids a value.
+        ConfigError: the number of ranks differs from the scale, or the closed division forbids a value.
     """
 
     def __init__(
@@ -98,21 +95,21 @@ class Trainer:
             "hparams.global_batch_size": run.global_batch,
             "micro_batch": run.micro_batch,
             "precision": run.precision,
-            "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may go on longer
+            "benchmark.schedule": repr(replace(self.schedule, last=None)),  # a resumed run may have a later end
             "order of the data": run.declaration.order_of_data(),
         }
         self.configuration = loading.settings_by_key(run, session)
         self._stop_requested = self._target_reached = False
 
     def train(self) -> Outcome:
-        """Run from ``init_start`` to ``run_stop``; returns what the run has come to.
+        """Train from ``init_start`` to ``run_stop``; return the outcome.
 
         Raises:
-            CheckpointError: the one to resume from is unusable.
-            Interrupted: a signal asked to stop; the log is closed as aborted, and a checkpoint written if the ranks
+            CheckpointError: the checkpoint to resume from is unusable.
+            Interrupted: a signal asked to stop; the log is closed as aborted, and a checkpoint is written if the ranks
                 share ``output_dir``.
-            ConfigError: ``output_dir`` cannot be made, or the ranks do not share it and a setting needs that they do.
-            SuiteError: something failed; the log is closed as aborted when the clock was running.
+            ConfigError: ``output_dir`` cannot be created, or the ranks do not share it although a setting requires it.
+            SuiteError: something failed; the log is closed as aborted if the clock was running.
         """
         self._agree()
         self._unshared = make_output(self.session.output_dir, self.run, self.session)
@@ -126,7 +123,7 @@ class Trainer:
                     folder = shlex.quote(str(self.session.output_dir))
                     self.bar.line(f"the log is left open: mlperf-suite score {folder} completes it")
                 elif self.clock.running:
-                    with contextlib.suppress(OSError):  # a full disk must not hide what failed first
+                    with contextlib.suppress(OSError):  # a full disk must not hide the original error
                         self._stop_clock("aborted", None)
                 if isinstance(error, Interrupted):
                     self._dismiss(self.progress.step)
@@ -149,7 +146,7 @@ class Trainer:
         self.resumed_samples = int(self.resumed["progress"]["counted"]) if self.resumed else 0
 
     def _open(self, stack: contextlib.ExitStack) -> Path:
-        """Open log, metrics and all else that watches the run, up to ``init_start``; returns the log's path."""
+        """Open log, metrics and monitoring, and log ``init_start``; return the log's path."""
         session, run, rank = self.session, self.run, self.rank_info.rank
         self.heartbeat = stack.enter_context(Heartbeat(self.rank_info, session.output_dir, session.timeout_seconds))
         self.bar = ProgressBar(rank)
@@ -180,7 +177,7 @@ class Trainer:
         return session.output_dir / name
 
     def _open_meter(self, stack: contextlib.ExitStack) -> GpuMeter:
-        """Read this rank's GPU while the run lasts; change its power only when asked to."""
+        """Open the meter of this rank's GPU for the duration of the run; set its power mode if configured."""
         uuid = device_uuid(self.device)
         if self.run.system.vboost is not None and uuid is not None:
             stack.callback(set_power_mode(self.run.system.vboost, uuid))
@@ -252,7 +249,7 @@ class Trainer:
             self._synchronise()
 
     def _timed(self, stack: contextlib.ExitStack) -> None:
-        # Before the clock runs there is nothing to close or save: a signal ends the process at once.
+        # Before the clock runs there is nothing to close or save: a signal may end the process at once.
         self.signals = stack.enter_context(GracefulStop())
         self.clock.start(self.progress.step)
         job_store.from_rank_0("run_start", str(self.clock.start_ms))
@@ -276,10 +273,10 @@ class Trainer:
             self._conclude()
 
     def _conclude(self) -> None:
-        """Training is over: wait for the scores that decide, and stop the clock."""
+        """After training, wait for the scores that decide, and stop the clock."""
         if self.evaluations.offline and not self.run.evaluation.ranks:
-            self.runner.close()  # the evaluation needs the memory
-        # After a score that reached the target no other counts; in line all ranks know of it.
+            self.runner.close()  # the evaluation needs the graphs' memory
+        # With inline evaluation, all ranks know the scores. After a score that reached the target, no other counts.
         reached = self._await_scores() if self.evaluations.later else self.points.passed is not None
         if self.run.evaluation.by_command:
             self.clock.leave(self.recording.counted)
@@ -287,9 +284,9 @@ class Trainer:
             self._stop_clock("success" if reached else "aborted", self.points.ending())
 
     def _train_block(self, block: Block, last: bool) -> bool:
-        """Train until the evaluation point after ``block``; whether the target was found to be reached meanwhile.
+        """Train until the evaluation point after ``block``. Return whether the target was reached meanwhile.
 
-        Where other ranks evaluate, the next block's steps follow those that the device has yet to do.
+        If other ranks evaluate, return without waiting for the device; the next block's steps are queued behind.
         """
         before, ending = self.progress.samples, False
         self.clock.after(self.progress.step, lambda at: self._block_begins(block, before, at))
@@ -301,7 +298,7 @@ class Trainer:
             self._launch(micro_batches)
             every = self.session.checkpoint_every
             if every and self.progress.step % every == 0:
-                ending = self._settle(0)  # so that all samples are counted
+                ending = self._settle(0)  # so that the checkpoint counts all samples
                 if ending:
                     break
                 self._save()
@@ -314,7 +311,7 @@ class Trainer:
         return False
 
     def _rest(self) -> None:
-        """Hold nothing of earlier steps, all of which are done: what follows is neither timed nor fed from there."""
+        """Create an empty queue and prefetcher, after all steps are finished; later steps need nothing of them."""
         self.pending = StepsInFlight(self.step)
         self.prefetcher = Prefetcher(self.workload.prepare, self.run.grad_accumulation_steps, self._side)
 
@@ -323,9 +320,9 @@ class Trainer:
         self.recording.block_begins(block, samples)
 
     def _read(self, block: Block) -> None:
-        """Let the prefetcher go on with ``block``, from the position that the run is at."""
+        """Give the prefetcher the batches of ``block`` from the run's position on."""
         batches = self.data.batches(block, start=self.progress.position * self.run.grad_accumulation_steps)
-        # A reader that cannot start at a position reads up to it.
+        # A reader that cannot seek reads all data up to the position.
         catching_up = self.resumed is not None and block.index == self._first_block
         limit = CATCHING_UP_SECONDS if catching_up else self.session.timeout_seconds
         with self.heartbeat.extended(limit, "reading up to the position"):
@@ -352,7 +349,7 @@ class Trainer:
         self.progress = replace(progress, step=number, samples=samples, position=progress.position + 1)
 
     def _settle(self, limit: int) -> bool:
-        """Read results until at most ``limit`` steps are in flight; whether one ends the run, for all ranks alike."""
+        """Read results until at most ``limit`` steps are in flight. Return whether one ends the run, on all ranks."""
         while len(self.pending) > limit:
             done = self.pending.pop()
             self.heartbeat.device_step(done.step)
@@ -363,15 +360,15 @@ class Trainer:
         return self._stop_requested or self._target_reached
 
     def _stopped_early(self) -> bool:
-        """The end that the result of a step asks for: True if the target is reached.
+        """End the run as a step's result asks. Return True if the target is reached.
 
         Raises:
-            Interrupted: a signal asked to stop; a checkpoint is written, with the scores of all evaluations before it,
-                if the ranks share the folder.
+            Interrupted: a signal asked to stop. If the ranks share the folder, a checkpoint is written, with the scores
+                of all earlier evaluations.
         """
         if self._target_reached:
             return True
-        self._save_if_shared()  # before the wait for scores: the launcher may kill the run while it waits
+        self._save_if_shared()  # before the wait for scores, because the launcher may kill the run during the wait
         if self.evaluations.later and not self.evaluations.offline:
             known = len(self.progress.history)
             if self._await_scores():
@@ -390,12 +387,12 @@ class Trainer:
         self.progress = replace(done, block=block.index + 1, position=0)
 
     def _evaluate(self, block: Block) -> bool:
-        """Evaluate after ``block``; whether the target is reached, as all ranks know."""
+        """Evaluate after ``block``. Return whether the target is reached, if all ranks already know the score."""
         limit = self.session.timeout_seconds
         with self.heartbeat.extended(limit, "evaluation"):
             weights = self.workload.weights()
         longest = EVALUATION_RANKS_SECONDS if self.evaluations.elsewhere else limit
-        if self.evaluations.later:  # whoever scores may be behind, and is waited for as long again
+        if self.evaluations.later:  # an earlier evaluation may still be running: allow for its time, too
             longest += limit
         with self.heartbeat.extended(longest, "evaluation"):
             step, samples = self.progress.step, self.progress.samples
@@ -410,11 +407,11 @@ class Trainer:
         self.points.begin(Point(block.index + 1, number, step, samples, counted, at.time_ms))
 
     def _poll(self) -> bool:
-        """Note the scores that have come; whether the target is reached, as far as this rank knows."""
+        """Record the scores that have arrived. Return whether the target is reached as far as this rank knows."""
         return self._conclude_points(self.points.poll())
 
     def _await_scores(self) -> bool:
-        """Wait for the scores that have not come yet; whether the target is reached, as all ranks know."""
+        """Wait for the pending scores. Return whether the target is reached; all ranks get the same answer."""
         longest = timedelta(seconds=EVALUATION_RANKS_SECONDS)
         with self.heartbeat.extended(EVALUATION_RANKS_SECONDS, "waiting for scores"):
             try:
@@ -430,18 +427,18 @@ class Trainer:
     def _conclude_points(self, reached: bool) -> bool:
         if self.points.history is not self.progress.history:
             self.progress = replace(self.progress, history=self.points.history)
-        if reached and not self.evaluations.offline:  # where an earlier checkpoint may pass too
+        if reached and not self.evaluations.offline:  # offline, an earlier checkpoint may still reach the target
             self._stop_clock("success", self.points.passed)
         return reached
 
     def _stop_clock(self, status: str, ending: tuple[Score, int] | None) -> None:
-        """Log ``run_stop``, once: of the score that ends the run, or now."""
+        """Log ``run_stop`` once, with the time of the score that ends the run, or else the current time."""
         if self.clock.running:
             self.points.log_checkpoints()
         self.clock.stop(status, self.progress.samples, self.recording.counted, ending)
 
     def _offline_run(self) -> OfflineRun:
-        """What the queue of checkpoints is made of, where they are scored offline."""
+        """Return the description of this run for offline scoring."""
         tree = {**(self.tree or {}), "micro_batch": self.run.micro_batch, "resume": None}
         tree["data_dir"] = str(self.session.data_dir.absolute())
         if self.run.assets_dir is not None:
@@ -451,7 +448,7 @@ class Trainer:
         return OfflineRun(self.session.output_dir, described, resumed_step, self.bar.line)
 
     def _save_if_shared(self) -> None:
-        """Write a checkpoint that nobody configured, unless the ranks' files would be on several machines."""
+        """Write a checkpoint outside the configured interval, unless the ranks do not share the folder."""
         if self._unshared:
             self.bar.line(f"no checkpoint of step {self.progress.step} was written: {self._unshared}")
         else:
@@ -464,7 +461,7 @@ class Trainer:
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             if isinstance(self.evaluations, OfflineEvaluation):
-                self.evaluations.wait_for_disk()  # a resumed run never comes by their points again
+                self.evaluations.wait_for_disk()  # a resumed run does not write these evaluation checkpoints again
             saved_to = checkpoint.save(
                 folder, progress, self.seed, self.settings, self.workload.model, self.step.updaters, self.layout,
                 configuration=self.configuration, **self._of_the_model(),
@@ -474,7 +471,7 @@ class Trainer:
         self.bar.line(f"checkpoint {saved_to}")
 
     def _of_the_model(self) -> dict[str, Any]:
-        """What a checkpoint must know of the model beside its tensors."""
+        """Return arguments for checkpoints that describe the model, beside its tensors."""
         return {"base": self.workload.base_digest(), "splits": self.workload.tensor_splits()}
 
     def _synchronise(self) -> None:

@@ -1,1 +1,1 @@
-"""One training iteration, captured in a CUDA graph."""
+"""The training step: one iteration, its passes, and its capture in CUDA graphs."""

@@ -1,13 +1,12 @@
-"""Parts of an iteration beside each other: on streams of their own, which a captured graph keeps as branches.
+"""Run parts of an iteration concurrently, on side streams that a captured graph keeps as parallel branches.
 
-A part with a loss of its own can also run its backward pass right away, while the rest of the network is still in its
-forward pass: :func:`early` differentiates it with respect to its inputs, cut off from what made them, and to its
-parameters, and gives these gradients on when the backward pass of the whole gets there. So gradients of parameters
-appear where the optimizer's hooks expect them, on the stream of the backward pass, and inputs get the sum over all
-their users as usual. That holds if nothing of the part's own graph is left by then: PyTorch adds to a parameter on the
-stream on which it first met it, for as long as a graph remembers. What is still wanted of the part is :func:`detached`.
+A part with its own loss can run its backward pass at once, while the rest of the network is still in its forward pass.
+:func:`early` computes the gradients of the part's inputs and parameters. The backward pass of the whole network later
+passes them on, on its own stream, so that optimizer hooks and sums over several users of an input work as usual.
 
-Without a GPU the same work is done in order.
+No graph of the part may be alive by then: while one is, PyTorch accumulates a parameter's gradient on the stream that
+used the parameter first. Use :func:`detached` for results of the part that are still needed. Without a GPU, all work
+runs in order.
 """
 
 from __future__ import annotations
@@ -23,14 +22,11 @@ from torch.autograd.function import once_differentiable
 
 
 class Branch:
-    """A stream beside the current one.
+    """A stream that runs concurrently with the current one.
 
-    What the branch reads must stay referenced until :meth:`join`, since its memory belongs to the stream that it was
-    made on; the caller sees to that. What the branch makes may be used after it, for as long as one likes: its memory
-    is used again by a later :meth:`beside` alone, which first waits for all that the current stream has been given.
-
-    Args:
-        device: of the work.
+    The caller must keep references to all inputs of the branch until :meth:`join`, because their memory belongs to
+    another stream. Results of the branch can be used at any time after :meth:`join`: only a later :meth:`beside` reuses
+    their memory, and it first waits for all work queued on the current stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +34,7 @@ class Branch:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Queue the work of the block on the branch; it waits for what the current stream has been given so far."""
+        """Queue the work of the block on the branch, after all work queued on the current stream so far."""
         if self._stream is None:
             yield
             return
@@ -47,17 +43,17 @@ class Branch:
             yield
 
     def join(self) -> None:
-        """Make the current stream wait for what the branch has been given so far."""
+        """Make the current stream wait for all work queued on the branch so far."""
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
 
 @dataclass(frozen=True)
 class Early:
-    """A part of the network whose backward pass has been queued already.
+    """A part of the network whose backward pass has already been queued.
 
     Attributes:
-        losses: 0-d, detached; their sum is what was differentiated.
+        losses: 0-d, detached. The gradients are those of their sum.
     """
 
     losses: tuple[Tensor, ...]
@@ -66,17 +62,17 @@ class Early:
     _gradients: tuple[Tensor | None, ...]
 
     def total(self) -> Tensor:
-        """The sum of the losses, 0-d, whose backward pass hands on the gradients. Once, after :meth:`Branch.join`."""
+        """Return the sum of the losses, 0-d, which carries the gradients. Call once, after :meth:`Branch.join`."""
         return _HandOn.apply(torch.stack(self.losses).sum(), self._scale, self._gradients, *self._sources)
 
 
 def cut(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same values, from which a part of the network that is differentiated on its own begins."""
+    """Return leaf tensors with the same values, as inputs of a part that is differentiated separately."""
     return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
 
 
 def detached(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same values without the graph that made them."""
+    """Return the same values without their autograd graph."""
     return tuple(tensor.detach() for tensor in tensors)
 
 
@@ -86,11 +82,11 @@ def early(
     """Run the backward pass of a part of the network now.
 
     Args:
-        losses: 0-d, of the part.
-        scale: what the iteration multiplies the losses by before it differentiates them, 0-d: gradients would be too
-            small for fp16 without it.
-        inputs: what the part began from, as the rest of the network knows it, and as :func:`cut` made it.
-        parameters: of the part, which no other part has.
+        losses: losses of the part, each 0-d.
+        scale: 0-d factor by which the iteration multiplies losses before the backward pass, so that fp16 gradients do
+            not underflow.
+        inputs: pairs of an input of the part and its leaf from :func:`cut`.
+        parameters: parameters of the part; no other part may use them.
     """
     asked = [(source, leaf) for source, leaf in inputs if leaf.requires_grad]
     asked += [(parameter, parameter) for parameter in parameters if parameter.requires_grad]
@@ -100,7 +96,7 @@ def early(
 
 
 class _HandOn(torch.autograd.Function):
-    """Gives on gradients that are there already, in the place of differentiating."""
+    """Passes on gradients that :func:`early` has computed, instead of differentiating."""
 
     @staticmethod
     def forward(
@@ -113,7 +109,7 @@ class _HandOn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         factor = outer[0] / ctx.scale  # 1, unless the total has a weight
-        # Not in place: two of them may be the same tensor.
+        # Not in place: two entries may be the same tensor.
         handed_on = [None if gradient is None else gradient * factor for gradient in ctx.gradients]
         ctx.gradients = ()
         return None, None, None, *handed_on

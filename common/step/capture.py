@@ -19,55 +19,55 @@ from common.errors import CaptureError
 Result = TypeVar("Result")
 
 _MACHINERY = tuple(f"common/step/{name}.py" for name in ("capture", "chunk_graphs", "graphs", "passes"))
-"""Files that are on the way to every operation that is captured."""
+"""Files of the capture code, which are in the stack of every captured operation; error messages skip them."""
 
 
 class Recorded(Protocol):
-    """Work that was recorded once and can be done again, on the same memory."""
+    """Recorded work that can be replayed on the same memory."""
 
     def replay(self) -> None:
-        """Do it, on the current stream."""
+        """Run the recorded work on the current stream."""
 
     def reset(self) -> None:
-        """Forget it, and free its memory."""
+        """Discard the recorded work and free its memory."""
 
 
 class Recorder(Protocol):
-    """Records work."""
+    """Records work so that it can be replayed."""
 
     def record(self, work: Callable[[], Result], what: str, pool: Hashable) -> tuple[Recorded, Result]:
-        """Record what ``work`` launches. It need not be done yet; every replay does it.
+        """Record the operations that ``work`` launches. Recording need not execute them; each replay does.
 
         Args:
-            work: called once, and again by nobody but stand-ins for graphs.
-            what: is recorded, for messages.
-            pool: name of the memory that the work allocates from. Work of the same pool uses the same memory for what
-                is freed when it has been recorded: its result holds until work of that pool is replayed.
+            work: called once; only test doubles of graphs call it again.
+            what: description of the work, for messages.
+            pool: name of a memory pool. Recordings of one pool reuse the memory that is free after each of them, so a
+                result is valid only until the next replay in its pool.
 
         Returns:
-            The recorded work, and the result of ``work``, whose tensors a replay writes.
+            The recorded work, and the result of ``work``, whose tensors each replay overwrites.
 
         Raises:
-            CaptureError: naming the operation that can't be recorded.
+            CaptureError: an operation cannot be recorded; the message names it.
         """
 
 
 class PassGraphs(Protocol):
-    """Graphs that the passes of a step over its micro-batches have: :class:`common.step.chunk_graphs.ChunkGraphs`."""
+    """Separate graphs for the passes over micro-batches, see :class:`common.step.chunk_graphs.ChunkGraphs`."""
 
     @property
     def enough(self) -> int:
-        """Micro-batches of an iteration that replays every kind of graph, at most those of training."""
+        """Micro-batches of a short iteration that still replays every kind of graph, at most as many as in training."""
 
     @property
     def count(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
 
     def recording(self, recorder: Recorder) -> AbstractContextManager[None]:
-        """The iteration within records its passes before it replays them. Its updaters must write nothing."""
+        """Make the iteration inside the context record its passes before it replays them. Updaters must not write."""
 
     def serves(self, keys: Sequence[Hashable]) -> bool:
-        """Whether micro-batches of these keys are those that were recorded."""
+        """Return whether the recorded graphs can run micro-batches with these batch keys."""
 
     def close(self) -> None:
         """Free the graphs."""
@@ -77,7 +77,7 @@ class CudaRecorder:
     """Records CUDA graphs.
 
     Args:
-        stream: that work is captured on; not the default one.
+        stream: capture stream; not the default stream.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -95,16 +95,16 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-    """Capture what this thread launches on ``stream``, which becomes the current one, into ``graph``.
+    """Make ``stream`` the current stream and capture the work of this thread into ``graph``.
 
-    Other threads may call CUDA meanwhile, as NCCL's watchdog and a data reader's do. Garbage is collected before the
-    capture and not during it: what is freed may call CUDA in a way that ends the capture, and memory that other GPUs
-    have mapped ends the process.
+    Other threads, such as NCCL's watchdog and a data reader, may call CUDA during the capture. Garbage is collected
+    before it and not during it: freeing an object may call CUDA in a way that ends the capture, and freeing memory that
+    other GPUs have mapped ends the process.
 
     Args:
-        graph: an empty one.
+        graph: an empty graph.
         stream: not the default stream.
-        pool: memory pool to share with other graphs (``torch.cuda.CUDAGraph.pool``).
+        pool: memory pool shared with other graphs (``torch.cuda.CUDAGraph.pool``).
     """
     gc.collect()
     enabled = gc.isenabled()
@@ -119,10 +119,10 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[AbstractContextManager[Any]]:
-    """Let a capture that fails say where and at which operation; yields what watches the operations, for within it.
+    """Turn a failed capture into an error with operation and source line. Enter the yielded context in the capture.
 
     Raises:
-        CaptureError: in the place of the RuntimeError that PyTorch raises.
+        CaptureError: instead of PyTorch's RuntimeError.
     """
     last = _LastOperation()
     try:
@@ -132,7 +132,7 @@ def explained(what: str) -> Iterator[AbstractContextManager[Any]]:
 
 
 class _LastOperation(TorchDispatchMode):
-    """Remembers the last operation that was dispatched, so that a failed capture can name it."""
+    """Remembers the last dispatched operation, so that a failed capture can name it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _LastOperation(TorchDispatchMode):
 
 
 def _explain(error: BaseException, operation: str, what: str) -> str:
-    while isinstance(error.__context__, RuntimeError):  # the end of a capture that failed raises once more
+    while isinstance(error.__context__, RuntimeError):  # the end of a failed capture raises a second error
         error = error.__context__
     here = str(Path(__file__).resolve().parents[2]) + os.sep
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
@@ -158,9 +158,9 @@ def _explain(error: BaseException, operation: str, what: str) -> str:
 
 
 def memory_reserved(device: torch.device) -> int:
-    """Bytes that PyTorch has taken of a GPU, without what lies unused outside graphs; 0 elsewhere."""
+    """Return the bytes that PyTorch has reserved on a GPU, without unused cached blocks; 0 on a CPU."""
     if device.type != "cuda":
         return 0
-    gc.collect()  # as a capture does, whose memory would seem less by what that frees
+    gc.collect()  # a capture also collects: garbage counted here would reduce the measured cost of the capture
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device)

@@ -1,23 +1,15 @@
-"""CUDA graphs of the passes of chunks: what a step with many micro-batches replays, where one graph would be too large.
+"""Separate CUDA graphs for each chunk's passes, for steps with so many micro-batches that one graph would be too large.
 
-A graph of a whole iteration has every launch of every micro-batch. Here each chunk has one for its forward pass and one
-for its backward pass, which the order of the pipeline replays; between them, eagerly, go messages, the optimizer, and
-what happens once in a step: weights are waited for and cast before a chunk's first forward pass, and its gradients are
-handed to the reduction behind its last backward pass, not within it.
+Each chunk has one graph for its forward pass and one for its backward pass; the pipeline order replays them. Messages,
+the optimizer and work that happens once per step run eagerly: weights are awaited and cast before a chunk's first
+forward pass, and its gradients go to the reduction after its last backward pass.
 
-What a forward pass leaves to its backward pass lies where it was captured. So a chunk has a pair of graphs for each
-micro-batch that it has under way at once, a *slot* (:func:`common.distributed.pipeline.order.slots`), with inputs of
-its own, into which what comes is copied; what goes is copied out, as it may be on its way when the graph is replayed
-again.
+A backward graph reads the activations at the addresses where the forward graph wrote them. A chunk therefore has a pair
+of graphs, a *slot*, for each micro-batch in flight (:func:`common.distributed.pipeline.order.slots`), with its own
+input buffers. Outputs are copied, because they may still be in transfer when the graph is replayed again.
 
-Memory of a pool that is free when a graph has been captured is used by the next one that is captured with it. That is
-right as long as nobody wants what one graph has left when the other is replayed, in whatever order. Backward passes
-leave nothing, and have a pool in common. What forward passes leave is wanted until their backward pass; each has a pool
-of its own, which holds its activations and what its last layer took for a moment. Backward passes are captured behind
-all forward ones, so that activations that they drop go to pools from which nobody takes any more.
-
-Collectives within a pass, such as those of tensor parallelism, are in its graph; NCCL puts those of graphs and eager
-ones of one group in the order of their launches, which is the same on all ranks.
+Collectives inside a pass, such as those of tensor parallelism, are in its graph. NCCL runs captured and eager
+collectives of one group in launch order, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -42,13 +34,12 @@ from common.step.passes import Chunk, Made, Passed, backward_pass, forward_pass
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """What is to be known of a chunk to capture its passes.
+    """Data needed to capture the passes of a chunk.
 
     Attributes:
-        chunk: see there.
-        slots: micro-batches that it has under way at once.
-        source: what the part of the model before it hands on; None if there is none.
-        result: what it hands on; None of the last part of the model.
+        slots: number of micro-batches that the chunk has in flight at once.
+        source: shape and dtype of the input from the previous part of the model; None for the first part.
+        result: shape and dtype of the output to the next part of the model; None for the last part.
     """
 
     chunk: Chunk
@@ -59,15 +50,15 @@ class ChunkPlan:
 
 @dataclass
 class _Slot:
-    """Graphs of a chunk's passes over one micro-batch, and what they read and write.
+    """Graphs of a chunk's two passes for one micro-batch in flight, with their static inputs and outputs.
 
     Attributes:
-        number: of the chunk.
-        source, batch, gradient: static inputs of both passes; None where there are none.
-        passed: what the forward pass that ran last has left to the backward pass.
-        made: what the forward pass writes.
-        source_gradient: what the backward pass writes; None if nothing.
-        finished: parameters whose gradients it completes, in their order.
+        number: chunk number.
+        source, batch, gradient: static inputs; None where the chunk has no such input.
+        passed: state that the forward pass keeps for the backward pass.
+        made: output of the forward pass.
+        source_gradient: output of the backward pass; None in the first part of the model.
+        finished: parameters whose gradients the backward pass completes, in order of completion.
     """
 
     number: int
@@ -83,14 +74,14 @@ class _Slot:
     backward: Recorded | None = None
 
     def run_forward(self, loss_scale: LossScale | None) -> Made:
-        """The forward pass on the static inputs."""
+        """Run the forward pass on the static inputs."""
         self.passed, made = forward_pass(
             self.number, self.chunk, self.source, self.batch, self.gradient is None, loss_scale
         )  # fmt: skip
         return made.detach() if isinstance(made, Tensor) else made
 
     def run_backward(self) -> Tensor | None:
-        """The backward pass on the static inputs."""
+        """Run the backward pass on the static inputs."""
         self.chunk.begin_backward()
         assert self.passed is not None
         passed, self.passed = self.passed, None
@@ -98,13 +89,13 @@ class _Slot:
 
 
 class ChunkGraphs:
-    """The passes of a stage's chunks as graphs, once they have been recorded; see :class:`common.step.passes.Passes`.
+    """Graphs of the passes of a stage's chunks. Implements :class:`common.step.passes.Passes` once they are recorded.
 
-    They serve iterations of any number of micro-batches that the pipeline allows and that needs no more slots.
+    They run iterations with any number of micro-batches that the pipeline allows and that needs no further slots.
 
     Attributes:
-        enough: micro-batches of an iteration that replays every kind of graph, at most those of training; a pipeline
-            sets it.
+        enough: micro-batches of a short iteration that still replays every kind of graph, at most as many as in
+            training; set by the pipeline.
     """
 
     def __init__(self) -> None:
@@ -125,12 +116,12 @@ class ChunkGraphs:
 
     @property
     def wanted(self) -> bool:
-        """Whether the iteration that begins is to record."""
+        """Whether the current iteration must record its passes."""
         return self._recorder is not None
 
     @property
     def count(self) -> int:
-        """How many graphs there are."""
+        """Number of graphs."""
         return 2 * len(self._slots)
 
     def serves(self, keys: Sequence[Hashable]) -> bool:
@@ -141,12 +132,11 @@ class ChunkGraphs:
         """Record all passes.
 
         Args:
-            plans: for each chunk.
-            example: a micro-batch.
-            loss_scale: what the loss is multiplied with.
+            plans: one per chunk.
+            example: a micro-batch with the shapes of all others.
 
         Raises:
-            CaptureError: naming the operation that can't be captured; or micro-batches of another key were recorded.
+            CaptureError: an operation cannot be captured, or micro-batches with another key were recorded before.
         """
         assert self._recorder is not None
         if self._slots:
@@ -159,6 +149,9 @@ class ChunkGraphs:
             plan.chunk.prepare()
             for place in range(plan.slots):
                 self._slots[number, place] = _new_slot(number, plan, example, device)
+        # Recordings of a pool reuse memory that is free when the previous one ends. Activations must survive until
+        # their backward pass, so each forward graph has a pool. Backward graphs keep nothing and share one pool. They
+        # are captured last: what they free then goes to pools from which no later graph allocates.
         for (number, place), slot in self._slots.items():
             what, work = f"the forward pass of chunk {number}", functools.partial(slot.run_forward, loss_scale)
             slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, place))
@@ -173,7 +166,7 @@ class ChunkGraphs:
         """See :class:`common.step.passes.Passes`.
 
         Raises:
-            ValueError: more micro-batches of a chunk are under way than there are graphs for.
+            ValueError: more micro-batches of a chunk are in flight than it has slots.
         """
         self._slot_of = slots(units)
         for (number, micro_batch), place in self._slot_of.items():
@@ -237,7 +230,7 @@ def _new_slot(number: int, plan: ChunkPlan, example: Batch, device: torch.device
 
 @contextlib.contextmanager
 def _noted(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The parameters of ``module`` whose gradients are complete within, each once, in their order."""
+    """Yield a list that fills with the parameters of ``module`` whose gradients complete in the context, in order."""
     noted: list[nn.Parameter] = []
     seen: set[int] = set()
 

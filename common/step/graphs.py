@@ -1,14 +1,13 @@
-"""Runs a TrainStep: as one CUDA graph for each kind of iteration on a GPU, eagerly elsewhere.
+"""Runs a TrainStep: on a GPU as one CUDA graph for each combination of batch keys, otherwise eagerly.
 
-A step that has graphs of its chunks' passes (:mod:`common.step.chunk_graphs`) replays these, and the rest is eager.
+A step with separate graphs for its passes (:mod:`common.step.chunk_graphs`) replays those and runs the rest eagerly.
 
-What tells iterations apart is which keys their micro-batches have, and how many have each. Micro-batches are brought
-into one order of the keys first, captured or not, so that few graphs serve all iterations; the gradients, which are
-sums, are the same. Ranks may be at different keys in the same iteration: which collectives a step issues, and in which
-order, does not depend on the keys.
+Each iteration sorts its micro-batches by key, captured or not, so that few graphs serve all iterations; gradients are
+sums and do not change. Ranks may have different keys in the same iteration, because the collectives of a step and their
+order do not depend on the keys.
 
-Capture happens before ``run_start`` only, on synthetic batches and with the step's ``skip`` flag set, and leaves no
-trace: updaters write nothing under the flag, and buffers, but for frozen ones, and random state are put back.
+Capture runs on example batches before the first training iteration, with the step's ``skip`` flag set. It changes no
+state: updaters write nothing, and random state and all buffers except frozen ones are restored.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from common.step.capture import CudaRecorder, PassGraphs, Recorder, capturing, e
 from common.step.train_step import DeviceResult, TrainStep
 
 WARM_UP_ITERATIONS = 3  # autotuning, NCCL and the allocator settle within three iterations
-REHEARSALS = 2  # what the first leaves behind, such as scales, the second begins from
+REHEARSALS = 2  # the second iteration starts from state that the first one leaves, such as scales
 
 MOST_GRAPHS = 16
-"""Graphs of one warm-up up to which micro-batches of different keys are captured together.
+"""Largest number of graphs in one warm-up for which micro-batches with different keys are captured together.
 
-Two keys and 8 micro-batches make 9 graphs, four keys and one micro-batch 4. Beyond it only iterations whose
+Two keys and 8 micro-batches need 9 graphs; four keys and one micro-batch need 4. Above the limit, only iterations whose
 micro-batches all have the same key are captured, and others run eagerly.
 """
 
 
 @dataclass(frozen=True)
 class CaptureCost:
-    """What the graphs of an iteration have taken.
+    """Cost of the captured graphs.
 
     Attributes:
-        graphs: their number.
-        seconds: in which they were captured, the warm-up before not among them.
-        memory: bytes of their pools and static inputs.
+        graphs: number of graphs.
+        seconds: capture time, without the warm-up before it.
+        memory: bytes of the graphs' memory pools and static inputs.
     """
 
     graphs: int = 0
@@ -63,7 +62,7 @@ class _Captured:
 
 
 def combinations(keys: Sequence[Hashable], micro_batches: int) -> list[tuple[Hashable, ...]]:
-    """The keys of the micro-batches of each iteration that is captured, in the order of ``keys``; see MOST_GRAPHS."""
+    """Return the batch keys of each iteration to capture, sorted in the order of ``keys``; see MOST_GRAPHS."""
     alike = [(key,) * micro_batches for key in keys]
     mixed = math.comb(len(keys) + micro_batches - 1, micro_batches) - len(alike)
     if len(alike) + mixed > MOST_GRAPHS:
@@ -72,19 +71,18 @@ def combinations(keys: Sequence[Hashable], micro_batches: int) -> list[tuple[Has
 
 
 class StepRunner:
-    """Warm up, capture and run a TrainStep.
+    """Warms up, captures and runs a TrainStep.
 
     Args:
-        step: the iteration.
-        model: its buffers are put back after warm-up.
-        micro_batches: micro-batches of one iteration.
-        capture: capture CUDA graphs; False runs eagerly (always so without a GPU).
-        recorder: of the passes of chunks, where the step has graphs of them; None for CUDA graphs, on a GPU.
+        model: its buffers are restored after warm-up.
+        micro_batches: micro-batches per iteration.
+        capture: capture CUDA graphs; without a GPU or with False, the step runs eagerly.
+        recorder: records the passes of chunks, if the step has graphs of them. Default on a GPU: CUDA graphs.
 
     Attributes:
-        stream: the stream that everything of the iteration runs on; None without a GPU.
-        uncaptured: keys of the micro-batches of iterations that were not captured and ran eagerly, and how many did.
-        cost: of the graphs.
+        stream: the stream of the whole iteration; None without a GPU.
+        uncaptured: batch keys of iterations that ran eagerly because no graph fits, and how many did.
+        cost: cost of the captured graphs.
     """
 
     def __init__(
@@ -112,14 +110,14 @@ class StepRunner:
         self._pool: Any = None
 
     def warm_up(self, examples: Iterable[Batch], iterations: int = WARM_UP_ITERATIONS) -> None:
-        """Run the iteration for every example key and capture it for their combinations; all state is as before then.
+        """Run the iteration for every example key, then capture all key combinations. All state is restored afterwards.
 
         Args:
             examples: micro-batches, one for each key.
-            iterations: of each key before it is captured; fewer are enough where the step has been warmed up before.
+            iterations: iterations per key before its capture; a step that was warmed up before needs fewer.
 
         Raises:
-            CaptureError: naming the operation that can't be captured.
+            CaptureError: an operation cannot be captured; the message names it.
         """
         with _restored(self.model, self.step.layout.device), self.on_stream():
             self.step.skip.fill_(1)
@@ -146,7 +144,7 @@ class StepRunner:
             self.step.skip.fill_(0)
 
     def _rehearse(self, example: Batch) -> None:
-        """Iterations whose passes wait for no other stage of a pipeline."""
+        """Run iterations that do not wait for other pipeline stages, if there are any."""
         if self.step.rehearsing is None:
             return
         with self.step.rehearsing():
@@ -154,18 +152,19 @@ class StepRunner:
                 self.step([example] * (self.micro_batches if self._chunks is None else self._chunks.enough))
 
     def _warm_up_chunks(self, chunks: PassGraphs, example: Batch, iterations: int) -> None:
-        """As many micro-batches as have all passes; all of training's may be thousands."""
+        """Warm up and record with few micro-batches that cover all passes; a training step may have thousands."""
         assert self._recorder is not None
         iteration = [example] * chunks.enough
         for _ in range(iterations):
             self.step(iteration)
         alone = self.step.rehearsing or contextlib.nullcontext
-        with self._counted(), chunks.recording(self._recorder), alone():  # replays have kernels of their own: copies
+        # The recording iteration also replays the graphs. This loads the kernels that only replays use (copies).
+        with self._counted(), chunks.recording(self._recorder), alone():
             self.step(iteration)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Add what is captured within to ``cost``."""
+        """Add the captures inside the context to ``cost``."""
         device = self.step.layout.device
         before, began = memory_reserved(device), time.perf_counter()
         yield
@@ -175,9 +174,9 @@ class StepRunner:
         self.cost = CaptureCost(graphs, self.cost.seconds + seconds, memory)
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
-        """Launch one iteration; returns its result, valid until the next iteration of the same keys.
+        """Queue one iteration on ``stream`` without waiting for the device.
 
-        Everything is queued on ``stream``; nothing waits for the device.
+        The returned result is valid until the next iteration with the same keys.
         """
         ordered = sorted(micro_batches, key=lambda batch: self._place.get(batch.key, len(self._place)))
         keys = tuple(batch.key for batch in ordered)
@@ -192,12 +191,12 @@ class StepRunner:
 
     @staticmethod
     def fill(inputs: Sequence[dict[str, Tensor]], micro_batches: Sequence[Batch]) -> None:
-        """Copy a step's batches into a graph's static inputs, on the current stream."""
+        """Copy micro-batches into a graph's static inputs, on the current stream."""
         for static, batch in zip(inputs, micro_batches, strict=True):
             torch._foreach_copy_(list(static.values()), [batch.tensors[name] for name in static], non_blocking=True)
 
     def close(self) -> None:
-        """Free the graphs; :meth:`warm_up` may make others. NCCL takes no communicator down while a graph uses it."""
+        """Free the graphs, because NCCL cannot destroy a communicator that a graph uses. :meth:`warm_up` may follow."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
@@ -208,7 +207,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Make ``stream`` the current one; it first waits for what is queued on the caller's."""
+        """Make ``stream`` current. It waits for the caller's stream before, and the caller's stream for it after."""
         if self.stream is None:
             yield
             return
@@ -218,7 +217,7 @@ class StepRunner:
         torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self, keys: tuple[Hashable, ...], samples: Mapping[Hashable, int]) -> _Captured:
-        """Capture an iteration. Its inputs are those of other graphs too: a replay follows on its own copies."""
+        """Capture an iteration. Graphs share static inputs, since each replay directly follows its input copies."""
         free = {key: iter(inputs) for key, inputs in self._inputs.items()}
         inputs = [next(free[key]) for key in keys]
         batches = [Batch(static, samples[key], key) for static, key in zip(inputs, keys, strict=True)]
@@ -232,7 +231,7 @@ class StepRunner:
 
 
 def named(keys: Sequence[Hashable]) -> str:
-    """The keys of an iteration in words."""
+    """Return the keys of an iteration as words, for messages."""
     return f"batch key {keys[0]!r}" if len(set(keys)) == 1 else f"batch keys {', '.join(map(repr, keys))}"
 
 

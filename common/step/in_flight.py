@@ -1,4 +1,4 @@
-"""Results of iterations that the device has yet to finish."""
+"""Queue of launched iterations whose results the host has not read yet."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ class Finished:
     """An iteration that the device has finished.
 
     Attributes:
-        step: its number in the run, from 1.
-        samples: nominal training samples done with it, over all ranks.
-        result: read from the device.
-        ended: when it was finished, as far as the host can tell, seconds of its monotonic clock.
-        step_ms: milliseconds since the iteration before it finished; 0 for the first.
-        data_wait_ms: milliseconds that the host waited for its data.
+        step: number of the iteration in the run, from 1.
+        samples: nominal training samples up to and including this iteration, over all ranks.
+        ended: estimated end, in seconds of the host's ``time.perf_counter``.
+        step_ms: milliseconds since the previous iteration ended; 0 for the first.
+        data_wait_ms: milliseconds that the host waited for the iteration's data.
     """
 
     step: int
@@ -45,10 +44,10 @@ class _Pending:
 
 
 class StepsInFlight:
-    """A queue of launched iterations. Reading waits for the oldest one alone, through an event.
+    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event.
 
     Args:
-        step: the iteration, which knows how to read its result.
+        step: the training step, which decodes its results.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -62,7 +61,7 @@ class StepsInFlight:
         return len(self._queue)
 
     def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
-        """Queue the copy of ``result`` to the host on the current stream."""
+        """Queue an asynchronous copy of ``result`` to the host on the current stream."""
         values = result.values
         if values.device.type == "cuda":
             fitting = [host for host in self._free if host.shape == values.shape]
@@ -76,7 +75,7 @@ class StepsInFlight:
         self._queue.append(_Pending(step, samples, data_wait_ms, result.names, host, done, time.perf_counter()))
 
     def pop(self) -> Finished:
-        """Wait for the oldest iteration and read its result."""
+        """Wait for the oldest iteration and return its result."""
         entry = self._queue.popleft()
         waited = entry.done is not None and not entry.done.query()
         if entry.done is not None:
@@ -96,6 +95,6 @@ class StepsInFlight:
             self._ended = entry.launched
         elif waited or before is None:
             self._ended = now
-        else:  # it was finished earlier: as long after the one before as the device says
+        else:  # it ended before this call: add the device's step time to the previous end
             self._ended = min(now, max(entry.launched, self._ended + step_ms / 1e3))
         return Finished(entry.step, entry.samples, result, self._ended, step_ms, entry.data_wait_ms)

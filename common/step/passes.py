@@ -1,7 +1,7 @@
-"""The passes of a stage's chunks over one micro-batch, whoever brings and takes what chunks hand on.
+"""Forward and backward passes of a stage's chunks over one micro-batch, without the transfers between stages.
 
-A chunk's result is handed on and then only its place in the autograd graph is kept, so that its memory is free as soon
-as it has been sent, unless the chunk itself keeps it.
+After a forward pass, only the result's gradient edge in the autograd graph is kept. The result's memory is thus free as
+soon as it has been sent, unless the chunk itself keeps it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from common.optim.precision import LossScale
 from common.step.train_step import Losses
 
 Made = Tensor | dict[str, Tensor]
-"""What a chunk hands on to the next part of the model, or the metrics of the losses where there is none."""
+"""Result of a chunk's forward pass: the tensor for the next part of the model, or the metrics of the last part."""
 
 
 def nothing() -> None:
-    """Nothing is to be done."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a stage runs at once.
+    """One consecutive part of the model on a stage; a pass runs it as a whole.
 
     Attributes:
-        module: has the chunk's parameters, and no others: their gradients are final after its last backward pass.
-        forward: the chunk on what the part of the model before it has handed on, None for the first part of all, and a
-            micro-batch; what is handed on to the next part, or the losses if there is none.
-        prepare: what comes once in a step, before the chunk's first forward pass and not in its graph: wait for weights
-            that are on their way, and cast them. It may be called again in the same step. Only graphs of chunks need
-            it, see :mod:`common.step.chunk_graphs`.
-        begin_backward: what a backward pass in a graph of its own begins with, as it follows on any other pass.
+        module: exactly the chunk's parameters. Their gradients are final after the chunk's last backward pass.
+        forward: function of the previous part's output (None in the first part) and a micro-batch. It returns the
+            input of the next part, or the losses in the last part.
+        prepare: called before the chunk's first forward pass of a step, outside its graph: waits for pending weights
+            and casts them. May be called several times per step. Needed only by :mod:`common.step.chunk_graphs`.
+        begin_backward: called at the start of a captured backward pass, because any pass may have run before it.
     """
 
     module: nn.Module
@@ -49,58 +48,54 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a backward pass begins and ends with: the chunk's input, and its result's place in the graph or the loss."""
+    """State that a forward pass keeps for the backward pass: its input, and the result's gradient edge or the loss."""
 
     source: Tensor | None
     result: GradientEdge | Tensor
 
 
 class Passes(Protocol):
-    """Runs the units of a stage."""
+    """Runs the passes of one stage."""
 
     def begin(self, units: Sequence[Unit]) -> None:
-        """An iteration of these units begins."""
+        """Start an iteration that runs these passes in this order."""
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:
-        """The forward pass of a chunk.
+        """Run the forward pass of a chunk.
 
         Args:
-            unit: which.
-            source: what the part of the model before it has handed on.
-            batch: the micro-batch.
+            unit: chunk and micro-batch number.
+            source: output of the previous part of the model; None in the first part.
 
         Returns:
-            What nothing writes to again.
+            The result, in memory that is not overwritten later.
         """
 
     def backward(self, unit: Unit, gradient: Tensor | None, final: bool) -> Tensor | None:
-        """The backward pass of a chunk.
+        """Run the backward pass of a chunk.
 
         Args:
-            unit: which.
-            gradient: of what the chunk has handed on.
-            final: whether it is the chunk's last one, for which its parameters are armed.
+            unit: chunk and micro-batch number.
+            gradient: gradient of the chunk's forward output; None in the last part.
+            final: whether this is the chunk's last backward pass in the step. Its parameters are armed then.
 
         Returns:
-            The gradient of ``source``, which nothing writes to again.
+            The gradient of ``source``, in memory that is not overwritten later; None in the first part.
         """
 
 
 def forward_pass(
     number: int, chunk: Chunk, source: Tensor | None, batch: Batch, ends: bool, loss_scale: LossScale | None
 ) -> tuple[Passed, Made]:
-    """Run a chunk forward.
+    """Run the forward pass of a chunk.
 
     Args:
-        number: of the chunk, for messages.
-        chunk: see there.
-        source: a leaf that requires gradients; None for the first part of the model.
-        batch: the micro-batch.
-        ends: it is the last part of the model.
-        loss_scale: what the loss is multiplied with.
+        number: chunk number, for messages.
+        source: a leaf that requires gradients; None in the first part of the model.
+        ends: whether the chunk is the last part of the model.
 
     Raises:
-        ValueError: the last part has no losses, or another one has.
+        ValueError: the last part returned no losses, or another part did.
     """
     made = chunk.forward(source, batch)
     if isinstance(made, Losses) != ends:
@@ -115,17 +110,17 @@ def forward_pass(
 
 
 def backward_pass(number: int, passed: Passed, gradient: Tensor | None) -> Tensor | None:
-    """Run a chunk backward, once: gradients are added to those of its parameters, and that of its source is returned.
+    """Run the backward pass of a chunk. Accumulate parameter gradients and return the gradient of the chunk's input.
 
     Args:
-        number: of the chunk, for messages.
-        passed: what the forward pass has left.
-        gradient: of what it handed on; None of a loss.
+        number: chunk number, for messages.
+        passed: state of the forward pass; usable once.
+        gradient: gradient of the forward output; None for a loss.
 
     Raises:
-        ValueError: the chunk does not depend on its source.
+        ValueError: the chunk does not depend on its input.
     """
-    result: Any = passed.result  # PyTorch's type stubs know no list that may hold either
+    result: Any = passed.result  # PyTorch's type stubs do not accept a list of this union
     torch.autograd.backward([result], [gradient])
     if passed.source is None:
         return None
@@ -136,12 +131,11 @@ def backward_pass(number: int, passed: Passed, gradient: Tensor | None) -> Tenso
 
 
 class EagerPasses:
-    """Runs every pass as it comes.
+    """Runs every pass eagerly.
 
     Args:
-        chunks: of the stage.
-        ends: of each chunk whether it is the last part of the model.
-        loss_scale: what the loss is multiplied with before the backward pass.
+        chunks: all chunks of the stage.
+        ends: for each chunk, whether it is the last part of the model.
     """
 
     def __init__(self, chunks: Sequence[Chunk], ends: Sequence[bool], loss_scale: LossScale | None) -> None:

@@ -1,7 +1,7 @@
-"""A stage of a pipeline: forward and backward over the micro-batches of a step, or forward alone.
+"""One stage of a pipeline: forward and backward passes over a step's micro-batches, or forward passes alone.
 
-What its chunks do is in :mod:`common.step.passes`, eagerly, and in :mod:`common.step.chunk_graphs`, in graphs of their
-own. Here is what they are given, and where what they make goes.
+This module orders the passes and transfers tensors between stages. The passes run in :mod:`common.step.passes` eagerly
+or in :mod:`common.step.chunk_graphs` as graphs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ Result = TypeVar("Result")
 
 
 class Pipeline:
-    """This rank's stage among those of the axis ``pp``. Collective to build.
+    """This rank's stage on the axis ``pp``. Building it is collective.
 
-    All ranks of ``pp`` read the same micro-batches; each uses of them what its parts of the model need.
+    All ranks of ``pp`` read the same micro-batches; each uses the tensors that its parts of the model need.
 
     Args:
-        layout: the ranks.
-        chunks: parts of the model on every stage.
-        micro_batches: of a training step.
-        handed: what a part of the model hands on to the next for a micro-batch, the same between all parts.
+        chunks: number of model parts on every stage.
+        micro_batches: micro-batches per training step.
+        handed: returns shape and dtype of the tensor that each part sends to the next for a micro-batch.
 
     Attributes:
-        first, last: whether the first part of the model, or the last one, is on this stage.
+        first, last: whether this stage has the first or last part of the model.
 
     Raises:
         ConfigError: see :func:`common.distributed.pipeline.order.check_numbers`.
@@ -61,12 +60,11 @@ class Pipeline:
 
     @contextlib.contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Within it this stage's passes begin from noise, and what they make goes nowhere.
+        """Inside the context, passes start from random inputs and send nothing, so they never wait for other stages.
 
-        A kernel is compiled and loaded where it is launched first, and loading may wait for all that runs on the device
-        (CUDA C++ Programming Guide, Lazy Loading): for a receive, too, whose message may be made of what that kernel is
-        to make. So all kernels are launched once before the first receive is posted. Stages then compile at the same
-        time, and not one after the other.
+        This compiles and loads all kernels before the first receive is posted, on all stages at the same time. Loading
+        a kernel may wait for all work on the device (CUDA C++ Programming Guide, Lazy Loading). Without a rehearsal,
+        that includes receives whose messages depend on the kernel: a deadlock.
         """
         links = self._links
         assert isinstance(links, Links)
@@ -83,29 +81,29 @@ class Pipeline:
         loss_scale: LossScale | None = None,
         graphs: ChunkGraphs | None = None,
     ) -> ForwardBackward:
-        """Forward and backward over the micro-batches of a step, in the place of ``accumulate``.
+        """Return the passes over a step's micro-batches, instead of ``accumulate``.
 
-        A chunk's parameters are armed before its last backward pass. ``collect`` is called after each backward pass of
-        the first chunk, which is the stage's last one of a micro-batch.
+        They arm a chunk's parameters before its last backward pass, and call ``collect`` after each backward pass of
+        the first chunk, which is the stage's last one for a micro-batch.
 
         Args:
-            chunks: of this stage.
-            metrics: names of what the losses report, which other stages cannot see.
-            loss_scale: what the loss is multiplied with before the backward pass.
-            graphs: where graphs of the passes are recorded, and replayed from then on; None runs them eagerly.
+            chunks: all chunks of this stage.
+            metrics: names of the metrics that the losses report; only the last stage computes them.
+            loss_scale: factor on the loss before the backward pass.
+            graphs: records and replays the passes; None runs them eagerly.
 
         Raises:
-            ValueError: not as many chunks as the pipeline was built for.
+            ValueError: the number of chunks differs from the pipeline's.
         """
         if len(chunks) != self._chunks:
             raise ValueError(f"{len(chunks)} chunks where the pipeline has {self._chunks} on every stage")
-        if graphs is not None:  # that fill the pipeline, in whole rounds, and are more than the first and the last
+        if graphs is not None:  # this number fills the pipeline, in whole rounds, and has passes between first and last
             graphs.enough = min(self._micro_batches, 2 * self._stages + (self._stages == 1))
         run = _Step(self, tuple(chunks), tuple(metrics), loss_scale, graphs)
         return run.forward_backward
 
     def plans(self, chunks: Sequence[Chunk], example: Batch) -> list[ChunkPlan]:
-        """What graphs of chunks need to know, for the micro-batches of a training step, all of which are as this."""
+        """Return the capture plan of each chunk. All micro-batches of a step have the example's shapes."""
         counts = slots_of_chunks(self.order(self._micro_batches))
         handed, plans = self._handed(example), []
         for number, chunk in enumerate(chunks):
@@ -118,16 +116,16 @@ class Pipeline:
     def forward(
         self, functions: Sequence[Callable[[Tensor | None, Batch], Tensor | Result]], micro_batches: Sequence[Batch]
     ) -> list[Result]:
-        """The forward pass alone, of any number of micro-batches; collective over ``pp``.
+        """Run only forward passes, over any number of micro-batches. Collective over ``pp``.
 
-        The first time it is rehearsed (:meth:`rehearsing`).
+        The first call also rehearses them (:meth:`rehearsing`).
 
         Args:
-            functions: for each chunk of this stage what it does, as :attr:`Chunk.forward`.
+            functions: forward function of each chunk of this stage, as :attr:`Chunk.forward`.
             micro_batches: the same on all stages.
 
         Returns:
-            What the last part of the model returns, for every micro-batch; nothing on other stages.
+            The results of the last part of the model, one per micro-batch; an empty list on other stages.
         """
         if self._stages > 1 and not self._forward_rehearsed:
             self._forward_rehearsed = True
@@ -153,32 +151,32 @@ class Pipeline:
         return results
 
     def order(self, micro_batches: int) -> list[Unit]:
-        """The units of this stage in a step."""
+        """Return the passes of this stage in a step, in order."""
         return order(self._stage, self._stages, self._chunks, micro_batches)
 
     def begin(self, units: Sequence[Unit], micro_batches: Sequence[Batch]) -> None:
-        """Post the first receives of ``units``."""
+        """Post the first receives for ``units``."""
         for direction, inbox in self._links.inboxes.items():
             wanted = [unit.micro_batch for unit in units if unit.direction == direction and self.receives(unit)]
             inbox.begin([self._handed(micro_batches[number]) for number in wanted])
 
     def receives(self, unit: Unit) -> bool:
-        """Whether ``unit`` begins from what another stage hands on."""
+        """Return whether the input of ``unit`` comes from another stage."""
         return receives(self._stage, self._stages, self._chunks, unit)
 
     def ends(self, unit: Unit) -> bool:
-        """Whether no part of the model follows in the direction of ``unit``."""
+        """Return whether ``unit`` is in the last part of the model in its direction."""
         return follower(self._stage, self._stages, self._chunks, unit) is None
 
     def take(self, unit: Unit) -> Tensor | None:
-        """What ``unit`` begins from; None at either end of the model."""
+        """Return the received input of ``unit``; None in the first part of the model in its direction."""
         return self._links.inboxes[unit.direction].take() if self.receives(unit) else None
 
     def send(self, unit: Unit, tensor: Tensor, batch: Batch) -> None:
-        """Hand on what ``unit`` has made.
+        """Send the result of ``unit`` to the next stage.
 
         Raises:
-            ValueError: it has another shape or dtype than was said.
+            ValueError: shape or dtype differ from the announced ones.
         """
         found, wanted = Handed(tuple(tensor.shape), tensor.dtype), self._handed(batch)
         if found != (tuple(wanted.shape), wanted.dtype):
@@ -186,18 +184,18 @@ class Pipeline:
         self._links.outboxes[unit.direction].send(tensor.detach().contiguous())
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         self._links.finish()
 
     def report(self, metrics: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """Metrics of the last stage so that their mean over all stages, to which the others add 0, is their value."""
+        """Return metrics whose mean over all stages is the last stage's value: the other stages contribute 0."""
         if self.last:
             return {name: metrics[name] * self._stages for name in names}
         return {name: torch.zeros((), device=self._device) for name in names}
 
 
 class _Step:
-    """Forward and backward passes of one stage."""
+    """The passes of one stage in a training step."""
 
     def __init__(
         self,
@@ -242,7 +240,7 @@ class _Step:
         return self._pipeline.report(means, self._metrics)
 
     def _passes(self, micro_batches: Sequence[Batch]) -> Passes:
-        """Graphs of the passes, if there are any of these micro-batches; those that are wanted are recorded."""
+        """Return recorded graphs that fit these micro-batches, or eager passes. Record graphs first if requested."""
         if self._graphs is None:
             return self._eager
         if self._graphs.wanted:
@@ -273,15 +271,15 @@ def accumulate_chunk(
     loss_scale: LossScale | None,
     graphs: ChunkGraphs,
 ) -> ForwardBackward:
-    """What :func:`common.step.train_step.accumulate` does, by graphs of the two passes over one micro-batch.
+    """Return passes equal to :func:`common.step.train_step.accumulate`, with one graph per pass over a micro-batch.
 
     Args:
-        layout: the ranks, which have the whole model each.
-        chunk: the model.
-        metrics: names of what the losses report.
-        micro_batches: of a training step.
-        loss_scale: what the loss is multiplied with before the backward pass.
-        graphs: where they are recorded.
+        layout: all ranks; each has the whole model.
+        chunk: the whole model.
+        metrics: names of the metrics that the losses report.
+        micro_batches: micro-batches per training step.
+        loss_scale: factor on the loss before the backward pass.
+        graphs: records and replays the passes.
     """
-    pipeline = Pipeline(layout, 1, micro_batches, lambda batch: Handed((), torch.float32))  # which nobody hands on
+    pipeline = Pipeline(layout, 1, micro_batches, lambda batch: Handed((), torch.float32))  # unused: nothing is sent
     return pipeline.forward_backward([chunk], metrics, loss_scale, graphs)

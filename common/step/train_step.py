@@ -1,8 +1,8 @@
-"""One training iteration: accumulation, forward, backward, gradient reduction, update, and its result.
+"""One training iteration: accumulated forward and backward passes, gradient reduction, update, and its result.
 
-The iteration never waits for the device. What the host needs to know of it (mean loss, overflow, whether any rank was
-asked to stop, whether the target is reached) is summed over all ranks into one small device tensor, the *result*, which
-the trainer reads a few steps later: every rank reads the same numbers of the same step and so decides the same.
+The iteration never waits for the device. One small device tensor, the *result*, sums over all ranks the values that the
+host needs: metrics, overflow, and whether to stop. The trainer reads it a few steps later. All ranks read the same
+numbers for the same step, so they make the same decisions.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from common.optim.updater import LimitedUpdater, Updater, apply_gradients
 from common.step.capture import PassGraphs
 
 SAMPLES = "samples"
-"""The metric of a micro-batch that counts its real samples, where these are not the batch's nominal ones."""
+"""Metric that counts a micro-batch's real samples, used if they differ from its nominal samples."""
 
 
 @dataclass(frozen=True)
 class Losses:
-    """What one micro-batch yields.
+    """Loss and metrics of one micro-batch.
 
     Attributes:
-        total: 0-d tensor that is differentiated. The gradients are summed over micro-batches and ranks; divided by the
-            optimizer's ``grad_divisor`` they are the mean over the global batch.
-        metrics: name to 0-d device tensor, reported as means over micro-batches and ranks; but :data:`SAMPLES` is
-            added up over micro-batches and replicas, and takes the place of the nominal samples in log and rates.
+        total: 0-d tensor to differentiate. The gradients are summed over micro-batches and ranks and divided by the
+            optimizer's ``grad_divisor``; the result must be the mean over the global batch.
+        metrics: name to 0-d device tensor, reported as means over micro-batches and ranks. Exception: :data:`SAMPLES`
+            is summed over micro-batches and replicas, and replaces the nominal samples in log and rates.
     """
 
     total: Tensor
@@ -42,17 +42,17 @@ class Losses:
 
 
 class Arm(Protocol):
-    """Says that gradients will be final: those of a part of the model, or all that are not yet."""
+    """Callback that announces final gradients: those of a part of the model, or all remaining ones."""
 
     def __call__(self, part: nn.Module | None = None, /) -> None:
-        """Before the last backward pass of ``part``, while others have more to come; None before the last of all."""
+        """Call before the last backward pass of ``part``; None before the last backward pass of all."""
 
 
 ForwardBackward = Callable[[Sequence[Batch], Arm, Callable[[], None]], dict[str, Tensor]]
 
 
 def within(context: Callable[[], AbstractContextManager[None]], passes: ForwardBackward) -> ForwardBackward:
-    """``passes`` within a context of its own in every iteration, such as that no weight changes in it."""
+    """Return ``passes`` wrapped in a fresh context per iteration, such as one in which no weight may change."""
 
     def forward_backward(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
         with context():
@@ -62,16 +62,16 @@ def within(context: Callable[[], AbstractContextManager[None]], passes: ForwardB
 
 
 def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = None) -> ForwardBackward:
-    """Forward and backward over micro-batches whose gradients add up.
+    """Return forward and backward passes over micro-batches that add up the gradients.
 
     Args:
         loss: forward pass and loss of one micro-batch.
-        loss_scale: what the loss is multiplied with before the backward pass; the optimizer that divides holds it too.
+        loss_scale: factor on the loss before the backward pass. The optimizer that divides by it must have it too.
 
     Returns:
-        A function of (micro-batches, arm, collect) that calls ``arm`` before the last backward pass, from where on
-        gradients are final and may be reduced, and ``collect`` after each; it returns the means of the metrics over
-        the micro-batches, and the sum of :data:`SAMPLES`.
+        A function of (micro-batches, arm, collect). It calls ``arm`` before the last backward pass, which makes the
+        gradients final, and ``collect`` after each backward pass. It returns the metrics' means over the micro-batches,
+        but the sum of :data:`SAMPLES`.
     """
 
     def forward_backward(micro_batches: Sequence[Batch], arm: Arm, collect: Callable[[], None]) -> dict[str, Tensor]:
@@ -93,11 +93,11 @@ def accumulate(loss: Callable[[Batch], Losses], loss_scale: LossScale | None = N
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """A result on the device.
+    """The result of one iteration on the device.
 
     Attributes:
-        values: float32 (3 + metrics,), summed over the ranks: stop flags, overflow, metrics, flags of a reached target.
-        names: of the metrics.
+        values: float32 (3 + metrics,), summed over the ranks: stop flag, overflow, metrics, target-reached flag.
+        names: names of the metrics.
     """
 
     values: Tensor
@@ -106,12 +106,12 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one iteration on the host: read when its device work is done, the same on all ranks.
+    """The result of one iteration on the host, the same on all ranks.
 
     Attributes:
         metrics: means over the ranks.
-        samples: real samples over all replicas; None where the nominal ones are.
-        overflow, stop, reached: whether a rank said so.
+        samples: real samples over all replicas; None if they equal the nominal samples.
+        overflow, stop, reached: whether any rank has set the flag.
     """
 
     metrics: dict[str, float]
@@ -125,17 +125,18 @@ class TrainStep:
     """One iteration over the micro-batches of one optimizer step. Capturable.
 
     Args:
-        forward_backward: usually ``accumulate(workload.loss)``; a pipeline's (:mod:`common.step.pipeline`).
-        updaters: what applies the gradients, in order; all of them write, or none.
+        forward_backward: ``accumulate(workload.loss)``, or a pipeline's passes (:mod:`common.step.pipeline`).
+        updaters: apply the gradients, in order. Either all of them write, or none.
         layout: the ranks whose results are summed.
 
     Attributes:
-        skip: 0-d float32 on the device; non-zero makes every updater write nothing (warm-up).
-        stop: 0-d float32 on the device; non-zero asks all ranks to stop (set by a signal on any of them).
-        reached: likewise; non-zero tells all ranks that the target is reached (set by the one that hears of it).
-        chunk_graphs: where ``forward_backward`` has graphs of its own; None where a graph has the whole iteration.
-        rehearsing: within which ``forward_backward`` waits for no other stage
-            (:meth:`common.step.pipeline.Pipeline.rehearsing`); None where there are no stages.
+        skip: 0-d float32 on the device; if non-zero, no updater writes (warm-up).
+        stop: 0-d float32 on the device; non-zero asks all ranks to stop (set on a rank that receives a signal).
+        reached: 0-d float32 on the device; non-zero tells all ranks that the target is reached (set on the rank that
+            receives the score).
+        chunk_graphs: separate graphs of ``forward_backward``; None if one graph holds the whole iteration.
+        rehearsing: context in which ``forward_backward`` does not wait for other stages
+            (:meth:`common.step.pipeline.Pipeline.rehearsing`); None without a pipeline.
     """
 
     chunk_graphs: PassGraphs | None = None
@@ -149,11 +150,11 @@ class TrainStep:
         self.skip = torch.zeros((), device=layout.device)
         self.stop = torch.zeros((), device=layout.device)
         self.reached = torch.zeros((), device=layout.device)
-        # Asked for here, so that it exists on every rank before the first iteration.
+        # Create the group here, so that it exists on every rank before the first iteration.
         self._everyone = layout.group("pp", "dp", "cp", "tp") if layout.world_size > 1 else None
 
     def __call__(self, micro_batches: Sequence[Batch]) -> DeviceResult:
-        """Run the iteration; returns its result."""
+        """Run the iteration and return its result."""
         for updater in self.updaters:
             updater.begin()
         metrics = self.forward_backward(micro_batches, self._arm, self._collect)
@@ -165,7 +166,7 @@ class TrainStep:
         return result
 
     def _sum(self, metrics: Mapping[str, Tensor], overflow: Tensor) -> tuple[DeviceResult, dist.Work | None]:
-        """Start to sum the result over the ranks, which runs beside the update; on a rank alone it is there at once."""
+        """Start to sum the result over the ranks, concurrently with the update. On a single rank, the work is None."""
         metrics = {**metrics, **_joined([updater.metrics for updater in self.updaters])}
         values = torch.stack([self.stop, overflow.to(torch.float32), *metrics.values(), self.reached])
         work = None
@@ -174,10 +175,10 @@ class TrainStep:
         return DeviceResult(values, tuple(metrics)), work
 
     def read(self, names: Sequence[str], values: Sequence[float]) -> StepResult:
-        """The numbers of a result, ``values`` being its tensor's content on the host, by name.
+        """Return the named values of a result from ``values``, the content of its tensor on the host.
 
         Raises:
-            SuiteError: an updater had more to do than it has room for.
+            SuiteError: an updater exceeded the capacity of a buffer.
         """
         ranks = self.layout.world_size
         metrics = {name: value / ranks for name, value in zip(names, values[2:-1], strict=True)}
@@ -193,7 +194,7 @@ class TrainStep:
         )
 
     def materialize(self) -> None:
-        """Bring the model's weights up to date: before they are evaluated or saved, and at the end. Collective."""
+        """Bring the model's weights up to date before an evaluation, before a checkpoint, or at the end. Collective."""
         for updater in self.updaters:
             updater.materialize()
 
@@ -207,7 +208,7 @@ class TrainStep:
 
 
 def _joined(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The metrics of the updaters: waits are added up, all else is the first one's that has it."""
+    """Merge the metrics of the updaters: sum the communication waits, otherwise keep the first updater's value."""
     joined: dict[str, Tensor] = {}
     for entry in metrics:
         for name, value in entry.items():
