@@ -1,1 +1,1 @@
-"""Order, shards, prefetch, readers, manifests, preparation."""
+"""Data order, shards, prefetching, readers, manifests and data preparation."""

@@ -1,4 +1,4 @@
-"""Work that is begun before it is wanted, in order."""
+"""Lookahead for an iterator whose steps start asynchronous work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Begun = TypeVar("Begun")
 
 
 def ahead(begun: Iterator[Begun], window: int, abandon: Callable[[Begun], object]) -> Iterator[Begun]:
-    """Hand on what ``begun`` yields, in its order, with ``window`` more of it begun.
+    """Yield the items of ``begun`` in order, while the work of the next ``window`` items is already started.
 
     Args:
-        begun: begins a piece of work with every step.
-        window: pieces that are on their way beside the one that is handed on.
-        abandon: ends a piece that nobody will want, when the iteration ends early.
+        begun: starts one piece of work per step, such as a future.
+        window: number of pieces in progress in addition to the one that is yielded.
+        abandon: cancels a piece that was started but not yielded, when the iteration ends early.
     """
     pending: deque[Begun] = deque()
     try:

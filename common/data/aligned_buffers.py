@@ -1,8 +1,4 @@
-"""Host memory that reads past the page cache fill: aligned, reused, and pinned where there is a GPU.
-
-The memory is mapped here and then registered with CUDA, since what CUDA allocates itself need not be memory that the
-kernel reads into directly.
-"""
+"""Aligned, reusable host buffers for direct reads (O_DIRECT), pinned if the process sees a GPU."""
 
 from __future__ import annotations
 
@@ -16,27 +12,27 @@ from torch import Tensor
 from common.errors import DeviceError
 
 ALIGNMENT = max(4096, mmap.PAGESIZE)
-"""Address, offset and length of a direct read, in bytes, are multiples of it: a block of a disk, a page of a client."""
+"""Alignment in bytes of address, offset and length of a direct read: at least a disk block and a memory page."""
 
 
 class Awaited(Protocol):
-    """What has an end that can be waited for, such as a ``torch.cuda.Event``."""
+    """An event that the host can wait for, such as a ``torch.cuda.Event``."""
 
     def synchronize(self) -> object:
-        """Wait for it."""
+        """Block until the event has happened."""
         ...
 
 
 class AlignedBuffer:
-    """One of the buffers.
+    """One buffer of :class:`AlignedBuffers`.
 
     Args:
-        memory: aligned.
-        offset, size: the part of it, in bytes.
+        memory: aligned memory mapping that contains the buffer.
+        offset, size: position and length of the buffer in ``memory``, in bytes.
 
     Attributes:
-        values: uint8, [size].
-        blocks: the same bytes, for the operating system.
+        values: the buffer as uint8, [size].
+        blocks: the same bytes, for system calls.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int, size: int) -> None:
@@ -46,38 +42,38 @@ class AlignedBuffer:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return len(self.blocks)
 
     def keep_until(self, event: Awaited) -> None:
-        """Let :meth:`wait` wait for ``event``: until then something reads the buffer that the host doesn't see."""
+        """Make :meth:`wait` wait for ``event``, because an asynchronous operation reads the buffer until then."""
         self._used_until = event
 
     def wait(self) -> None:
-        """Wait until the buffer may be filled."""
+        """Wait until the buffer may be overwritten."""
         if self._used_until is not None:
             self._used_until.synchronize()
             self._used_until = None
 
 
 class AlignedBuffers:
-    """Buffers of one size; a context manager.
+    """Several buffers of the same size; a context manager.
 
-    The memory itself lives as long as a tensor of it; :meth:`close` ends its registration with CUDA.
+    The memory lives as long as any tensor that uses it. :meth:`close` ends only its registration with CUDA.
 
     Args:
-        count: buffers.
-        size: bytes of each, a multiple of :data:`ALIGNMENT`.
-        pin_memory: for copies to a GPU that nobody waits for; None: where this process sees a GPU. Then the current
-            device must be this rank's, as a CUDA context is made on it.
+        count: number of buffers.
+        size: bytes of each buffer, a multiple of :data:`ALIGNMENT`.
+        pin_memory: whether to pin the memory, for asynchronous copies to a GPU; None: if this process sees a GPU.
+            Pinning creates a CUDA context, so the current device must be the device of this rank.
 
     Raises:
-        ValueError: no buffer, or a size that is not aligned.
+        ValueError: ``count`` is 0, or ``size`` is not aligned.
         DeviceError: the memory cannot be pinned.
 
     Attributes:
-        size: bytes of each.
-        pinned: whether they are pinned now.
+        size: bytes of each buffer.
+        pinned: whether the memory is pinned now.
     """
 
     def __init__(self, count: int, size: int, pin_memory: bool | None = None) -> None:
@@ -87,7 +83,8 @@ class AlignedBuffers:
         self.pinned = torch.cuda.is_available() if pin_memory is None else pin_memory
         if self.pinned and not torch.cuda.is_available():
             raise DeviceError("host memory is to be pinned for reading files, and this process sees no GPU")
-        # Shared with forked processes, or a fork could move pages away from under a read that is on its way.
+        # Mapped here and registered with CUDA below, because direct reads into memory that CUDA allocates may fail.
+        # Shared, because after a fork, copy-on-write could move private pages while a read is in progress.
         memory = mmap.mmap(-1, count * size)
         self._buffers = [AlignedBuffer(memory, index * size, size) for index in range(count)]
         if self.pinned:
@@ -108,7 +105,7 @@ class AlignedBuffers:
         self.close()
 
     def close(self) -> None:
-        """Wait for all that uses the buffers, and unpin them. What was read stays in the tensors that are held."""
+        """Wait until no operation uses the buffers, then unpin them. Tensors that use the memory stay valid."""
         for buffer in self._buffers:
             buffer.wait()
         if self.pinned:

@@ -1,4 +1,4 @@
-"""Files that have their names only when they are complete and on the disk."""
+"""Write files atomically: a file gets its final name only when it is complete and on the disk."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Make a file, and its folder if need be: the block writes to the name beside ``path`` that it is given.
+    """Yield a temporary path in the folder of ``path``, and rename it to ``path`` when the block succeeds.
 
-    When the block ends well, with the file closed, the file is flushed to the disk and renamed. What a block has
-    written that fails stays under the name beside ``path``, where the next attempt writes over it.
+    Creates the folder. The block must close the file, which is then flushed to the disk. If the block fails, the
+    temporary file stays, and the next attempt overwrites it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -24,6 +24,6 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Make the file ``path`` of ``text`` in UTF-8; see :func:`written`."""
+    """Write ``text`` to the file ``path`` in UTF-8, atomically; see :func:`written`."""
     with written(path) as partial:
         partial.write_text(text, encoding="utf-8")

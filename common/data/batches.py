@@ -1,4 +1,4 @@
-"""The data side of the contract: blocks, batches, and where they come from."""
+"""Data types of the workload contract: blocks, batches and data sources."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # who reads a schedule needs no PyTorch
+if TYPE_CHECKING:  # code that only reads a schedule does not need PyTorch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Block:
-    """The training samples between two evaluation points of the rules.
+    """The training samples between two consecutive evaluation points of the rules.
 
     Attributes:
         index: number of the block, from 0.
-        first_epoch: epoch that the block starts in, counted from 1.
-        epochs: epochs in the block; 0 when the benchmark counts samples.
+        first_epoch: epoch in which the block starts, counted from 1.
+        epochs: number of epochs in the block; 0 if the benchmark counts samples.
         start_sample: training samples before the block, over all ranks.
         samples: nominal training samples in the block, over all ranks.
     """
@@ -35,8 +35,8 @@ class Batch:
 
     Attributes:
         tensors: name to tensor; the shapes are fixed for a given ``key``.
-        samples: nominal samples over all ranks, what the rules count.
-        key: picks the captured graph; known on the host without a synchronisation.
+        samples: nominal samples over all ranks, as the rules count them.
+        key: selects the captured graph; known on the host without a synchronisation.
     """
 
     tensors: dict[str, Tensor]
@@ -46,10 +46,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class HostBatch:
-    """One micro-batch as a reader delivers it: in pinned host memory, or already on the device.
+    """One micro-batch from a reader: in pinned host memory, or already on the device.
 
-    ``position`` is the number of micro-batches of the block that were delivered before this one, so that a
-    checkpoint can hold a position.
+    Attributes:
+        position: number of micro-batches of the block before this one; a checkpoint stores it.
     """
 
     tensors: dict[str, Tensor]
@@ -66,7 +66,7 @@ class DataSource(Protocol):
     stand_in: bool
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield this rank's micro-batches of ``block`` from position ``start`` until its data end."""
+        """Yield this rank's micro-batches of ``block``, from position ``start`` to the end of the block."""
         ...
 
     def close(self) -> None:
@@ -75,10 +75,10 @@ class DataSource(Protocol):
 
 
 class EvalSource(Protocol):
-    """Evaluation data of one replica: iterate once per evaluation.
+    """Evaluation data of one replica; each evaluation iterates over it once.
 
-    Every replica yields ``len(source)`` batches of the same shape; their real samples together are the evaluation set,
-    each once, the others padding.
+    Every replica yields ``len(source)`` batches of the same shape. Over all replicas, each sample of the evaluation
+    set occurs once; the rest is padding.
     """
 
     eval_samples: int

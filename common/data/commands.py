@@ -1,4 +1,4 @@
-"""``mlperf-suite download | generate | prepare | verify``: what these commands do alike for every workload."""
+"""Shared implementation of ``mlperf-suite download | generate | prepare | verify`` for all workloads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from common.untrusted.variables import data_root
 
 
 class Option(NamedTuple):
-    """An option of a command: its name, and arguments of :meth:`argparse.ArgumentParser.add_argument`."""
+    """An option of a command: its name, and the arguments of :meth:`argparse.ArgumentParser.add_argument`."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 def option(name: str, **arguments: Any) -> Option:
-    """The option ``name``; ``arguments`` as :meth:`argparse.ArgumentParser.add_argument` takes them."""
+    """Return the option ``name``; ``arguments`` as :meth:`argparse.ArgumentParser.add_argument` takes them."""
     return Option(name, arguments)
 
 
@@ -39,7 +39,7 @@ TRUST = option(
     action="store_true",
     help="do not decode all pictures completely, and note that in the manifest: damaged ones end a training run",
 )
-"""Of ``prepare``, where it would decode pictures only to check them."""
+"""Option of ``prepare`` for workloads that decode pictures only to check them."""
 ADOPT = option(
     "--adopt",
     dest="folder",
@@ -47,7 +47,7 @@ ADOPT = option(
     metavar="FOLDER",
     help="prepare nothing: check the files that others prepared in FOLDER, and link them into --data-dir",
 )
-"""Of ``prepare``, where :attr:`DataCommands.adopt` takes over files that others prepared."""
+"""Option of ``prepare`` for workloads with :attr:`DataCommands.adopt`: use files that were prepared elsewhere."""
 
 
 _DOWNLOAD = (
@@ -60,38 +60,39 @@ _DOWNLOAD = (
 
 
 def cores() -> int:
-    """Processors of this machine: the usual number of workers."""
+    """Return the number of processors of this machine, the usual default for ``--workers``."""
     return os.cpu_count() or 1
 
 
 def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
-    """Nothing to say beyond the summary."""
+    """Return no lines: the default of :attr:`DataCommands.remarks`."""
     return ()
 
 
-_PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two kinds of prepare, with options of their own
+_PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two modes of prepare, with different options
 
 
 @dataclass(frozen=True)
 class DataCommands:
-    """The four commands of one workload. Each function gets the options of its command by their names.
+    """The four data commands of one workload. Each function receives the options of its command as keyword arguments.
 
     Attributes:
         benchmark: name of the workload.
-        raw: what ``--raw-dir`` holds, for the help.
-        prepared: what ``--data-dir`` holds, for the help.
-        real: name of the benchmark's data, for the summary.
-        extra: fetches what ``sources.yaml`` cannot list, once its sets are there.
-        generate: write a stand-in for the raw data; what it returns says as text what it wrote.
-        prepare: turn raw data into what training reads.
-        verify: compare prepared data with their manifest.
-        workers: command to the default of its ``--workers``; the others have no such option.
-        options: command to what it has beside ``--raw-dir``, ``--data-dir`` and ``--workers``; those of ``adopt`` are
-            options of ``prepare`` that go with ``--adopt`` only.
-        remarks: of what ``prepare`` and ``verify`` return, and of their options: lines that follow the summary.
-        adopt: does ``prepare --adopt``: checks the ``folder`` that it is given, which exists and may be ``data_dir``
-            itself, links its files into ``data_dir`` and writes the manifest. None: the workload has no such option.
-        published: what is published about the benchmark's data; what ``prepare`` compares its data with.
+        raw: contents of ``--raw-dir``, for the help.
+        prepared: contents of ``--data-dir``, for the help.
+        real: name of the benchmark's data set, for the summary.
+        extra: fetches files that ``sources.yaml`` cannot list, after its sets were fetched.
+        generate: writes synthetic raw data; ``str`` of its result describes what was written.
+        prepare: converts raw data to the format that training reads.
+        verify: compares prepared data with their manifest.
+        workers: command to the function that returns the default of ``--workers``; other commands lack this option.
+        options: command to its options in addition to ``--raw-dir``, ``--data-dir`` and ``--workers``. The key
+            ``adopt`` has the options of ``prepare`` that are valid only with ``--adopt``.
+        remarks: returns lines to print after the summary of ``prepare`` and ``verify``, from their manifest and
+            options.
+        adopt: implements ``prepare --adopt``: checks the existing ``folder``, which may be ``data_dir`` itself, links
+            its files into ``data_dir`` and writes the manifest. None: the workload has no such option.
+        published: published properties of the benchmark's data, with which ``prepare`` compares its output.
     """
 
     benchmark: str
@@ -109,16 +110,15 @@ class DataCommands:
     published: Published = field(default_factory=Published)
 
     def run(self, command: str, argv: list[str], scale: str | None = None) -> int:
-        """Do ``command`` with the options ``argv`` and print what came of it; returns the exit code.
+        """Run ``command`` with the options ``argv``, print its result and return the exit code.
 
         Args:
             command: download, prepare, verify or generate.
-            argv: options of the command.
             scale: scale of the recipe for which ``generate`` makes synthetic data; None without a recipe.
 
         Raises:
             ConfigError: an option is wrong.
-            DataError: raw or prepared data are, or a file cannot be read or written.
+            DataError: raw or prepared data are wrong, or a file cannot be read or written.
         """
         options = self._parsed(command, argv, scale)
         if command == "prepare" and self.adopt is not None:
@@ -159,7 +159,7 @@ class DataCommands:
             yield f"{options['raw_dir']}: {self.generate(**options)}"
         else:
             made = self._made(command, options)
-            totals = {name: count for name, count in made.counts.items() if "/" not in name}  # the others are of files
+            totals = {name: count for name, count in made.counts.items() if "/" not in name}  # "/": counts of one file
             counts = ", ".join(f"{name} {count}" for name, count in totals.items())
             kind = "stand-in" if made.stand_in else f"custom data in place of {self.real}" if made.custom else self.real
             yield f"{options['data_dir']}: {kind}, {counts}"
@@ -172,10 +172,10 @@ class DataCommands:
                 yield from self._compare(made, options["data_dir"])
 
     def _compare(self, made: Manifest, data_dir: Path) -> Iterator[str]:
-        """Compare verified files with the published ones; a manifest must not claim what they are not.
+        """Compare verified files with the published ones and yield a line about the result.
 
         Raises:
-            DataError: it does.
+            DataError: the manifest says that these are the benchmark's data, but they differ from the published ones.
         """
         if not made.custom and (difference := self.published.difference(made)):
             raise DataError(
@@ -212,7 +212,7 @@ class DataCommands:
             return self.verify(**options)
         if command != _ADOPT or self.adopt is None:
             return self.prepare(**options)
-        if not os.path.isdir(options["folder"]):  # False, too, where one may not look
+        if not os.path.isdir(options["folder"]):  # also False without permission
             raise DataError(f"--adopt: {options['folder']} does not exist or is no folder; name that of the files")
         return self.adopt(**options)
 

@@ -1,8 +1,4 @@
-"""What every DALI reader of the suite needs: is it there, making and running a pipeline, and sources of batches.
-
-DALI runs ahead by its own queue; a batch arrives bound to PyTorch's current stream and is copied there into a tensor
-of PyTorch's, so that DALI's buffer is free again and nothing waits on the host.
-"""
+"""Shared code of all DALI readers: availability, pipelines, and data sources on top of them."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ DALI = OptionalPackage("DALI", ("nvidia.dali:Pipeline", "nvidia.dali.fn", "nvidi
 
 
 def choose_reader(requested: str) -> str:
-    """``dali`` or ``torchvision``; ``auto`` is DALI where it is installed.
+    """Return ``dali`` or ``torchvision`` for the configured reader; ``auto`` selects DALI if it is installed.
 
     Raises:
-        ConfigError: DALI is asked for and cannot be imported.
+        ConfigError: DALI is requested and cannot be imported.
     """
     if requested == "torchvision":
         return "torchvision"
@@ -41,19 +37,19 @@ def choose_reader(requested: str) -> str:
 
 
 def derived_seed(*key: int) -> int:
-    """A 31-bit seed for DALI that depends on all of ``key``, e.g. (seed of the run, replica)."""
+    """Return a 31-bit seed for DALI that depends on all numbers of ``key``, e.g. (seed of the run, replica)."""
     return int(sample_generator(*key).integers(1, 2**31 - 1))
 
 
 def new_pipeline(batch: int, device: torch.device, seed: int, threads: int, prefetch: int) -> Any:
-    """A ``nvidia.dali.Pipeline`` without operators.
+    """Return a ``nvidia.dali.Pipeline`` without operators.
 
     Args:
-        batch: samples of a run.
-        device: where its outputs are.
-        seed: of its random operators.
-        threads: of the CPU.
-        prefetch: batches that it makes ahead.
+        batch: samples per run of the pipeline.
+        device: device of the outputs.
+        seed: seed of the random operators.
+        threads: number of CPU threads.
+        prefetch: number of batches that DALI prepares in advance.
     """
     dali = importlib.import_module("nvidia.dali")
     index = None
@@ -70,14 +66,14 @@ def new_pipeline(batch: int, device: torch.device, seed: int, threads: int, pref
 
 
 class Runner(Protocol):
-    """Gives the batches of a pipeline one after another."""
+    """Object that returns the batches of a pipeline one after another."""
 
     def next(self) -> dict[str, Tensor]:
-        """The next batch."""
+        """Return the next batch."""
         ...
 
     def skip(self, runs: int) -> None:
-        """Leave out so many batches."""
+        """Skip ``runs`` batches."""
         ...
 
     def close(self) -> None:
@@ -88,13 +84,13 @@ class Runner(Protocol):
 def decoder_arguments(
     device: torch.device, hardware_load: float, width: int, height: int, padding_bytes: int
 ) -> dict[str, Any]:
-    """What DALI's decoder of whole pictures is called with; pixels come as they are stored, whatever EXIF says.
+    """Return the arguments of DALI's image decoder. Pixels are not rotated according to EXIF.
 
     Args:
-        device: where the pictures are wanted.
-        hardware_load: share of them for the GPU's JPEG engine.
-        width, height: of the largest, px, for which memory is taken ahead.
-        padding_bytes: of the decoder's buffers on the device and of its pinned ones.
+        device: device on which the decoded pictures are needed.
+        hardware_load: fraction of the pictures that the GPU's JPEG engine decodes.
+        width, height: size of the largest picture in pixels, for which memory is allocated in advance.
+        padding_bytes: size of the decoder's device buffers and of its pinned buffers.
     """
     types = importlib.import_module("nvidia.dali").types
     common = {"output_type": types.RGB, "adjust_orientation": False}
@@ -112,12 +108,12 @@ def decoder_arguments(
 
 
 class PipelineRunner:
-    """Runs a built pipeline and hands its outputs over as PyTorch tensors.
+    """Runs a built pipeline and returns its outputs as PyTorch tensors.
 
     Args:
-        pipeline: a ``nvidia.dali.Pipeline`` with dense outputs (every sample of one shape).
+        pipeline: a ``nvidia.dali.Pipeline`` with dense outputs (all samples have the same shape).
         names: name of each output.
-        dtypes: wanted dtype of each output; DALI has no bfloat16.
+        dtypes: required dtype of each output; DALI has no bfloat16.
         path: the file that the pipeline reads, for messages.
     """
 
@@ -128,24 +124,25 @@ class PipelineRunner:
         self._path = path
 
     def next(self) -> dict[str, Tensor]:
-        """The next batch: name to a tensor of PyTorch's, on the pipeline's device.
+        """Return the next batch as name to PyTorch tensor, on the pipeline's device.
 
         Raises:
-            DataError: DALI could not read or decode a sample; the message is DALI's.
+            DataError: DALI could not read or decode a sample; includes DALI's message.
         """
         outputs = self._run()
+        # The copy runs on PyTorch's current stream. It releases DALI's buffer without waiting on the host.
         return {
             name: torch.from_dlpack(output.as_tensor()).to(dtype, copy=True)
             for name, dtype, output in zip(self._names, self._dtypes, outputs, strict=True)
         }
 
     def skip(self, runs: int) -> None:
-        """Run ``runs`` times and drop the outputs: the state afterwards is that of having used them."""
+        """Run the pipeline ``runs`` times and drop the outputs; its state afterwards is as if they had been used."""
         for _ in range(runs):
             self._run()
 
     def close(self) -> None:
-        """Release the pipeline: its threads, files and buffers."""
+        """Release the pipeline with its threads, files and buffers."""
         self._pipeline = None
 
     def _run(self) -> Any:
@@ -158,9 +155,9 @@ class PipelineRunner:
 
 
 class SlicedBatches:
-    """Micro-batches as consecutive slices of a pipeline's larger batches; nothing is dropped or given twice.
+    """Cuts the batches of a pipeline into micro-batches, because DALI is slow with small batches.
 
-    DALI is slow with tiny batches, so its own are ``multiplier`` micro-batches long.
+    Returns every sample once. A batch of the pipeline has ``multiplier`` micro-batches.
     """
 
     def __init__(self, runner: Runner, micro_batch: int, multiplier: int) -> None:
@@ -169,10 +166,10 @@ class SlicedBatches:
         self._multiplier = multiplier
         self._slices: Iterator[dict[str, Tensor]] = iter(())
         self.delivered = 0
-        """Micro-batches handed out or skipped since the pipeline began."""
+        """Number of micro-batches that were returned or skipped since the pipeline started."""
 
     def next(self) -> dict[str, Tensor]:
-        """The next micro-batch; raises as the runner does."""
+        """Return the next micro-batch; raises the runner's errors."""
         tensors = next(self._slices, None)
         if tensors is None:
             self._slices = self._cut(self._runner.next())
@@ -181,10 +178,10 @@ class SlicedBatches:
         return tensors
 
     def advance_to(self, micro_batches: int) -> None:
-        """Skip until ``micro_batches`` have been delivered in all.
+        """Skip micro-batches until ``micro_batches`` have been delivered in total.
 
         Raises:
-            ValueError: more than that have been delivered: a pipeline does not run backwards.
+            ValueError: more have been delivered already; a pipeline cannot go back.
         """
         if micro_batches < self.delivered:
             raise ValueError(f"{self.delivered} micro-batches are delivered already, {micro_batches} lies behind")
@@ -203,17 +200,18 @@ class SlicedBatches:
 
 
 class PipelineTrainSource:
-    """Training batches of one replica; a :class:`common.data.batches.DataSource` that only runs forward.
+    """Training batches of one replica; a :class:`common.data.batches.DataSource` that cannot go back.
 
-    DALI's random state advances with every batch and cannot be set to a position, so that resuming runs the batches
+    DALI's random state advances with every batch and cannot be set to a position. Resuming therefore runs all batches
     that were consumed before and drops them.
 
     Args:
-        runner: of a pipeline without an end over the samples of this replica.
-        stream: how many micro-batches a block has.
-        multiplier: micro-batches of a run of the pipeline.
-        eval_samples, stand_in: of the data set.
-        finish: makes the tensors of a batch of the pipeline's outputs.
+        runner: runner of an endless pipeline over the samples of this replica.
+        stream: provides the number of micro-batches of each block.
+        multiplier: micro-batches per run of the pipeline.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        finish: converts outputs of the pipeline to the tensors of a batch.
     """
 
     def __init__(
@@ -231,11 +229,11 @@ class PipelineTrainSource:
         self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``, after those that lie between.
+        """Yield the micro-batches of ``block`` from position ``start``, and skip all micro-batches before it.
 
         Raises:
             DataError: DALI could not read or decode a sample.
-            ValueError: the position lies behind what was delivered; open the data again.
+            ValueError: the position is before the last delivered micro-batch; open the data again.
         """
         first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
         self._sliced.advance_to(first + start)
@@ -251,9 +249,10 @@ class PipelineEvalSource:
     """Evaluation batches of one replica; a :class:`common.data.batches.EvalSource`.
 
     Args:
-        runner: of a pipeline that begins anew after ``shard.batches`` runs.
+        runner: runner of a pipeline that restarts after ``shard.batches`` runs.
         shard: this replica's samples.
-        finish: makes the tensors of a batch of the pipeline's outputs and the number of real samples, which come first.
+        finish: converts outputs of the pipeline, and the number of real samples, to the tensors of a batch. Real
+            samples come before the padding.
     """
 
     def __init__(
@@ -271,8 +270,8 @@ class PipelineEvalSource:
         return self.shard.batches
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """Yield the batches of one evaluation; raises as training does."""
-        self._runner.skip(-self._delivered % len(self))  # the rest of an evaluation that was left early
+        """Yield the batches of one evaluation; raises DataError if DALI could not read or decode a sample."""
+        self._runner.skip(-self._delivered % len(self))  # the rest of an evaluation that ended early
         self._delivered = 0
         for batch in range(len(self)):
             tensors = self._runner.next()

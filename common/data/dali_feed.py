@@ -1,8 +1,8 @@
-"""DALI pipelines that are fed with encoded files by this process, so that the order of samples is the suite's own.
+"""DALI pipelines whose input files this process reads, so that the suite decides the order of samples.
 
-Threads of this process read the files, DALI decodes them. A pipeline can begin anywhere in the order of
-:mod:`common.data.order`: resuming is a position, and what DALI makes of a sample is decided here too, such as whether
-it is mirrored. Tensors that DALI has no part in, such as boxes, go past the pipeline with their samples.
+Threads of this process read the encoded files, and DALI decodes them. A pipeline can start at any position of the
+order of :mod:`common.data.order`, so resuming needs no skipped batches. This process also decides the augmentation of
+each sample, such as mirroring. Tensors that DALI does not process, such as boxes, bypass the pipeline.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from common.errors import DataError
 from common.formats.jpeg import REMEDY, decode
 
 Inputs = tuple[list[NDArray[np.uint8]], NDArray[Any]]
-"""What a run of a pipeline is given: encoded files, and numbers for each, such as whether it is mirrored."""
+"""Input of one run of a pipeline: encoded files, and a number for each file, such as whether to mirror the picture."""
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What a run of a pipeline takes, of N samples.
+    """The inputs of one run of a pipeline with N samples.
 
     Attributes:
-        paths: where the samples come from, for messages.
-        encoded: their files, (bytes,) each; ``pending`` puts them there.
-        flags: (N,) a number for each, or (N, F) several.
-        pending: reads the files, and fills the tensors (N, ...) that go past the pipeline.
+        paths: sources of the samples, for messages.
+        encoded: encoded files, (bytes,) each; complete when ``pending`` has finished.
+        flags: (N,), one number per sample, or (N, F), several.
+        pending: reads the files, and fills the tensors (N, ...) that bypass the pipeline.
     """
 
     paths: Sequence[Path | str]
@@ -56,14 +56,14 @@ def begin_feed(
     tensors: dict[str, Tensor],
     put: Callable[[int], None] = lambda slot: None,
 ) -> Feed:
-    """Begin to read the files of a feed.
+    """Start to read the files of a feed and return the feed.
 
     Args:
-        threads: read them.
-        paths, flags: of the :class:`Feed`.
-        read: the file of sample 0, 1, ...; raises what makes the feed fail.
-        tensors: go past the pipeline.
-        put: writes what belongs to sample 0, 1, ... into ``tensors`` and ``flags``.
+        threads: threads that read the files.
+        paths, flags: see :class:`Feed`.
+        read: returns the file of sample 0, 1, ...; its errors are raised when the feed is used.
+        tensors: tensors that bypass the pipeline.
+        put: writes the values of sample 0, 1, ... into ``tensors`` and ``flags``.
     """
     encoded = [np.empty(0, np.uint8)] * len(paths)
 
@@ -75,17 +75,17 @@ def begin_feed(
 
 
 class FedRunner:
-    """Runs a pipeline on feeds, in their order; a :class:`common.data.dali.Runner`.
+    """Runs a pipeline on feeds, in order; a :class:`common.data.dali.Runner`.
 
     Args:
-        build: makes the pipeline around the source of its inputs, which is called once a run.
-        begin: begins the feed of a run, by its number, on ``threads``.
-        step: how far the numbers of runs that follow one another are apart.
-        threads: read the files.
-        prefetch: feeds that are begun beside the one that is wanted.
-        names, dtypes: of the pipeline's outputs, see :class:`common.data.dali.PipelineRunner`.
-        folder: of the files, for messages.
-        close_data: closes what ``begin`` reads.
+        build: returns the pipeline; its argument is the function that returns the inputs of the next run.
+        begin: starts the feed of the run with this number, on ``threads``.
+        step: difference between the numbers of two consecutive runs.
+        threads: threads that read the files.
+        prefetch: number of feeds that are started in advance.
+        names, dtypes: outputs of the pipeline, see :class:`common.data.dali.PipelineRunner`.
+        folder: folder of the files, for messages.
+        close_data: closes the data that ``begin`` reads.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FedRunner:
         self.start(0)
 
     def start(self, number: int) -> None:
-        """Let the next run be ``number``. What DALI has made ahead of it is dropped with its pipeline."""
+        """Make ``number`` the next run. A pipeline that has run is replaced, which drops its prefetched runs."""
         if self._has_run:
             self._release()
             self._pipeline, self._has_run = self._built(), False
@@ -120,7 +120,7 @@ class FedRunner:
         )
 
     def next(self) -> dict[str, Tensor]:
-        """The outputs of the next run, and the tensors that went past it.
+        """Return the outputs of the next run, and the tensors that bypassed the pipeline.
 
         Raises:
             DataError: a file could not be read or decoded; the message names it.
@@ -130,7 +130,7 @@ class FedRunner:
         try:
             outputs = self._pipeline.next()
         except DataError as error:
-            if isinstance(error.__cause__, RuntimeError):  # DALI's, not of a file that could not be read
+            if isinstance(error.__cause__, RuntimeError):  # from DALI, not from reading a file
                 self._name_culprit(error)
             raise
         return outputs | self._fed.popleft().pending.tensors
@@ -161,10 +161,10 @@ class FedRunner:
             self._pipeline.close()
             self._pipeline = None
         self._fed.clear()
-        self._feeds = iter(())  # the old one, no longer referred to, abandons what it has begun
+        self._feeds = iter(())  # frees the old iterator, which cancels the feeds that it has started
 
     def _name_culprit(self, error: DataError) -> None:
-        """Raise the error of the first picture in DALI's hands that Pillow cannot decode either, if there is one."""
+        """Raise DataError for the first picture of the feeds that Pillow cannot decode either, if there is one."""
         for feed in self._fed:
             for path, data in zip(feed.paths, feed.encoded, strict=True):
                 try:
@@ -177,11 +177,12 @@ class FedTrainSource:
     """Training batches of one replica from any position; a :class:`common.data.batches.DataSource`.
 
     Args:
-        runner: run ``number`` gives the micro-batches from ``number`` on, counted over the whole training.
+        runner: its run ``number`` starts with micro-batch ``number``, counted over the whole training.
         stream: the order of samples.
-        multiplier: micro-batches of a run.
-        eval_samples, stand_in: of the data set.
-        finish: makes the tensors of a batch of what the runner gives.
+        multiplier: micro-batches per run.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        finish: converts outputs of the runner to the tensors of a batch.
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class FedTrainSource:
         self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``; a jump builds the pipeline anew.
+        """Yield the micro-batches of ``block`` from position ``start``. A jump builds a new pipeline.
 
         Raises:
             DataError: a file could not be read or decoded.

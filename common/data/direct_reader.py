@@ -1,8 +1,8 @@
-"""Large flat files, read past the page cache (O_DIRECT) by several threads, in order and a few pieces ahead.
+"""Read large flat files with several threads, bypassing the page cache (O_DIRECT), in order and with lookahead.
 
-Direct reads start and end at multiples of :data:`common.data.aligned_buffers.ALIGNMENT`. A range that doesn't is read
-with the blocks around it, and handed on as the part of the buffer that was asked for. A file system that has no direct
-reads is read through the page cache, which is printed.
+Direct reads start and end at multiples of :data:`common.data.aligned_buffers.ALIGNMENT`. An unaligned range is read
+with the blocks around it, and returned as a view of the requested part. If the file system does not support direct
+reads, the page cache is used, and a message says so.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from common.errors import DataError
 PIECE_BYTES = 8 << 20
 AHEAD = 8
 THREADS = 8
-"""Reads in flight that keep a striped set of disks busy."""
+"""Number of concurrent reads that keeps a striped set of disks busy."""
 
 Mode = Literal["auto", "direct", "buffered"]
 REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
-"""What the system says to O_DIRECT, or to the first read with it, where a file system has no direct reads."""
+"""Error codes of O_DIRECT, or of the first read with it, on file systems without direct reads."""
 
 _said: set[int] = set()
-"""File systems (device numbers) whose lack of direct reads this process has printed."""
+"""Device numbers of file systems for which this process has printed that they lack direct reads."""
 
 
 class NoDirectReads(DataError):
-    """The file system has no reads past the page cache."""
+    """The file system does not support direct reads."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of a file, in a buffer that will be filled again.
+    """Consecutive bytes of a file, in a buffer that will be reused.
 
     Attributes:
-        range: which of the ranges, from 0.
-        offset: of the first byte in the file.
-        values: uint8, [bytes]; a view of the buffer, at any address.
-        buffer: that buffer.
+        range: number of the range that contains them, from 0.
+        offset: position of the first byte in the file.
+        values: uint8, [bytes]; a view of ``buffer``, not necessarily aligned.
+        buffer: the buffer that contains the bytes.
     """
 
     range: int
@@ -61,28 +61,28 @@ class Piece:
     buffer: AlignedBuffer
 
     def keep_until(self, event: Awaited) -> None:
-        """Leave the buffer as it is until ``event``, such as one recorded behind an asynchronous copy to a GPU."""
+        """Keep the buffer unchanged until ``event``, e.g. one that is recorded after an asynchronous copy to a GPU."""
         self.buffer.keep_until(event)
 
 
 class DirectFile:
-    """A file that is open for reading past the page cache; a context manager. Its size is that of when it was opened.
+    """A file opened for direct reads; a context manager. Its size must not change while it is open.
 
     Args:
         path: a regular file.
-        expected_bytes: what its size must be.
-        mode: ``direct``: with O_DIRECT or not at all; ``buffered``: through the page cache; ``auto``: with O_DIRECT,
-            and through the page cache where the file system refuses it, which is printed once for each file system.
+        expected_bytes: required size of the file; None accepts any.
+        mode: ``direct``: use O_DIRECT or fail; ``buffered``: use the page cache; ``auto``: use O_DIRECT, or else the
+            page cache, with a message once per file system.
 
     Attributes:
-        path: as given.
-        size: bytes.
-        direct: whether it is read past the page cache.
-        why_buffered: why it is not; empty if it is.
+        size: size in bytes when the file was opened.
+        direct: whether reads bypass the page cache.
+        why_buffered: reason why they do not; empty if they do.
 
     Raises:
-        DataError: the file is missing, may not be read, is no regular file, or has another size.
-        NoDirectReads: ``direct``, and the file system has none; :meth:`read` and all that reads may raise it too.
+        DataError: the file is missing, may not be read, is not a regular file, or has another size.
+        NoDirectReads: the mode is ``direct`` and the file system does not support it. :meth:`read` and all methods
+            that read may raise it, too.
     """
 
     def __init__(self, path: Path, expected_bytes: int | None = None, mode: Mode = "auto") -> None:
@@ -113,7 +113,7 @@ class DirectFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; pieces that are being read have a descriptor of their own."""
+        """Close the file. Reads of :meth:`pieces` in progress continue, because they use a duplicated descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -122,10 +122,10 @@ class DirectFile:
         """Read ``length`` bytes from ``offset`` on, with the blocks around them.
 
         Returns:
-            uint8, [length]: a view of ``buffer``, which has room for the blocks.
+            uint8, [length]: a view of ``buffer``, which must have capacity for the whole blocks.
 
         Raises:
-            DataError: the file ends before, or cannot be read.
+            DataError: the file ends earlier, or cannot be read.
             ValueError: the buffer is too small, or the file is closed.
         """
         return self._read(self._opened(), offset, length, buffer)
@@ -133,7 +133,7 @@ class DirectFile:
     def read_into(self, offset: int, buffer: Tensor, threads: int = THREADS) -> None:
         """Fill ``buffer``, a contiguous host tensor at any address, with the bytes from ``offset`` on.
 
-        They are copied from aligned memory; :meth:`pieces` hands that on without a copy.
+        Copies the bytes from aligned buffers; :meth:`pieces` avoids this copy.
 
         Raises:
             DataError: as :meth:`read`.
@@ -159,24 +159,24 @@ class DirectFile:
         unit: int = 1,
         buffers: AlignedBuffers | None = None,
     ) -> Iterator[Piece]:
-        """Read ranges of the file in their order; nothing is read before the first piece is asked for.
+        """Yield the bytes of ``ranges`` in order, as pieces. Reading starts when the first piece is requested.
 
-        A piece stays as it is while the following ``ahead`` pieces are taken: its buffer is filled again when the one
-        after those is asked for, or after the event of :meth:`Piece.keep_until`, whichever is later.
+        A piece stays valid while the caller takes the next ``ahead`` pieces. Its buffer is reused after that, but not
+        before the event of :meth:`Piece.keep_until`.
 
         Args:
-            ranges: offset and length of each, in bytes; an empty one has no piece.
-            piece_bytes: most that is read at a time, a multiple of :data:`ALIGNMENT`.
-            ahead: pieces that are on their way beside the one that is handed on.
-            threads: that read.
-            unit: bytes that are not separated, such as a row: every piece has a whole number of them.
-            buffers: at least ``2 * ahead + 1`` of ``piece_bytes``, which nothing else uses meanwhile; made, and pinned
-                where this process sees a GPU, if not given.
+            ranges: offset and length of each range, in bytes; an empty range has no piece.
+            piece_bytes: maximum bytes of one read, a multiple of :data:`ALIGNMENT`.
+            ahead: number of pieces that are read in advance.
+            threads: number of threads that read.
+            unit: every piece is a multiple of this number of bytes, e.g. the size of a row.
+            buffers: at least ``2 * ahead + 1`` buffers of ``piece_bytes`` that are not used otherwise. Default: new
+                buffers, pinned if this process sees a GPU.
 
         Raises:
-            DataError: a range goes beyond the end of the file, which is seen at once; or where the piece would be
-                handed on: the file has become shorter or cannot be read.
-            ValueError: sizes that don't fit one another, or the file is closed.
+            DataError: a range ends after the end of the file (raised at once); or the file has become shorter or
+                cannot be read (raised instead of the piece).
+            ValueError: the sizes contradict each other, or the file is closed.
         """
         for offset, length in ranges:
             self._check(offset, length)
@@ -231,7 +231,7 @@ class DirectFile:
             got = self._read_blocks(descriptor, buffer.blocks[filled:span], first + filled)
             if filled + got >= wanted:
                 break
-            # A short read inside the file is allowed; the next one has to start at a block again.
+            # A short read inside the file is allowed; the next read must start at a block boundary again.
             if got < ALIGNMENT:
                 raise DataError(
                     f"{self.path} ends at byte {first + filled + got:,}, where {length:,} bytes at offset {offset:,} "
@@ -250,7 +250,7 @@ class DirectFile:
 
     def _open(self, mode: Mode) -> int:
         try:
-            if not stat.S_ISREG(os.stat(self.path).st_mode):  # asked before a pipe would wait for its other end
+            if not stat.S_ISREG(os.stat(self.path).st_mode):  # before open, which would block on a pipe
                 raise DataError(f"{self.path} is no regular file; give a file of data")
             if self.direct:
                 try:
@@ -266,7 +266,7 @@ class DirectFile:
             raise DataError(f"{self.path} cannot be opened: {error.strerror}; fetch or prepare it") from error
 
     def _probe(self) -> None:
-        """Read the first block: some file systems open a file with O_DIRECT and refuse to read it, or want more."""
+        """Read the first block, because some file systems open a file with O_DIRECT but fail when it is read."""
         with mmap.mmap(-1, ALIGNMENT) as block:
             try:
                 os.preadv(self._descriptor, [block], 0)
@@ -297,7 +297,7 @@ class DirectFile:
 
 
 def _cut(ranges: Sequence[tuple[int, int]], piece_bytes: int, unit: int) -> Iterator[tuple[int, int, int]]:
-    """Number of the range, offset and length of each piece: whole units, whose blocks are within ``piece_bytes``."""
+    """Yield range number, offset and length of each piece: whole units, with blocks that fit into ``piece_bytes``."""
     for index, (offset, length) in enumerate(ranges):
         end = offset + length
         while offset < end:

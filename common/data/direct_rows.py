@@ -1,4 +1,4 @@
-"""Rows of large flat files, as tensors, read past the page cache: files without a header, and numpy's."""
+"""Read rows of large flat files as tensors with direct reads: files without a header, and .npy files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from common.formats import npy
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Some rows, in a buffer that will be filled again.
+    """Consecutive rows, in a buffer that will be reused.
 
     Attributes:
-        first: number of the first of them.
-        values: in the dtype of the rows, [rows, *row_shape].
-        piece: their bytes.
+        first: number of the first row.
+        values: [rows, *row_shape], in the dtype of the rows.
+        piece: the bytes of the rows.
     """
 
     first: int
@@ -33,20 +33,19 @@ class RowPiece:
     piece: Piece
 
     def keep_until(self, event: Awaited) -> None:
-        """Leave the rows as they are until ``event``, such as one recorded behind an asynchronous copy to a GPU."""
+        """Keep the rows unchanged until ``event``, e.g. one that is recorded after an asynchronous copy to a GPU."""
         self.piece.keep_until(event)
 
 
 class DirectRows:
-    """Rows of one shape and dtype, one behind the other; a context manager, which closes the file.
+    """Consecutive rows of the same shape and dtype in a file; a context manager that closes the file.
 
-    :meth:`headerless` and :meth:`from_npy` open them.
+    Create it with :meth:`headerless` or :meth:`from_npy`.
 
     Args:
-        file: holds them.
         offset: bytes before the first row.
-        dtype, row_shape: of a row; () where a row is one number.
-        count: rows.
+        row_shape: shape of a row; () if a row is one number.
+        count: number of rows.
     """
 
     def __init__(
@@ -68,16 +67,16 @@ class DirectRows:
         rows: int | None = None,
         mode: Mode = "auto",
     ) -> DirectRows:
-        """Open a file that holds nothing but rows, whatever its name ends in.
+        """Open a file that contains only rows, with any file name.
 
         Args:
-            path: the file.
-            dtype, row_shape: of a row.
-            rows: how many there must be; None: as many as there are.
+            row_shape: shape of a row.
+            rows: required number of rows; None accepts any.
             mode: as :class:`common.data.direct_reader.DirectFile`.
 
         Raises:
-            DataError: its size is not that of whole rows, or of so many; it has numpy's header; or it cannot be read.
+            DataError: the size is not a multiple of the row size, or not that of ``rows``; the file starts with a
+                numpy header; or it cannot be read.
         """
         row_bytes = _row_bytes(dtype, row_shape)
         file = DirectFile(path, mode=mode)
@@ -108,16 +107,16 @@ class DirectRows:
         rows: int | None = None,
         mode: Mode = "auto",
     ) -> DirectRows:
-        """Open numpy's file of an array [rows, *row_shape], by one thread at a time.
+        """Open an .npy file with an array [rows, *row_shape].
 
-        A dtype that numpy lacks (bfloat16, those of 8 bits) is expected as integers of its size.
+        For a dtype that numpy lacks (bfloat16, 8-bit floats), the file must have integers of the same size.
 
         Args:
             path, dtype, row_shape, rows, mode: as :meth:`headerless`.
 
         Raises:
-            DataError: the header is missing or damaged, or says another dtype, shape or order; the size is not what it
-                says; or the file cannot be read.
+            DataError: the header is missing or damaged, or has another dtype, shape or order; the file size does not
+                match the header; or the file cannot be read.
         """
         try:
             header = npy.read_header(path)
@@ -160,14 +159,14 @@ class DirectRows:
         threads: int = THREADS,
         buffers: AlignedBuffers | None = None,
     ) -> Iterator[RowPiece]:
-        """Read rows ``first`` to ``last``, the latter not among them, in as many whole rows at a time as a piece has.
+        """Yield rows ``first`` to ``last`` (exclusive), as many whole rows at a time as fit into a piece.
 
-        Rows stay as they are while the following ``ahead`` pieces are taken, or longer
-        (:meth:`common.data.direct_reader.DirectFile.pieces`, which has the other arguments, too).
+        Rows stay valid while the caller takes the next ``ahead`` pieces, or longer; see
+        :meth:`common.data.direct_reader.DirectFile.pieces`, also for the other arguments.
 
         Raises:
-            DataError: there are not so many rows; the file has become shorter or cannot be read.
-            ValueError: sizes that don't fit one another.
+            DataError: the file has fewer rows, has become shorter, or cannot be read.
+            ValueError: the sizes contradict each other.
         """
         if not 0 <= first <= last:
             raise ValueError(f"rows {first} to {last} of {self.file.path}")
@@ -180,7 +179,7 @@ class DirectRows:
         for piece in pieces:
             values = piece.values
             if values.storage_offset() % self.dtype.itemsize:
-                values = values.clone()  # behind a header of a length that only other writers than numpy choose
+                values = values.clone()  # numpy aligns the header, but other writers may not
             number = (piece.offset - self._offset) // self.row_bytes
             yield RowPiece(number, values.view(self.dtype).view(-1, *self.row_shape), piece)
 
@@ -193,7 +192,7 @@ def _row_bytes(dtype: torch.dtype, row_shape: tuple[int, ...]) -> int:
 
 
 def _numpy_dtypes(dtype: torch.dtype) -> tuple[np.dtype[np.generic], ...]:
-    """The dtypes of numpy's that hold ``dtype``, as this machine stores numbers."""
+    """Return the numpy dtypes that can store ``dtype``, in this machine's byte order."""
     try:
         return (torch.empty(0, dtype=dtype).numpy().dtype,)
     except TypeError:

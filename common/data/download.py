@@ -1,11 +1,11 @@
-"""Fetch large files: resumed, checked, and renamed only when they are complete.
+"""Fetch large files: resume transfers, check the result, and rename a file only when it is complete.
 
 urllib3 does the HTTP. Resuming, checking and retrying are implemented here, because we know of no Python library that
 does all three: pooch starts every transfer again, and huggingface_hub reads only from its own hub.
 
-A file arrives as ``NAME.partial``, beside it ``NAME.partial.json`` with the validator (ETag or Last-Modified) of the
-version that the part belongs to. A transfer continues only if the server confirms the same version (If-Range), or if a
-published checksum will prove the result.
+A file is first written to ``NAME.partial``. ``NAME.partial.json`` stores the validator (ETag or Last-Modified) of the
+version that is being downloaded. A transfer is resumed only if the server confirms the same version (If-Range), or if
+a published checksum will verify the result.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,
 
 @dataclass
 class Client(Connections):
-    """Transfers files, for several threads.
+    """Downloads files; can be used by several threads.
 
     Attributes:
-        advance: gets the number of bytes that have arrived; negative where they have to be fetched again.
+        advance: receives the number of bytes that have arrived; negative if bytes must be fetched again.
     """
 
     advance: Callable[[int], object] = lambda count: None
 
     def fetch(self, file: RemoteFile, path: Path) -> RemoteFile:
-        """Download ``file`` to ``path``, from the first of its addresses that has it.
+        """Download ``file`` to ``path``, from the first of its addresses that works.
 
         Returns:
-            The file, with size and checksum where only the server stated them.
+            The file, with size and checksum from the server if they were not published.
 
         Raises:
-            DataError: no address gave the file; the message is that of the last one. What arrived is kept unless it
-                is wrong.
-            OSError: of the disk.
+            DataError: no address gave the file; the message is that of the last one. A partial download is kept
+                unless it is wrong.
+            OSError: the file cannot be written.
         """
         if not file.urls:
             raise DataError(f"{file.name} has no address: {file.licence}")
@@ -77,10 +77,10 @@ class Client(Connections):
 
 
 class _Transfer:
-    """The state of one file from attempt to attempt.
+    """The state of one download across attempts.
 
     Attributes:
-        continued: whether a part of the file was there before.
+        continued: whether the transfer continues an earlier partial file.
     """
 
     def __init__(self, client: Client, url: str, file: RemoteFile, path: Path) -> None:
@@ -96,11 +96,11 @@ class _Transfer:
         return self.partial.stat().st_size if self.partial.exists() else 0
 
     def attempt(self) -> None:
-        """Bring the rest of the file.
+        """Download the rest of the file.
 
         Raises:
             Transient: another attempt may succeed.
-            DataError: none will.
+            DataError: no attempt can succeed.
         """
         self._require_going_on()
         have, validator = self.arrived(), self._validator()
@@ -128,10 +128,10 @@ class _Transfer:
                 raise refusal(answer, self.file.licence)
 
     def finish(self) -> None:
-        """Compare what arrived with size and checksum, and give it its name.
+        """Check size and checksum of the partial file, and rename it.
 
         Raises:
-            DataError: it differs, and is deleted.
+            DataError: size or checksum differ; the file is deleted.
         """
         size = self.arrived()
         if self.file.bytes is not None and size != self.file.bytes:
@@ -147,14 +147,14 @@ class _Transfer:
         self.origin.unlink(missing_ok=True)
 
     def _learn(self, answer: Answer) -> None:
-        """Take over what Hugging Face's redirect states about the file, where nothing else was published."""
+        """Use size and checksum from Hugging Face's redirect if they were not published."""
         if answer.sha256 and self.file.checksum is None:
             self.file = replace(self.file, checksum=f"sha256:{answer.sha256}")
         if answer.bytes and self.file.bytes is None:
             self.file = replace(self.file, bytes=answer.bytes)
 
     def _require_whole(self, answer: Answer, have: int) -> None:
-        """Accept the answer "no such range" if all bytes are there."""
+        """Accept the status "range not satisfiable" if all bytes have arrived."""
         found = _CONTENT_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
         total = int(found[3]) if found and found[3] != "*" else self.file.bytes
         if total != have and (total is not None or self.file.checksum is None):
@@ -162,7 +162,7 @@ class _Transfer:
             raise Transient(f"has {total or 'fewer'} bytes and not the {have} that were there; starting over")
 
     def _size_of_same(self, answer: Answer, have: int, validator: str | None) -> int:
-        """Return the size of the file; checks that the body begins where the partial file ends. It may be cut short."""
+        """Return the size of the file; checks that the body starts where the partial file ends. It may be short."""
         stated = answer.response.headers.get("Content-Range", "")
         found = _CONTENT_RANGE.fullmatch(stated)
         if found and found[1] is not None and int(found[1]) == have:
@@ -175,9 +175,10 @@ class _Transfer:
         raise Transient(f"answers a request for all bytes from {have:,} on with {stated[:80]!r}; starting over")
 
     def _receive(self, answer: Answer, have: int, total: int | None) -> None:
-        """Append the body to the ``have`` bytes that are there; ``total`` is the size that the server states.
+        """Append the body to the ``have`` bytes that exist; ``total`` is the size that the server states.
 
-        What is there is kept until the first bytes of a new beginning are found to be of the file, and no page.
+        If the body is the whole file, its first bytes are checked for an error page before the existing bytes are
+        deleted.
         """
         response = answer.response
         encoding = response.headers.get("Content-Encoding", "identity")
@@ -217,7 +218,7 @@ class _Transfer:
             )
 
     def _first_bytes(self, response: urllib3.BaseHTTPResponse, whole: int | None) -> bytes:
-        """Return the beginning of the file; checks that it is one."""
+        """Return the first bytes of the file; checks that they are not an error page or another file format."""
         found = b""
         while len(found) < BEGINNING and (chunk := self._read(response)):
             found += chunk
@@ -244,7 +245,7 @@ class _Transfer:
         self._counted = arrived
 
     def _drop(self) -> None:
-        """Delete what has arrived, to start over."""
+        """Delete the partial file, so that the transfer starts again."""
         self._delete()
         self.continued = False
 
@@ -255,7 +256,7 @@ class _Transfer:
         self._hash = None
 
     def _validator(self) -> str | None:
-        """Return the validator of the version that the part is of, None if it is not known."""
+        """Return the validator of the version of the partial file, None if it is not known."""
         try:
             found = read_json_object(self.origin)
         except (DataError, FileNotFoundError):
@@ -270,7 +271,7 @@ class _Transfer:
             self._hashed = start + len(chunk)
 
     def _hash_up_to(self, end: int) -> None:
-        """Update the checksum to the first ``end`` bytes; reads them unless the checksum covers them already."""
+        """Make the checksum cover the first ``end`` bytes; reads them unless it covers them already."""
         assert self.file.checksum is not None
         if self._hash is not None and self._hashed == end:
             return
@@ -284,6 +285,6 @@ class _Transfer:
 
 
 def _validator_of(response: urllib3.BaseHTTPResponse) -> str | None:
-    """Return what If-Range takes: a strong ETag, or a date."""
+    """Return the value for If-Range: a strong ETag, or a date."""
     etag = response.headers.get("ETag", "")
     return etag if etag.startswith('"') else response.headers.get("Last-Modified")

@@ -1,8 +1,9 @@
-"""``mlperf-suite download``: fetch the files of ``sources.yaml`` that a raw folder lacks, and check the others.
+"""``mlperf-suite download``: fetch missing files of ``sources.yaml``, and check the existing ones.
 
-A file counts as present in any folder below the raw folder if its path ends with its name in ``sources.yaml``, with or
-without ``.gz``. So files that other tools put into subfolders are not fetched again. ``.download.json`` keeps size,
-time and checksum of each checked file, so that a second command does not read terabytes again. ``--check`` reads all.
+A file counts as present in any folder below the raw folder if its path ends with its name in ``sources.yaml``, with
+or without ``.gz``, so files that other tools put into subfolders are not fetched again. ``.download.json`` stores
+size, time and checksum of each checked file, so a second command does not read terabytes again. ``--check`` reads
+all.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _INFLATED = 8
 """Largest accepted ratio of unpacked to packed bytes."""
 _STATE_EVERY_S = 5
 _NAMED = 5
-"""Files that one message names."""
+"""Maximum number of files that one message names."""
 
 
 @dataclass(frozen=True)
 class _Missing:
-    """A file that has to be fetched, and its target path."""
+    """A file that must be fetched, and its target path."""
 
     file: RemoteFile
     path: Path
@@ -59,14 +60,14 @@ class _Missing:
 
 @dataclass
 class Download:
-    """One run of the command.
+    """One run of ``mlperf-suite download``.
 
     Attributes:
         sources: sets of the workload.
-        raw_dir: receives the files.
-        workers: number of files transferred at a time; a host gets at most eight connections.
+        raw_dir: target folder.
+        workers: number of parallel downloads; at most eight connections per host are used.
         check: whether to compare only, and fetch nothing.
-        client: transfers the files.
+        client: client that downloads the files.
     """
 
     sources: Sources
@@ -79,11 +80,11 @@ class Download:
         """Fetch the sets ``chosen``, or by default the sets that the benchmark needs.
 
         Yields:
-            A line for each set, and one for each file of it that was wrong.
+            A line for each set, and a line for each of its files that was wrong.
 
         Raises:
             ConfigError: a set is unknown.
-            DataError: files are missing or wrong that cannot be fetched, or a transfer failed.
+            DataError: files are missing or wrong and cannot be fetched, or a download failed.
         """
         if (self.raw_dir / MARKER).exists():
             raise DataError(f"{self.raw_dir} holds synthetic data, which are not downloaded; give another --raw-dir")
@@ -130,7 +131,7 @@ class Download:
         return list(found.values())
 
     def _listed(self, source: SourceSet) -> SourceSet:
-        """Return the set with names and checksums from its publisher's list, which is kept in the raw folder."""
+        """Return the set with names and checksums from its publisher's list, which is stored in the raw folder."""
         if source.list_name is not None:
             return self._with_md5s(source, source.list_name)
         if source.tree is not None:
@@ -146,7 +147,7 @@ class Download:
                 urls = tuple(f"{base}/metadata/{path.name}" for base in self.sources.stores["mlcommons"])
                 self.client.fetch(RemoteFile(path.name, urls, source.licence), path)
         address, checksums = read_text(paths[0]), _md5s(paths[1])
-        # A mirror has the folders of the store, not its host.
+        # A mirror has the same folders as the store, on another host.
         official = self.sources.stores["mlcommons"][-1]
         address = address.strip().removeprefix(official).strip("/")
         try:
@@ -174,7 +175,7 @@ class Download:
         return replace(source, files=tuple(files))
 
     def _fetched_tree(self, source: SourceSet, tree: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Name to size and SHA-256 of the files of a repository on Hugging Face."""
+        """Return name to size and SHA-256 of the files of a Hugging Face repository."""
         found: dict[str, list[Any]] = {}
         revision = tree["path"].rpartition("/resolve/")[2]
         base = self.sources.stores["huggingface"][0]
@@ -196,7 +197,7 @@ class Download:
         return dict(sorted(found.items()))
 
     def _compare(self, source: SourceSet) -> tuple[list[_Missing], list[str]]:
-        """Return the files of a set that have to be fetched, and a line for each that is there and wrong."""
+        """Return the files of a set that must be fetched, and a line for each existing file that is wrong."""
         inventory = Inventory(self.raw_dir)
         missing, lines, wrong = [], [], []
         folder = self._folder(source, inventory)
@@ -240,7 +241,7 @@ class Download:
         return fault
 
     def _folder(self, source: SourceSet, inventory: Inventory) -> Callable[[str], Path]:
-        """Return a function from a file's name to its target path: beside files of the set that exist already."""
+        """Return a function from a file name to its target path: next to existing files of the set, if any."""
         neighbours = self.sources[source.beside] if source.beside is not None else source
         for file in neighbours.files:
             if (path := inventory.find_file(file, neighbours.also_in)) is None:
@@ -253,7 +254,7 @@ class Download:
         return lambda name: self.raw_dir / name
 
     def _bring(self, source: SourceSet, missing: list[_Missing]) -> Iterator[str]:
-        """Fetch files, and unpack those that are archives."""
+        """Fetch files, and unpack archives."""
         if missing and source.beside and Inventory(self.raw_dir).present(self.sources[source.beside]) == 0:
             raise DataError(f"{source.name}: the files of {source.beside} have to be there first")
         sizes = {item.file.name: _size_of(item.file, source) for item in missing}
@@ -342,7 +343,7 @@ class Download:
 
 
 def described(sources: Sources) -> Iterator[str]:
-    """Yield the lines of ``download --list``: all sets with files, sizes, licences and addresses, without a network."""
+    """Yield the lines of ``download --list``: all sets with files, sizes, licences and addresses. Needs no network."""
     for source in sources.values():
         kind = "only with --sets" if source.optional else f"choice: {source.choice}" if source.choice else "needed"
         size = "size unknown" if source.size is None else f"{source.size / 1e9:,.3g} GB"
@@ -359,18 +360,18 @@ def described(sources: Sources) -> Iterator[str]:
 
 
 def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
-    """Unpack folders of a tar; each has its name only once all of them are complete.
+    """Unpack folders of a tar archive. The folders are renamed to their final names only when all are complete.
 
     Args:
         archive: ``.tar`` or ``.tar.gz``.
-        folder: receives them.
+        folder: target folder.
         folders: maps a folder, at any depth in the archive, to its new name; other members are not unpacked.
 
     Raises:
-        DataError: the archive is damaged, lacks a folder or has a link or device in it, or the disk is too small.
+        DataError: the archive is damaged, lacks a folder or contains a link or device, or the disk is too small.
     """
     partial = folder / f"{archive.name}.unpacked.partial"
-    if partial.exists():  # of a command that was cut off
+    if partial.exists():  # left by an interrupted command
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     size = archive.stat().st_size
@@ -401,7 +402,7 @@ def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:
 
 
 def _size_of(file: RemoteFile, source: SourceSet) -> int:
-    """Return the size of a file, estimated from that of the whole set where it is unknown."""
+    """Return the size of a file; if unknown, estimate it from the size of the whole set."""
     if file.bytes is not None or source.bytes is None:
         return file.bytes or 0
     unknown = sum(other.bytes is None for other in source.files)
@@ -409,7 +410,7 @@ def _size_of(file: RemoteFile, source: SourceSet) -> int:
 
 
 def _md5s(path: Path) -> dict[str, str | None]:
-    """Return the MD5s of a list, by path; None where it has a path alone."""
+    """Return path to MD5 from a list of checksums; None for a path without MD5."""
     found: dict[str, str | None] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if (match := _MD5_LINE.fullmatch(line)) is None:
@@ -429,7 +430,7 @@ def _entries(text: str, url: str) -> list[dict[str, Any]]:
 
 
 def _is_entry(name: str, facts: object) -> bool:
-    """Return whether an entry of a list of files has a path below the raw folder, a size and a checksum."""
+    """Return whether an entry of a list of files has a path below the raw folder, a size, and a checksum or None."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or not isinstance(facts, list) or len(facts) != 2:
         return False
@@ -469,4 +470,4 @@ def _write_state(raw_dir: Path, seen: Mapping[str, list[Any]]) -> None:
 
 
 Extra = Callable[[Path, Sources, Client, bool], Iterable[str]]
-"""Fetch files that ``sources.yaml`` cannot list. Arguments: raw folder, sources, client, whether to compare only."""
+"""Fetches files that ``sources.yaml`` cannot list: (raw folder, sources, client, compare only) to lines to print."""

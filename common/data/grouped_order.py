@@ -1,14 +1,14 @@
-"""The order of samples whose micro-batches are of one group each, such as pictures that are wider than high.
+"""Order of samples in which each micro-batch has samples of one group only, such as landscape pictures.
 
-A pass is a permutation of all samples. In it, the samples of each group are cut into micro-batches, of which a group's
-last one may be incomplete, and the micro-batches of all groups stand in the order of their first samples. Pass follows
-pass without a gap, so that the end of one shares a global batch with the start of the next. Global batch s takes the
-micro-batches [s*L, (s+1)*L) of the stream, L being the lanes: as many for each replica, one after another. So N
-replicas with one micro-batch each see what one replica sees that accumulates N. Everything is a pure function of
-(seed, pass, position).
+A pass is a permutation of all samples. In it, the samples of each group are cut into micro-batches; the last one of a
+group may be incomplete. The micro-batches of all groups are ordered by their first samples. Passes follow each other
+without a gap, so a global batch may contain the end of one pass and the start of the next. With L micro-batches per
+global batch over all replicas, global batch s has the micro-batches [s*L, (s+1)*L) of the stream, which the replicas
+take in turn. So N replicas with one micro-batch each see the same data as one replica that accumulates N. Everything
+is a pure function of (seed, pass, position).
 
-Incomplete micro-batches count as whole ones: a block ends with the first global batch that would reach its last sample
-if all were, and a pass is up to one micro-batch a group longer than its samples.
+Incomplete micro-batches count as complete ones: a block ends with the first global batch that would reach its last
+sample if all were complete. So a pass is longer than its samples by up to one micro-batch per group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.data.order import MicroBatches, permutation
 from common.errors import ConfigError
 
 _KEPT_PASSES = 2
-"""The ends of a global batch may lie in two of them."""
+"""Number of cached passes: a global batch may span two."""
 
 
 class GroupedStream:
@@ -32,8 +32,8 @@ class GroupedStream:
     Args:
         group_P: (P,) int64, the group of each sample.
         mine: the micro-batches of this replica.
-        seed: of the permutations.
-        key_of: what the batch of some samples is told apart by.
+        seed: seed of the permutations.
+        key_of: returns the batch key for the samples of a micro-batch.
     """
 
     def __init__(
@@ -51,33 +51,32 @@ class GroupedStream:
         )  # fmt: skip
         counts = np.unique(group_P, return_counts=True)[1]
         self.pass_length = int(np.sum(-(-counts // mine.micro_batch)))
-        """Micro-batches of a pass."""
+        """Micro-batches per pass, over all replicas."""
         self._passes: dict[int, list[NDArray[np.int64]]] = {}
 
     def first_micro_batch(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of micro-batches of this replica before ``block``."""
         return self._mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``: a multiple of its accumulation, equal on all replicas."""
+        """Return the number of micro-batches of this replica in ``block``: equal on all replicas."""
         return self._mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """The (pass from 0, sample) pairs of this replica's micro-batch ``number``; at least 1, and fewer than others
-        at the end of a group."""
+        """Return the (pass from 0, sample) pairs of this replica's micro-batch ``number``; fewer at a group's end."""
         epoch, place = divmod(self._mine.everywhere(number), self.pass_length)
         return [(epoch, sample) for sample in self.cut(epoch)[place].tolist()]
 
     def key(self, number: int) -> Hashable:
-        """What micro-batch ``number`` is told apart by."""
+        """Return the batch key of micro-batch ``number``."""
         return self._key_of([sample for _, sample in self.samples_of(number)])
 
     def random_seed(self, number: int) -> int:
-        """A seed in [0, 2**63) for micro-batch ``number``, equal however many ranks share the global batch."""
+        """Return a seed in [0, 2**63) for micro-batch ``number``, which does not depend on the number of ranks."""
         return self._mine.random_seed(self.seed, number)
 
     def cut(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The samples of each micro-batch of the pass ``epoch`` (from 0), of all replicas."""
+        """Return the samples of each micro-batch of pass ``epoch`` (from 0), over all replicas."""
         if epoch not in self._passes:
             while len(self._passes) >= _KEPT_PASSES:
                 self._passes.pop(next(iter(self._passes)), None)
@@ -95,16 +94,16 @@ class GroupedStream:
 
 
 class GroupedShard:
-    """One replica's part of an evaluation set whose batches are of one key each; a
-    :class:`common.data.order.SampleShard`.
+    """One replica's part of an evaluation set in which all samples of a batch have the same key.
 
-    The samples of each key are cut into batches in their order, and the batches dealt out to the replicas in turn:
-    every sample is in one batch of one replica. Replicas that get one less have a batch of padding at the end.
+    A :class:`common.data.order.SampleShard`. The samples of each key are cut into batches in order, and the batches
+    are distributed to the replicas in turn. Replicas with one batch less get a batch of padding at the end.
 
     Args:
-        keys: of each sample.
-        batch: samples of a batch.
-        replicas, replica: that share the set, and this one, from 0.
+        keys: key of each sample.
+        batch: samples per batch.
+        replicas: number of replicas that share the set.
+        replica: this replica, from 0.
     """
 
     def __init__(self, keys: Sequence[Hashable], batch: int, replicas: int = 1, replica: int = 0) -> None:
@@ -127,13 +126,13 @@ class GroupedShard:
         self._mine = mine + [(cut[0][0], [])] * (self.batches - len(mine))
 
     def samples(self, batch: int) -> Sequence[int]:
-        """The real samples in ``batch`` (from 0)."""
+        """Return the real samples in ``batch`` (from 0)."""
         return self._mine[batch][1]
 
     def valid(self, batch: int) -> int:
-        """Real samples in ``batch`` (from 0); the others are padding at its end."""
+        """Return the number of real samples in ``batch`` (from 0); padding follows them."""
         return len(self._mine[batch][1])
 
     def key(self, batch: int) -> Hashable:
-        """The key of all samples in ``batch`` (from 0)."""
+        """Return the key of all samples in ``batch`` (from 0)."""
         return self._mine[batch][0]

@@ -1,7 +1,6 @@
-"""HTTP requests that follow redirects, wait and try again, and name what went wrong.
+"""HTTP requests with redirects, retries, proxies and clear error messages, on top of urllib3.
 
-urllib3 keeps connections open, limits their number and raises one family of errors. This module adds redirects,
-retries, proxies and messages.
+urllib3 keeps connections open, limits their number and raises one family of errors.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from common.errors import DataError
 from common.untrusted.regular_file import TEXT_BYTES
 
 CONNECTIONS = 8
-"""Most connections to one host."""
+"""Maximum number of connections to one host."""
 _REDIRECTS = 10
 _MOST_WAIT_S = 600
-"""A server that asks for a longer pause ends the command."""
+"""Longest pause, in seconds, that a server may request; a longer one ends the command."""
 _MOST_DELAY_S = 60.0
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "mlperf-suite"}
@@ -47,11 +46,11 @@ T = TypeVar("T")
 
 
 class Transient(Exception):
-    """A failure that the next attempt may not have.
+    """A failure after which a retry may succeed.
 
     Args:
-        message: what went wrong.
-        wait_s: pause that the server asks for.
+        message: description of the failure.
+        wait_s: pause that the server requests, in seconds.
         unreachable: whether the host could not be reached at all.
     """
 
@@ -62,13 +61,13 @@ class Transient(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How patient a transfer is.
+    """Retry and timeout limits of a transfer.
 
     Attributes:
-        tries: attempts that may fail one after another without a byte in between.
-        unreachable_tries: the same while the host cannot be reached at all.
-        delay_s: pause after the first failure; it doubles with each one, up to a minute.
-        timeout_s: seconds without a byte after which a connection is given up.
+        tries: maximum number of consecutive failed attempts without a received byte in between.
+        unreachable_tries: the same if the host cannot be reached at all.
+        delay_s: pause after the first failure in seconds; it doubles with each failure, up to a minute.
+        timeout_s: seconds without a byte after which a connection is closed.
     """
 
     tries: int = 8
@@ -79,12 +78,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request, behind all redirects.
+    """The response to a request, after all redirects.
 
     Attributes:
-        response: its status and headers have been read, its body has not.
-        url: address that gave it.
-        sha256, bytes: checksum and size of the file, where a redirect of Hugging Face stated them.
+        response: the response; status and headers have been read, the body has not.
+        url: address that returned it.
+        sha256, bytes: checksum and size of the file if a Hugging Face redirect stated them.
     """
 
     response: urllib3.BaseHTTPResponse
@@ -95,11 +94,11 @@ class Answer:
 
 @dataclass
 class Connections:
-    """Connections to any number of hosts, for several threads.
+    """Connections to any number of hosts; can be used by several threads.
 
     Attributes:
-        limits: patience.
-        report: gets a line about each retry.
+        limits: retry and timeout limits.
+        report: receives a line about each retry.
         stopped: set it to end all waiting.
     """
 
@@ -111,7 +110,7 @@ class Connections:
 
     @contextlib.contextmanager
     def stopped_by_failure(self) -> Iterator[None]:
-        """End the transfers of all threads if the block fails or is interrupted, so that nobody waits for them."""
+        """Stop the transfers of all threads if the block fails or is interrupted, so that no thread keeps waiting."""
         try:
             yield
         except BaseException:
@@ -120,11 +119,13 @@ class Connections:
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
-        """Send a GET request and close the connection afterwards; errors within the block are named, too.
+        """Send a GET request, yield the answer, and close the connection afterwards.
+
+        Connection errors inside the block are converted, too.
 
         Raises:
             Transient: the connection failed.
-            DataError: the address is of no use.
+            DataError: the address cannot be used.
         """
         sha256, size = None, None
         try:
@@ -141,10 +142,10 @@ class Connections:
                         sha256 = found[1]
                     size = whole_number(response.headers.get("X-Linked-Size")) or size
                 finally:
-                    # A connection whose body has not been read to its end cannot be used again. Its pool gets it back
-                    # in any case: it hands out eight, and then waits for one of them.
+                    # A connection cannot be used again before its whole body was read. It must always be returned to
+                    # the pool, because the pool blocks when all its connections are in use.
                     if response.length_remaining == 0:
-                        response.drain_conn()  # http.client has to notice that nothing follows
+                        response.drain_conn()  # lets http.client detect the end of the body
                     else:
                         response.close()
                     response.release_conn()
@@ -156,12 +157,12 @@ class Connections:
             raise _named(error, url) from error
 
     def persist(self, url: str, attempt: Callable[[], T], arrived: Callable[[], int] = lambda: 0) -> T:
-        """Return the result of the first attempt that succeeds.
+        """Return the result of the first successful attempt.
 
         Args:
             url: for messages.
-            attempt: raises :class:`Transient` where another one may succeed.
-            arrived: number of bytes that are there; each failure that brought more than ever counts as the first.
+            attempt: raises :class:`Transient` if a retry may succeed.
+            arrived: number of bytes received so far; a failure after progress resets the count of failures to 1.
 
         Raises:
             DataError: too many attempts have failed.
@@ -186,7 +187,7 @@ class Connections:
         """Return a small text, such as a list of files, and the headers of the answer.
 
         Raises:
-            DataError: it cannot be fetched, or is no text.
+            DataError: the text cannot be fetched, is too long or is not UTF-8.
         """
 
         def read() -> tuple[str, urllib3.HTTPHeaderDict]:
@@ -213,11 +214,10 @@ class Connections:
 
 
 def refusal(answer: Answer, licence: str) -> Exception:
-    """Return the error for a status that brings no file.
+    """Return the error for an HTTP status without a file.
 
     Args:
-        answer: the answer.
-        licence: of the file, which names the account that it takes.
+        licence: licence of the file, which also names the account that is needed.
     """
     response = answer.response
     what = f"HTTP {response.status} {response.reason or ''}".strip()
@@ -233,12 +233,12 @@ def refusal(answer: Answer, licence: str) -> Exception:
 
 
 def whole_number(text: str | None) -> int | None:
-    """Return the number that a header states, None if it states none."""
+    """Return the number in a header, None if there is none."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for an address, None if it is reached directly."""
+    """Return the proxy for an address, None for a direct connection."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -250,7 +250,7 @@ def _proxy(url: str) -> str | None:
 
 
 def _through(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
-    """Return connections through a proxy, whose address may have a login."""
+    """Return connections through a proxy, whose address may contain a login."""
     try:
         parts = urlsplit(proxy)
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
@@ -261,7 +261,7 @@ def _through(proxy: str, options: dict[str, Any]) -> urllib3.ProxyManager:
 
 
 def _named(error: HTTPError, url: str) -> Exception:
-    """Return the error of a connection in words."""
+    """Return a :class:`Transient` or DataError that describes a connection error."""
     parts = urlsplit(url)
     cause = error.args[-1] if isinstance(error, ProtocolError | ProxyError) else error
     text = re.sub(r"^<[^>]*>: |^HTTPS?Connection(Pool)?\([^)]*\): ", "", str(cause) or str(error))[:300]
@@ -285,7 +285,7 @@ def _named(error: HTTPError, url: str) -> Exception:
 
 
 def _redirected(url: str, target: str) -> str:
-    """Return the address that a redirect leads to."""
+    """Return the target address of a redirect."""
     try:
         found = urljoin(url, target)
         parts = urlsplit(found)
@@ -299,7 +299,7 @@ def _redirected(url: str, target: str) -> str:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Return the seconds that a server asks to wait, as a number or as a date."""
+    """Return the pause in seconds that a Retry-After header requests, as a number or as a date."""
     if (seconds := whole_number(text)) is not None:
         return float(seconds)
     try:

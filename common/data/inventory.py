@@ -1,4 +1,4 @@
-"""Which files of ``sources.yaml`` a raw folder holds, in whatever folders other tools put them."""
+"""Find the files of ``sources.yaml`` in a raw folder, in any subfolders that other tools use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEPTH = 6
 
 
 class Inventory:
-    """The files below a raw folder, by their names."""
+    """Index by name of the files and folders below a raw folder."""
 
     def __init__(self, raw_dir: Path) -> None:
         self.raw_dir = raw_dir
@@ -41,7 +41,7 @@ class Inventory:
         return None
 
     def count(self, pattern: str) -> int:
-        """Return the number of files whose path ends as the pattern says, which has folders of its own."""
+        """Return the number of files whose path ends with ``pattern``, such as ``folder/*.tar``."""
         folder, _, name = pattern.rpartition("/")
         return sum(
             fnmatch(f"/{below}", f"*/{folder}")
@@ -51,7 +51,7 @@ class Inventory:
         )
 
     def find_file(self, file: RemoteFile, also_in: Sequence[str]) -> Path | None:
-        """Return the file under its name, or in one of the folders ``also_in`` (``*``: in any)."""
+        """Return the file under one of its names, or in a folder of ``also_in`` (``*`` means any folder)."""
         base = PurePosixPath(file.name).name
         names = [file.name, *file.other_names, *(base if folder == "*" else f"{folder}/{base}" for folder in also_in)]
         return next((path for name in names if (path := self.find(name)) is not None), None)
@@ -62,7 +62,7 @@ class Inventory:
         return bool(instead) and all(_has_content(self.find(name)) for name in instead)
 
     def present(self, source: SourceSet) -> int:
-        """Return how many files of a set are there."""
+        """Return the number of files of a set that are present."""
         found = sum(self.find_file(file, source.also_in) is not None for file in source.files)
         found += sum(self.is_replaced(file, source) for file in source.files)
         if source.tree is not None:
@@ -71,7 +71,7 @@ class Inventory:
 
 
 def _has_content(path: Path | None) -> bool:
-    """Return whether a file is not empty, or a folder has a file somewhere below it that is not."""
+    """Return whether a file is not empty, or a folder contains a file that is not empty, at any depth."""
     if path is None:
         return False
     return path.stat().st_size > 0 if path.is_file() else any(_has_content(below) for below in path.iterdir())

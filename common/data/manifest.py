@@ -1,4 +1,4 @@
-"""``manifest.json``: what a prepared data set consists of, so that a run can trust it without reading it all."""
+"""``manifest.json``: the list of files of a prepared data set, so that a run can check it without reading all data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from common.untrusted.strict_json import FILE_ENTRIES, parse
 
 NAME = "manifest.json"
 DECODED = "decoded"
-"""Key of a manifest's ``source`` that says whether preparation decoded every picture, where it has this choice."""
+"""Key in ``source`` of a manifest: whether preparation decoded every picture. Only for workloads with this choice."""
 COMPLETELY, TRUSTED = "completely", "no, --trust was given"
 """Values of :data:`DECODED`."""
 UNDECIDED = "its manifest is of an older version, which does not say whether the data are the benchmark's"
-"""``custom`` of such a manifest, where :func:`read` is asked to accept it."""
-_CHUNK = 1 << 24  # bytes that are read at a time
+"""``custom`` of such a manifest, if :func:`read` is allowed to accept it."""
+_CHUNK = 1 << 24  # bytes per read
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class FileEntry:
     """Size in bytes and checksums (hexadecimal) of one file.
 
     Attributes:
-        md5: of a file whose MD5 is published; else empty.
+        md5: set only if the MD5 of the file is published; otherwise empty.
     """
 
     bytes: int
@@ -41,14 +41,14 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A prepared data set.
+    """Description of a prepared data set.
 
     Attributes:
         format: name and version of the prepared format, e.g. ``imagenet-recordio/1``.
-        files: path below the root to its size and checksum.
-        counts: what is counted, e.g. ``train_samples``, ``eval_samples``, ``classes``.
+        files: path below the root to size and checksums.
+        counts: numbers of e.g. ``train_samples``, ``eval_samples``, ``classes``.
         stand_in: whether the data are synthetic.
-        source: what it was prepared from: kind, fingerprint, date; free text for people and for resuming.
+        source: origin of the data: kind, fingerprint, date; free text for users and for resuming.
         custom: the first difference from the benchmark's published data, in words; empty for the benchmark's data and
             for synthetic data. :mod:`common.data.published` decides.
     """
@@ -67,17 +67,16 @@ class Manifest:
 
 
 def file_entry(path: Path, md5: bool = False, progress: Callable[[int], object] = lambda read: None) -> FileEntry:
-    """Return size and SHA-256 of ``path``, with its MD5 if asked for; reads all of it, once.
+    """Return size and SHA-256 of ``path``, and optionally its MD5; reads the whole file once.
 
     Args:
-        path: a file.
-        md5: whether to compute it, in a second thread.
-        progress: gets the bytes of each piece that was read.
+        md5: whether to compute the MD5, in a second thread.
+        progress: receives the size of each chunk that was read, in bytes.
     """
     sha256, other, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
     with open(path, "rb") as file, ThreadPoolExecutor(1) as beside:
         while chunk := file.read(_CHUNK):
-            added = beside.submit(other.update, chunk) if md5 else None  # hashing releases the interpreter's lock
+            added = beside.submit(other.update, chunk) if md5 else None  # hashing releases the GIL
             sha256.update(chunk)
             if added is not None:
                 added.result()
@@ -87,18 +86,18 @@ def file_entry(path: Path, md5: bool = False, progress: Callable[[int], object] 
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """Checksum of ``path``, hexadecimal, by an algorithm that hashlib names; reads all of it."""
+    """Return the hexadecimal checksum of ``path``, with a hashlib algorithm; reads the whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
 def describe_files(root: Path, names: Iterable[str], with_md5: Container[str] = ()) -> dict[str, FileEntry]:
-    """Return the ``files`` of a manifest: every name below ``root`` with size and checksum, and those with MD5."""
+    """Return the ``files`` of a manifest: size and SHA-256 of ``names`` below ``root``, and MD5s of ``with_md5``."""
     return {name: file_entry(root / name, name in with_md5) for name in names}
 
 
 def write(root: Path, manifest: Manifest) -> None:
-    """Write ``manifest`` to ``root``; the last act of a preparation."""
+    """Write ``manifest`` to ``root``; must be the last step of a preparation."""
     content = asdict(manifest)
     for entry in content["files"].values():
         if not entry["md5"]:
@@ -109,17 +108,17 @@ def write(root: Path, manifest: Manifest) -> None:
 def read(
     root: Path, expected_format: str, command: str, counts: Iterable[str] = (), undecided: bool = False
 ) -> Manifest:
-    """The manifest of ``root``; checks the format's name and that every file is there with its size.
+    """Return the manifest of ``root``; checks its format, and that every file exists with the right size.
 
     Args:
         root: folder of the prepared data.
-        expected_format: what the reader understands.
+        expected_format: format that the reader supports.
         command: the command that makes the data, for messages.
-        counts: what has to be counted, and not 0.
-        undecided: accept a manifest of an older version, which has no ``custom``: it gets :data:`UNDECIDED`.
+        counts: names of counts that must be at least 1.
+        undecided: accept a manifest of an older version without ``custom``, and set it to :data:`UNDECIDED`.
 
     Raises:
-        DataError: the folder, the manifest, a count or a file is missing or not as the manifest says.
+        DataError: the folder, the manifest, a count or a file is missing, or differs from the manifest.
     """
     path, remedy = root / NAME, f"run '{command}'"
     manifest = read_alone(root, expected_format, remedy, undecided)
@@ -136,12 +135,12 @@ def read(
 
 
 def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = False) -> Manifest:
-    """Return the manifest of ``root`` after a check of its format's name; the files that it names are not looked at.
+    """Return the manifest of ``root`` after a check of its format; does not look at the files that it lists.
 
     Args:
         root: folder of the prepared data.
-        expected_format: what the reader understands.
-        remedy: what to do about it, for messages.
+        expected_format: format that the reader supports.
+        remedy: advice to the user, for messages.
         undecided: see :func:`read`.
 
     Raises:
@@ -149,7 +148,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
             version.
     """
     path = root / NAME
-    if not os.path.isdir(root):  # False, too, where one may not look
+    if not os.path.isdir(root):  # also False without permission
         raise DataError(f"data folder {root} does not exist; {remedy}")
     if not os.path.lexists(path):
         raise DataError(f"{path} is missing: {root} holds no completely prepared data; {remedy}")
@@ -174,7 +173,7 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
 
 
 def verify(root: Path, expected_format: str, command: str) -> Manifest:
-    """As :func:`read`, and every checksum; reads all data once.
+    """Return the manifest as :func:`read` does, and compare every checksum; reads all data once.
 
     Raises:
         DataError: as :func:`read`, or a checksum differs.
@@ -186,14 +185,12 @@ def verify(root: Path, expected_format: str, command: str) -> Manifest:
 
 
 def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bool = False) -> FileEntry:
-    """Compare the file ``name`` below ``root`` with its checksums in ``manifest``; reads it once.
+    """Compare the file ``name`` below ``root`` with its checksums in ``manifest``, and return its entry; reads it once.
 
     Args:
         root: folder of the prepared data.
-        manifest: of it.
-        name: of the file.
         command: the command that makes the data, for messages.
-        md5: return its MD5, too, where the manifest has none.
+        md5: compute the MD5 even if the manifest has none.
 
     Raises:
         DataError: a checksum differs.

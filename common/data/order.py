@@ -1,9 +1,9 @@
-"""The order of training samples as a pure function of (seed, epoch, position), and the shards of an evaluation.
+"""The order of training samples as a pure function of (seed, epoch, position), and the sharding of evaluation sets.
 
-The training stream is epoch after epoch, each a permutation of all samples, without a gap: the end of an epoch shares a
-global batch with the start of the next. Global batch s takes the samples [s*B, (s+1)*B) of the stream, micro-batch by
-micro-batch, replica by replica, so that N replicas with one micro-batch each see what one replica sees that
-accumulates N micro-batches. A block ends with the first global batch that reaches its last sample.
+The training stream consists of epochs, each a permutation of all samples, without gaps: a global batch may contain
+the end of one epoch and the start of the next. Global batch s of B samples has the samples [s*B, (s+1)*B) of the
+stream, micro-batch by micro-batch, replica by replica. So N replicas with one micro-batch each see the same data as
+one replica that accumulates N. A block ends with the first global batch that reaches its last sample.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from common.data.batches import Block
 from common.errors import ConfigError
 
 _MICRO_BATCH = 3
-"""The purpose of a micro-batch's seed; :mod:`common.data.shard_order` has others."""
+"""Second number of a generator's key, for seeds of micro-batches; :mod:`common.data.shard_order` uses 1 and 2."""
 
 
 class SampleStream(Protocol):
-    """One replica's part of the training: which samples are in which of its micro-batches.
+    """One replica's part of the training: the samples in each of its micro-batches.
 
-    ``train_samples`` are those of an epoch, ``micro_batch`` those of a micro-batch of one replica, ``replicas`` the
-    data-parallel ones.
+    Attributes:
+        train_samples: samples per epoch.
+        micro_batch: samples per micro-batch of one replica.
+        replicas: number of data-parallel replicas.
     """
 
     @property
@@ -40,26 +42,31 @@ class SampleStream(Protocol):
     def replicas(self) -> int: ...
 
     def first_micro_batch(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of micro-batches of this replica before ``block``."""
         ...
 
     def micro_batches(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``: as many on all replicas."""
+        """Return the number of micro-batches of this replica in ``block``; equal on all replicas."""
         ...
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """The (epoch from 0, sample) pairs of this replica's micro-batch ``number``, from 0 over the whole training."""
+        """Return the (epoch, sample) pairs of this replica's micro-batch ``number`` of the whole training, from 0."""
         ...
 
     def key(self, number: int) -> Hashable:
-        """The :attr:`common.data.batches.Batch.key` of micro-batch ``number``."""
+        """Return the :attr:`common.data.batches.Batch.key` of micro-batch ``number``."""
         ...
 
 
 class SampleShard(Protocol):
-    """One replica's part of an evaluation set, in batches: as many on every replica, some with padding at their end.
+    """One replica's part of an evaluation set.
 
-    ``eval_samples`` are those of the whole set, ``batch`` those of a batch of one replica, ``batches`` its number.
+    All replicas have the same number of batches, which may end with padding.
+
+    Attributes:
+        eval_samples: samples in the whole set.
+        batch: samples per batch of one replica.
+        batches: number of batches of one replica.
     """
 
     @property
@@ -75,15 +82,15 @@ class SampleShard(Protocol):
     def batches(self) -> int: ...
 
     def samples(self, batch: int) -> Sequence[int]:
-        """The real samples in ``batch`` (from 0)."""
+        """Return the real samples in ``batch`` (from 0)."""
         ...
 
     def valid(self, batch: int) -> int:
-        """How many those are."""
+        """Return the number of real samples in ``batch``."""
         ...
 
     def key(self, batch: int) -> Hashable:
-        """The :attr:`common.data.batches.HostBatch.key` of ``batch``."""
+        """Return the :attr:`common.data.batches.HostBatch.key` of ``batch``."""
         ...
 
 
@@ -92,9 +99,10 @@ class MicroBatches:
     """The micro-batches of one replica, counted over the whole training.
 
     Attributes:
-        micro_batch: nominal samples of one micro-batch of one replica.
+        micro_batch: nominal samples per micro-batch of one replica.
         accumulation: micro-batches of a replica per global batch.
-        replicas, replica: number of data-parallel replicas, and this one, from 0.
+        replicas: number of data-parallel replicas.
+        replica: this replica, from 0.
     """
 
     micro_batch: int
@@ -111,35 +119,35 @@ class MicroBatches:
 
     @property
     def lanes(self) -> int:
-        """Micro-batches of one global batch over all ranks."""
+        """Micro-batches per global batch over all replicas."""
         return self.accumulation * self.replicas
 
     def lane(self, accumulation_step: int) -> int:
-        """The lane of this replica's ``accumulation_step`` (from 0)."""
+        """Return the position of this replica's ``accumulation_step`` (from 0) among a global batch's micro-batches."""
         return accumulation_step * self.replicas + self.replica
 
     def first(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of micro-batches of this replica before ``block``."""
         return self._until(block.start_sample)
 
     def count(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``: it ends with the first global batch that reaches its end."""
+        """Return the number of micro-batches of this replica in ``block``: always whole global batches."""
         return self._until(block.start_sample + block.samples) - self.first(block)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Global batch and accumulation step (both from 0) of this replica's micro-batch ``number``."""
+        """Return global batch and accumulation step (both from 0) of this replica's micro-batch ``number``."""
         return divmod(number, self.accumulation)
 
     def everywhere(self, number: int) -> int:
-        """The number, among the micro-batches of all replicas, of this one's micro-batch ``number``."""
+        """Return the position of this replica's micro-batch ``number`` among the micro-batches of all replicas."""
         step, accumulation_step = self.place(number)
         return step * self.lanes + self.lane(accumulation_step)
 
     def random_seed(self, seed: int, number: int) -> int:
-        """A seed in [0, 2**63) for this replica's micro-batch ``number``.
+        """Return a seed in [0, 2**63) for this replica's micro-batch ``number``.
 
-        It depends on ``seed`` and on the micro-batch's number in the whole training alone: equal however many ranks
-        share the global batch.
+        It depends only on ``seed`` and on the position of the micro-batch in the whole training, not on the number of
+        ranks that share the global batch.
         """
         return int(sample_generator(seed, _MICRO_BATCH, self.everywhere(number)).integers(2**63))
 
@@ -152,12 +160,12 @@ class EpochStream:
     """One replica's part of the training stream.
 
     Attributes:
-        train_samples: samples of one epoch.
-        micro_batch: samples of one micro-batch of one replica.
+        train_samples: samples per epoch.
+        micro_batch: samples per micro-batch of one replica.
         accumulation: micro-batches of a replica per global batch.
         replicas: number of data-parallel replicas.
-        replica: this one, from 0.
-        seed: of the permutations.
+        replica: this replica, from 0.
+        seed: seed of the permutations.
     """
 
     train_samples: int
@@ -170,7 +178,7 @@ class EpochStream:
     def __post_init__(self) -> None:
         if self.train_samples < 1:
             raise ConfigError(f"train_samples={self.train_samples}: a stream of samples needs at least 1")
-        _ = self._mine  # refuses impossible numbers
+        _ = self._mine  # checks the other attributes
 
     @property
     def _mine(self) -> MicroBatches:
@@ -178,19 +186,19 @@ class EpochStream:
 
     @property
     def global_batch(self) -> int:
-        """Samples of all replicas and micro-batches of one step."""
+        """Samples per step, over all replicas and micro-batches."""
         return self.micro_batch * self._mine.lanes
 
     def first_micro_batch(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of micro-batches of this replica before ``block``."""
         return self._mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``: a multiple of ``accumulation``, equal on all replicas."""
+        """Return the number of micro-batches of this replica in ``block``: equal on all replicas."""
         return self._mine.count(block)
 
     def samples(self, block: Block, position: int) -> list[tuple[int, int]]:
-        """The (epoch from 0, sample) pairs of micro-batch ``position`` of ``block`` on this replica.
+        """Return the (epoch from 0, sample) pairs of micro-batch ``position`` of ``block`` on this replica.
 
         Raises:
             IndexError: the block has no such micro-batch.
@@ -200,38 +208,38 @@ class EpochStream:
         return self.samples_of(self.first_micro_batch(block) + position)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """The (epoch from 0, sample) pairs of this replica's micro-batch ``number``, from 0 over the whole training."""
+        """Return the (epoch, sample) pairs of this replica's micro-batch ``number`` of the whole training, from 0."""
         start = (number * self.replicas + self.replica) * self.micro_batch
         places = (divmod(start + i, self.train_samples) for i in range(self.micro_batch))
         return [(epoch, int(self.permutation(epoch)[place])) for epoch, place in places]
 
     def key(self, number: int) -> Hashable:
-        """All are alike."""
+        """Return (): all micro-batches have the same shapes."""
         return ()
 
     def permutation(self, epoch: int) -> NDArray[np.int64]:
-        """The order of all samples in ``epoch`` (from 0)."""
+        """Return the order of all samples in ``epoch`` (from 0)."""
         return permutation(self.train_samples, self.seed, epoch)
 
 
 @functools.lru_cache(maxsize=3)
 def permutation(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of ``samples`` in ``epoch`` (from 0), read-only; a function of its arguments alone."""
+    """Return the order of ``samples`` samples in ``epoch`` (from 0), read-only; a pure function of its arguments."""
     order = sample_generator(seed, epoch).permutation(samples)
     order.flags.writeable = False
     return order
 
 
 def sample_generator(*key: int) -> np.random.Generator:
-    """A generator that depends on ``key`` alone, e.g. (seed, epoch, sample)."""
+    """Return a random generator that depends only on ``key``, e.g. (seed, epoch, sample)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([part & (2**63 - 1) for part in key])))
 
 
 @dataclass(frozen=True)
 class EvalShard:
-    """One replica's part of an evaluation set: contiguous, disjoint, together the whole set.
+    """One replica's contiguous part of an evaluation set. The parts are disjoint and together are the whole set.
 
-    Every replica has the same number of batches; those beyond its samples are padding.
+    Every replica has the same number of batches; positions after its last sample are padding.
     """
 
     eval_samples: int
@@ -258,19 +266,19 @@ class EvalShard:
 
     @property
     def batches(self) -> int:
-        """Batches per evaluation, equal on all replicas."""
+        """Number of batches per evaluation, equal on all replicas."""
         longest = -(-self.eval_samples // self.replicas)
         return -(-longest // self.batch)
 
     def samples(self, batch: int) -> range:
-        """The real samples in ``batch`` (from 0)."""
+        """Return the real samples in ``batch`` (from 0)."""
         first = self.start + batch * self.batch
         return range(first, first + self.valid(batch))
 
     def valid(self, batch: int) -> int:
-        """Real samples in ``batch`` (from 0); the others are padding at its end."""
+        """Return the number of real samples in ``batch`` (from 0); padding follows them."""
         return max(0, min(self.batch, self.end - self.start - batch * self.batch))
 
     def key(self, batch: int) -> Hashable:
-        """All are alike."""
+        """Return (): all batches have the same shapes."""
         return ()

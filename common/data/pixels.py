@@ -1,4 +1,4 @@
-"""From 8-bit pixels to what a network takes."""
+"""Conversion of 8-bit pixels to normalised network inputs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class Normalizer:
-    """``(pixel - mean) / std`` through one table per channel: exact, and bfloat16 without numpy's support.
+    """Computes ``(pixel - mean) / std`` with one lookup table per channel, for any dtype, including bfloat16.
 
     Args:
-        mean, std: of each channel, in levels of 0 to 255.
-        dtype: of the result.
+        mean, std: values per channel, on the scale 0 to 255.
+        dtype: dtype of the result.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype) -> None:
@@ -25,7 +25,7 @@ class Normalizer:
         self._table = table.to(dtype).T.contiguous().view(self._bits).numpy()  # (C, 256)
 
     def write(self, pixels_HWC: NDArray[np.uint8], out_HWC: Tensor) -> None:
-        """Fill the first channels of ``out_HWC``, as many as there are means; the others stay as they are."""
+        """Normalise ``pixels_HWC`` into the first channels of ``out_HWC``, one per mean; keep the other channels."""
         out = out_HWC.view(self._bits).numpy()
         for channel, levels in enumerate(self._table):
             out[:, :, channel] = np.take(levels, pixels_HWC[:, :, channel])

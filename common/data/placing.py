@@ -1,4 +1,4 @@
-"""Files that have to lie in another folder too: linked there, or copied to another disk."""
+"""Provide files in a second folder: as hard links, or as copies on another disk."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ _NOT_LINKED = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 
 
 def assets_of(data_dir: Path) -> Path:
-    """Where lies, unless the user says otherwise, what may be read before ``run_start`` and is no data."""
+    """Default assets folder: files such as vocabularies and checkpoints, which a run may read before ``run_start``."""
     return data_dir.with_name(f"{data_dir.name}-assets")
 
 
 def place(path: Path, target: Path, remedy: str) -> None:
-    """Hard-link ``path`` to ``target``, or copy it where that is another disk; nothing to do where it is there.
+    """Hard-link ``path`` to ``target``, or copy it if a link is not possible. Does nothing if ``target`` is that file.
 
     Args:
-        path: a file.
-        target: its other name, in a folder that is made if need be.
-        remedy: what to do where another file has this name.
+        target: new name of the file; its folder is created if needed.
+        remedy: advice to the user if ``target`` is another file, for the message.
 
     Raises:
-        DataError: another file has the name, or the disk is too small for a copy.
+        DataError: ``target`` is another file, or the disk is too small for a copy.
     """
     if is_there(path, target, remedy):
         return
@@ -45,10 +44,10 @@ def place(path: Path, target: Path, remedy: str) -> None:
 
 
 def is_there(path: Path, target: Path, remedy: str) -> bool:
-    """Whether ``target`` is ``path``, or a copy of it, already.
+    """Return whether ``target`` exists and is ``path``, or a copy of it with the same size and time.
 
     Raises:
-        DataError: it is another file; with the ``remedy``.
+        DataError: ``target`` is another file; the message includes ``remedy``.
     """
     if not target.exists():
         return False

@@ -1,4 +1,4 @@
-"""Brings the next step's batches to the device while the current step computes."""
+"""Load the next step's batches to the device while the current step computes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from common.data.batches import Batch, HostBatch
 
 
 class Prefetcher:
-    """Groups a reader's micro-batches into steps and prepares them one step ahead on a side stream.
+    """Groups a reader's micro-batches into steps, and prepares them one step ahead on a side stream.
 
-    Two steps' batches exist at a time: the one that the compute stream uses and the one that the side stream fills. A
-    slot is refilled only after the step that used it has finished, which may be one of the block before.
+    Batches of two steps exist at a time: the step that the compute stream uses, and the step that the side stream
+    fills. The side stream refills a slot only after the step that used it has finished, which may belong to the
+    previous block.
 
     Args:
-        prepare: finishes a micro-batch on the device; runs on the side stream.
-        micro_batches: micro-batches of one step.
+        prepare: completes a micro-batch on the device; runs on the side stream.
+        micro_batches: micro-batches per step.
         stream: the side stream of the run; None without a GPU.
 
     Attributes:
-        wait_seconds: time that the host waited for the reader since the last read of it.
+        wait_seconds: total time that the host waited for the reader; the caller may reset it.
     """
 
     def __init__(
@@ -43,19 +44,17 @@ class Prefetcher:
         self._next: list[Batch] | None = None
 
     def begin(self, batches: Iterator[HostBatch]) -> None:
-        """Go on with ``batches``, the reader's micro-batches of a block, and fetch those of its first step.
-
-        The first ones of all wait for what is queued on the current stream: a reader may read there what others wrote.
-        """
+        """Set ``batches``, the reader's micro-batches of the next block, and fetch those of its first step."""
         if self._stream is not None and self._ready is None:
+            # The first batches may be computed from tensors that the current stream still writes.
             self._stream.wait_stream(torch.cuda.current_stream())
         self._batches = batches
         self._next = self._fetch()
 
     def take(self) -> list[Batch] | None:
-        """The batches of the next step, or None at the end of the block.
+        """Return the batches of the next step, or None at the end of the block.
 
-        On a GPU the current stream is made to wait for them. Call :meth:`consumed` once they are copied.
+        On a GPU, the current stream waits for them. Call :meth:`consumed` after the work that uses them was queued.
         """
         if self._next is None:
             return None
@@ -64,7 +63,7 @@ class Prefetcher:
         return self._next
 
     def consumed(self) -> None:
-        """The step that used the taken batches is queued on the current stream: fetch the following ones."""
+        """Fetch the next batches. The step that uses the taken ones must be queued on the current stream already."""
         if self._stream is not None:
             event = torch.cuda.Event()
             event.record()
@@ -100,5 +99,5 @@ class Prefetcher:
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream for prefetching, one for a whole run: its memory stays with it. None without a GPU."""
+    """Return a stream for prefetching, or None without a GPU. Use one for a whole run: memory is cached per stream."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None

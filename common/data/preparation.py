@@ -1,4 +1,4 @@
-"""What the preparations of all data sets share: one at a time in a folder, and of one source."""
+"""Shared code of all data preparations: lock a folder, resume only with the same source, and check disk space."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 
 LOCK = "prepare.lock"
-"""Name of the file that a preparation locks in its folder; it stays there."""
+"""Name of the lock file of a preparation in its folder; it is not deleted."""
 
 
 @contextmanager
 def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator[None]:
-    """Make ``folder`` if need be, and keep other processes that do the same out of it while the block runs.
+    """Create ``folder`` if needed, and lock it against other processes while the block runs.
 
     Args:
         folder: the folder that is written.
-        name: name of the file that is locked.
+        name: name of the lock file.
         doing: what the processes do with the folder, for the message.
 
     Raises:
@@ -52,15 +52,14 @@ def already_prepared(
     wanted: Mapping[str, str] | None,
     published: Published | None = None,
 ) -> Manifest | None:
-    """The manifest of what ``data_dir`` holds; None if that was not prepared completely.
+    """Return the manifest of ``data_dir``; None if the preparation is not complete.
 
     Args:
-        data_dir: prepared data.
-        expected_format: see :func:`common.data.manifest.read`.
-        command: see there.
-        wanted: the ``fingerprint`` of the raw data and, where there is a choice, the ``settings`` that the data have
-            to be of, and :func:`decoding`; None for any.
-        published: decides whether data of an older version are the benchmark's; None refuses these.
+        data_dir: folder of the prepared data.
+        expected_format, command: see :func:`common.data.manifest.read`.
+        wanted: required source: the ``fingerprint`` of the raw data and, if any, the ``settings`` and
+            :func:`decoding`; None accepts any.
+        published: decides whether data with an older manifest are the benchmark's; None rejects such a manifest.
 
     Raises:
         DataError: the data were prepared from another source or with other settings, or files are missing or changed.
@@ -74,15 +73,15 @@ def already_prepared(
 
 
 def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) -> None:
-    """Note in the file ``state`` what is being prepared, or make sure that an interrupted preparation is of the same.
+    """Write ``wanted`` to the file ``state``; if it exists, check that the interrupted preparation has the same source.
 
     Args:
-        data_dir: where the data are prepared, for messages.
-        state: a file in it, which goes away when all is done.
+        data_dir: folder of the prepared data, for messages.
+        state: a file that the caller deletes when the preparation is complete.
         wanted: see :func:`already_prepared`.
 
     Raises:
-        DataError: the interrupted preparation was of another source or with other settings, or ``state`` is damaged.
+        DataError: the interrupted preparation had another source or other settings, or ``state`` is damaged.
     """
     if not state.exists():
         atomic.write_text(state, json.dumps(wanted) + "\n")
@@ -95,15 +94,15 @@ def begin_or_continue(data_dir: Path, state: Path, wanted: Mapping[str, str]) ->
 
 
 def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
-    """Stop before the work if the disk of ``data_dir`` has not ``needed`` bytes left.
+    """Check, before the work, that the disk of ``data_dir`` has ``needed`` free bytes.
 
     Args:
-        data_dir: where the data are prepared.
+        data_dir: folder of the prepared data.
         needed: bytes that are still to be written.
-        more: whether some have been written before, for the message.
+        more: whether some data have been written before, for the message.
 
     Raises:
-        DataError: it has fewer.
+        DataError: the disk has fewer free bytes.
     """
     free = shutil.disk_usage(data_dir).free
     if needed > free:
@@ -112,12 +111,12 @@ def require_space(data_dir: Path, needed: int, *, more: bool = True) -> None:
 
 
 def decoding(trust: bool) -> dict[str, str]:
-    """The entry of a manifest's ``source`` that says whether all pictures were decoded, or ``--trust`` was given."""
+    """Return the entry of a manifest's ``source`` for ``--trust``: whether all pictures were decoded."""
     return {manifest.DECODED: manifest.TRUSTED if trust else manifest.COMPLETELY}
 
 
 def now() -> str:
-    """The time in UTC, for ``prepared`` in a manifest."""
+    """Return the current UTC time, for ``prepared`` in a manifest."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

@@ -1,7 +1,7 @@
-"""Published properties of the benchmark's data: counts, and bytes and MD5s of prepared files.
+"""Published properties of the benchmark's data: counts, and sizes and MD5s of prepared files.
 
-``prepare`` compares its output with them once, and notes the first difference in the manifest as ``custom``. The
-log's ``data_set`` and the checks of the closed division go by the manifest.
+``prepare`` compares its output with them once, and writes the first difference to ``custom`` of the manifest. The
+log's ``data_set`` and the checks of the closed division use the manifest.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from common.data.remote_file import RemoteFile
 
 
 class PublishedFile(NamedTuple):
-    """What is published about a file that ``prepare`` writes or adopts.
+    """Published properties of a file that ``prepare`` writes or adopts.
 
     Attributes:
-        bytes: its size; None where none is published.
-        md5: hexadecimal; empty where none is published.
+        bytes: size; None if it is not published.
+        md5: hexadecimal; empty if it is not published.
     """
 
     bytes: int | None = None
     md5: str = ""
 
     def difference(self, name: str, found: FileEntry | None) -> str:
-        """Return how the file ``name``, which a manifest describes as ``found``, differs; empty if it does not."""
+        """Return how ``found``, the manifest's entry of the file ``name``, differs; empty if it does not."""
         if found is None:
             return f"{name} is missing"
         if self.bytes is not None and found.bytes != self.bytes:
@@ -48,13 +48,14 @@ def published_files(files: Iterable[RemoteFile]) -> dict[str, PublishedFile]:
 
 @dataclass(frozen=True)
 class Published:
-    """What a preparation is compared with.
+    """Published properties of the benchmark's data, with which a preparation is compared.
 
     Attributes:
-        counts: counts of the manifest that the benchmark's data have.
-        files: names below the data folder of files that the benchmark's data have.
-        known: a difference that counts and files do not show, in words, such as an option of ``prepare``; or empty.
-        synthetic: the data are synthetic, and compared with nothing.
+        counts: required counts of the manifest.
+        files: required files, by path below the data folder.
+        known: a known difference that counts and files do not show, in words, e.g. an option of ``prepare``; or
+            empty.
+        synthetic: the data are synthetic and are not compared.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Published:
 
     @property
     def with_md5(self) -> frozenset[str]:
-        """Names of the files whose MD5 is published."""
+        """Names of the files with a published MD5."""
         return frozenset(name for name, file in self.files.items() if file.md5)
 
     def manifest(
@@ -73,14 +74,14 @@ class Published:
         """Return the manifest of prepared data, which says whether they are the benchmark's.
 
         Args:
-            data_format: see :class:`Manifest`, as the others.
-            files: with MD5s where they are published.
+            data_format, files, counts, source: see :class:`Manifest`; ``files`` must have the MD5s that are
+                published.
         """
         made = Manifest(data_format, dict(files), dict(counts), self.synthetic, dict(source))
         return replace(made, custom=self.difference(made))
 
     def difference(self, made: Manifest) -> str:
-        """Return the first difference of prepared data from the benchmark's, in words; empty if there is none."""
+        """Return the first difference of prepared data from the benchmark's data, in words; empty if there is none."""
         if self.synthetic:
             return ""
         differences = [self.known]
@@ -91,16 +92,16 @@ class Published:
         return next(filter(None, differences), "")
 
     def agreeing(self, made: Manifest) -> int:
-        """Return the number of files that have the bytes and the MD5 that are published."""
+        """Return the number of published files whose size and MD5 agree."""
         return sum(not file.difference(name, made.files.get(name)) for name, file in self.files.items())
 
     def settled(self, data_dir: Path, found: Manifest, command: str) -> Manifest:
-        """Return the manifest of ``data_dir``; decide now, and write it, if an older version has not.
+        """Return the manifest of ``data_dir``. Completes and rewrites it if an older version wrote it.
 
         Args:
             data_dir: prepared data, whose files have the sizes of the manifest.
             found: their manifest.
-            command: the command that makes them, for messages.
+            command: the command that makes the data, for messages.
 
         Raises:
             DataError: a file whose MD5 is needed was changed.

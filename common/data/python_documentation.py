@@ -1,4 +1,4 @@
-"""English that is on every machine with Python: the documentation in its standard library."""
+"""English text that is available on every machine: the documentation of Python's standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_CHARACTERS = 40
 
 
 def documentation() -> Iterator[tuple[str, list[str]]]:
-    """Name and paragraphs of all that is documented well in the standard library, by the modules' names."""
+    """Yield name and paragraphs of each docstring with enough prose in the standard library, sorted by module."""
     library = Path(sysconfig.get_paths()["stdlib"])
     for name in sorted(sys.stdlib_module_names):
         single = library / f"{name}.py"
@@ -32,7 +32,7 @@ def documentation() -> Iterator[tuple[str, list[str]]]:
 def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a file that is wrong on purpose
+    except (SyntaxError, ValueError):  # some files are invalid on purpose
         return
     for place, node in _definitions(tree, module):
         paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
@@ -40,7 +40,7 @@ def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _definitions(node: _Documentable, place: str) -> Iterator[tuple[str, _Documentable]]:
-    """``node`` and all classes and functions in it, with their places."""
+    """Yield ``node`` and all classes and functions in it, with their dotted names."""
     yield place, node
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

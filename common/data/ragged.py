@@ -1,4 +1,4 @@
-"""Flat columns of pieces of different lengths, which lie back to back."""
+"""Flat arrays that store pieces of different lengths one after another."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _BLOCK = 16_384
 
 
 def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each piece begins when pieces of ``lengths`` lie back to back."""
+    """Return the start offset of each piece when pieces of ``lengths`` are stored one after another."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return ends - lengths
 
 
 def bounds_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where each piece begins, and where the last one ends."""
+    """Return the start offset of each piece, followed by the end of the last one."""
     bounds = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
 
 
 def take(lengths: NDArray[np.int32], rows: NDArray[np.integer], *columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """The pieces ``rows`` of each flat column, whose pieces have ``lengths``; indices for a block of rows at a time."""
+    """Return the pieces ``rows`` of each flat column; ``lengths`` are the lengths of all pieces of a column."""
     starts, chosen = starts_of(lengths), lengths[rows].astype(np.int64)
     taken = tuple(np.empty(chosen.sum(), column.dtype) for column in columns)
     done = 0
-    for block in range(0, len(rows), _BLOCK):
+    for block in range(0, len(rows), _BLOCK):  # limits the memory for indices
         sizes = chosen[block : block + _BLOCK]
         shift = starts[rows[block : block + _BLOCK]] - starts_of(sizes)
         total = int(sizes.sum())

@@ -1,6 +1,6 @@
-"""Find raw files below a folder, since the official tools put them into folders of their own.
+"""Find raw files in any subfolder, because the official tools create different folders.
 
-MLCommons' downloader, for example, makes ``processed_dataset/``, and the archive in it unpacks to ``results4/``.
+MLCommons' downloader, for example, creates ``processed_dataset/``, and the archive in it unpacks to ``results4/``.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from common.formats.raw_files import is_data
 LEVELS = 4
 """Levels of folders that are searched below the folder that the user names."""
 Identity = tuple[int, int]
-"""Device and inode."""
+"""Device number and inode of a file."""
 
 
 def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path | None:
     """Return the first file that matches one of the patterns in ``root``, or else in a folder below it.
 
-    The folders below a folder that has a matching file are not searched, so that files in ``root`` itself come first.
-    Hidden folders, unfinished ones (``*.partial``) and prepared data are left out. Only the names in a folder are read.
+    The folders below a folder that has a matching file are not searched, so files in ``root`` itself come first.
+    Hidden folders, unfinished ones (``*.partial``) and prepared data are skipped. Only the names in a folder are
+    read.
 
     Args:
         root: the folder that the user names.
         patterns: globs such as ``results4/part-*``, relative to the searched folder. All stand for the same data.
-        others: names of folders that are left out, because they hold other data under the same names.
+        others: names of folders to skip, because they contain other data under the same names.
 
     Returns:
-        The first match by name; None where no folder has one.
+        The first match by name; None if no folder has one.
 
     Raises:
         DataError: two folders have different files that match, or a folder cannot be read.
     """
-    found: dict[Identity, Path] = {}  # a link to a file is no other file
+    found: dict[Identity, Path] = {}  # a file and links to it count once
     searched: dict[Identity, Path] = {}
     level = [root] if root.is_dir() else []
     for depth in range(LEVELS + 1):
         below: list[Path] = []
         for folder in level:
             try:
-                if searched.setdefault(_identity(folder), folder) is not folder:  # links may make a circle
+                if searched.setdefault(_identity(folder), folder) is not folder:  # links may form a cycle
                     continue
                 matches = [path for pattern in patterns if (path := _first(folder, pattern)) is not None]
                 if depth < LEVELS and not any(path.parent == folder for path in matches):
@@ -64,7 +65,7 @@ def find_file(root: Path, *patterns: str, others: Collection[str] = ()) -> Path 
 
 
 def packed_hint(root: Path, *archives: str) -> str:
-    """Return the end of a message about missing files: the first of the archives that lies below ``root`` packed."""
+    """Return the end of a message about missing files: the first of ``archives`` that is packed below ``root``."""
     found = next((path for name in archives if (path := find_file(root, name)) is not None), None)
     return "" if found is None else f"; {found} is still packed: unpack it there"
 
@@ -84,7 +85,7 @@ def _is_searched(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_prepared(folder: Path) -> bool:
-    """Whether a preparation has written to ``folder``: its files have the same names as some raw ones."""
+    """Return whether a preparation has written to ``folder``, since prepared files may have the names of raw ones."""
     return (folder / manifest.NAME).exists() or (folder / preparation.LOCK).exists()
 
 

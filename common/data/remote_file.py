@@ -1,4 +1,4 @@
-"""A published file: its addresses, size and checksum, and checks that a file has this content."""
+"""A published file: its addresses, size and checksum, and checks of the content of a local file against them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class RemoteFile:
     """One file of a data set.
 
     Attributes:
-        name: path below the raw folder, with ``/`` between its parts.
-        urls: addresses that have it, in the order in which they are tried; none where a user has to fetch it.
-        licence: licence, and the account that it takes.
+        name: path below the raw folder, with ``/`` as separator.
+        urls: download addresses, in the order in which they are tried; empty if the user must fetch the file.
+        licence: licence, and the account that the download needs.
         bytes: published size, None if unknown.
-        other_names: paths that the same file has in other layouts.
+        other_names: paths of the same file in other layouts.
         checksum: ``md5:...``, ``sha1:...`` or ``sha256:...`` in hexadecimal digits, of which the first eight or more
-            are enough; None if nobody published one.
+            are enough; None if it is not published.
     """
 
     name: str
@@ -41,20 +41,20 @@ SIGNATURES = {
     ".parquet": (0, b"PAR1"),
     ".pkl": (0, b"\x80"),
 }
-"""End of a file's name to the offset and the bytes that every such file has."""
+"""File suffix to the offset and the bytes of the signature of this file type."""
 _PAGES = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<error", b"version https://git-lfs")
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 BEGINNING = 600
-"""Bytes of a file's beginning that are compared."""
+"""Number of bytes at the start of a file that are checked."""
 
 
 def foreign_content(name: str, beginning: bytes, content_type: str | None = None) -> str | None:
-    """Return why a file is not what its name says, such as a login page that a proxy sent; None if nothing is wrong.
+    """Return why the content does not fit the file name, e.g. a login page from a proxy; None if nothing is wrong.
 
     Args:
-        name: of the file.
-        beginning: its first bytes, at least :data:`BEGINNING`; zeros behind the end of a shorter file.
-        content_type: of the answer that brought it, if any.
+        name: file name.
+        beginning: first bytes of the file, at least :data:`BEGINNING`; a shorter file is padded with zeros.
+        content_type: ``Content-Type`` of the HTTP response, if any.
     """
     begins = beginning[:60].rstrip(b"\0").decode("ascii", "replace")
     text = beginning.lstrip()[:60].lower()
@@ -72,9 +72,9 @@ def foreign_content(name: str, beginning: bytes, content_type: str | None = None
 
 
 def fault_of(path: Path, file: RemoteFile) -> str | None:
-    """Return how ``path`` differs from what is known of ``file``, None if it does not.
+    """Return how ``path`` differs from the published properties of ``file``, None if it does not.
 
-    All of it is read if there is a checksum.
+    Reads the whole file if there is a checksum.
     """
     size = path.stat().st_size
     if file.bytes is not None and size != file.bytes:

@@ -1,4 +1,4 @@
-"""Files of rows that several processes write, each its own, and that have their names when all did."""
+"""Files of rows that several processes write together; renamed to their final names when all rows are complete."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class RowOutput:
-    """One file.
+    """One file of rows.
 
     Attributes:
-        path: of it, once it is complete.
-        dtype: numpy's name of it.
-        shape: of all rows as an array.
-        npy: whether it begins as numpy's files do; otherwise it holds nothing but the rows.
+        path: final path of the file.
+        dtype: name of the numpy dtype.
+        shape: shape of the array of all rows.
+        npy: whether the file starts with a numpy header; otherwise it contains only the rows.
     """
 
     path: Path
@@ -30,26 +30,26 @@ class RowOutput:
 
     @property
     def rows(self) -> int:
-        """How many it will have."""
+        """Number of rows of the complete file."""
         return self.shape[0]
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes per row."""
         return int(np.prod(self.shape[1:], dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return len(self._header) + self.rows * self.row_bytes
 
     @property
     def begun(self) -> bool:
-        """Whether all rows, or some of them, are there."""
+        """Whether the file exists with its full size: complete, or with rows that are still to be written."""
         return any(path.is_file() and path.stat().st_size == self.size for path in (self.path, self._partial))
 
     def begin(self) -> None:
-        """Make room for all rows, and forget those that are there."""
+        """Create the file with its full size, and delete existing rows."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         with open(self._partial, "wb") as file:
@@ -57,7 +57,7 @@ class RowOutput:
             file.truncate(self.size)
 
     def write(self, first: int, values: NDArray[Any]) -> None:
-        """Write rows from ``first`` on, to the disk."""
+        """Write ``values`` as the rows from ``first`` on, and flush them to the disk."""
         if values.dtype != np.dtype(self.dtype) or values.shape[1:] != self.shape[1:]:
             raise ValueError(f"{self.path}: {values.dtype} {values.shape} for {self.dtype} {self.shape}")
         if not 0 <= first <= first + len(values) <= self.rows:
@@ -69,7 +69,7 @@ class RowOutput:
             os.fdatasync(file.fileno())
 
     def finish(self) -> None:
-        """Give it its name; nothing to do where it has it."""
+        """Rename the file to its final path; does nothing if that was done before."""
         if self._partial.exists():
             with open(self._partial, "rb") as file:
                 os.fsync(file.fileno())

@@ -1,8 +1,9 @@
-"""Reads the shards of this rank's lanes ahead of their use, in one thread and in small pieces.
+"""Read the shards of this rank's lanes in advance, with one thread and in small pieces.
 
-The thread reads as far into a lane's next shard as the lane has used of its current one, times two: a shard is whole
-when half of the one before it is used, the work is spread evenly over the steps, and the thread keeps the interpreter
-no longer than a piece takes. Two shards of a lane exist at a time.
+A lane is a stream of micro-batches (:mod:`common.data.shard_order`). When a fraction f of a lane's current shard is
+used, the thread has read a fraction 2 f of the next one. So the next shard is complete at half of the current one,
+reading is spread evenly over the steps, and the thread holds the GIL no longer than for one piece. Two shards per
+lane are in memory.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ Read = TypeVar("Read", covariant=True)
 
 
 class ShardReader(Protocol[Read]):
-    """One shard on its way into memory. Nothing is opened before the first :meth:`advance`."""
+    """Reader of one shard. It opens the file at the first :meth:`advance`."""
 
     rows_read: int
 
     @property
     def shard(self) -> Read | None:
-        """The whole shard; None until its last piece is read."""
+        """The complete shard; None until its last piece is read."""
         ...
 
     def hint(self) -> None:
-        """Let the operating system begin to fetch the file."""
+        """Ask the operating system to start fetching the file."""
         ...
 
     def advance(self) -> None:
-        """Open the file or read a piece of it, a few milliseconds' work."""
+        """Open the file, or read one piece of it, which takes a few milliseconds."""
         ...
 
     def close(self) -> None:
-        """Close the file, and forget what was read."""
+        """Close the file, and release the memory."""
         ...
 
 
@@ -51,7 +52,7 @@ class Piece(Generic[Shard]):
 
 
 class _Load(Generic[Shard]):
-    """A turn that is being read, or has been."""
+    """The reading of one turn, in progress or complete."""
 
     def __init__(self, turn: Turn, reader: ShardReader[Shard]) -> None:
         self.turn = turn
@@ -64,7 +65,7 @@ class _Load(Generic[Shard]):
 
 
 class _Lane(Generic[Shard]):
-    """Where a lane stands: ``number`` of its current turn, rows used of it, rows used of all turns."""
+    """Position in a lane: ``number`` of the current turn, ``used`` rows of this turn, and used rows of all turns."""
 
     def __init__(self, number: int, used: int, position: int, current: _Load[Shard], following: _Load[Shard]) -> None:
         self.number = number
@@ -75,7 +76,7 @@ class _Lane(Generic[Shard]):
 
     @property
     def behind(self) -> float:
-        """Share of the following shard that should have been read by now and was not."""
+        """Fraction of the next shard that should have been read by now but was not."""
         return 2 * self.used / self.current.turn.rows - self.following.reader.rows_read / self.following.turn.rows
 
 
@@ -84,8 +85,8 @@ class ShardLanes(Generic[Shard]):
 
     Args:
         stream: shards and lanes.
-        lanes: the lanes that are read here.
-        open_shard: makes the reader of a turn; touches no file.
+        lanes: numbers of the lanes that are read here.
+        open_shard: returns the reader of a turn, without opening a file.
     """
 
     def __init__(
@@ -104,9 +105,10 @@ class ShardLanes(Generic[Shard]):
         self._thread.start()
 
     def start(self, rows: Sequence[int]) -> None:
-        """Begin to read all lanes, lane i from row ``rows[i]`` of all that it ever reads.
+        """Start to read all lanes, lane i from row ``rows[i]`` of all rows that it ever reads.
 
-        :meth:`take` does so for one lane; together, the first shards of all lanes come from the disk side by side.
+        :meth:`take` can start a lane, too. This method lets the operating system fetch the first shards of all lanes
+        in parallel.
         """
         with self._changed:
             moved = [
@@ -119,13 +121,13 @@ class ShardLanes(Generic[Shard]):
             self._changed.notify_all()
 
     def take(self, lane: int, first: int, count: int) -> list[Piece[Shard]]:
-        """Rows ``first`` to ``first + count`` of all that ``lane`` ever reads; waits until they are there.
+        """Return rows ``first`` to ``first + count`` of all rows that ``lane`` ever reads; waits until they are read.
 
-        Cheap where ``first`` continues the last call for this lane. Until :meth:`read_ahead` nothing else is read:
-        every large numpy operation that makes a batch of the rows lets go of the interpreter, and a thread that reads
-        would keep it for milliseconds each time. Raises what the reader of a shard raised.
+        Fast if ``first`` continues the previous call for this lane. Raises the errors of the shard's reader.
         """
         with self._changed:
+            # Until `read_ahead`, the thread reads only what `take` waits for: large numpy operations on the rows
+            # release the GIL, and each time a thread that reads would then hold it for milliseconds.
             self._undisturbed = True
             place = self._lanes.get(lane)
             if place is None or place.position != first:
@@ -143,13 +145,13 @@ class ShardLanes(Generic[Shard]):
         return pieces
 
     def read_ahead(self) -> None:
-        """Go on reading until the next :meth:`take`: the batches of a step are made."""
+        """Resume reading until the next :meth:`take`. Call it when the batches of a step are complete."""
         with self._changed:
             self._undisturbed = False
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread and close all files."""
+        """Stop the thread and close all files."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -194,7 +196,7 @@ class ShardLanes(Generic[Shard]):
         return load.reader.shard
 
     def _read_ahead(self) -> None:
-        """Do what is due, until the lanes are closed. Until then this thread alone reads and closes shards."""
+        """Read and close shards until the lanes are closed. Only this thread does so before :meth:`close`."""
         while True:
             left: list[_Load[Shard]] = []
             due = None
@@ -218,11 +220,11 @@ class ShardLanes(Generic[Shard]):
     def _advance(load: _Load[Shard]) -> None:
         try:
             load.reader.advance()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the rows are wanted
+        except BaseException as error:  # noqa: BLE001 - raised again in `take`
             load.error = error
 
     def _due(self) -> _Load[Shard] | None:
-        """What to read next: what is waited for, else what a lane stands in, else the following one most behind."""
+        """Return the load to read next: one that :meth:`take` waits for, a current one, or the next one most behind."""
         if self._wanted is not None and not self._wanted.done:
             return self._wanted
         if self._undisturbed:

@@ -1,24 +1,24 @@
-"""Where the raw data and starting weights of a workload come from: ``benchmarks/<name>/sources.yaml``.
+"""Sources of a workload's raw data and starting weights: ``benchmarks/<name>/sources.yaml``.
 
-A set is a group of files of one origin and licence. Its keys:
+A set is a group of files with the same origin and licence. Its keys:
 
-- ``what``: contents, for people; ``licence``; ``seen``: month in which the publisher's own documents had this address.
-- ``store`` and ``path``: address, with a store of ``stores.yaml``; the address of a file is both and its name.
-- ``mirrors``: other pairs of store and path that have the same files.
-- ``account``: the steps and commands for a set that needs a login or an accepted licence; ``{raw_dir}`` in them stands
+- ``what``: contents, for users; ``licence``; ``seen``: month in which the publisher's own documents had this address.
+- ``store`` and ``path``: base address, as a store of ``stores.yaml`` and a path in it; file names are appended.
+- ``mirrors``: other pairs of store and path with the same files.
+- ``account``: steps and commands for a set that needs a login or an accepted licence; ``{raw_dir}`` in them stands
   for the raw folder. A set without ``store`` is not fetched.
-- ``files``: maps each name to what is known of the file: ``bytes``; ``checksum``; ``or``: its names in other layouts;
+- ``files``: maps each name to properties of the file: ``bytes``; ``checksum``; ``or``: its names in other layouts;
   ``instead``: paths that replace it when all of them exist, such as the folder that was unpacked from it; ``unpack``:
   maps a folder in the archive to its unpacked name; ``as``: the local name if it differs from the published one, in
   which ``{number}`` is the number within a range. ``{00000..00831}.tar`` stands for 832 names. The key may also be a
   plain list of names.
 - ``also_in``: other folders that official tools put the files in; ``"*"`` for any folder.
-- ``folder``: folder for the files, below the raw folder; ``beside``: a set whose files have to exist already. The
-  files of this set are stored next to them.
+- ``folder``: folder for the files, below the raw folder; ``beside``: a set whose files must exist already. The files
+  of this set are stored next to them.
 - ``list``: name of MLCommons' list of MD5s, for more than 30 files.
-- ``contents``: files in the archives, as ``files`` has them.
-- ``md5s``: a file of the set that lists MD5s of what is unpacked to the folder ``md5s_of``.
-- ``tree``: the repository on Hugging Face whose list of files names those that match ``pattern``.
+- ``contents``: files in the archives, in the format of ``files``.
+- ``md5s``: a file of the set with MD5s of the files that are unpacked to the folder ``md5s_of``.
+- ``tree``: Hugging Face repository whose file list provides the names that match ``pattern``.
 - ``count``: number of files, if ``tree`` or another file lists their names.
 - ``bytes``: size of all files together.
 - ``choice``: only one of the sets with the same choice is needed; the first is the default.
@@ -54,11 +54,11 @@ class SourceSet:
     """A group of files. The module docstring explains the other attributes.
 
     Attributes:
-        name: its key in the file.
-        files: in the order in which they are fetched; empty where only ``tree`` names them.
+        name: its key in the YAML file.
+        files: in the order in which they are fetched; empty if only ``tree`` lists them.
         addresses: addresses of the folder with the files, mirrors last; ``--mirror`` goes before its store's address.
         instead: name of a file to the paths below the raw folder that replace it.
-        unpack: maps the name of an archive to its folders and their names below the raw folder.
+        unpack: name of an archive to a map from its folders to their names below the raw folder.
         named: number of files whose names are in another file.
         md5s: name of a list of MD5s, and the folder with the files that it lists.
     """
@@ -88,7 +88,7 @@ class SourceSet:
         """Return the file with this name, without its folders.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such file.
         """
         for file in (*self.files, *self.contents):
             if PurePosixPath(file.name).name == name:
@@ -110,13 +110,13 @@ class SourceSet:
 
 @dataclass(frozen=True)
 class Sources(Mapping[str, SourceSet]):
-    """The sets of a workload by their names.
+    """The sets of a workload by name.
 
     Attributes:
         benchmark: name of the workload.
-        sets: in the order of the file.
-        prepared_bytes: of what ``prepare`` writes, 0 where it only links the raw files.
-        stores: base addresses by the name of the store.
+        sets: in the order of the YAML file.
+        prepared_bytes: size of the output of ``prepare``; 0 if it only links the raw files.
+        stores: name of a store to its base addresses.
     """
 
     benchmark: str
@@ -138,7 +138,6 @@ def read_sources(benchmark: str, mirrors: Mapping[str, str] | None = None) -> So
     """Read ``benchmarks/<benchmark>/sources.yaml``.
 
     Args:
-        benchmark: name of the workload.
         mirrors: name of a store to the base address that is tried before its own.
 
     Raises:
@@ -172,10 +171,10 @@ def is_adopted(benchmark: str) -> bool:
 
 
 def parse_mirrors(text: str, origin: str) -> dict[str, str]:
-    """Return the stores and base addresses of ``NAME=URL,NAME=URL``, which is the value of the option ``origin``.
+    """Return store to base address from ``NAME=URL,NAME=URL``, the value of the option ``origin``.
 
     Raises:
-        ConfigError: it is no such text.
+        ConfigError: ``text`` has another format.
     """
     found = {}
     for item in filter(None, map(str.strip, text.split(","))):
@@ -250,10 +249,10 @@ def _source_set(name: str, entry: Mapping[str, Any], stores: Mapping[str, tuple[
 
 
 def with_checksums(source: SourceSet, address: str, checksums: Mapping[str, str | None]) -> SourceSet:
-    """Return the set with the address and the MD5s that MLCommons' lists give.
+    """Return the set with the address and the MD5s from MLCommons' lists.
 
     Raises:
-        KeyError: the list lacks a file.
+        KeyError: a file is not in the list.
     """
     prefix = f"{source.folder}/" if source.folder else ""
     files = []

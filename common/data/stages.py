@@ -1,4 +1,4 @@
-"""Stages of a long preparation: independent tasks, done once each, in parallel, with a small record of each."""
+"""Stages of a long preparation: independent tasks, each done once, in parallel, with a small record per task."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Record = dict[str, Any]
 
 
 class Stages:
-    """Runs stages below one folder; a context manager, whose end is the end of its processes.
+    """Runs stages and stores their records in one folder; a context manager that stops its processes at the end.
 
     Args:
-        folder: receives ``STAGE/TASK.json`` for every task that was done.
-        workers: processes.
-        initializer: what each process calls first; not called where this process does the work alone.
+        folder: folder for the records, ``STAGE/TASK.json`` for every completed task.
+        workers: number of processes.
+        initializer: function that each worker process calls first; not called if this process does the work itself.
     """
 
     def __init__(self, folder: Path, workers: int, initializer: Callable[[], object] | None = None) -> None:
@@ -45,20 +45,20 @@ class Stages:
             self._pool = None
 
     def run(self, stage: str, tasks: Mapping[str, tuple[Any, ...]], work: Callable[..., Record]) -> dict[str, Record]:
-        """Do what is left of a stage.
+        """Run the tasks of a stage that are not complete.
 
         Args:
-            stage: its name.
+            stage: name of the stage.
             tasks: name of each task to the arguments of ``work``.
-            work: does one task and returns its record (JSON); its files have to be complete on the disk when it
-                returns. A function of a module, so that processes can find it.
+            work: does one task and returns its record (JSON). Its files must be complete on the disk when it returns.
+                It must be a module-level function, because other processes import it.
 
         Returns:
             The records of all tasks, in the order of ``tasks``.
 
         Raises:
-            DataError: what ``work`` raised, a file could not be written, or a process was killed; the tasks that were
-                done stay done.
+            DataError: ``work`` raised it, a file could not be written, or a process was killed. Completed tasks stay
+                complete.
         """
         found = {name: self.record(stage, name) for name in tasks}
         left = {name: arguments for name, arguments in tasks.items() if found[name] is None}
@@ -76,7 +76,7 @@ class Stages:
         return {name: record for name, record in found.items() if record is not None}
 
     def record(self, stage: str, task: str) -> Record | None:
-        """What a task left behind; None when it has not been done.
+        """Return the record of a task; None if the task is not complete.
 
         Raises:
             DataError: the record is damaged.
@@ -90,11 +90,11 @@ class Stages:
             raise DataError(f"{path} is damaged ({error}); delete it, and its stage is done again") from error
 
     def keep(self, stage: str, task: str, record: Record) -> None:
-        """Note that a task has been done."""
+        """Store the record of a completed task."""
         atomic.write_text(self.path(stage, task), json.dumps(record) + "\n")
 
     def path(self, stage: str, task: str) -> Path:
-        """Where the record of a task lies; a task without one is done again."""
+        """Return the path of a task's record."""
         return self.folder / stage / f"{task}.json"
 
     def _work(self, tasks: Mapping[str, tuple[Any, ...]], work: Callable[..., Record]) -> Iterator[tuple[str, Record]]:
@@ -115,10 +115,11 @@ class Stages:
 
 
 def _start_worker(initializer: Callable[[], object] | None) -> None:
-    """End this process when its parent is killed: what it still wrote would meet the files of the next attempt."""
+    """Initialize a worker process; make it exit when its parent is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
+    # Otherwise, this process could still write while the next attempt writes the same files.
     def watch() -> None:
         parent.join()
         os._exit(1)

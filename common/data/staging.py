@@ -1,4 +1,4 @@
-"""Arrays that threads read, brought into large buffers on the device."""
+"""Copy arrays that threads have read into large buffers on the device."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 STAGING_BYTES = 1 << 24
-"""What a thread brings to the GPU at a time, through pinned memory."""
+"""Bytes of pinned memory per thread: the size of one copy to the GPU."""
 
 
 class Staging:
-    """Copies into buffers on one device; each thread has a stream and pinned memory of its own.
+    """Copies arrays into buffers on one device; each thread has its own stream and pinned memory.
 
     Args:
         device: a GPU or the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = torch.empty(0, device=device).device  # with an index, which threads need: "cuda" has none
+        self._device = torch.empty(0, device=device).device  # adds the index to "cuda", for the threads
         self._own = threading.local()
 
     def prepare_thread(self) -> None:
-        """Give this thread what it needs for :meth:`put`; the initializer of a pool of threads."""
+        """Create this thread's stream and pinned memory for :meth:`put`; use it as initializer of a thread pool."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             self._own.stream = torch.cuda.Stream(self._device)
             self._own.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
 
     def put(self, array: NDArray[Any], buffer: Tensor, offset: int) -> None:
-        """Copy an array into a flat buffer, in its dtype; when this returns, every stream may read it."""
+        """Copy ``array`` into a flat buffer of its dtype at element ``offset``; then every stream may read the data."""
         given = torch.from_numpy(array.reshape(-1))
         place = buffer[offset : offset + len(given)]
         if buffer.device.type == "cpu":

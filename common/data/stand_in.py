@@ -1,4 +1,4 @@
-"""Generated raw data: a folder that has its name only when it is complete, and the file in it that marks it."""
+"""Synthetic raw data: a folder that is renamed when it is complete, with a file that marks it as synthetic."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ Plan = TypeVar("Plan")
 Drawn = TypeVar("Drawn")
 
 MARKER = "STAND_IN"
-"""The file that makes everything that is prepared from its folder a stand-in."""
+"""Name of the file that marks a raw folder, and thus all data that are prepared from it, as synthetic."""
 
 
 def mark(raw_dir: Path, description: Mapping[str, object]) -> None:
-    """Mark ``raw_dir`` as a stand-in that ``description`` (JSON) describes."""
+    """Mark ``raw_dir`` as synthetic; ``description`` is stored as JSON."""
     (raw_dir / MARKER).write_text(json.dumps(description, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def marker_of(raw_dir: Path, *found: Path) -> Path | None:
-    """Return the marker of synthetic raw data, which lies in ``raw_dir`` or beside the data; None for real data.
+    """Return the marker of synthetic raw data; None for real data.
 
     Args:
         raw_dir: the folder that the user names.
-        found: files below it that are read: folders between are looked into, so that nobody takes synthetic data for
-            real ones who names a folder above them.
+        found: files below it that are read. Their parent folders are searched, too, so that synthetic data are
+            recognised if the user names a folder above them.
     """
     between = [folder for path in found for folder in path.parents if folder.is_relative_to(raw_dir)]
     return next((folder / MARKER for folder in (raw_dir, *between) if (folder / MARKER).exists()), None)
 
 
 def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
-    """What :func:`mark` wrote; None for real data.
+    """Return the description that :func:`mark` wrote; None for real data.
 
     Args:
         raw_dir, found: see :func:`marker_of`.
@@ -58,19 +58,18 @@ def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
 
 
 def require_unused(raw_dir: Path) -> None:
-    """Raise :class:`DataError` if ``raw_dir`` holds anything."""
+    """Raise :class:`DataError` if ``raw_dir`` is not empty."""
     if raw_dir.exists() and any(raw_dir.iterdir()):
         raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
 
 
 def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, chunk: int = 1) -> Iterator[Drawn]:
-    """What ``draw`` makes of each plan, in their order.
+    """Yield the result of ``draw`` for each plan, in order.
 
     Args:
-        draw: a function of a module.
-        plans: what to draw.
-        workers: processes; 1 draws in this one.
-        chunk: plans that a process is handed at a time.
+        draw: a module-level function.
+        workers: number of processes; 1 runs in this process.
+        chunk: plans that a process receives at a time.
 
     Raises:
         DataError: a process was killed.
@@ -87,9 +86,9 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, ch
 
 @contextmanager
 def generated(raw_dir: Path) -> Iterator[Path]:
-    """Make ``raw_dir``: the block fills the folder beside it that it is given, which is renamed when it ends well."""
+    """Yield a temporary folder, and rename it to ``raw_dir`` when the block succeeds."""
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")
-    if partial.exists():  # of a command that was cut off
+    if partial.exists():  # left by an interrupted command
         shutil.rmtree(partial)
     partial.mkdir(parents=True)
     yield partial

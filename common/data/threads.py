@@ -1,7 +1,7 @@
-"""Readers that run anywhere: threads of this process make the samples of a batch, a few batches ahead.
+"""Readers for any machine: threads of this process make the samples, a few batches ahead.
 
-For libraries that let go of the interpreter while they decode. The order of samples is that of an
-:class:`common.data.order.SampleStream`, whatever the number of threads, and continues from any position.
+They suit libraries that release the GIL while they decode. The order of samples is that of an
+:class:`common.data.order.SampleStream`, for any number of threads, and reading can start at any position.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class PendingBatch:
     tasks: list[Future[None]]
 
     def finish(self) -> dict[str, Tensor]:
-        """The batch once it is whole; raises what a task raised."""
+        """Wait until the batch is complete and return it; raises the error of a task."""
         for task in self.tasks:
             task.result()
         return self.tensors
 
     def abandon(self) -> None:
-        """Begin no more of its tasks."""
+        """Cancel the tasks that have not started."""
         for task in self.tasks:
             task.cancel()
 
 
 class SampleThreads:
-    """Fills batches in threads; errors surface where a batch is collected.
+    """Fills batches with threads; errors are raised when a batch is collected.
 
     Args:
-        threads: how many.
-        prefetch: batches that are begun beside the one that is wanted.
+        threads: number of threads.
+        prefetch: number of batches that are started in advance.
     """
 
     def __init__(self, threads: int, prefetch: int) -> None:
@@ -49,7 +49,7 @@ class SampleThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="samples")
 
     def begin(self, tensors: dict[str, Tensor], samples: int, fill: Callable[[int], None]) -> PendingBatch:
-        """Let ``fill`` write sample 0, 1, ... ``samples - 1`` into ``tensors``."""
+        """Start to call ``fill`` with 0, 1, ... ``samples - 1``, which fills ``tensors``; return the pending batch."""
 
         def fill_all(slots: range) -> None:
             for slot in slots:
@@ -62,12 +62,12 @@ class SampleThreads:
         )
 
     def collect(self, begun: Iterator[PendingBatch]) -> Iterator[dict[str, Tensor]]:
-        """The finished batches in their order."""
+        """Yield the finished batches in order."""
         for batch in ahead(begun, self._prefetch, PendingBatch.abandon):
             yield batch.finish()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -76,10 +76,11 @@ class ThreadedTrainSource:
 
     Args:
         stream: the order of samples.
-        eval_samples, stand_in: of the data set.
-        threads: make the samples.
-        begin: begins this replica's micro-batch of a number, counted over the whole training, on ``threads``.
-        close_data: closes what ``begin`` reads.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        threads: threads that make the samples.
+        begin: starts this replica's micro-batch with this number, counted over the whole training, on ``threads``.
+        close_data: closes the data that ``begin`` reads.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ThreadedTrainSource:
         self._threads, self._begin, self._close_data = threads, begin, close_data
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``; raises what making a sample raises."""
+        """Yield the micro-batches of ``block`` from position ``start``; raises errors of the tasks."""
         first, positions = self.stream.first_micro_batch(block), range(start, self.stream.micro_batches(block))
         begun = (self._begin(first + position) for position in positions)
         nominal = self.stream.micro_batch * self.stream.replicas
@@ -114,9 +115,9 @@ class ThreadedEvalSource:
 
     Args:
         shard: this replica's samples.
-        threads: make the samples.
-        begin: begins the batch of some samples, fewer than a batch has at the end of the shard.
-        close_data: closes what ``begin`` reads.
+        threads: threads that make the samples.
+        begin: starts the batch with these samples; at the end of the shard there are fewer than in a full batch.
+        close_data: closes the data that ``begin`` reads.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class ThreadedEvalSource:
         return self.shard.batches
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """Yield the batches of one evaluation; raises what making a sample raises."""
+        """Yield the batches of one evaluation; raises errors of the tasks."""
         batches = range(self.shard.batches)
         begun = (self._begin(self.shard.samples(batch)) for batch in batches)
         for position, tensors in zip(batches, self._threads.collect(begun), strict=True):

@@ -188,7 +188,8 @@ def _complete(start: Start, queue: CheckpointQueue, before: ParsedLog) -> None:
     partial.write_bytes(b"".join(lines[number - 1] for number in kept))
     ending = ending_checkpoint(run.benchmark, scores)
     with RunLog(partial, 0, append=True) as log:
-        clock = TimedRun(log, admission.rules, admission.schedule, run.train_samples, run.global_batch)
+        tokens = run.declaration.sample_tokens
+        clock = TimedRun(log, admission.rules, admission.schedule, run.train_samples, run.global_batch, tokens)
         clock.start_ms = int(before.all("run_start")[0].time_ms)
         log_checkpoint_scores(clock.events, run.benchmark, scores)
         last = max(checkpoint.point.counted for checkpoint in queue.checkpoints.values())

@@ -1,1 +1,1 @@
-"""Rows of tokens for the pre-training of language models, in Megatron's files."""
+"""Rows of tokens for the pre-training of language models, in Megatron's file format."""

@@ -1,4 +1,4 @@
-"""The four commands of a workload that trains on a :class:`common.data.megatron.corpus.Corpus`."""
+"""The data commands of a workload that trains on a :class:`common.data.megatron.corpus.Corpus`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from common.data.megatron.stand_in import Generated, Request, generate
 
 
 def commands_for(corpus: Corpus) -> DataCommands:
-    """``download``, ``generate``, ``prepare`` and ``verify`` of ``corpus``.
-
-    Args:
-        corpus: what the workload trains on.
-    """
+    """Return ``download``, ``generate``, ``prepare`` and ``verify`` for ``corpus``."""
 
     def generated(raw_dir: Path, **sizes: Any) -> Generated:
         return generate(raw_dir, corpus, Request(**sizes))

@@ -1,6 +1,7 @@
-"""What a preparation starts from: C4's files of text and a tokenizer, or pairs of files that others made of them.
+"""Input of a preparation: C4's text files and a tokenizer, or pairs of files that were tokenized elsewhere.
 
-All pairs lie in one folder, and the files of text of each part do; the folders may be any below the raw folder.
+All pairs are in one folder, and all text files of a part are in one folder; both can be anywhere below the raw
+folder.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common.errors import ConfigError, DataError
 
 Split = Literal["train", "eval"]
 OTHER_VARIANTS = ("en.noblocklist",)
-"""Folders of C4's repository, beside ``en``, whose files have the same names."""
+"""Folders of C4's repository, next to ``en``, whose files have the same names."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,10 @@ class Part:
     """One pair of files of the prepared data.
 
     Attributes:
-        name: of the files, without their ends.
-        split: what it is for.
-        files: names of the files of text that it is made of, in their order.
-        documents: how many it takes, the first ones; None for all.
-        one_file: name of a file with just these documents, which may be there instead of ``files``.
+        name: file name without ``.bin`` and ``.idx``.
+        files: names of the text files of this part, in order.
+        documents: number of documents, taken from the start; None for all.
+        one_file: name of a file with exactly these documents, which may replace ``files``.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What one workload trains on.
+    """The training and evaluation data of one workload.
 
     Attributes:
         benchmark: name of the workload.
-        tokenizer: name of the tokenizer's file; its end says of what kind it is.
-        vocabulary: tokens of the model.
+        tokenizer: name of the tokenizer's file; its suffix gives the tokenizer type.
+        vocabulary: vocabulary size of the model.
         parts: pairs of files.
-        published: what is known of the pairs' files, whether they are made from text or adopted.
-        archive: name of the published archive of the pairs, where there is one.
+        published: published properties of the pairs, whether made from text or adopted.
+        archive: name of the published archive with the pairs; None if there is none.
     """
 
     benchmark: str
@@ -64,18 +64,18 @@ class Corpus:
 
     @property
     def prepare_command(self) -> str:
-        """The command that prepares it."""
+        """The command that prepares the corpus."""
         return f"mlperf-suite prepare benchmark={self.benchmark} --raw-dir RAW --data-dir DATA"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a stand-in has instead of all files.
+    """Reduced sizes of a synthetic corpus.
 
     Attributes:
-        vocabulary: tokens of its tokenizer.
-        train_files, eval_files: files of each part, its first ones.
-        eval_documents: documents that the evaluation takes; None for all.
+        vocabulary: vocabulary size of its tokenizer.
+        train_files, eval_files: number of text files per part, taken from the start.
+        eval_documents: number of documents for evaluation; None for all.
     """
 
     vocabulary: int
@@ -89,7 +89,7 @@ class Settings:
                 raise ConfigError(f"{name}={value}: a number of at least 1")
 
     def of(self, part: Part) -> Part:
-        """``part`` as the stand-in has it."""
+        """Return ``part``, reduced to the synthetic corpus."""
         if part.split == "train":
             return replace(part, files=part.files[: self.train_files])
         return replace(part, files=part.files[: self.eval_files], documents=self.eval_documents)
@@ -97,14 +97,14 @@ class Settings:
 
 @dataclass(frozen=True)
 class RawCorpus:
-    """What was found.
+    """The raw data in a folder.
 
     Attributes:
-        files_of: name of each part to its files of text, in their order, or its pair of files.
-        parts: what to make of it.
-        vocabulary: tokens of the model.
-        tokenizer: its file; None where the pairs were made by others.
-        stand_in: what the generated data are; None for the benchmark's.
+        files_of: name of each part to its text files, in order, or to its pair of files.
+        parts: the parts to prepare.
+        vocabulary: vocabulary size of the model.
+        tokenizer: the tokenizer's file; None if the raw data are pairs.
+        stand_in: description of synthetic data; None for the benchmark's data.
     """
 
     files_of: Mapping[str, tuple[Path, ...]]
@@ -115,11 +115,11 @@ class RawCorpus:
 
     @property
     def files(self) -> list[Path]:
-        """All files but the tokenizer."""
+        """All files except the tokenizer."""
         return [path for part in self.parts for path in self.files_of[part.name]]
 
     def fingerprint(self) -> str:
-        """SHA-256 over names and sizes of the files, and the tokenizer: what decides the result, wherever it lies."""
+        """Return a SHA-256 over file names, file sizes and tokenizer, which decide the result; folders are ignored."""
         lines = [f"{path.name}\t{path.stat().st_size}\n" for path in self.files]
         lines += [f"{part.name}\t{part.documents}\n" for part in self.parts]
         lines += [digest(self.tokenizer, "sha256")] if self.tokenizer else []
@@ -127,7 +127,7 @@ class RawCorpus:
 
 
 def open_raw(raw_dir: Path, corpus: Corpus) -> RawCorpus:
-    """Find out what ``raw_dir`` holds: text and tokenizer, or pairs of files.
+    """Return the contents of ``raw_dir``: text and tokenizer, or pairs of files.
 
     Raises:
         DataError: the folder, a file or the tokenizer is missing, or ``STAND_IN`` is damaged.
@@ -167,7 +167,7 @@ def _pair(prefix: Path) -> tuple[Path, ...]:
 
 
 def _first_text(raw_dir: Path, part: Part) -> Path | None:
-    """The first file of text of ``part``, as it is published or unpacked, or the one that holds all documents."""
+    """Return the first text file of ``part``, packed or unpacked, or the file that has all its documents."""
     first = find_file(raw_dir, part.files[0], part.files[0].removesuffix(".gz"), others=OTHER_VARIANTS)
     if first is None and part.one_file is not None:
         first = find_file(raw_dir, part.one_file, part.one_file.removesuffix(".gz"))
@@ -175,7 +175,7 @@ def _first_text(raw_dir: Path, part: Part) -> Path | None:
 
 
 def _texts(raw_dir: Path, part: Part, first: Path | None) -> tuple[Path, ...]:
-    """The files of text of ``part`` beside its ``first`` one, which ``raw_dir`` lacks where it is None."""
+    """Return the text files of ``part`` next to its ``first`` one, which is None if ``raw_dir`` lacks it."""
     if first is None:
         return (raw_dir / part.files[0],)
     if part.one_file is not None and first.name in (part.one_file, part.one_file.removesuffix(".gz")):
@@ -184,7 +184,7 @@ def _texts(raw_dir: Path, part: Part, first: Path | None) -> tuple[Path, ...]:
 
 
 def _text_file(folder: Path, name: str) -> Path:
-    """The file ``name``, or what was unpacked from it, as MLCommons distributes C4."""
+    """Return the file ``name``, or else the unpacked file, because MLCommons distributes C4 unpacked."""
     unpacked = folder / name.removesuffix(".gz")
     return unpacked if unpacked.is_file() and not (folder / name).is_file() else folder / name
 

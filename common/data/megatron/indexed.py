@@ -1,10 +1,9 @@
-"""Megatron's indexed files: ``NAME.bin`` has the tokens of all sequences, ``NAME.idx`` where each of them lies.
+"""Megatron's indexed files: ``NAME.bin`` has the tokens of all sequences, ``NAME.idx`` their offsets.
 
-``.idx``, little-endian, without padding: nine bytes of magic; version 1 (uint64); the code of the tokens' dtype
-(uint8); number N of sequences (uint64); length D of the document index (uint64); N lengths in tokens (int32); N offsets
-in ``.bin`` in bytes (int64); D sequence numbers (int64), the first of each document and at the end N. ``.bin`` has no
-header.
-Where every document is one sequence, D is N + 1 and the file has 42 + 20 N bytes.
+``.idx``, little-endian, without padding: nine bytes of magic; version 1 (uint64); dtype code of the tokens (uint8);
+number N of sequences (uint64); length D of the document index (uint64); N lengths in tokens (int32); N offsets in
+``.bin`` in bytes (int64); D sequence numbers (int64): the first of each document, and N at the end. ``.bin`` has no
+header. If every document is one sequence, D is N + 1 and the file has 42 + 20 N bytes.
 """
 
 from __future__ import annotations
@@ -32,36 +31,36 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPES: dict[int, np.dtype[Any]] = {
     code: np.dtype(name) for code, name in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
 }
-"""By their codes in the current Megatron-Core; 6 and 7 are no tokens."""
+"""Dtype codes of the current Megatron-Core. Codes 6 and 7 are floats, which tokens cannot have."""
 SMALL_VOCABULARY = 65500
 """Vocabularies below this size are written as uint16, others as int32."""
-_AT_ONCE = 1 << 24  # tokens that a check of all of them holds
+_AT_ONCE = 1 << 24  # tokens per chunk in `check_all`
 
 
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
-    """The dtype of ``.bin`` for a vocabulary of so many tokens."""
+    """Return the dtype of ``.bin`` for a vocabulary of this size."""
     return DTYPES[8] if vocabulary < SMALL_VOCABULARY else DTYPES[4]
 
 
 def bin_of(prefix: Path) -> Path:
-    """The file of the tokens of ``prefix``, whose name may have dots in it."""
+    """Return the path of the token file of ``prefix``, whose name may contain dots."""
     return prefix.with_name(f"{prefix.name}.bin")
 
 
 def idx_of(prefix: Path) -> Path:
-    """The file that says where the sequences of ``prefix`` lie."""
+    """Return the path of the index file of ``prefix``."""
     return prefix.with_name(f"{prefix.name}.idx")
 
 
 @dataclass(frozen=True)
 class Index:
-    """What ``.idx`` says.
+    """The contents of an ``.idx`` file.
 
     Attributes:
-        dtype: of the tokens.
-        lengths: int32, (N,): tokens of each sequence.
-        pointers: int64, (N,): bytes before it in ``.bin``.
-        documents: int64, (D,): first sequence of each document, and N.
+        dtype: dtype of the tokens.
+        lengths: int32, (N,): number of tokens of each sequence.
+        pointers: int64, (N,): byte offset of each sequence in ``.bin``.
+        documents: int64, (D,): first sequence of each document, and N at the end.
     """
 
     dtype: np.dtype[Any]
@@ -75,12 +74,11 @@ class Index:
 
 @dataclass(frozen=True)
 class IndexedTokens:
-    """Both files, mapped into memory.
+    """A pair of ``.bin`` and ``.idx``, mapped into memory.
 
     Attributes:
-        prefix: their name without the ends ``.bin`` and ``.idx``.
-        index: what ``.idx`` says.
-        tokens: all that is in ``.bin``.
+        prefix: their path without ``.bin`` and ``.idx``.
+        tokens: all tokens of ``.bin``.
     """
 
     prefix: Path
@@ -91,14 +89,14 @@ class IndexedTokens:
         return len(self.index)
 
     def sequence(self, number: int, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Tokens ``start`` to ``stop`` (the end, if None) of a sequence."""
+        """Return tokens ``start`` to ``stop`` of a sequence; ``stop`` None means its end."""
         first = int(self.index.pointers[number]) // self.index.dtype.itemsize
         length = int(self.index.lengths[number])
         return self.tokens[first + start : first + (length if stop is None else stop)]
 
 
 class IndexedWriter:
-    """Collects sequences; see :func:`indexed_writer`."""
+    """Writes documents to ``.bin`` and collects their index; see :func:`indexed_writer`."""
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
         self.tokens, self.largest = 0, -1
@@ -107,10 +105,10 @@ class IndexedWriter:
         self._lengths, self._documents = array("i"), array("q", [0])
 
     def add(self, tokens: Sequence[int] | NDArray[Any]) -> None:
-        """Append a document of one sequence; of none where it has no tokens.
+        """Append a document of one sequence, or of no sequence if it has no tokens.
 
         Raises:
-            DataError: a token lies outside the vocabulary.
+            DataError: a token is outside the vocabulary.
         """
         wide = np.asarray(tokens, np.int64)
         if len(wide):
@@ -128,22 +126,22 @@ class IndexedWriter:
 
     @property
     def documents(self) -> int:
-        """Documents so far."""
+        """Number of documents so far."""
         return len(self._documents) - 1
 
     def write_index(self, path: Path) -> None:
-        """Write ``.idx`` of what was added."""
+        """Write the ``.idx`` of the added documents."""
         lengths = np.frombuffer(self._lengths, np.int32) if self._lengths else np.empty(0, np.int32)
         write_index(path, self.dtype, lengths, np.frombuffer(self._documents, np.int64))
 
 
 @contextmanager
 def indexed_writer(prefix: Path, vocabulary: int) -> Iterator[IndexedWriter]:
-    """Write ``prefix.bin`` and ``prefix.idx``; they have their names when the block ends well, ``.idx`` last.
+    """Write ``prefix.bin`` and ``prefix.idx``; they get their names when the block succeeds, ``.idx`` last.
 
     Args:
-        prefix: name of the files without their ends.
-        vocabulary: number of tokens, which decides the dtype.
+        prefix: path of the files without ``.bin`` and ``.idx``.
+        vocabulary: vocabulary size, which decides the dtype.
     """
     with atomic.written(bin_of(prefix)) as beside, open(beside, "wb") as file:
         writer = IndexedWriter(file, vocabulary)
@@ -154,13 +152,12 @@ def indexed_writer(prefix: Path, vocabulary: int) -> Iterator[IndexedWriter]:
 def write_index(
     path: Path, dtype: np.dtype[Any], lengths: NDArray[np.int32], documents: NDArray[np.int64] | None = None
 ) -> None:
-    """Write an ``.idx`` of sequences that lie in ``.bin`` one behind the other.
+    """Write an ``.idx`` for sequences that are stored in ``.bin`` one after another.
 
     Args:
-        path: the file.
-        dtype: of the tokens.
-        lengths: tokens of each sequence.
-        documents: see :attr:`Index.documents`; None where each sequence is one.
+        dtype: dtype of the tokens.
+        lengths: number of tokens of each sequence.
+        documents: see :attr:`Index.documents`; None if each sequence is one document.
     """
     if documents is None:
         documents = np.arange(len(lengths) + 1, dtype=np.int64)
@@ -175,10 +172,10 @@ def write_index(
 
 
 def read_index(path: Path) -> Index:
-    """Map an ``.idx``; its arrays are read when they are used.
+    """Map an ``.idx`` file; its arrays are read when they are used.
 
     Raises:
-        DataError: the file is missing, has another magic, version or dtype, or is shorter or longer than it says.
+        DataError: the file is missing, has another magic, version or dtype, or its size does not match its header.
     """
     remedy = "fetch or prepare it again"
     try:
@@ -216,10 +213,10 @@ def read_index(path: Path) -> Index:
 
 
 def open_indexed(prefix: Path) -> IndexedTokens:
-    """Map both files of ``prefix``; after ``run_start``, where they are data.
+    """Map both files of ``prefix``. A training run must not call this before ``run_start``.
 
     Raises:
-        DataError: a file is missing or damaged (:func:`read_index`), or ``.bin`` has another size than ``.idx`` says.
+        DataError: a file is missing or damaged (:func:`read_index`), or the size of ``.bin`` does not match ``.idx``.
     """
     path, index = bin_of(prefix), read_index(idx_of(prefix))
     if not len(index):
@@ -239,11 +236,11 @@ def open_indexed(prefix: Path) -> IndexedTokens:
 
 
 def check_all(opened: IndexedTokens, vocabulary: int) -> None:
-    """Read all of both files and compare.
+    """Read both files completely and check them.
 
     Raises:
-        DataError: sequences are empty or do not lie one behind the other, documents do not follow one another, or a
-            token lies outside of ``vocabulary``. The message names file and sequence.
+        DataError: a sequence is empty or does not start where the previous one ends, the document index decreases, or
+            a token is outside ``vocabulary``. The message names the file, and the sequence if there is one.
     """
     index, path = opened.index, idx_of(opened.prefix)
     lengths = np.asarray(index.lengths)
@@ -270,7 +267,7 @@ def check_all(opened: IndexedTokens, vocabulary: int) -> None:
 
 
 def place_at(path: Path, target: Path, offset: int) -> None:
-    """Copy all of ``path`` into ``target`` from byte ``offset`` on, and wait until it is on the disk."""
+    """Copy the file ``path`` into ``target`` at byte ``offset``, and flush it to the disk."""
     with open(path, "rb") as source, open(os.open(target, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.seek(offset)
         shutil.copyfileobj(source, file, 1 << 22)

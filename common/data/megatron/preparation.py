@@ -1,7 +1,7 @@
-"""C4's text to Megatron's files: every file of text is a piece, made by one process; pieces are put together.
+"""Convert C4's text to Megatron's files.
 
-Documents come in the order of the files and of their lines, as from one file that all were merged to. No token marks
-where a document ends.
+Each text file becomes a piece, tokenized by one process; the pieces are then joined. Documents keep the order of
+files and lines, as if all files were merged first. No token marks the end of a document.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FORMAT = "megatron-indexed/1"
 INTERMEDIATE = "intermediate"
 STATE = "source.json"
 TOKENS_PER_BYTE = {".gz": 0.6, ".json": 0.25}
-"""At most, for each byte of C4's files as they are and unpacked: a token stands for four bytes and more."""
+"""Upper bound of tokens per byte of C4's files, packed and unpacked: a token has at least four bytes of text."""
 TEXT_PER_WORKER = 1 << 20
-"""Bytes of compressed text that are worth a process."""
-_CHARACTERS = 1 << 21  # of the documents that are tokenized at a time
+"""Minimum bytes of text files, packed or not, per additional process."""
+_CHARACTERS = 1 << 21  # minimum size of a batch of documents for the tokenizer
 
 
 class _Piece(NamedTuple):
-    """What one process makes: the pair ``prefix`` of the documents in ``files``."""
+    """The output of one tokenization process: the pair of files ``prefix`` with the documents of ``files``."""
 
     part: Part
     files: list[Path]
@@ -58,17 +58,16 @@ class _Piece(NamedTuple):
 
 
 def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> Manifest:
-    """Write all pairs of files; does nothing when they are there, and continues after an interruption.
+    """Write all pairs of files. Does nothing if they exist, and continues an interrupted preparation.
 
     Args:
         raw_dir: text and tokenizer, or pairs, which are linked and checked; see :mod:`common.data.megatron.corpus`.
-        data_dir: receives pairs and manifest.
-        corpus: what the workload trains on.
-        workers: processes.
+        data_dir: target folder for pairs and manifest.
+        workers: number of processes.
 
     Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
-            that were prepared from another source, or another process prepares them now.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` was prepared
+            from another source, or another process is preparing it.
     """
     source = open_raw(raw_dir, corpus)
     _check_vocabulary(source)
@@ -90,21 +89,20 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
 
 
 def verify(data_dir: Path, corpus: Corpus) -> Manifest:
-    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    """Compare all files of ``data_dir`` with their checksums; raises :class:`DataError` at the first difference."""
     return manifest.verify(data_dir, FORMAT, corpus.prepare_command)
 
 
 def read_manifest(data_dir: Path, corpus: Corpus, vocabulary: int) -> Manifest:
-    """The manifest of ``data_dir``.
+    """Return the manifest of ``data_dir``.
 
     Args:
-        data_dir: prepared data.
-        corpus: what the workload trains on.
-        vocabulary: tokens that the model knows.
+        data_dir: folder of the prepared data.
+        vocabulary: vocabulary size of the model.
 
     Raises:
-        DataError: the manifest is missing or garbled, a file is missing or of another size, or the tokens are of
-            another vocabulary.
+        DataError: the manifest is missing or damaged, a file is missing or has another size, or the data have another
+            vocabulary.
     """
     found = manifest.read(data_dir, FORMAT, corpus.prepare_command, ("vocabulary",))
     if found.counts["vocabulary"] != vocabulary:
@@ -120,11 +118,11 @@ def read_manifest(data_dir: Path, corpus: Corpus, vocabulary: int) -> Manifest:
 
 
 LINE_BYTES = 2**28
-"""The longest line that is read; C4's longest document has less than 2 MB."""
+"""Maximum length of a line in bytes; C4's longest document has less than 2 MB."""
 
 
 def read_documents(path: Path) -> Iterator[str]:
-    """The texts of one of C4's files, gzip or plain: a JSON object with a field ``text`` on each line.
+    """Yield the texts of one of C4's files, gzip or plain: each line is a JSON object with a field ``text``.
 
     Raises:
         DataError: the file cannot be read, is cut off, or a line has no text; the message names file and line.
@@ -156,7 +154,7 @@ def _check_vocabulary(source: RawCorpus) -> None:
 
 
 def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -> None:
-    """Make every piece, put the pieces of each part one behind the other, and write its index."""
+    """Tokenize all pieces, concatenate the pieces of each part, and write its index."""
     assert source.tokenizer is not None
     itemsize = dtype_for(source.vocabulary).itemsize
     sizes = {path: path.stat().st_size for path in source.files}
@@ -182,7 +180,7 @@ def _tokenize(source: RawCorpus, data_dir: Path, work_dir: Path, workers: int) -
 
 
 def _pieces(source: RawCorpus, part: Part, work_dir: Path) -> list[_Piece]:
-    """A piece for each file, or one of all where the part ends with one of their documents."""
+    """Return one piece per text file, or one piece in total if the part does not use all documents."""
     files = list(source.files_of[part.name])
     shares = [[path] for path in files] if part.documents is None else [files]
     return [_Piece(part, share, work_dir / f"{part.name}-{number:05d}") for number, share in enumerate(shares)]
@@ -193,17 +191,17 @@ def _partial(data_dir: Path, part: Part) -> Path:
 
 
 def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, documents: int | None, prefix: Path) -> Record:
-    """Write the pair of files ``prefix`` of the documents in ``files``; a task of a stage.
+    """Write the pair of files ``prefix`` with the documents of ``files``; a task of a stage.
 
     Args:
-        files: text, in its order.
-        tokenizer: its file.
-        vocabulary: tokens of the model.
-        documents: how many are taken, the first ones; None for all.
-        prefix: of the files.
+        files: text files, in order.
+        tokenizer: the tokenizer's file.
+        vocabulary: vocabulary size of the model.
+        documents: number of documents, taken from the start; None for all.
+        prefix: path of the pair without ``.bin`` and ``.idx``.
 
     Raises:
-        DataError: a file is damaged, or there are fewer documents than are to be taken.
+        DataError: a file is damaged, or there are fewer than ``documents`` documents.
     """
     encode = open_tokenizer(tokenizer).encode
     prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -241,7 +239,7 @@ def _chunks(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _finish(part: Part, data_dir: Path, pieces: list[Path]) -> None:
-    """Give the tokens of a part their name, and write its index."""
+    """Rename the token file of a part to its final name, and write its index."""
     found = [read_index(idx_of(prefix)) for prefix in pieces]
     before = np.cumsum([0, *(len(index) for index in found)])
     documents = [index.documents[:-1] + first for index, first in zip(found, before[:-1], strict=True)]
@@ -254,7 +252,7 @@ def _finish(part: Part, data_dir: Path, pieces: list[Path]) -> None:
 
 
 def _link(source: RawCorpus, data_dir: Path) -> None:
-    """Link pairs that others made, and check all that is in them."""
+    """Link pairs of files that were tokenized elsewhere, and check their contents."""
     for path in source.files:
         place(path, data_dir / path.name, "delete it, or name another --data-dir")
     for part in source.parts:

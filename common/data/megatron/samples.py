@@ -1,14 +1,14 @@
-"""Documents to rows of one length, as Megatron's GPT dataset makes them: which pieces of which documents a row has.
+"""Cut documents into rows of a fixed length, as Megatron's GPT dataset does.
 
-The documents are put one behind the other, epoch after epoch, and the stream of their tokens is cut every S tokens.
-Three arrays describe it (Megatron-Core, ``gpt_dataset.py``; the generator is numpy's ``RandomState``, which draws the
-documents' order before the rows'):
+The documents are concatenated, epoch after epoch, and this stream of tokens is cut every S tokens. Three arrays
+describe it (Megatron-Core, ``gpt_dataset.py``; random numbers come from numpy's ``RandomState``, which shuffles the
+documents before the rows):
 
-- the document index: the document at each place of the stream, shuffled over all epochs, or in its natural order;
-- the sample index: where each row begins, as a place in the document index and tokens before it in that document;
-- the shuffle index: the number of the row that comes at each place of the training.
+- the document index: the document at each position of the stream, shuffled over all epochs, or in natural order;
+- the sample index: the start of each row, as a position in the document index and a token offset in that document;
+- the shuffle index: the row number at each position of the training.
 
-Where the training ends early in its last epoch, that epoch is shuffled by itself, behind the others.
+If the training uses only a small part of its last epoch, that epoch is shuffled separately, after the others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from common.errors import ConfigError, DataError
 
 LAST_EPOCH_SHARE = 0.80
-"""A last epoch that is used less than so far is shuffled by itself."""
+"""The last epoch is shuffled separately if less than this fraction of it is used."""
 MARGIN = 1.005
-"""Rows that a file of a blend is asked for, for each that it is due."""
-_CHUNK = 1 << 24  # documents whose lengths are added up at a time
+"""Ratio of the rows that are requested from each file of a blend to its share of the rows."""
+_CHUNK = 1 << 24  # documents per chunk of the cumulative sum
 
 
 class Piece(NamedTuple):
@@ -40,14 +40,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleIndex:
-    """Rows of documents.
+    """Rows of fixed length, as ranges of tokens of documents.
 
     Attributes:
-        documents: int32, (epochs x documents,): the document index.
+        documents: int32, (epochs * documents,): the document index.
         starts: int32 or int64, (R + 1, 2): the sample index; the last entry is the end of the last row.
         order: uint32 or int64, (R,): the shuffle index.
-        extra_token: 1 where a row has the token behind it too, which is the first one of the next, as the label of its
-            last; 0 where it has not.
+        extra_token: 1 if a row also has the first token of the next row, as the label of its last token; otherwise 0.
     """
 
     documents: NDArray[np.int32]
@@ -59,11 +58,10 @@ class SampleIndex:
         return len(self.order)
 
     def pieces(self, place: int, lengths: NDArray[np.int32]) -> Iterator[Piece]:
-        """The pieces of the row at ``place`` of the training, one behind the other.
+        """Yield the pieces of the row at position ``place`` of the training, in order.
 
         Args:
-            place: from 0.
-            lengths: tokens of each document.
+            lengths: number of tokens of each document.
         """
         row = int(self.order[place])
         (first, skipped), (last, end) = ((int(entry[0]), int(entry[1])) for entry in self.starts[row : row + 2])
@@ -76,7 +74,7 @@ class SampleIndex:
 
 
 def epochs_for(rows: int, tokens: int, row_length: int, extra_token: int) -> int:
-    """Epochs of ``tokens`` that give ``rows`` rows of ``row_length``."""
+    """Return the number of epochs of ``tokens`` tokens that give at least ``rows`` rows of ``row_length`` tokens."""
     return max(1, -(-(rows * row_length + extra_token) // tokens))
 
 
@@ -90,16 +88,16 @@ def build_samples(
     shuffle_documents: bool = False,
     keep_partial: bool = False,
 ) -> SampleIndex:
-    """The rows of documents.
+    """Return the rows of documents.
 
     Args:
-        lengths: int32, (N,): tokens of each document.
-        row_length: S.
-        rows: how many are asked for at least, which decides the epochs; None for those of one epoch.
+        lengths: int32, (N,): number of tokens of each document.
+        row_length: S, in tokens.
+        rows: minimum number of rows, which decides the number of epochs; None: one epoch.
         extra_token: see :class:`SampleIndex`.
-        seed: of both shuffles; None for rows in their natural order.
-        shuffle_documents: whether the documents are shuffled too.
-        keep_partial: whether what is left at the end makes a last, shorter row.
+        seed: seed of both shuffles; None keeps rows and documents in natural order.
+        shuffle_documents: whether the documents are shuffled, too.
+        keep_partial: whether the remaining tokens at the end become a last, shorter row.
 
     Raises:
         ConfigError: a size is impossible.
@@ -139,14 +137,14 @@ def _document_index(
 def _sample_index(
     lengths: NDArray[np.int32], documents: NDArray[np.int32], row_length: int, rows: int, extra: int
 ) -> NDArray[np.signedinteger]:
-    """Begin of each row and end of the last.
+    """Return the start of each row, and the end of the last row.
 
-    Row i ends in the first document with which at least (i + 1) S + extra tokens are used up; without an extra token a
-    row may so end at the end of a document, and the next one begin there, with nothing left of it.
+    Row i ends in the first document at whose end at least (i + 1) S + extra tokens are used. Without an extra token,
+    a row can therefore end at the end of a document, and the next row starts there, with no tokens left in it.
     """
     kind = np.int32 if len(documents) < 2**31 else np.int64
     starts = np.zeros((rows + 1, 2), kind)
-    done, used = 1, 0  # entries that are known, tokens of documents before the chunk
+    done, used = 1, 0  # number of known entries; tokens in all documents before the chunk
     for first in range(0, len(documents), _CHUNK):
         chunk = lengths[documents[first : first + _CHUNK]]
         ends = np.cumsum(chunk, dtype=np.int64) + used
@@ -162,7 +160,7 @@ def _sample_index(
 
 
 def _shuffle_index(together: int, rows: int, random: np.random.RandomState | None) -> NDArray[np.integer]:
-    """Rows 0 to ``together`` shuffled, then the others shuffled by themselves."""
+    """Return rows 0 to ``together`` shuffled, followed by the remaining rows shuffled separately."""
     kind = np.uint32 if rows < np.iinfo(np.uint32).max - 1 else np.int64
     index: NDArray[np.integer] = np.arange(rows).astype(kind, copy=False)
     if random is not None:
@@ -173,16 +171,16 @@ def _shuffle_index(together: int, rows: int, random: np.random.RandomState | Non
 
 
 def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-    """From which file each row comes, and which of its rows that is: Megatron's greedy order.
+    """Return the file of each row of a blend, and the row number in that file, in Megatron's greedy order.
 
-    Row i comes from the file d with the largest ``w_d max(i, 1) - rows taken from d``, the first one of equals.
+    Row i comes from the file d with the largest ``w_d max(i, 1) - rows taken from d``; the first one wins a tie.
 
     Args:
-        weights: of the files; any positive numbers.
-        rows: how many.
+        weights: weights of the files; any positive numbers.
+        rows: number of rows.
 
     Returns:
-        File of each row (int16), and its number there (int64).
+        File of each row (int16), and its row number there (int64).
 
     Raises:
         ConfigError: a weight is not positive.
@@ -190,7 +188,7 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
     if not weights or min(weights) <= 0:
         raise ConfigError(f"weights {list(weights)} of a blend: positive numbers")
     places = np.arange(rows, dtype=np.int64)
-    if len(set(weights)) == 1:  # the file that was taken from least comes next, the first one of equals
+    if len(set(weights)) == 1:  # equal weights: the files take turns
         return (places % len(weights)).astype(np.int16), places // len(weights)
     shares = [weight / math.fsum(weights) for weight in weights]
     taken = [0] * len(shares)
@@ -205,5 +203,5 @@ def blended(weights: Sequence[float], rows: int) -> tuple[NDArray[np.int16], NDA
 
 
 def asked_of_each(weights: Sequence[float], rows: int) -> list[int]:
-    """Rows that each file of a blend of ``rows`` is asked for, somewhat more than it is due."""
+    """Return the number of rows to request from each file of a blend of ``rows``, slightly more than its share."""
     return [math.ceil(rows * weight / math.fsum(weights) * MARGIN) for weight in weights]

@@ -1,9 +1,9 @@
-"""Rows of tokens as micro-batches, to train on and to evaluate.
+"""Micro-batches of rows of tokens, for training and evaluation.
 
-Every batch has ``tokens``, int32 (B, S + 1): the inputs are its first S columns, the labels its last S, and -1 stands
-where there is no token, as a label that is not scored (and an input that nothing scored sees: any token will do). Rows
-without an extra token (:mod:`common.data.megatron.samples`) have -1 in the last column, so they score S - 1 labels.
-Evaluation batches also have ``present``, bool (B,), False for rows of -1 alone that only fill a batch up.
+Every batch has ``tokens``, int32 (B, S + 1). The first S columns are the inputs, the last S are the labels. -1 means
+no token: as a label, it is not scored; as an input, it can be replaced by any token, because no scored position sees
+it. Rows without an extra token (:mod:`common.data.megatron.samples`) have -1 in the last column, so they score S - 1
+labels. Evaluation batches also have ``present``, bool (B,), which is False for padding rows (all -1).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from common.errors import ConfigError, DataError
 
 NO_TOKEN = -1
 AHEAD = 4
-"""Batches that a thread reads ahead: rows of shuffled documents lie all over a large file."""
+"""Number of batches that a thread reads ahead: rows of shuffled documents are scattered over a large file."""
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """What rows are like.
+    """Sizes of the rows.
 
     Attributes:
-        row_length: S.
-        vocabulary: tokens that the model knows.
-        extra_token: whether a row has a label for its last token, which is the next row's first.
+        row_length: S, in tokens.
+        vocabulary: vocabulary size of the model.
+        extra_token: whether a row has a label for its last token: the first token of the next row.
     """
 
     row_length: int
@@ -46,12 +46,12 @@ class RowShape:
 
 
 class Rows(Protocol):
-    """Rows by their places in the training, or in the evaluation."""
+    """Rows by position in the training or evaluation."""
 
     def __len__(self) -> int: ...
 
     def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Put the tokens at ``place`` into ``row`` (S + 1,), which is full of -1."""
+        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1."""
         ...
 
 
@@ -60,8 +60,7 @@ class FileRows:
 
     Args:
         opened: the files.
-        index: which rows they make.
-        shape: of the rows.
+        index: start and order of the rows.
     """
 
     def __init__(self, opened: IndexedTokens, index: SampleIndex, shape: RowShape) -> None:
@@ -71,10 +70,10 @@ class FileRows:
         return len(self._index)
 
     def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Put the tokens at ``place`` into ``row``.
+        """Write the tokens at position ``place`` into ``row`` (S + 1,), which is filled with -1.
 
         Raises:
-            DataError: a token lies outside the vocabulary; the message names file and sequence.
+            DataError: a token is outside the vocabulary; the message names file and sequence.
         """
         filled = 0
         for document, start, stop in self._index.pieces(place, self._opened.index.lengths):
@@ -86,7 +85,7 @@ class FileRows:
             raise self._outside(place)
 
     def scored(self) -> int:
-        """Labels of all rows."""
+        """Return the number of labels of all rows."""
         (last, end), before = self._index.starts[-1], self._index.starts[-2]
         full, extra = len(self) - 1, self._index.extra_token
         lengths = self._opened.index.lengths[self._index.documents[int(before[0]) : int(last) + 1]]
@@ -106,12 +105,12 @@ class FileRows:
 
 
 class BlendedRows:
-    """The rows of several pairs of files in the order of their blend.
+    """The rows of several pairs of files, in the order of their blend.
 
     Args:
         parts: rows of each file.
-        weights: of the files.
-        rows: how many.
+        weights: weight of each file.
+        rows: number of rows.
     """
 
     def __init__(self, parts: Sequence[Rows], weights: Sequence[float], rows: int) -> None:
@@ -122,7 +121,7 @@ class BlendedRows:
         return len(self._files)
 
     def read(self, place: int, row: NDArray[np.int32]) -> None:
-        """Put the tokens at ``place`` into ``row``; see :meth:`FileRows.read`."""
+        """Write the tokens at position ``place`` into ``row``; see :meth:`FileRows.read`."""
         self._parts[self._files[place]].read(int(self._numbers[place]), row)
 
 
@@ -130,13 +129,13 @@ class BlendedRows:
 class RowStream:
     """One replica's part of the training; a :class:`common.data.order.SampleStream`.
 
-    Rows come in their order from place ``consumed`` on: micro-batch by micro-batch, replica by replica, so that N
-    replicas read what one reads that accumulates N micro-batches.
+    Rows are used in order from position ``consumed`` on: micro-batch by micro-batch, replica by replica. So N
+    replicas read the same rows as one replica that accumulates N micro-batches.
 
     Attributes:
         mine: this replica's micro-batches.
-        train_samples: rows that there are.
-        consumed: rows that an earlier training has used.
+        train_samples: number of available rows.
+        consumed: number of rows that an earlier training has used.
     """
 
     mine: MicroBatches
@@ -145,27 +144,27 @@ class RowStream:
 
     @property
     def micro_batch(self) -> int:
-        """Rows of a micro-batch of one replica."""
+        """Rows per micro-batch of one replica."""
         return self.mine.micro_batch
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas."""
+        """Number of data-parallel replicas."""
         return self.mine.replicas
 
     def first_micro_batch(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of micro-batches of this replica before ``block``."""
         return self.mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``."""
+        """Return the number of micro-batches of this replica in ``block``."""
         return self.mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """0 and the place of each row of this replica's micro-batch ``number``, from 0 over the whole training.
+        """Return (0, position) for each row of this replica's micro-batch ``number``, from 0 over the whole training.
 
         Raises:
-            DataError: it lies beyond the rows that there are.
+            DataError: the micro-batch needs more rows than there are.
         """
         first = self.consumed + self.mine.everywhere(number) * self.micro_batch
         if first + self.micro_batch > self.train_samples:
@@ -176,7 +175,7 @@ class RowStream:
         return [(0, place) for place in range(first, first + self.micro_batch)]
 
     def key(self, number: int) -> Hashable:
-        """All are alike."""
+        """Return (): all micro-batches have the same shape."""
         return ()
 
 
@@ -189,16 +188,15 @@ def train_source(
     pin_memory: bool = False,
     ahead: int = AHEAD,
 ) -> ThreadedTrainSource:
-    """Training micro-batches of one replica; a row that is damaged is a :class:`common.errors.DataError`.
+    """Return the training micro-batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
-        rows: to train on.
-        shape: of the rows.
-        stream: which of them this replica has.
+        rows: rows to train on.
+        stream: selects the rows of this replica.
         eval_samples: rows of the evaluation.
-        stand_in: whether the data are generated.
-        pin_memory: of the tensors.
-        ahead: micro-batches that are read ahead.
+        stand_in: whether the data are synthetic.
+        pin_memory: whether to pin the tensors.
+        ahead: number of micro-batches that are read ahead.
     """
     threads = SampleThreads(1, ahead)
 
@@ -212,14 +210,13 @@ def train_source(
 def eval_source(
     rows: Rows, shape: RowShape, shard: EvalShard, pin_memory: bool = False, ahead: int = AHEAD
 ) -> ThreadedEvalSource:
-    """Evaluation batches of one replica; raises as training does.
+    """Return the evaluation batches of one replica; a damaged row raises :class:`common.errors.DataError`.
 
     Args:
-        rows: of the whole set, in their natural order.
-        shape: of the rows.
-        shard: this replica's rows; every replica has as many batches as the others.
-        pin_memory: of the tensors.
-        ahead: batches that are read ahead.
+        rows: rows of the whole set, in natural order.
+        shard: this replica's rows; all replicas have the same number of batches.
+        pin_memory: whether to pin the tensors.
+        ahead: number of batches that are read ahead.
     """
     threads = SampleThreads(1, ahead)
 
@@ -240,18 +237,17 @@ def open_blend(
     seed: int,
     shuffle_documents: bool,
 ) -> Rows:
-    """The rows to train on, of one pair of files or of several; after ``run_start``.
+    """Return the training rows of one or several pairs of files. Call it after ``run_start``.
 
     Args:
-        prefixes: of the files.
-        weights: of the files; one alone is not blended.
-        shape: of the rows.
-        rows: rows that the training may use, which decides the epochs.
-        seed: of the shuffles.
-        shuffle_documents: whether the documents are shuffled too.
+        prefixes: paths of the pairs without ``.bin`` and ``.idx``.
+        weights: weight of each pair in the blend; a single pair is not blended.
+        rows: number of rows that the training may use, which decides the number of epochs.
+        seed: seed of the shuffles.
+        shuffle_documents: whether the documents are shuffled, too.
 
     Raises:
-        ConfigError: there are not as many weights as files.
+        ConfigError: the numbers of weights and files differ.
         DataError: files are missing or damaged, or have too few tokens.
     """
     if len(prefixes) != len(weights) or not prefixes:
@@ -261,7 +257,7 @@ def open_blend(
     for prefix, count in zip(prefixes, asked, strict=True):
         opened = open_indexed(prefix)
         index = build_samples(
-            opened.index.lengths.copy(),  # those of the file lie at odd addresses
+            opened.index.lengths.copy(),  # the mapped array is not aligned
             shape.row_length,
             count,
             extra_token=shape.extra_token,
@@ -273,12 +269,11 @@ def open_blend(
 
 
 def open_in_order(prefix: Path, shape: RowShape, keep_partial: bool) -> FileRows:
-    """The rows of one pair of files in their natural order, not shuffled; after ``run_start``.
+    """Return the rows of one pair of files in natural order, not shuffled. Call it after ``run_start``.
 
     Args:
-        prefix: of the files.
-        shape: of the rows.
-        keep_partial: whether the tokens that are left at the end make a row, too.
+        prefix: path of the pair without ``.bin`` and ``.idx``.
+        keep_partial: whether the remaining tokens at the end become a last, shorter row.
 
     Raises:
         DataError: files are missing or damaged, or have too few tokens.
@@ -296,7 +291,7 @@ def open_in_order(prefix: Path, shape: RowShape, keep_partial: bool) -> FileRows
 
 
 def example(rows: int, shape: RowShape, seed: int = 0) -> dict[str, Tensor]:
-    """A made-up training micro-batch, in host memory."""
+    """Return a synthetic training micro-batch, in host memory."""
     drawn = np.random.default_rng(seed).integers(0, shape.vocabulary, (rows, shape.row_length + 1), dtype=np.int32)
     if not shape.extra_token:
         drawn[:, -1] = NO_TOKEN
@@ -318,4 +313,4 @@ def _begin(threads: SampleThreads, rows: Rows, places: Sequence[int], tensors: d
 
 
 def _nothing() -> None:
-    """Maps are closed with the last array that looks into them."""
+    """Do nothing: a mapped file is closed when its last array is deleted."""

@@ -1,4 +1,4 @@
-"""A stand-in in C4's format: the documentation that comes with Python, and a small tokenizer that is trained on it."""
+"""Synthetic data in C4's format: the documentation of Python's standard library, and a tokenizer trained on it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from common.errors import ConfigError
 
 BYTES = 256
 SPECIAL_PIECES = 3
-"""Padding, end of text, unknown: the benchmark's SentencePiece model has them at 0, 1 and 2."""
-_MERGED, _MERGED_SHARE = 40, 0.01  # documents that are put together to a long one, and how often that is done
-_NOT_TAKEN = 5  # documents in the files of the evaluation, behind those that it takes
+"""Padding, end of text and unknown: tokens 0, 1 and 2 as in the benchmark's SentencePiece model."""
+_MERGED, _MERGED_SHARE = 40, 0.01  # number of documents that are appended to a document; fraction of such documents
+_NOT_TAKEN = 5  # unused documents at the end of the evaluation files
 _EVAL_FILES = 2
 _AT_ONCE = 256
 _LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
@@ -30,14 +30,14 @@ _LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Sizes of the synthetic data.
 
     Attributes:
-        train, eval: rows that there are at least, of all training files and of the evaluation.
-        row_length: tokens of a row.
-        vocabulary: of the tokenizer.
-        files: of text, for each training part.
-        seed: of the order of documents.
+        train, eval: minimum number of rows, of all training files together and of the evaluation.
+        row_length: tokens per row.
+        vocabulary: vocabulary size of the tokenizer.
+        files: number of text files per training part.
+        seed: seed for the order of documents.
     """
 
     train: int = 2048
@@ -55,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: documents and tokens of each split."""
+    """Number of documents and tokens that were written, by split."""
 
     documents: dict[str, int]
     tokens: dict[str, int]
@@ -67,12 +67,12 @@ class Generated:
 
 
 def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Generated:
-    """Write files of text as C4 has them, and a tokenizer, to ``raw_dir``.
+    """Write a tokenizer and text files in C4's format to ``raw_dir``.
 
-    The files of the evaluation hold more documents than it takes.
+    The evaluation files contain more documents than the evaluation uses.
 
     Raises:
-        ConfigError: the vocabulary is too small, or Python's documentation for so many rows.
+        ConfigError: the vocabulary is too small, or Python's documentation is too short for the requested rows.
         DataError: the folder is not empty.
     """
     stand_in.require_unused(raw_dir)
@@ -106,10 +106,10 @@ def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Gen
 
 
 def train_tokenizer(path: Path, texts: Sequence[str], vocabulary: int) -> None:
-    """Write a tokenizer of ``vocabulary`` tokens as ``path``: of bytes (``.json``), or SentencePiece's (``.model``).
+    """Train a tokenizer and write it to ``path``: byte-level BPE (``.json``), or SentencePiece (``.model``).
 
     Raises:
-        ConfigError: the vocabulary is too small, or the texts for it.
+        ConfigError: ``vocabulary`` is too small, or too large for the texts.
     """
     if path.suffix == ".json":
         size = _train_byte_level(path, texts, vocabulary)
@@ -120,7 +120,7 @@ def train_tokenizer(path: Path, texts: Sequence[str], vocabulary: int) -> None:
 
 
 def _train_byte_level(path: Path, texts: Iterable[str], vocabulary: int) -> int:
-    """Pairs of bytes merged within words, as Llama 3's tokenizer does."""
+    """Train a byte-level BPE within words, as Llama 3's tokenizer; return its vocabulary size."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocabulary < BYTES:
@@ -137,7 +137,7 @@ def _train_byte_level(path: Path, texts: Iterable[str], vocabulary: int) -> int:
 
 
 def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> int:
-    """As GPT-3's was trained (mlcommons/training, retired_benchmarks/gpt3/paxml/utils/generate_spm.md)."""
+    """Train as for GPT-3 (mlcommons/training, retired_benchmarks/gpt3/paxml/utils/generate_spm.md); return the size."""
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
     if vocabulary < BYTES + SPECIAL_PIECES + 64:
@@ -167,12 +167,12 @@ def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> i
 
 
 def _characters(request: Request) -> int:
-    """More than a request takes of text; reading all documentation takes seconds."""
+    """Return an upper bound of the text that a request needs, because reading all documentation takes seconds."""
     return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * (request.train + request.eval) * request.row_length)
 
 
 def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
-    """At least so much of the documentation, or all, in a random order; a few of the texts are many put together."""
+    """Yield at least ``characters`` of documentation, or all, in random order; a few texts are many texts joined."""
     found: list[str] = []
     for _, paragraphs in documentation():
         found.append("\n".join(paragraphs))
@@ -187,7 +187,7 @@ def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
 
 
 def _count(lengths: Sequence[int], tokens: int, split: str) -> int:
-    """How many of the documents have at least so many tokens."""
+    """Return the number of documents, from the first on, that have at least ``tokens`` tokens in total."""
     ends = np.cumsum(lengths)
     if not len(ends) or ends[-1] < tokens:
         raise ConfigError(f"--{split}: it takes {tokens} tokens, more than Python's documentation has")
@@ -195,7 +195,7 @@ def _count(lengths: Sequence[int], tokens: int, split: str) -> int:
 
 
 def _shares(texts: Sequence[str], count: int) -> list[Sequence[str]]:
-    """``count`` contiguous shares of nearly as many texts each."""
+    """Split ``texts`` into ``count`` contiguous parts of nearly equal length."""
     cuts = [len(texts) * number // count for number in range(count + 1)]
     return [texts[start:end] for start, end in itertools.pairwise(cuts)]
 

@@ -1,4 +1,4 @@
-"""Tokenizers of texts: Hugging Face's ``tokenizer.json``, and SentencePiece's models."""
+"""Tokenizers for text: Hugging Face's ``tokenizer.json`` and SentencePiece models."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from common.untrusted.regular_file import read_text
 
 
 class TextTokenizer(Protocol):
-    """Texts to tokens, without any token before or behind a text."""
+    """Converts texts to tokens, without special tokens at the start or end."""
 
     @property
     def size(self) -> int:
-        """Tokens of the vocabulary, added ones too."""
+        """Vocabulary size, including added tokens."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         ...
 
 
 class HuggingFaceTokenizer:
-    """``tokenizer.json``.
+    """A tokenizer from a ``tokenizer.json`` file.
 
     Raises:
-        DataError: the file cannot be read as one.
+        DataError: the file is not a valid ``tokenizer.json``.
     """
 
     def __init__(self, path: Path) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes share the work
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # several processes tokenize in parallel already
         from tokenizers import Tokenizer
 
         try:
@@ -42,20 +42,20 @@ class HuggingFaceTokenizer:
 
     @property
     def size(self) -> int:
-        """Tokens of the vocabulary, added ones too."""
+        """Vocabulary size, including added tokens."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [found.ids for found in encoded]
 
 
 class SentencePieceTokenizer:
-    """A model of SentencePiece.
+    """A tokenizer from a SentencePiece model file.
 
     Raises:
-        DataError: the file cannot be read as one.
+        DataError: the file is not a valid model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,20 +68,20 @@ class SentencePieceTokenizer:
 
     @property
     def size(self) -> int:
-        """Tokens of the vocabulary."""
+        """Vocabulary size."""
         return int(self._tokenizer.vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         tokens: list[list[int]] = self._tokenizer.encode(list(texts), num_threads=1)
         return tokens
 
 
 def open_tokenizer(path: Path) -> TextTokenizer:
-    """The tokenizer in ``path``, by the end of its name: ``.json`` or ``.model``.
+    """Return the tokenizer in ``path``; its suffix (``.json`` or ``.model``) selects the type.
 
     Raises:
-        DataError: it is of neither kind, or damaged.
+        DataError: the suffix is unknown, or the file is damaged.
     """
     if path.suffix == ".json":
         return HuggingFaceTokenizer(path)
