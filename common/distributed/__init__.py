@@ -1,1 +1,1 @@
-"""Start-up, layout, process groups, faults, weights between roles, split volumes."""
+"""Job start-up, rank layout, process groups, fault detection, weight transfer between roles, and split volumes."""

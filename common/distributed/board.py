@@ -1,6 +1,6 @@
-"""Where ranks post what the others should know: a store of the process group, or files in a shared folder.
+"""Status store: ranks publish small values for each other in a process-group store or in a shared folder.
 
-Used by threads beside training, so nothing here waits for a key that may never come.
+Background threads use it during training, so no method waits for a key that may never be set.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch.distributed as dist
 
 
 class Board(Protocol):
-    """Small values under names, last writer wins."""
+    """Status store of named small values; the last writer wins."""
 
     def post(self, name: str, value: bytes) -> None:
-        """Set ``name``."""
+        """Store ``value`` under ``name``."""
         ...
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """The values of ``names``; None where nothing was posted."""
+        """Return the values of ``names``, with None for each name that is not set."""
         ...
 
     def claim(self, name: str, value: bytes) -> bytes:
-        """Set ``name`` if nothing was posted there; the value that stands."""
+        """Store ``value`` unless ``name`` is already set. Return the stored value."""
         ...
 
 
 class StoreBoard:
-    """A board in a store, over a connection of its own so that no collective's set-up delays it."""
+    """Status store in a ``dist.Store``; its separate connection keeps it independent of collectives that block."""
 
     def __init__(self, store: dist.Store, timeout_seconds: float) -> None:
         own = store.clone()
@@ -40,11 +40,11 @@ class StoreBoard:
         self._complete: set[tuple[str, ...]] = set()
 
     def post(self, name: str, value: bytes) -> None:
-        """Set ``name``."""
+        """Store ``value`` under ``name``."""
         self._store.set(name, value.decode())
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """The values of ``names``; None where nothing was posted."""
+        """Return the values of ``names``, with None for each name that is not set."""
         wanted = tuple(names)
         if wanted in self._complete or self._store.check(list(wanted)):
             self._complete.add(wanted)
@@ -52,29 +52,29 @@ class StoreBoard:
         return [bytes(self._store.get(name)) if self._store.check([name]) else None for name in wanted]
 
     def claim(self, name: str, value: bytes) -> bytes:
-        """Set ``name`` if nothing was posted there; the value that stands."""
+        """Store ``value`` unless ``name`` is already set. Return the stored value."""
         return bytes(self._store.compare_set(name, "", value.decode()))
 
 
 class FileBoard:
-    """A board of files in a folder that all ranks share."""
+    """Status store of files in a folder that all ranks share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def post(self, name: str, value: bytes) -> None:
-        """Set ``name``: written beside, then renamed."""
+        """Store ``value`` under ``name``. The file is written under a temporary name and then renamed."""
         beside = self.folder / f"{name}.{os.getpid()}.tmp"
         beside.write_bytes(value)
         beside.replace(self.folder / name)
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
-        """The values of ``names``; None where nothing was posted."""
+        """Return the values of ``names``, with None for each name that is not set."""
         return [path.read_bytes() if (path := self.folder / name).is_file() else None for name in names]
 
     def claim(self, name: str, value: bytes) -> bytes:
-        """Set ``name`` if nothing was posted there; the value that stands."""
+        """Store ``value`` unless ``name`` is already set. Return the stored value."""
         beside = self.folder / f"{name}.{os.getpid()}.tmp"
         beside.write_bytes(value)
         try:

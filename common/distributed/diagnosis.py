@@ -1,4 +1,4 @@
-"""Which rank holds the others up: a pure function of what the ranks last told about themselves."""
+"""Decide which rank blocks the others: a pure function of the latest status of each rank."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ SILENT = "gives no sign of life (stopped, killed, or its machine is unreachable)
 
 @dataclass(frozen=True)
 class View:
-    """What one rank knows of another (or of itself).
+    """Status of a rank as another rank (or the rank itself) knows it.
 
     Attributes:
-        rank: whom this is about.
+        rank: rank that this status describes.
         step: step of its last beat; -1 before the first.
         device_step: last step that its device finished; -1 when unknown.
         phase: phase of its last beat.
         beat_age: seconds since the last beat of its main thread.
-        silence: seconds since its heartbeat thread was last heard of.
-        allowance: seconds that the phase may last without a beat.
-        extended: the rank has asked for more time than usual.
-        waiting: its main thread stands in a call that waits for other ranks or for the device.
-        where: the innermost line of the suite or the workload that its main thread stands in.
-        left: it has ended its part of the run.
-        role: what it does in the job; only ranks of one role wait for one another.
-        idle: it waits for work, which nobody owes it: it neither holds others up nor excuses them.
+        silence: seconds since the last message from its heartbeat thread.
+        allowance: longest allowed time in seconds without a beat in this phase.
+        extended: whether the allowance is longer than the usual timeout.
+        waiting: whether its main thread is in a call that waits for other ranks or for the device.
+        where: innermost source line of the suite or the workload that its main thread executes.
+        left: whether the rank has finished its part of the run.
+        role: role of the rank in the job; only ranks of the same role wait for one another.
+        idle: whether the rank waits for work that may never come; it then neither blocks nor excuses others.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class View:
     idle: bool = False
 
     def describe(self) -> str:
-        """Step, phase and age of the last beat, for a message."""
+        """Return step, phase and age of the last beat as text for a message."""
         step = "before its first step" if self.step < 0 else f"step {self.step}"
         device = f", device finished step {self.device_step}" if self.device_step >= 0 else ""
         where = f", at {self.where}" if self.where else ""
@@ -53,16 +53,16 @@ class View:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The ranks that hold the others up, and one message about them."""
+    """Ranks that block the others, and a message about them."""
 
     ranks: tuple[int, ...]
     text: str
 
 
 def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
-    """Name the ranks that hold the job up, or None while every rank is within its limits.
+    """Return the ranks that block the job, or None while every rank is within its limits.
 
-    A rank that waits for others is excused while another rank is in a phase with an extended limit.
+    A rank that waits for others is excused while another rank of its role is in a phase with an extended limit.
     """
     silent = [view for view in views if not view.left and view.silence > timeout_seconds]
     if silent:
@@ -70,7 +70,7 @@ def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
     for role in dict.fromkeys(view.role for view in views):
         found = _diagnose_role([view for view in views if view.role == role and not view.idle])
         if found is not None:
-            # Of a rank that was not heard of for long nobody knows whether it made progress.
+            # The progress of a rank that has been silent for long is unknown, so report the silence instead.
             named = [view for view in views if view.rank in found.ranks and not view.left]
             quiet = [view for view in named if view.silence > timeout_seconds / 2]
             return _named(quiet, SILENT) if quiet else found
@@ -78,7 +78,7 @@ def diagnose(views: Sequence[View], timeout_seconds: float) -> Diagnosis | None:
 
 
 def _diagnose_role(views: Sequence[View]) -> Diagnosis | None:
-    """Name the ranks of one role that hold the others of it up."""
+    """Return the ranks of one role that block the other ranks of this role."""
     present = [view for view in views if not view.left]
     longest = max((view.allowance - view.beat_age for view in present if view.extended), default=0.0)
     expired = [view for view in present if view.beat_age > view.allowance and not (view.waiting and longest > 0)]
@@ -91,7 +91,7 @@ def _diagnose_role(views: Sequence[View]) -> Diagnosis | None:
 
 
 def _waiting(views: Sequence[View], expired: Sequence[View]) -> Diagnosis:
-    """Every rank past its limit waits for another one: find the one that the others wait for."""
+    """Find the rank that the others wait for when every rank past its limit is waiting."""
     left = [view for view in views if view.left]
     if left:
         return _named(left, f"has left the run while {_ranks(expired)} wait for it")
@@ -109,7 +109,7 @@ def _waiting(views: Sequence[View], expired: Sequence[View]) -> Diagnosis:
 
 
 def _skipped(views: Sequence[View], key: Callable[[View], Hashable]) -> Diagnosis:
-    """The ranks wait in different collectives: the minority is the odd one, none can be told among equals."""
+    """Report the minority when ranks wait in different collectives; report all ranks if no value is less common."""
     counts = Counter(key(view) for view in views)
     fewest = min(counts.values())
     odd = [view for view in views if counts[key(view)] == fewest]

@@ -1,6 +1,6 @@
-"""Values that a process reads from its environment: integers, ports, hosts and network interfaces, checked.
+"""Read and validate environment variables: integers, ports, hosts and network interfaces.
 
-Every function raises a ConfigError that names the variable, its value and what to do.
+Every function raises a ConfigError that names the variable, its value and the remedy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from common.errors import ConfigError
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")
-"""``int`` alone also takes blanks, underscores and the digits of other scripts, and fails for thousands of digits."""
+"""Accepted integers. ``int`` alone also accepts blanks, underscores and other digits, and fails on very long text."""
 LARGEST_INTEGER = 2**31 - 1
 OF_A_LAUNCHER = "torchrun and srun set the variables of their ranks: start the ranks with one of them, or unset {name}"
 
@@ -34,14 +34,12 @@ def integer(
     """Return the integer that the environment variable ``name`` holds.
 
     Args:
-        environment: environment of the process.
-        name: name of the variable.
         default: value to return if the variable is not set; None if the variable must be set.
-        least, most: smallest and largest value that is accepted.
+        least, most: smallest and largest accepted value.
         remedy: advice for the user about a wrong value; ``{name}`` in it becomes the variable's name.
 
     Raises:
-        ConfigError: the variable is not set and has no default, or its value is no such integer.
+        ConfigError: the variable is not set and has no default, or its value is not an integer in this range.
     """
     text = environment.get(name)
     advice = remedy.format(name=name)
@@ -62,7 +60,7 @@ def port(environment: Mapping[str, str], name: str) -> int:
 
 
 def host(environment: Mapping[str, str], name: str) -> str:
-    """Return the host that the environment variable ``name`` holds, after a look-up of its address."""
+    """Return the host name or address in the environment variable ``name``, after a successful address look-up."""
     remedy = "set it to the name or address, without a port, by which every machine reaches the machine of rank 0"
     text = environment.get(name)
     if not text:
@@ -79,7 +77,7 @@ def host(environment: Mapping[str, str], name: str) -> str:
 
 
 def check_interfaces(environment: Mapping[str, str], name: str) -> None:
-    """Require that this machine has the network interfaces, separated by commas, that the variable ``name`` holds."""
+    """Raise a ConfigError if this machine lacks a network interface of the comma-separated list in ``name``."""
     here = [interface for _, interface in socket.if_nameindex()]
     wanted = environment.get(name, "").split(",")
     if wanted != [""] and (absent := [interface for interface in wanted if interface not in here]):

@@ -1,8 +1,8 @@
-"""Heartbeats of the ranks, and an orderly end when one of them stops making progress.
+"""Heartbeats of the ranks, and an orderly shutdown when a rank stops making progress.
 
-Two threads per rank: one exchanges heartbeats and may block on a store whose host is gone; the other only
-looks at memory and the clock, so it always comes to a verdict. Ages are measured by the rank that reports
-them and silences by the rank that listens, so clocks of different machines are never compared.
+Each rank has two threads. The exchange thread may block on a store whose host has failed. The watch thread only reads
+memory and the clock, so it can always decide. Each rank measures the age of its own beats, and listeners measure
+silence, so clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLLECTIVE_TIMEOUT = timedelta(hours=2)
 TORCH = str(Path(torch.__file__).parent) + os.sep
 TORCH_DISTRIBUTED = os.path.join(TORCH, "distributed") + os.sep
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
-# Calls whose innermost Python line is in the suite although the thread waits in C++ for a device or a peer.
+# Calls that wait in C++ for a device or a peer, so that their innermost Python frame is in the suite.
 WAITING_CALL = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
 LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket closed|Timed out waiting \d+ms|Read timeout"
@@ -55,7 +55,7 @@ LOST_PEER = re.compile(
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What one rank concluded, for all of them."""
+    """Conclusion of one rank that all ranks adopt."""
 
     ranks: tuple[int, ...]
     text: str
@@ -75,23 +75,23 @@ class _Verdict:
 
 
 class PeerFailed(RuntimeError):
-    """Another rank has told that it failed, and so gives the reason."""
+    """Another rank reported a failure. That rank prints the reason."""
 
 
 class Heartbeat:
-    """Watches that every rank makes progress; ends the job with one message when one does not.
+    """Monitor that checks the progress of every rank and ends the job with one message when a rank stalls.
 
-    Create and use it in the main thread, once per run, as a context manager or with :meth:`stop` in a
-    ``finally``: a main thread that fails because the others are ending then adds no message of its own.
-    After the verdict every rank writes the Python stacks of its threads to
-    ``output_dir/stacks_rank<r>.txt`` and exits with ``RankFailure.exit_code``.
+    Create and use it in the main thread, once per run, as a context manager or with :meth:`stop` in a ``finally``.
+    Then a main thread that fails because the others are shutting down prints no additional message. After the verdict
+    every rank writes the Python stacks of its threads to ``output_dir/stacks_rank<r>.txt`` and exits with
+    ``RankFailure.exit_code``.
 
     Args:
-        rank_info: this rank's place.
-        output_dir: folder of the run; also the meeting point of ranks that lose the store.
-        timeout_seconds: longest time without a beat outside :meth:`extended`; 0 or less turns all of this off.
-        store: where ranks exchange heartbeats. Default: the store of the job, else files in ``output_dir/heartbeat``.
-        role: what this rank does in the job; ranks of all roles watch one another.
+        rank_info: position of this rank in the job.
+        output_dir: folder of the run. Ranks also exchange messages here if they lose the store.
+        timeout_seconds: longest time without a beat outside :meth:`extended`; 0 or less disables the heartbeat.
+        store: store for the messages. Default: the store of the job, else files in ``output_dir/heartbeat``.
+        role: role of this rank in the job; ranks of all roles watch one another.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Heartbeat:
         self._stopping = threading.Event()
         self._left = threading.Event()
         self._threads: list[threading.Thread] = []
-        # Replaced as a whole by the main thread, so that the other threads read it without a lock.
+        # The main thread replaces the whole tuple, so other threads can read it without a lock.
         self._state: tuple[int, str, float] = (-1, "starting", time.monotonic())
         self._allowance = timeout_seconds
         self._idle = False
@@ -126,13 +126,13 @@ class Heartbeat:
         self._verdict: _Verdict | None = None
 
     def start(self) -> None:
-        """Begin to post and to watch."""
+        """Start the threads that post and watch heartbeats."""
         if self.timeout_seconds <= 0 or self._threads:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
         if self.rank_info.world_size > 1:
             self._board = self._find_board()
-            # Longer than the watch, which names who is late; a collective only says that it waited.
+            # Longer than the heartbeat timeout: the heartbeat names the late rank, a collective's timeout does not.
             groups.wait_at_most(COLLECTIVE_TIMEOUT)
         self._started = self._exchanged = time.monotonic()
         self._state = (*self._state[:2], time.monotonic())
@@ -143,29 +143,29 @@ class Heartbeat:
             thread.start()
 
     def stop(self) -> None:
-        """Leave the watch: tells the others that this rank has ended its part, then ends the threads."""
+        """End the threads, and report to the other ranks that this rank has finished."""
         if not self._threads or self._stopping.is_set():
             return
         self._left.set()
         self._stopping.set()
         for thread in self._threads:
             thread.join(timeout=2.0)
-        if self._verdict is not None:  # The watch is ending this process: let it finish its message.
+        if self._verdict is not None:  # The watch thread is ending this process: let it finish its message.
             self._threads[0].join()
 
     def beat(self, step: int, phase: str) -> None:
-        """Note progress: ``step`` is begun, in ``phase``. No I/O."""
+        """Record progress: ``step`` has started, in ``phase``. Does no I/O."""
         self._state = (step, phase, time.monotonic())
 
     def device_step(self, step: int) -> None:
-        """Note the last step that the device finished. No I/O."""
+        """Record the last step that the device finished. Does no I/O."""
         self._device_step = step
 
     @contextlib.contextmanager
     def extended(self, seconds: float, phase: str) -> Iterator[None]:
-        """Within the block this rank may go ``seconds`` without a beat; beats at both ends.
+        """Allow this rank ``seconds`` without a beat inside the block. Entering and leaving it count as beats.
 
-        Ranks that wait for one with an extended limit are excused as long.
+        Ranks that wait for a rank with an extended limit are excused for the same time.
         """
         step, outer_phase, _ = self._state
         outer, self._allowance = self._allowance, max(self._allowance, seconds)
@@ -178,9 +178,9 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def idle(self, phase: str) -> Iterator[None]:
-        """Within the block this rank waits for work that nobody owes it, for as long as it takes; beats at both ends.
+        """Mark this rank inside the block as waiting for work that may never come, without a time limit.
 
-        It still notices when a rank gives no sign of life.
+        Entering and leaving the block count as beats. The rank still notices when another rank sends no sign of life.
         """
         step, outer_phase, _ = self._state
         self.beat(step, phase)
@@ -218,7 +218,7 @@ class Heartbeat:
                 self._stopping.wait(self.interval_seconds)
             self._board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
         except BOARD_ERRORS:
-            return  # A lost store does not come back; the watch sees that nothing arrives any more.
+            return  # A lost store does not come back; the watch thread notices that no messages arrive.
 
     def _exchange_once(self, board: Board) -> None:
         board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
@@ -248,7 +248,7 @@ class Heartbeat:
         token = self._token if self.rank_info.rank == 0 else self._leader_token
         return f"verdict-{token}"
 
-    # The watching thread.
+    # The watch thread.
 
     def _watch(self) -> None:
         previous, suspected = time.monotonic(), False
@@ -261,7 +261,7 @@ class Heartbeat:
                 self._forgive(pause)
                 continue
             diagnosis = self._diagnose(now)
-            # Twice in a row: meanwhile the others post where they stand.
+            # Require two diagnoses in a row: between them the other ranks post their latest status.
             if diagnosis is not None and suspected:
                 self._end(self._agree(diagnosis))
             suspected = diagnosis is not None
@@ -269,7 +269,7 @@ class Heartbeat:
             self._end(self._verdict)
 
     def _forgive(self, pause: float) -> None:
-        """This process was stopped and continued: what it missed meanwhile is nobody's fault."""
+        """Exclude ``pause`` seconds, in which this process was stopped, from all ages and silences."""
         step, phase, beat = self._state
         self._state = (step, phase, beat + pause)
         self._started += pause
@@ -288,7 +288,7 @@ class Heartbeat:
         )  # fmt: skip
 
     def _views(self, now: float) -> list[View]:
-        """What every rank last told, with ages and silences as they are at ``now``."""
+        """Return the last known status of every rank, with ages and silences computed at time ``now``."""
         views = []
         for rank in range(self.rank_info.world_size):
             if rank == self.rank_info.rank:
@@ -308,7 +308,7 @@ class Heartbeat:
         exchanged = self._exchanged
         unreachable = now - exchanged
         if unreachable <= self.timeout_seconds:
-            # As of the last exchange: through a store that does not answer nobody is heard, which is not their fault.
+            # Use the time of the last exchange: an unresponsive store would make every other rank appear silent.
             return diagnose(self._views(exchanged), self.timeout_seconds)
         if isinstance(self._board, FileBoard):
             return Diagnosis((), f"{self._board.folder} has been unreachable for {unreachable:.1f} s")
@@ -318,7 +318,7 @@ class Heartbeat:
         return Diagnosis((0,), f"{text}machine is unreachable): {self._views(now)[0].describe()}")
 
     def _agree(self, diagnosis: Diagnosis) -> _Verdict:
-        """One verdict for all ranks: the first that is posted."""
+        """Return one verdict for all ranks: the first that any rank posts."""
         rank = self.rank_info.rank
         alive = [v.rank for v in self._views(time.monotonic()) if v.silence <= self.timeout_seconds and not v.left]
         mine = _Verdict(diagnosis.ranks, diagnosis.text, rank, min(alive, default=rank), tuple(alive))
@@ -330,7 +330,7 @@ class Heartbeat:
         return mine
 
     def _boards(self) -> list[Board]:
-        """The board to agree on; files too where the store may be lost."""
+        """Return the status stores to use for the verdict, including files when the store may be lost."""
         if self._board is None:
             return []
         lost = time.monotonic() - self._exchanged > max(self.timeout_seconds / 2, 2 * self.interval_seconds)
@@ -339,7 +339,7 @@ class Heartbeat:
         return [] if isinstance(self._board, FileBoard) else [self._files()]
 
     def _end(self, verdict: _Verdict) -> None:
-        """Write the stacks, let one rank print the message, and exit. Does not return."""
+        """Write the stacks, let one rank print the message, and exit the process."""
         self._verdict = verdict
         self._write_stacks(verdict)
         rank, boards = self.rank_info.rank, self._boards()
@@ -350,7 +350,7 @@ class Heartbeat:
             _wait_for(boards, acknowledged, ACKNOWLEDGE_SECONDS)
             self._print(verdict)
             _post(boards, f"{name}-printed")
-            # The host of the store leaves last, so that the others hear of the message.
+            # If this rank hosts the store, the others need time to read that the message was printed.
             time.sleep(self.interval_seconds if boards else 0.0)
         elif not _wait_for(boards, [f"{name}-printed"], ACKNOWLEDGE_SECONDS + 2) and verdict.claimant == rank:
             self._print(verdict)
@@ -373,7 +373,7 @@ class Heartbeat:
             faulthandler.dump_traceback(file, all_threads=True)
 
     def _locate(self) -> tuple[bool, str]:
-        """Whether the main thread waits for peers or the device, and the innermost line outside of libraries."""
+        """Return whether the main thread waits for peers or the device, and its innermost line outside of libraries."""
         innermost = sys._current_frames().get(self._main)
         if innermost is None:
             return False, ""
@@ -393,9 +393,9 @@ class Heartbeat:
 
 
 class GracefulStop:
-    """Turns the first SIGTERM or SIGINT into a flag; a second one acts as it would have without us.
+    """Signal handler that turns the first SIGTERM or SIGINT into a flag; the previous handler gets the second one.
 
-    An :class:`Interrupted` that leaves its ``with`` block is told which signal came.
+    An :class:`Interrupted` that leaves its ``with`` block receives the signal.
     """
 
     def __init__(self) -> None:
@@ -404,16 +404,16 @@ class GracefulStop:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Return whether a signal has arrived."""
         return self.signal is not None
 
     def install(self) -> None:
-        """Take over both signals; main thread only."""
+        """Install the handlers of both signals; only the main thread may call this."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._previous[signum] = signal.signal(signum, self._handle)
 
     def restore(self) -> None:
-        """Give both signals back to their earlier handlers."""
+        """Reinstall the previous handlers of both signals."""
         while self._previous:
             signum, handler = self._previous.popitem()
             signal.signal(signum, handler)  # type: ignore[arg-type]
@@ -436,7 +436,7 @@ class GracefulStop:
 
 
 def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
-    """The one-line error for what failed because another rank did or is gone; None for any other error."""
+    """Return the one-line error for a failure that another rank caused; None for any other error."""
     if not isinstance(error, PeerFailed) and (
         not isinstance(error, (dist.DistError, RuntimeError)) or LOST_PEER.search(str(error)) is None
     ):
@@ -445,14 +445,14 @@ def lost_peer(error: BaseException, rank: int) -> RankFailure | None:
 
 
 def _is_library(filename: str) -> bool:
-    """Whether a frame belongs to torch or to Python's own library, which say less than their caller."""
+    """Return whether a frame belongs to torch or the standard library; its caller is more informative."""
     if filename.startswith((TORCH, "<")):
         return True
     return filename.startswith(STANDARD_LIBRARY) and "-packages" + os.sep not in filename
 
 
 def _bounded(call: Callable[[], T], seconds: float) -> T | None:
-    """The result of ``call``, or None when it fails or takes longer than ``seconds`` (a store whose host hangs)."""
+    """Return the result of ``call``; None if it fails or takes longer than ``seconds``, as a hung store may."""
     results: list[T] = []
 
     def run() -> None:
@@ -471,7 +471,7 @@ def _post(boards: list[Board], name: str) -> None:
 
 
 def _wait_for(boards: list[Board], names: list[str], seconds: float) -> bool:
-    """Wait until all ``names`` are posted on the first board; False when they are not in time or the board is lost."""
+    """Wait until all ``names`` are in the first store; False if the time is over or the store is lost."""
     deadline = time.monotonic() + seconds
     while boards and time.monotonic() < deadline:
         values = _bounded(lambda: boards[0].read(names), 1.0)

@@ -1,13 +1,9 @@
-"""Process groups that only their members make, all of one kind at a time.
+"""Process groups that only their members create, even when all ranks form groups of the same kind at once.
 
-``torch.distributed.new_group`` wants every rank of the job for every group: where thousands of ranks have a thousand
-groups of a kind, each rank goes through all of them, and NCCL splits the communicator of all ranks once for each. With
-``use_local_synchronization`` members alone make a group, and a rank makes its own only, whatever the number of ranks.
-
-Two things stand in the way. Members find each other by a name, which PyTorch makes of the ranks and of how many groups
-this process has had: so every rank calls :func:`make` equally often, for itself alone where it is in no group of a
-kind. And where the default group is bound to a device NCCL would still split its communicator, which takes all ranks,
-and tells the parts apart by a hash: so the new group is made as if the default one were not bound.
+``torch.distributed.new_group`` requires every rank of the job for every group, and NCCL splits the world communicator
+once per group. With ``use_local_synchronization`` only the members create a group, so each rank creates only its own.
+Members then find each other by a name that contains the ranks and the number of groups that this process has created.
+Therefore every rank must call :func:`make` equally often, with itself alone where it belongs to no group of a kind.
 """
 
 from __future__ import annotations
@@ -25,33 +21,33 @@ from common.distributed.ctas import NCCLS_OWN, options
 
 
 class _Waiting:
-    """How long collectives of groups wait that are made from now on; None for as long as PyTorch lets them."""
+    """Timeout of collectives in groups that are created from now on; None for PyTorch's default."""
 
     timeout: timedelta | None = None
 
 
 def wait_at_most(timeout: timedelta) -> None:
-    """Let collectives of the world, if there is one, and of the groups that are made from now on wait so long."""
+    """Set the timeout of collectives in the world group, if it exists, and in groups created from now on."""
     _Waiting.timeout = timeout
     if dist.is_initialized():
-        # torch 2.11 has the private name only.
+        # torch 2.11 has only the private name.
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         set_timeout(timeout)
 
 
 def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
-    """The process group of ``ranks``, among them this one. Collective over the world, where ranks form such groups.
+    """Create and return the process group of ``ranks``, which include this rank. Collective over the world.
 
-    All ranks of the world call it equally often, and those of a group in the same turn. It connects the ranks; a rank
-    that is alone has a group only for the sake of the count, which takes nothing of a GPU.
+    All ranks of the world call it equally often, and the members of a group in the same call. A single rank also gets a
+    group, only to keep the counts equal; this group uses no GPU resources.
 
     Args:
-        ranks: of the world, ascending, the same on all of them.
-        ctas: what NCCL takes of a GPU for this group's work.
+        ranks: ranks in the world, ascending, the same on all members.
+        ctas: NCCL's use of the GPU for this group.
     """
     asked = options(ctas) if len(ranks) > 1 else None
     if asked is not None and _Waiting.timeout is not None:
-        asked._timeout = _Waiting.timeout  # PyTorch warns where the two differ
+        asked._timeout = _Waiting.timeout  # PyTorch warns if the two timeouts differ
     with _unbound() as device:
         group: Any = dist.new_group(
             list(ranks),
@@ -66,7 +62,10 @@ def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def _unbound() -> Iterator[torch.device | None]:
-    """Within it the default group has no device; the device that it has outside."""
+    """Unbind the default group from its device inside the block, and yield this device.
+
+    With a bound default group NCCL would split its communicator for the new group, which requires all ranks.
+    """
     world: Any = dist.group.WORLD
     device = world.bound_device_id
     world.bound_device_id = None

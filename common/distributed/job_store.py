@@ -1,7 +1,7 @@
-"""The store that all ranks of a job share, whatever their role: what the job's rank 0 tells, and where all ranks meet.
+"""Store that all ranks of a job share, over all roles, for broadcasts and barriers.
 
-A process group belongs to one role; this belongs to the job. It carries a few small values at the start and the end of
-a run, never anything within the iteration.
+A process group belongs to one role; this store belongs to the job. It carries a few small values at the start and the
+end of a run, and none during training steps.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ import torch.distributed as dist
 from common.distributed.rank_info import RankInfo
 
 _joined: list[tuple[dist.Store, int, int]] = []
-"""The store, this process's rank in the job and the job's ranks; empty while the process is in no job."""
+"""The store, this process's rank in the job, and the number of ranks; empty while the process is in no job."""
 _jobs: list[int] = []
-"""Ranks of each job that this process has been in."""
+"""Number of ranks of each job that this process has joined."""
 
 
 def join(store: dist.Store, rank_info: RankInfo) -> None:
-    """Make ``store`` that of this process's job."""
+    """Set the store of this process's job."""
     _joined[:] = [(store, rank_info.rank, rank_info.world_size)]
     _jobs.append(rank_info.world_size)
 
 
 def leave() -> None:
-    """Forget the job's store."""
+    """Clear the store of this process's job."""
     _joined.clear()
 
 
 def joined() -> bool:
-    """Whether this process is in a job of several ranks."""
+    """Return whether this process is in a job of several ranks."""
     return bool(_joined)
 
 
 def has_joined() -> bool:
-    """Whether this process is or was in a job of several ranks."""
+    """Return whether this process is or was in a job of several ranks."""
     return bool(_jobs)
 
 
 def rank() -> int | None:
-    """This process's rank in the job; None where it is in no job of several ranks."""
+    """Return this process's rank in the job; None outside of a job of several ranks."""
     return _joined[0][1] if _joined else None
 
 
 def current() -> dist.Store | None:
-    """The job's store; that of the process group if somebody else made it; None for a rank alone."""
+    """Return the job's store, else the store of an existing default process group, else None."""
     if _joined:
         return _joined[0][0]
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
 def from_rank_0(name: str, value: str, timeout: timedelta | None = None) -> str:
-    """The ``value`` that the job's rank 0 gives to ``name``; see :func:`from_rank`."""
+    """Return the ``value`` that the job's rank 0 passes for ``name``; see :func:`from_rank`."""
     return from_rank(0, name, value, timeout)
 
 
 def from_rank(teller: int, name: str, value: str, timeout: timedelta | None = None) -> str:
-    """The ``value`` that rank ``teller`` of the job gives to ``name``; its own value for a rank alone.
+    """Return the ``value`` that rank ``teller`` of the job passes for ``name``; the own value outside of a job.
 
-    Ranks of any role ask, each as often as the teller calls this with the name.
+    Ranks of any role may call this, each as often with this name as ``teller`` does.
 
     Args:
-        teller: rank in the job.
-        name: of the value.
-        value: counts on the teller.
-        timeout: longest wait for the teller; None for that of the store.
+        teller: sending rank in the job.
+        name: name of the value.
+        value: value to send; ignored on all other ranks.
+        timeout: longest wait for the sender; None for the timeout of the store.
     """
     if not _joined:
         return value
@@ -81,16 +81,16 @@ def from_rank(teller: int, name: str, value: str, timeout: timedelta | None = No
 
 
 def from_all_ranks(name: str, value: str) -> list[str]:
-    """The values that the job's ranks give to ``name``, in their order; its own value for a rank alone.
+    """Return the values that the job's ranks pass for ``name``, in rank order; ``[value]`` outside of a job.
 
-    Ranks of any role call this, each as often as the others with the name.
+    All ranks of the job must call this, equally often with each name.
     """
     if not _joined:
         return [value]
     store, rank, world_size = _joined[0]
     key = f"suite/{name}/{_turn(name)}"
     store.set(f"{key}/{rank}", value)
-    if rank == 0:  # alone, so that the store gets few requests
+    if rank == 0:  # only rank 0 reads all values, so that the store gets few requests
         store.set(key, json.dumps([bytes(store.get(f"{key}/{other}")).decode() for other in range(world_size)]))
     found: list[str] = json.loads(bytes(store.get(key)))
     return found
@@ -108,6 +108,6 @@ def meet(name: str, timeout: timedelta) -> None:
 
 
 def _turn(name: str) -> int:
-    """How often this rank has asked for ``name``: a launcher's store may outlive several runs of a sweep."""
+    """Increment and return this rank's call count for ``name``. A launcher's store may outlive several runs."""
     store, rank, _ = _joined[0]
     return int(store.add(f"suite/{name}/turn of rank {rank}", 1))

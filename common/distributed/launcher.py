@@ -1,7 +1,7 @@
 """Start the ranks of one machine, watch them, and end them together.
 
-The launcher hosts the rendezvous store itself, so that the port is free by construction and the store
-outlives every rank: the survivors of a dead rank can still agree on what happened.
+The launcher hosts the rendezvous store itself. It therefore gets a free port, and the store outlives every rank, so the
+ranks that survive a failure can still agree on its cause.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ POLL_SECONDS = 0.05
 PARENT_VARIABLE = "MLPERF_SUITE_LAUNCHER_PID"
 DRIVER_VARIABLE = "MLPERF_SUITE_DRIVER"
 TURN_VARIABLE = "MLPERF_SUITE_TURN"
-"""File that is locked while a process that ``measure`` has started may not use a GPU yet."""
+"""Variable with the path of a file that is locked while a process started by ``measure`` must not use a GPU yet."""
 OWN_EXIT_CODES = frozenset({*range(1, 9), NOT_CONVERGED, UNFIT, 128 + signal.SIGINT, 128 + signal.SIGTERM})
-# A rank under this launcher that only lost a peer exits so, silently: whoever failed first is the message.
+# Exit code of a rank that only lost a peer. It prints no message, because the rank that failed first does.
 LOST_PEER_EXIT_CODE = 9
-# Time for the rank that failed first to be seen when one that lost it was seen before.
+# Time to wait for the exit of the rank that failed first when a rank that lost its peer has already exited.
 SETTLE_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class _Group:
-    """The running ranks and what is known of those that ended."""
+    """Running ranks, and exit codes of the ranks that have ended."""
 
     ranks: list[subprocess.Popen[bytes]]
     codes: dict[int, int] = field(default_factory=dict)
     forwarded: int | None = None
 
     def poll(self) -> list[tuple[int, int]]:
-        """Ranks that ended since the last call, with their return codes."""
+        """Return rank and return code of the ranks that have ended since the last call."""
         ended = []
         for rank, process in enumerate(self.ranks):
             if rank not in self.codes and (code := process.poll()) is not None:
@@ -65,7 +65,7 @@ class _Group:
             self.ranks[rank].send_signal(signum)
 
     def kill(self) -> None:
-        """Kill what is left, readers and other children of the ranks included."""
+        """Kill all remaining processes, including data readers and other children of the ranks."""
         for process in self.ranks:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -82,13 +82,13 @@ def relaunch(
 ) -> int:
     """Run ``command`` with ``argv`` as ``nproc`` ranks on this machine and wait for all of them.
 
-    SIGTERM and SIGINT are passed on to every rank. When a rank fails, one message names it, unless its exit
-    code is one of the suite's own (it has printed its message); the others get SIGTERM and, after
-    ``grace_seconds``, SIGKILL. Ranks that already end by themselves, because a signal was passed on or the run ended
-    without reaching its target, get only the latter: another signal could cut off what they still write.
+    SIGTERM and SIGINT are passed on to every rank. When a rank fails, a message names it, unless its exit code is one
+    of the suite's own (the rank has then printed a message). The other ranks get SIGTERM and, after
+    ``grace_seconds``, SIGKILL. They get no SIGTERM if they are already ending, because a signal was passed on or the
+    run missed its target: a second signal could interrupt their last writes.
 
     Returns:
-        0, or the exit code of the rank that failed first; 128 + the number of the signal that killed it.
+        0, or the exit code of the rank that failed first; 128 + the signal number if a signal killed it.
     """
     if nproc < 1:
         raise ValueError(f"nproc={nproc}: at least one rank")
@@ -108,12 +108,12 @@ def relaunch(
 
 
 def has_launcher() -> bool:
-    """Whether somebody watches this rank and names the one that failed first: :func:`relaunch` or scripts/run.sub."""
+    """Return whether :func:`relaunch` or scripts/run.sub watches this rank and reports the rank that failed first."""
     return PARENT_VARIABLE in os.environ or DRIVER_VARIABLE in os.environ
 
 
 def follow_parent() -> None:
-    """In a rank: get SIGTERM when the launcher that started this process dies (Linux; elsewhere nothing)."""
+    """Request SIGTERM for this rank when the launcher that started it dies. Does nothing outside of Linux."""
     launcher = integer(os.environ, PARENT_VARIABLE, 0, remedy="only the launcher sets it: unset {name}")
     if not sys.platform.startswith("linux") or os.getppid() != launcher:
         return
@@ -121,14 +121,14 @@ def follow_parent() -> None:
 
 
 def await_turn() -> None:
-    """In a rank: wait, with everything imported, until the measurement before this one has left the GPUs."""
+    """Wait in this rank, after its imports, until the previous measurement has released the GPUs."""
     if name := os.environ.get(TURN_VARIABLE):
         with open(name, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def _rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """torchrun's variables, so that ranks need not know who started them."""
+    """Return the environment variables of a rank, with the same names that torchrun uses."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(nproc),
@@ -158,7 +158,7 @@ def _forwarding(group: _Group) -> Iterator[None]:
 
 
 def _watch(group: _Group, grace_seconds: float) -> int:
-    """Wait until every rank ended; the exit code of the first that failed."""
+    """Wait until every rank has ended. Return the exit code of the rank that caused the failure, or 0."""
     failed: list[tuple[int, int]] = []
     settled = deadline = math.inf
     first: tuple[int, int] | None = None
@@ -174,7 +174,7 @@ def _watch(group: _Group, grace_seconds: float) -> int:
                 _report(first, group.forwarded)
                 if group.forwarded is None and first[1] != NOT_CONVERGED:
                     group.send(signal.SIGTERM)
-                # A stopped rank cannot end before it is continued.
+                # A stopped process handles SIGTERM only after SIGCONT.
                 group.send(signal.SIGCONT)
         if now > deadline:
             group.kill()
@@ -188,7 +188,7 @@ def _is_consequence(code: int) -> bool:
 
 
 def _likely_consequence(ended: tuple[int, int]) -> tuple[int, int]:
-    """Order of ranks that failed within one poll: causes first, ranks that only lost a peer last."""
+    """Return a sort key for ranks that failed within one poll: causes first, ranks that only lost a peer last."""
     rank, code = ended
     if code < 0:
         return 0, rank

@@ -1,8 +1,8 @@
-"""Where a rank stands: named axes, process groups over them, and random generators.
+"""Layout of the ranks: named axes, process groups over the axes, and random generators.
 
-Workloads never do arithmetic with the world size; they ask the Layout. The axes are, outermost first,
-``pp`` (pipeline stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split: a sequence, a volume) and
-``tp`` (one layer split).
+Workloads ask the Layout instead of computing with the world size. The axes are, outermost first, ``pp`` (pipeline
+stages), ``dp`` (data-parallel replicas), ``cp`` (one sample split over ranks: a sequence or a volume) and ``tp`` (one
+layer split over ranks).
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ AXES = ("pp", "dp", "cp", "tp")
 
 
 class Layout:
-    """The axes of one role's ranks and this rank's place on them.
+    """Axes of the ranks of one role, and this rank's coordinates on them.
 
     Args:
         sizes: size of each axis of ``AXES``; a missing axis has size 1.
-        rank: this process's rank in the role, 0 <= rank < product of the sizes.
-        device: the device that this rank computes on.
-        seed: the seed of the run; generators derive from it.
-        role: what these ranks do.
-        ctas: by axis what NCCL takes of a GPU for communicators over it (:mod:`common.distributed.ctas`).
+        rank: rank of this process in the role, 0 <= rank < product of the sizes.
+        device: device that this rank computes on.
+        seed: seed of the run; generators derive from it.
+        ctas: NCCL options of the communicators by axis (:mod:`common.distributed.ctas`).
 
     Raises:
-        ConfigError: an axis is unknown or has no positive size, or the rank lies outside.
+        ConfigError: an axis is unknown or its size is not positive, or the rank is out of range.
     """
 
     def __init__(
@@ -67,38 +66,37 @@ class Layout:
         self._groups: dict[tuple[Ctas, tuple[tuple[int, ...], ...]], dist.ProcessGroup | None] = {}
 
     def size(self, *axes: str) -> int:
-        """Number of ranks along ``axes`` together."""
+        """Return the product of the sizes of ``axes``."""
         return math.prod(self.sizes[axis] for axis in axes)
 
     def coordinate(self, axis: str) -> int:
-        """This rank's place on ``axis``."""
+        """Return this rank's coordinate on ``axis``."""
         return self._coordinates(self.rank)[axis]
 
     def index(self, *axes: str) -> int:
-        """This rank's place in the group over ``axes``, the first axis varying slowest in ``AXES`` order."""
+        """Return this rank's index in the group over ``axes``; the first axis in ``AXES`` order varies slowest."""
         return self._along(axes, self._coordinates(self.rank))
 
     def group(self, *axes: str, ends: Sequence[str] = ()) -> dist.ProcessGroup | None:
-        """The process group of the ranks that share this rank's place on every other axis.
+        """Return the process group of the ranks that share this rank's coordinates on all other axes.
 
-        Collective: every rank asks for the same groups in the same order. None where the group is this rank alone.
+        Collective: every rank must request the same groups in the same order. None if the group is this rank alone.
 
         Args:
-            axes: that the group spans.
-            ends: further axes, of which it has the first and the last rank; those between are in no group.
+            axes: axes that the group spans.
+            ends: further axes of which the group holds the first and the last coordinate; ranks between them get None.
         """
         others = [axis for axis in AXES if axis not in axes]
         return self._of_equal_keys(lambda place: tuple(place[axis] for axis in others), axes, ends)
 
     def links(self, axis: str, purpose: str, around: bool = False) -> dict[int, dist.ProcessGroup]:
-        """The process groups of two neighbours on ``axis`` that this rank is in, by the place of the first of the two.
+        """Return this rank's process groups with its neighbours on ``axis``, keyed by the lower neighbour's coordinate.
 
-        Unlike other groups they are other ones for every ``purpose``. Collective over all ranks.
+        Each ``purpose`` has separate groups. Collective over all ranks.
 
         Args:
-            axis: that the neighbours are on.
-            purpose: what is sent between them.
-            around: after the last place comes the first one.
+            purpose: name of the data that the neighbours exchange.
+            around: whether the last and the first coordinate are neighbours too; their key is the last coordinate.
         """
         key = axis, purpose, around
         if key not in self._links:
@@ -117,11 +115,11 @@ class Layout:
         return self._links[key]
 
     def subgroup(self, axis: str | tuple[str, ...], size: int) -> dist.ProcessGroup | None:
-        """The process group of ``size`` neighbours along ``axis`` that this rank belongs to (group batch norm).
+        """Return the process group of ``size`` adjacent ranks along ``axis`` with this rank, as for group batch norm.
 
         Args:
-            axis: one, or several taken as one, on which a rank's place is its :meth:`index` over them.
-            size: of the neighbourhoods.
+            axis: one axis, or several that act as one; a rank's position is its :meth:`index` over them.
+            size: number of ranks in each group.
 
         Raises:
             ConfigError: ``size`` does not divide the axis.
@@ -135,12 +133,12 @@ class Layout:
     def across(
         self, axis: str | tuple[str, ...], size: int, *others: str, ends: Sequence[str] = ()
     ) -> dist.ProcessGroup | None:
-        """The process group that joins the neighbourhoods of :meth:`subgroup`: the ranks with the same place in each.
+        """Return the process group of the ranks at the same position in each :meth:`subgroup`.
 
         Args:
-            axis, size: of the neighbourhoods.
+            axis, size: arguments of :meth:`subgroup`.
             others: further axes that the group spans.
-            ends: as :meth:`group` takes them.
+            ends: see :meth:`group`.
 
         Raises:
             ConfigError: ``size`` does not divide the axis.
@@ -152,17 +150,17 @@ class Layout:
         )
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
-        """The process group of this rank's node, whose ranks follow one another; None for a rank alone.
+        """Return the process group of this rank's node, whose ranks are consecutive; None for a single rank.
 
         Args:
-            ranks_per_node: of these ranks on each node; the last may have fewer.
+            ranks_per_node: number of these ranks on each node; the last node may have fewer.
         """
         starts = range(0, self.world_size, ranks_per_node)
         ends = [min(first + ranks_per_node, self.world_size) for first in starts]
         return self._build([tuple(range(first, end)) for first, end in zip(starts, ends, strict=True)], ())
 
     def network_choices(self) -> dict[str, str]:
-        """What is asked of NCCL for communicators over the axes that there are, by what it is, for people."""
+        """Return readable NCCL options of the communicators in use, by communicator; empty without CUDA."""
         if self.device.type != "cuda":
             return {}
         words = {axis: in_words(self._ctas.get(axis, NCCLS_OWN)) for axis in AXES if self.sizes[axis] > 1}
@@ -171,7 +169,7 @@ class Layout:
         return {f"thread blocks of {whose}": found for whose, found in words.items() if found}
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator for ``purpose``: equal on the ranks that share a sample (cp, tp), distinct over dp and pp."""
+        """Return a generator for ``purpose``: equal on ranks that share a sample (cp, tp), distinct over dp and pp."""
         place = self._coordinates(self.rank)
         text = f"{self.seed}/{purpose}/{place['pp']}/{place['dp']}"
         digest = hashlib.sha256(text.encode()).digest()
@@ -180,14 +178,14 @@ class Layout:
         return generator
 
     def shared_generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator for ``purpose`` that is equal on all ranks (initial weights, the order of the data)."""
+        """Return a generator for ``purpose`` that is equal on all ranks (initial weights, data order)."""
         digest = hashlib.sha256(f"{self.seed}/{purpose}".encode()).digest()
         generator = torch.Generator(device)
         generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         return generator
 
     def _divided(self, axis: str | tuple[str, ...], size: int) -> tuple[str, ...]:
-        """The axes that are taken as one, which neighbourhoods of ``size`` ranks divide."""
+        """Return the axes as a tuple, after the check that ``size`` divides their number of ranks."""
         axes = (axis,) if isinstance(axis, str) else axis
         if size < 1 or self.size(*axes) % size:
             named = f"axis {axes[0]!r}" if len(axes) == 1 else f"the axes {' x '.join(axes)}"
@@ -195,7 +193,7 @@ class Layout:
         return axes
 
     def _along(self, axes: Sequence[str], coordinates: Mapping[str, int]) -> int:
-        """The place on ``axes`` taken as one, the first in ``AXES`` order varying slowest."""
+        """Return the position on ``axes`` as one axis; the first in ``AXES`` order varies slowest."""
         place = 0
         for axis in AXES:
             if axis in axes:
@@ -217,7 +215,7 @@ class Layout:
     def _of_equal_keys(
         self, key: Callable[[Mapping[str, int]], tuple[int, ...]], axes: Sequence[str], ends: Sequence[str]
     ) -> dist.ProcessGroup | None:
-        """The group of the ranks whose places, first and last on ``ends`` being one, have this rank's key."""
+        """Return the group of ranks with this rank's key; on ``ends`` the first and last coordinate count as equal."""
         families: dict[tuple[int, ...], list[int]] = {}
         between: list[tuple[int, ...]] = []
         for rank in range(self.world_size):
@@ -229,7 +227,7 @@ class Layout:
         return self._build([*(tuple(members) for members in families.values()), *between], (*axes, *ends))
 
     def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> dist.ProcessGroup | None:
-        """This rank's group of a partition of the ranks, which spans ``axes``; none of an axis for a rank's node."""
+        """Return this rank's group of a partition of the ranks; ``axes`` are the spanned axes, empty for a node."""
         ctas = of_axes(self._ctas, tuple(axis for axis in AXES if axis in axes and self.sizes[axis] > 1))
         key = ctas, tuple(families)
         if key not in self._groups:
@@ -245,7 +243,7 @@ class Layout:
 
 
 def _disjoint_pairs(size: int, around: bool) -> list[list[int]]:
-    """The places of the first of two neighbours, in turns in which no place is in two pairs."""
+    """Return the lower coordinates of neighbour pairs, in rounds in which the pairs are disjoint."""
     firsts = range(size - 1)
     turns = [list(firsts[::2]), list(firsts[1::2])]
     if around and size > 1:

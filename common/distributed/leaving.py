@@ -1,4 +1,4 @@
-"""How a process ends that is a rank."""
+"""Exit of a process that is a rank."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from common.errors import NOT_CONVERGED
 
 
 def leave(work: Callable[[], int]) -> NoReturn:
-    """Do a process's ``work`` and end the process with the exit code that it returns, or 1 after an exception.
+    """Run ``work`` and end the process with the exit code that it returns; an exception gives the interpreter's code.
 
-    A crash in native code says where it happened. A process that was in a job of several ranks runs its exit handlers
-    and is gone: taking the interpreter down could abort it, because threads may still come back from a wait for a peer,
-    and Gloo's live as long as anything refers to a process group, be it only a gradient's hook.
+    A crash in native code prints its location. A process that was in a job of several ranks runs its exit handlers and
+    then exits at once. Normal interpreter shutdown could abort it, because threads may still return from a wait for a
+    peer; Gloo's threads live as long as any object, such as a gradient hook, refers to a process group.
     """
     faulthandler.enable()
     try:
         code = work()
-    except BaseException as error:  # also what Hydra raises to exit, and Ctrl-C
+    except BaseException as error:  # includes SystemExit, which Hydra raises, and Ctrl-C
         if not job_store.has_joined():
             raise
         code = _code_of(error)
     if not job_store.has_joined():
         sys.exit(code)
     if code in (0, NOT_CONVERGED) and torch.cuda.is_initialized():
-        torch.cuda.cudart().cudaProfilerStop()  # a profiler around the process writes what it has not written yet
+        torch.cuda.cudart().cudaProfilerStop()  # an attached profiler flushes its data
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader of the pipe is gone
             stream.flush()
     os._exit(code)
 
 
 def _code_of(error: BaseException) -> int:
-    """The exit code of a process that ``error`` ends, after its message, as the interpreter has it."""
+    """Return the exit code that the interpreter would use for ``error``, after printing the same message."""
     if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
         return error.code or 0
     if isinstance(error, SystemExit):

@@ -1,6 +1,6 @@
-"""Letters between two ranks of a job, whatever their roles: small values in JSON, which a thread of the receiver takes.
+"""Occasional small JSON messages between two ranks of a job, whatever their roles, outside of the training steps.
 
-They are for what is said now and then beside the training. Sending waits until the receiver's machine has the letter.
+A thread of the receiver takes the messages. Sending waits until the message has reached the receiver's machine.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from common.distributed.host_group import HostGroup
 
 SENDER, RECEIVER = 0, 1
-"""Ranks of the group of the two."""
+"""Ranks in the group of two."""
 
 
 @dataclass(frozen=True)
 class Letter:
-    """What was sent.
+    """Received message.
 
     Attributes:
-        content: JSON's values.
-        time_ms: of its arrival, milliseconds since the epoch, by the receiver's clock.
+        content: JSON object of the message.
+        time_ms: time of arrival in milliseconds since the epoch, by the receiver's clock.
     """
 
     content: dict[str, Any]
@@ -35,28 +35,28 @@ class Letter:
 
 
 class LetterSender:
-    """Sends letters to the receiver of the same name.
+    """Sender of messages to the receiver of the same name.
 
     Args:
-        name: that no other pair in the job's store has, of any run.
+        name: name that is unique in the job's store, over all runs.
     """
 
     def __init__(self, name: str) -> None:
         self._group = HostGroup(f"letters/{name}", SENDER, 2)
 
     def send(self, **content: Any) -> None:
-        """Send a letter; RuntimeError when the receiver is gone."""
+        """Send a message. Raises RuntimeError when the receiver is gone."""
         data = json.dumps(content).encode()
         self._group.send(torch.tensor([len(data)]), RECEIVER)
         self._group.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), RECEIVER)
 
     def end(self) -> None:
-        """Say that no more letters come."""
+        """Tell the receiver that no more messages follow."""
         self._group.send(torch.zeros(1, dtype=torch.int64), RECEIVER)
 
 
 class LetterReceiver:
-    """Receives the letters of the sender of the same name."""
+    """Receiver of the messages from the sender of the same name."""
 
     def __init__(self, name: str) -> None:
         self._letters: queue.SimpleQueue[Letter | RuntimeError] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class LetterReceiver:
         self._thread.start()
 
     def collect(self) -> list[Letter]:
-        """The letters that have come since the last call; waits for nothing. Raises as :meth:`next`."""
+        """Return the messages that have arrived since the last call, without waiting. Raises as :meth:`next`."""
         found = []
         while not self._letters.empty():
             letter = self.next()
@@ -74,7 +74,7 @@ class LetterReceiver:
         return found
 
     def next(self, seconds: float | None = None) -> Letter | None:
-        """Wait for the next letter, for ``seconds`` at most; None if none came.
+        """Return the next message, or None if none arrives within ``seconds`` (None: no limit).
 
         Raises:
             RuntimeError: the sender is gone.
@@ -88,7 +88,7 @@ class LetterReceiver:
         return letter
 
     def wait_for_end(self) -> None:
-        """Wait until the sender has said that no more letters come, or is gone."""
+        """Wait until the sender has announced its end, or is gone."""
         self._thread.join()
 
     def _receive(self) -> None:

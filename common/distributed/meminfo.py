@@ -1,4 +1,4 @@
-"""How much memory a host has."""
+"""Memory statistics of the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROC = Path("/proc")
 
 
 def meminfo(proc: Path = PROC) -> dict[str, int]:
-    """``/proc/meminfo``, sizes in bytes; empty where there is none."""
+    """Return ``/proc/meminfo`` with sizes in bytes; empty if the file does not exist."""
     with contextlib.suppress(OSError):
         lines = re.findall(r"^(\S+):\s+(\d+)( kB)?$", (proc / "meminfo").read_text(), re.MULTILINE)
         return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}

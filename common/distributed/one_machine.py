@@ -1,4 +1,4 @@
-"""Whether the ranks of a group can map each other's GPU memory: what every use of symmetric memory asks first."""
+"""Check whether the ranks of a group can map each other's GPU memory, as symmetric memory requires."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 
 
 def refusal(group: dist.ProcessGroup, device: torch.device) -> str | None:
-    """Why symmetric memory cannot be tried, as far as can be told without trying; the same on all ranks. Collective.
-
-    Args:
-        group: the ranks.
-        device: this rank's.
-    """
+    """Return why symmetric memory cannot be used, or None if it may work; the same on all ranks. Collective."""
     if device.type != "cuda":
         return f"it needs CUDA devices, not {device.type}"
     backend = symmetric_memory.get_backend(device)
@@ -29,7 +24,7 @@ def refusal(group: dist.ProcessGroup, device: torch.device) -> str | None:
 
 
 def gathered(value: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """An integer of every rank, on the host. Collective."""
+    """Return the ``value`` of every rank, on the host. Collective."""
     values = torch.empty(group.size(), dtype=torch.int64, device=device)
     dist.all_gather_into_tensor(values, torch.tensor([value], device=device), group=group)
     found: list[int] = values.tolist()
@@ -37,7 +32,7 @@ def gathered(value: int, group: dist.ProcessGroup, device: torch.device) -> list
 
 
 def _machine() -> int:
-    """A number that the processes of one machine share: containers may have host names of their own."""
+    """Return a number that identifies this machine. Host names do not, because containers may have different ones."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     name = boot.read_text() if boot.exists() else socket.gethostname()
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")

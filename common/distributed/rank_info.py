@@ -1,4 +1,4 @@
-"""Where a process stands in its job."""
+"""Position of a process in its job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where this process stands in the job.
+    """Position of this process in the job.
 
     Attributes:
         rank: global rank, from 0.
-        world_size: number of ranks of the job.
-        local_rank: rank among those of this machine; picks the GPU.
+        world_size: number of ranks in the job.
+        local_rank: rank within this machine; selects the GPU.
         local_world_size: number of ranks on this machine.
         node: index of this machine in the job.
         launcher: ``"torchrun"`` (also the suite's own launcher), ``"slurm"`` or ``"single"``.

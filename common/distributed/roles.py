@@ -1,7 +1,7 @@
-"""Which of a job's ranks train and which only evaluate.
+"""Roles of the ranks in a job: some train, others only evaluate.
 
-Each role is a world of its own: its ranks count from 0 and have a default process group of theirs alone, so that no
-collective of one role can ever wait for the other.
+Each role has a separate world: its ranks count from 0 and share a default process group with no other role, so a
+collective of one role never waits for the other.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ RoleName = Literal["train", "evaluate"]
 
 @dataclass(frozen=True)
 class Role:
-    """What a rank does in the job, and where it stands among those that do the same.
+    """Role of a rank, and its position among the ranks of this role.
 
     Attributes:
-        name: what it does.
-        rank: among the ranks of the role, from 0.
-        world_size: ranks of the role.
-        first_rank: the rank in the job of the role's rank 0.
+        rank: rank within the role, from 0.
+        world_size: number of ranks in the role.
+        first_rank: rank in the job of the role's rank 0.
     """
 
     name: RoleName
@@ -32,7 +31,7 @@ class Role:
 
     @classmethod
     def of(cls, rank_info: RankInfo, evaluation_ranks: int) -> Role:
-        """The role of a place in a job whose last ``evaluation_ranks`` ranks only evaluate."""
+        """Return the role of a rank; the last ``evaluation_ranks`` ranks of the job only evaluate."""
         training = rank_info.world_size - evaluation_ranks
         if rank_info.rank < training:
             return cls("train", rank_info.rank, training, 0)

@@ -1,4 +1,4 @@
-"""Whether all ranks of a job share a folder: rank 0 writes a file into it, and every rank looks for that file."""
+"""Check that all ranks of a job share a folder: rank 0 writes a file into it, and every rank looks for this file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from common.errors import ConfigError
 
 UNSEEN = "unseen"
 NAMED = 8
-"""Hosts that a message names."""
+"""Maximum number of hosts that a message names."""
 
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[Path]:
-    """Within the block, ``folder`` has a file of a name that no other file ever had; yields its path.
+    """Create a file with a unique name in ``folder``, yield its path, and remove it after the block.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     marker = folder / f".seen_by_all_ranks_{secrets.token_hex(8)}"
     marker.touch(exist_ok=False)
@@ -35,27 +35,27 @@ def marked(folder: Path) -> Iterator[Path]:
 
 
 def sees(marker: Path) -> bool:
-    """Whether this machine sees the file that another one has just written."""
+    """Return whether this machine sees a file that another machine has just written."""
     with contextlib.suppress(OSError):
-        os.scandir(marker.parent).close()  # opening a folder makes a network file system look whether it changed
+        os.scandir(marker.parent).close()  # opening a folder makes a network file system refresh it
     return os.path.exists(marker)
 
 
 def sharing_needed(run: RunConfig, session: SessionConfig) -> str:
-    """The setting by which all ranks of a run have to share its ``output_dir``; empty if none does."""
+    """Return the setting that requires all ranks to share ``output_dir``; empty if none does."""
     if session.checkpoint_every:
         return f"checkpoint_every={session.checkpoint_every}"
     return "evaluation.scoring=offline" if run.evaluation.offline else ""
 
 
 def make_output(folder: Path, run: RunConfig, session: SessionConfig) -> str:
-    """Make the ``output_dir`` of a run, and find out whether all ranks of the job share it. Every rank calls this.
+    """Create the ``output_dir`` of a run and check whether all ranks share it. All ranks of the job must call this.
 
     Returns:
-        empty if they do; else what is wrong and which hosts do not see the folder of rank 0, for the user.
+        An empty text if they do; else a message for the user that names the hosts without access to rank 0's folder.
 
     Raises:
-        ConfigError: it cannot be made, or a setting needs a shared folder and it is none; on all ranks.
+        ConfigError: on all ranks, if the folder cannot be created, or a setting requires a shared folder and it is not.
     """
     problem = marker = ""
     with contextlib.ExitStack() as stack:

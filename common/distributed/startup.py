@@ -1,6 +1,6 @@
-"""From the launcher's environment to a place among the ranks, a device and process groups.
+"""Job start-up: determine rank, device and process groups from the launcher's environment.
 
-torchrun's variables come first, then those of a Slurm job step; without either the process is alone.
+The variables of torchrun have precedence, then those of a Slurm job step; without either the process runs alone.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from common.distributed.roles import Role
 from common.errors import ConfigError, DeviceError, RankFailure
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-# Step ids from 0xfffffff0 on are Slurm's own steps: the batch script, an interactive shell, extern.
+# Step ids from 0xfffffff0 on are Slurm's internal steps: batch script, interactive shell, extern.
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 NO_ADDRESS = "Unable to find address"
-"""What Gloo, which has no class of its own for it, says of an interface that is down."""
+"""Gloo's error message for an interface that is down; Gloo has no exception class for this error."""
 SLURM_PORTS = range(20000, 40000)
 MOST_NODES = 2**20
-"""Limit of what the short forms of Slurm's variables are expanded to."""
+"""Maximum number of entries that the short forms in Slurm's variables expand to."""
 
 
 def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
-    """This process's place from the variables that torchrun or a Slurm job step set.
+    """Return the position of this process, from the variables that torchrun or a Slurm job step sets.
 
     Raises:
-        ConfigError: variables are missing, are no integers, or contradict each other.
+        ConfigError: variables are missing, are not integers, or contradict each other.
     """
     given = [name for name in TORCHRUN_VARIABLES if name in environment]
     if given:
@@ -55,16 +55,16 @@ def find_rank_info(environment: Mapping[str, str]) -> RankInfo:
 
 
 def pick_device(requested: str, local_rank: int) -> torch.device:
-    """The device of a rank.
+    """Return the device of a rank.
 
     Args:
-        requested: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA where a GPU is visible, the CPU where there is none.
+        requested: ``"cpu"``, ``"cuda"``, or ``"auto"``: CUDA if a GPU is visible, else the CPU.
         local_rank: index among the visible GPUs. A Slurm task that sees a single GPU, as with ``--gpus-per-task=1``,
-            takes that one instead.
+            uses this GPU instead.
 
     Raises:
-        ConfigError: ``requested`` is none of the three.
-        DeviceError: a GPU is asked for, or present and not hidden, and PyTorch cannot use it.
+        ConfigError: ``requested`` is not one of the three values.
+        DeviceError: a GPU is requested, or visible with ``"auto"``, and PyTorch cannot use it.
     """
     if requested not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device={requested}: choose auto, cpu or cuda")
@@ -78,7 +78,7 @@ def pick_device(requested: str, local_rank: int) -> torch.device:
 
 
 def gpu_visible() -> bool:
-    """Whether this machine has an NVIDIA GPU that is not hidden; touches neither CUDA nor the GPU."""
+    """Return whether this machine has an NVIDIA GPU that is not hidden, without initialising CUDA."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1") and _gpu_present()
 
 
@@ -90,22 +90,20 @@ def initialise(
     evaluation_ranks: int = 0,
     backend: str | None = None,
 ) -> None:
-    """Join the process group of this rank's role and set the number of CPU threads.
+    """Create the process group of this rank's role and set the number of CPU threads.
 
-    The last ``evaluation_ranks`` ranks of the job are a world of their own: theirs and the others' default process
-    groups have no rank in common. A role of one rank gets no process group. A second call changes nothing.
+    The last ``evaluation_ranks`` ranks of the job form a separate world, whose default process group has no rank in
+    common with the other one. A role of one rank gets no process group. A second call does not join again.
 
     Args:
-        rank_info, device: of this rank.
         timeout_seconds: longest wait for the other ranks.
-        sharers: ranks that share this process's cores; None for all of this machine.
-        evaluation_ranks: ranks that only evaluate (:mod:`common.distributed.roles`).
-        backend: of the process group; None for NCCL on CUDA and Gloo on a CPU.
+        sharers: number of ranks that share this process's cores; None for all ranks of this machine.
+        evaluation_ranks: number of ranks that only evaluate (:mod:`common.distributed.roles`).
+        backend: backend of the process group; None for NCCL on CUDA and Gloo on a CPU.
 
     Raises:
-        ConfigError: the environment does not say where rank 0 is, or names a host or a network interface that is not
-            known here.
-        RankFailure: the ranks did not meet within ``timeout_seconds``.
+        ConfigError: the environment lacks the address of rank 0, or names an unknown host or network interface.
+        RankFailure: the ranks did not connect within ``timeout_seconds``.
     """
     follow_parent()
     torch.set_num_threads(_threads(rank_info, sharers or rank_info.local_world_size, device))
@@ -127,7 +125,7 @@ def initialise(
 
 
 def _not_met(rank_info: RankInfo, address: str, timeout_seconds: float, reason: str) -> str:
-    """The message for a rank that did not join the others at ``address``."""
+    """Return the message for a rank that could not connect to the other ranks at ``address``."""
     by_slurm = rank_info.launcher == "slurm" and os.environ["MASTER_PORT"] == str(_slurm_port(os.environ))
     taken = "another program may have this port" + (", which follows from the Slurm job's number" if by_slurm else "")
     remedy = "set MASTER_PORT to a free port of that machine, the same on all ranks"
@@ -161,17 +159,17 @@ def _join(
 
 
 def shutdown() -> None:
-    """Leave the job: its process group, if there is one, and its store."""
+    """Leave the job: destroy the process group, if there is one, and clear the job's store."""
     if dist.is_initialized():
         dist.destroy_process_group()
     job_store.leave()
 
 
 def expand_nodelist(nodelist: str) -> list[str]:
-    """Host names of a Slurm node list such as ``"gpu[01-03,7]-ib,login"``.
+    """Return the host names in a Slurm node list such as ``"gpu[01-03,7]-ib,login"``.
 
     Raises:
-        ConfigError: the brackets do not close or a range is no range.
+        ConfigError: the brackets do not match or a range is invalid.
     """
     hosts: list[str] = []
     for part in _split_outside_brackets(nodelist):
@@ -226,7 +224,7 @@ def _checked(rank_info: RankInfo, rank_name: str) -> RankInfo:
 
 
 def _expand_tasks(text: str) -> list[int]:
-    """Tasks of each node from Slurm's short form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
+    """Return the number of tasks per node from Slurm's short form: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,7})(?:\(x([0-9]{1,7})\))?", part)
@@ -267,7 +265,7 @@ def _expand_part(part: str, nodelist: str) -> list[str]:
 
 
 def _slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Address and port of rank 0: the step's first host, and a port that differs between jobs and steps."""
+    """Return address and port of rank 0: the step's first host, and a port that differs between jobs and steps."""
     nodelist = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     hosts = expand_nodelist(nodelist)
     if not hosts:
@@ -284,31 +282,32 @@ def _slurm_port(environment: Mapping[str, str]) -> int:
 
 
 def _slurm_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Number of a Slurm job or step, which has 32 bits without a sign."""
+    """Return the number of a Slurm job or step, an unsigned 32-bit integer."""
     return integer(environment, name, default, most=2**32 - 1)
 
 
 def _threads(rank_info: RankInfo, sharers: int, device: torch.device) -> int:
-    """CPU threads for this rank: its share of the cores that this process may run on.
+    """Return the number of CPU threads of this rank: its share of the cores that this process may use.
 
-    A rank that computes on the CPU has as many as ``OMP_NUM_THREADS`` says, where that is set.
+    A rank that computes on the CPU uses ``OMP_NUM_THREADS`` if it is set.
     """
-    # As OpenMP does: numbers after the first are of nested parallel regions, and what is no number does not count.
+    # As in OpenMP, later numbers apply to nested parallel regions, and an invalid value is ignored.
     asked = re.match(r"\s*0*([1-9][0-9]{0,6})\s*(?:,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     if device.type == "cpu" and asked is not None:
         return int(asked[1])
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # The affinity of a bound Slurm task is already its share; SLURM_CPUS_PER_TASK is what it asked for.
+    # The affinity of a bound Slurm task is already its share; SLURM_CPUS_PER_TASK is the requested share.
     if rank_info.launcher == "slurm" and (per_task := integer(os.environ, "SLURM_CPUS_PER_TASK", 0)):
         return min(allowed, per_task)
     return max(1, allowed // sharers)
 
 
 def _has_gpu_of_its_own(rank_info: RankInfo) -> bool:
-    """Whether this process is one of a machine's Slurm tasks that each see one GPU, another one each.
+    """Return whether this is one of several Slurm tasks on a machine that each see a single, different GPU.
 
-    Slurm's binding numbers the GPU of every task 0, so that only the step's number of GPUs tells it from one GPU that
-    all tasks would have to share. Where Slurm does not say that number, NCCL refuses the shared GPU.
+    Slurm's binding gives the GPU of every task the number 0, so only the step's number of GPUs distinguishes this
+    case from one GPU for all tasks. If Slurm does not provide this number, the function assumes different GPUs; NCCL
+    then rejects a shared GPU.
     """
     if rank_info.launcher != "slurm" or rank_info.local_world_size == 1 or torch.cuda.device_count() != 1:
         return False
@@ -337,7 +336,7 @@ def _cuda_device(index: int) -> torch.device:
 
 
 def _gpu_present() -> bool:
-    """Whether this machine has an NVIDIA GPU, whatever PyTorch can do with it."""
+    """Return whether this machine has an NVIDIA GPU, even if PyTorch cannot use it."""
     if any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*")):
         return True
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):

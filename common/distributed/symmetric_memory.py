@@ -1,7 +1,7 @@
-"""Memory that the ranks of one machine have mapped from each other: every one can read and write that of all.
+"""Symmetric memory: buffers that all ranks of one machine map from each other, for direct reads and writes.
 
-Buffers are made before graphs are captured, and mapped as long as :class:`PeerMemory` lives, which whoever uses views
-of them therefore holds. Signals and barriers are on the device: nothing meets on a host.
+Allocate buffers before graph capture. They stay mapped as long as :class:`PeerMemory` lives, so users of views must
+keep a reference to it. Signals and barriers run on the device, so hosts do not synchronise.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ T = TypeVar("T")
 
 
 class Handle(Protocol):
-    """What is used of ``torch._C._distributed_c10d._SymmetricMemory``; everything runs on the current stream."""
+    """Interface of ``torch._C._distributed_c10d._SymmetricMemory`` in use; everything runs on the current stream."""
 
     buffer_ptrs: list[int]
 
     def get_buffer(self, rank: int, sizes: torch.Size, dtype: torch.dtype, storage_offset: int) -> Tensor:
-        """A part of another rank's buffer; the offset counts elements of ``dtype``."""
+        """Return a part of another rank's buffer; the offset counts elements of ``dtype``."""
         ...
 
     def put_signal(self, dst_rank: int, channel: int) -> None:
-        """Raise a signal at another rank, once it is down there."""
+        """Set a signal at another rank, after this rank's previous signal there is cleared."""
         ...
 
     def wait_signal(self, src_rank: int, channel: int) -> None:
-        """Wait for a signal from another rank and take it down."""
+        """Wait for a signal from another rank and clear it."""
         ...
 
     def barrier(self, channel: int) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have reached this barrier."""
         ...
 
 
 class PeerMemory:
-    """A buffer of the same size on every rank of a group, all mapped by all. :meth:`allocate` makes one.
+    """Buffers of equal size, one on each rank of a group, that all ranks map. :meth:`allocate` creates an object.
 
     Args:
-        own: uint8, this rank's buffer.
-        handle: of the buffers, all signals down.
-        rank, ranks: this rank's place in the group.
+        own: buffer of this rank, uint8.
+        handle: handle of the buffers, with all signals cleared.
+        rank, ranks: rank of this process in the group, and size of the group.
 
     Attributes:
         size: bytes of each buffer.
@@ -59,61 +59,61 @@ class PeerMemory:
     def __init__(self, own: Tensor, handle: Handle, rank: int, ranks: int) -> None:
         self.size = own.numel()
         self.rank, self.ranks = rank, ranks
-        self._own: Tensor | None = own  # a handle is only said to map memory, not to own it
+        self._own: Tensor | None = own  # PyTorch does not guarantee that a handle keeps the memory alive
         self._handle: Handle | None = handle
 
     @classmethod
     def allocate(cls, size: int, group: dist.ProcessGroup, device: torch.device) -> PeerMemory:
-        """Buffers of ``size`` bytes on the ranks of ``group``, of unspecified content. Collective.
+        """Allocate buffers of ``size`` bytes on the ranks of ``group``, with undefined content. Collective.
 
         Raises:
-            RuntimeError: a rank lacks memory, on all ranks alike; or the GPUs cannot map each other's memory.
+            RuntimeError: on all ranks, if any rank lacks memory; or the GPUs cannot map each other's memory.
         """
         own, reason = None, "another rank lacks the memory"
         try:
             own = torch_symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         except RuntimeError as error:
             reason = str(error)
-        # Without this a rank that lacks memory would leave the others waiting for its part of the mapping.
+        # Without this check the other ranks would wait for ever in the rendezvous for a rank that lacks memory.
         if not all(one_machine.gathered(int(own is not None), group, device)) or own is None:
             raise RuntimeError(f"{size:,} bytes of memory to be shared: {reason}")
         handle: Any = torch_symmetric_memory.rendezvous(own, group)
         return cls(own, handle, group.rank(), group.size())
 
     def tensor(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
-        """A part of a rank's buffer, from byte ``offset`` on.
+        """Return a view of a rank's buffer, starting at byte ``offset``.
 
         Raises:
-            ValueError: it does not lie within the buffer, or begins inside an element.
+            ValueError: the view exceeds the buffer, or ``offset`` is not a multiple of the element size.
         """
         if offset % dtype.itemsize or not 0 <= offset <= self.size - math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{shape} of {dtype} at byte {offset} of {self.size}")
         return self._mapped.get_buffer(rank, torch.Size(shape), dtype, offset // dtype.itemsize)
 
     def tensors(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> tuple[Tensor, ...]:
-        """The same part of every rank's buffer."""
+        """Return the same view of every rank's buffer."""
         return tuple(self.tensor(rank, shape, dtype, offset) for rank in range(self.ranks))
 
     @functools.cached_property
     def addresses(self) -> Tensor:
-        """[ranks], int64, on the device: where each rank's buffer begins, for kernels; made outside of captures."""
+        """Return the start address of each rank's buffer for kernels, [ranks] int64 on the device; not in captures."""
         assert self._own is not None
         return torch.tensor(list(self._mapped.buffer_ptrs), dtype=torch.int64, device=self._own.device)
 
     def put_signal(self, rank: int, channel: int = 0) -> None:
-        """Raise a signal at another rank, once it is down there."""
+        """Set a signal at another rank, after this rank's previous signal there is cleared."""
         self._mapped.put_signal(rank, channel)
 
     def wait_signal(self, rank: int, channel: int = 0) -> None:
-        """Wait for a signal from another rank, and take it down."""
+        """Wait for a signal from another rank and clear it."""
         self._mapped.wait_signal(rank, channel)
 
     def barrier(self, channel: int = 0) -> None:
-        """Wait, on the current stream, until all ranks have come here."""
+        """Wait, on the current stream, until all ranks have reached this barrier."""
         self._mapped.barrier(channel)
 
     def close(self) -> None:
-        """Give this rank's buffer back; what other ranks have mapped of it lasts until they close theirs."""
+        """Release this rank's buffer; mappings of it on other ranks remain until those ranks close theirs."""
         self._handle = self._own = None
 
     @property
@@ -124,15 +124,13 @@ class PeerMemory:
 
 
 def attempt(build: Callable[[], T], group: dist.ProcessGroup, device: torch.device) -> tuple[T | None, str]:
-    """What ``build`` makes of memory that the ranks map from each other, or why they cannot. Collective.
+    """Return the result of ``build``, which uses symmetric memory, or the reason why it is not possible. Collective.
 
     Args:
-        build: collective; raises RuntimeError where this rank cannot.
-        group: the ranks.
-        device: this rank's.
+        build: collective function; raises RuntimeError if this rank cannot map the memory.
 
     Returns:
-        What was built, and an empty text; or None, and the reason. All ranks get the same.
+        The result and an empty text, or None and the reason. Either all ranks get a result or none does.
     """
     refused = one_machine.refusal(group, device)
     if refused is not None:

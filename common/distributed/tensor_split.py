@@ -1,4 +1,4 @@
-"""How the ranks of an axis hold one tensor together: which rows of it each has, and the way to the whole and back."""
+"""Split of one tensor over the ranks of an axis: the rows of each rank, and conversion from and to whole tensors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from common.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor, of which each rank has rows along one dimension.
+    """Split of one tensor; each rank holds some rows along one dimension.
 
-    A tensor of several sections (rows of queries, keys and values in one weight) has, on each rank, its rows of every
-    section, so that they are pieces that lie apart in the whole.
+    If the tensor consists of several sections (such as query, key and value rows of one weight), each rank holds rows
+    of every section. These pieces are not adjacent in the whole tensor.
 
-    A tensor may be padded, so that the ranks divide it (a vocabulary). Then a checkpoint has the rows that mean
-    something, and another number of ranks pads them anew.
+    The tensor may be padded (such as a vocabulary) so that the number of ranks divides it. Checkpoints store it
+    without the padding, so they load with any number of ranks.
 
     Attributes:
-        full_shape: of the whole tensor, padding included.
-        dim: the dimension along which it is split.
-        pieces: of each rank: first row and row behind the last of its pieces, in their order on that rank.
-        index: this rank's place among them.
-        kept: rows of the whole that mean something, the first ones; what is behind them is zero in all that is loaded.
-            None for all.
+        full_shape: shape of the whole tensor, including padding.
+        dim: dimension along which it is split.
+        pieces: for each rank, (start, stop) rows of its pieces, in their order on that rank.
+        index: position of this rank.
+        kept: number of leading rows that are not padding; None for all. Loading sets the padding to zero.
 
     Raises:
-        ValueError: the pieces are not all rows once, the ranks have different numbers of rows, or more rows are kept
-            than there are.
+        ValueError: the pieces do not cover every row exactly once, the ranks have different numbers of rows, or an
+            index, the dimension or ``kept`` is out of range.
     """
 
     full_shape: tuple[int, ...]
@@ -66,16 +65,15 @@ class Split:
         index: int,
         kept: int | None = None,
     ) -> Split:
-        """Every section dealt to the ranks in equal parts, the first rank first.
+        """Return a split in which every section is sharded into equal parts, in rank order.
 
         Args:
-            full_shape, dim, index, kept: see the class.
-            sections: rows of each along ``dim``, in their order.
-            ranks: how many share.
+            full_shape, dim, index, kept: see :class:`Split`.
+            sections: number of rows of each section along ``dim``, in order.
 
         Raises:
-            ConfigError: the ranks do not divide a section.
-            ValueError: the sections are not all rows.
+            ConfigError: the number of ranks does not divide a section.
+            ValueError: the sections do not add up to all rows.
         """
         start = 0
         pieces: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
@@ -99,35 +97,35 @@ class Split:
         sections: Sequence[int] | None = None,
         kept: int | None = None,
     ) -> Split:
-        """:meth:`dealt` to the ranks of ``tp``; without ``sections`` there is one."""
+        """Return :meth:`dealt` over the ranks of ``tp``; the default of ``sections`` is a single section."""
         sections = sections or (full_shape[dim],)
         return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"), kept)
 
     @property
     def ranks(self) -> int:
-        """How many hold the tensor."""
+        """Return the number of ranks."""
         return len(self.pieces)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of what one rank has."""
+        """Return the shape of the part on one rank."""
         shape = list(self.full_shape)
         shape[self.dim] //= self.ranks
         return tuple(shape)
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """Of the whole tensor without its padding."""
+        """Return the shape of the whole tensor without padding."""
         shape = list(self.full_shape)
         shape[self.dim] = shape[self.dim] if self.kept is None else self.kept
         return tuple(shape)
 
     def without_padding(self, full: Tensor) -> Tensor:
-        """A view of what means something in ``full``, of ``full_shape``."""
+        """Return a view of ``full`` (of ``full_shape``) without its padding."""
         return full if self.kept is None else full.narrow(self.dim, 0, self.kept)
 
     def padded(self, kept: Tensor) -> Tensor:
-        """``kept``, of ``kept_shape``, with zeros behind it: of ``full_shape``."""
+        """Return ``kept`` (of ``kept_shape``) padded with zeros to ``full_shape``."""
         if self.kept_shape == self.full_shape:
             return kept
         full = kept.new_zeros(self.full_shape)
@@ -135,10 +133,10 @@ class Split:
         return full
 
     def local_of(self, full: Tensor) -> Tensor:
-        """What this rank has of ``full``, of ``full_shape``: a tensor of its own, of ``local_shape``.
+        """Return a copy of this rank's part of ``full``, of ``local_shape``.
 
         Raises:
-            ValueError: the tensor has another shape.
+            ValueError: the shape of ``full`` is not ``full_shape``.
         """
         if tuple(full.shape) != self.full_shape:
             raise ValueError(f"a tensor {tuple(full.shape)} where {self.full_shape} is split")
@@ -146,10 +144,10 @@ class Split:
         return torch.cat([full.narrow(self.dim, start, stop - start) for start, stop in own], self.dim)
 
     def full_of(self, locals: Sequence[Tensor]) -> Tensor:
-        """The whole, of ``full_shape``, from what every rank has, in their order.
+        """Return the whole tensor, of ``full_shape``, from the parts of all ranks in rank order.
 
         Raises:
-            ValueError: not one tensor of the right shape for every rank.
+            ValueError: the number of tensors or a shape is wrong.
         """
         shapes = [tuple(tensor.shape) for tensor in locals]
         if shapes != [self.local_shape] * self.ranks:
@@ -162,16 +160,16 @@ class Split:
         return full
 
     def gather(self, local: Tensor, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
-        """The whole on ``device``, bit for bit; collective over ``group``, the ranks that hold it.
+        """Return the whole tensor on ``device``, bit for bit. Collective over ``group``.
 
         Args:
-            local: what this rank has, anywhere.
-            group: None where it is this rank alone.
-            device: that the group communicates on.
+            local: part of this rank, on any device.
+            group: process group of the split's ranks; None if it is this rank alone.
+            device: device that the group communicates on.
         """
         if group is None:
             return self.full_of([local.detach().to(device)])
-        # As bytes, which every backend carries for every dtype.
+        # Send bytes, because not every backend supports every dtype.
         mine = local.detach().to(device).contiguous().flatten().view(torch.uint8)
         everyone = torch.empty(self.ranks * mine.numel(), dtype=torch.uint8, device=device)
         dist.all_gather_into_tensor(everyone, mine, group=group)
@@ -179,10 +177,10 @@ class Split:
 
 
 def check_splits(splits: Mapping[str, Split], tensors: Mapping[str, Tensor]) -> None:
-    """Make sure that each split is one of a tensor as this rank has it.
+    """Check that each split matches a tensor of this rank.
 
     Raises:
-        ValueError: there is no tensor of that name, or it has another shape.
+        ValueError: a tensor is missing or its shape differs from the split's local shape.
     """
     for name, split in splits.items():
         if name not in tensors:
@@ -201,25 +199,25 @@ def gathered(
     layout: Layout,
     destination: torch.device | str = "cpu",
 ) -> Any:
-    """A nest of mappings and sequences with whole tensors, without padding, under the names of ``splits``.
+    """Return a copy of ``state`` in which the tensors named in ``splits`` are whole, without padding.
 
-    Collective over ``group``, whose ranks have the same nest.
+    Collective over ``group``; all its ranks must pass the same structure.
 
     Args:
-        state: tensors by name, at any depth; under the name of a split one they have its local shape.
-        splits: by name.
-        group: the ranks that hold each of the split tensors together; None for this rank alone.
-        layout: whose device the group communicates on.
-        destination: where whole tensors are wanted.
+        state: nested mappings and sequences; a tensor under a name of ``splits``, at any depth, has the local shape.
+        splits: splits by name.
+        group: process group of the splits' ranks; None for this rank alone.
+        layout: layout of the ranks; the group communicates on its device.
+        destination: device of the whole tensors.
 
     Raises:
-        ValueError: a tensor under the name of a split one has another shape.
+        ValueError: a tensor named in ``splits`` does not have the local shape.
     """
 
     def whole(name: str, tensor: Tensor) -> Tensor:
         if tuple(tensor.shape) != splits[name].local_shape:
             raise ValueError(f"{name!r}: {tuple(tensor.shape)} where {splits[name].local_shape} are split over tp")
-        # The group's backend may know the device alone; what stays there is one tensor at a time.
+        # Gather on the device, which the backend may require; only one whole tensor at a time occupies its memory.
         split = splits[name]
         return split.without_padding(split.gather(tensor, group, layout.device)).to(destination)
 
@@ -227,15 +225,15 @@ def gathered(
 
 
 def without_padding(tensors: Mapping[str, Tensor], splits: Mapping[str, Split]) -> dict[str, Tensor]:
-    """What :func:`gathered` gives where this rank alone holds the tensors, which are not copied."""
+    """Return the result of :func:`gathered` for a single rank, as views instead of copies."""
     return {name: splits[name].without_padding(t) if name in splits else t for name, t in tensors.items()}
 
 
 def own_parts(state: Any, splits: Mapping[str, Split]) -> Any:
-    """The inverse of :func:`gathered`: the nest with what this rank has of the tensors under the names of ``splits``.
+    """Return a copy of ``state`` with this rank's parts of the tensors in ``splits``; inverts :func:`gathered`.
 
     Raises:
-        CheckpointError: a tensor has another shape than the whole.
+        CheckpointError: the shape of a tensor differs from the whole tensor without padding.
     """
 
     def own(name: str, tensor: Tensor) -> Tensor:

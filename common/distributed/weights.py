@@ -1,14 +1,13 @@
-"""Weights from the ranks that train to the ranks that evaluate, while training goes on.
+"""Transfer of weights from training ranks to evaluation ranks while training continues.
 
-At an evaluation point a sender copies the weights into a snapshot of its own, on the training stream; a side stream
-brings its piece of the snapshot into pinned host memory, by the GPU's copy engine; a thread waits for that copy and
-sends the piece over Gloo. No kernel waits anywhere, so that no multiprocessor of the training GPUs is held, and
-training waits only when the transfer before has not ended.
+At an evaluation point a sender copies the weights into a snapshot on the training stream. A side stream copies its
+piece of the snapshot to pinned host memory by the GPU's copy engine; a thread waits for this copy and sends the piece
+over Gloo. No kernel waits, so the transfer occupies no multiprocessor of the training GPUs, and training waits only if
+the previous transfer has not finished.
 
-The evaluation ranks stand in rows of as many ranks as there are senders. Sender ``g`` broadcasts piece ``g`` to the
-``g``-th rank of every row, and the ranks of a row put the pieces together on their devices. They receive in a thread,
-into one of two host buffers: the next weights arrive while the last ones are evaluated, and those after them wait at
-their sender.
+The evaluation ranks form rows with one rank per sender. Sender ``g`` broadcasts piece ``g`` to the ``g``-th rank of
+every row, and the ranks of a row gather the pieces on their devices. A thread receives into one of two host buffers:
+new weights arrive while the previous ones are evaluated, and later ones wait at their sender.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from torch import Tensor
 from common.distributed import groups
 from common.distributed.host_group import HostGroup
 
-ALIGNMENT = 256  # bytes on which tensors and pieces start
+ALIGNMENT = 256  # alignment of tensors and pieces, in bytes
 HOST_BUFFERS = 2
 PUBLISH, END = 1, 2
 
 
 @dataclass(frozen=True)
 class Template:
-    """Where tensors lie in a flat buffer of bytes that is dealt in equal pieces.
+    """Offsets of tensors in a flat byte buffer that is cut into equal pieces.
 
     Attributes:
-        entries: name, shape, name of the dtype and first byte of each tensor.
+        entries: name, shape, name of the dtype and byte offset of each tensor.
         pieces: number of pieces.
-        piece_bytes: size of each; the last one is filled up.
+        piece_bytes: size of each piece; the last one is padded.
     """
 
     entries: tuple[tuple[str, tuple[int, ...], str, int], ...]
@@ -49,7 +48,7 @@ class Template:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], pieces: int) -> Template:
-        """The template of ``tensors``, in their order."""
+        """Return the template of ``tensors``, in their order."""
         entries, place = [], 0
         for name, tensor in tensors.items():
             entries.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place))
@@ -58,11 +57,11 @@ class Template:
 
     @property
     def bytes(self) -> int:
-        """Size of the buffer."""
+        """Return the size of the buffer in bytes."""
         return self.pieces * self.piece_bytes
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The tensors in ``buffer``, uint8 of ``bytes``, by name."""
+        """Return views of the tensors in ``buffer`` (uint8, ``bytes`` long), by name."""
         views = {}
         for name, shape, dtype_name, place in self.entries:
             dtype: torch.dtype = getattr(torch, dtype_name)
@@ -71,12 +70,12 @@ class Template:
         return views
 
     def encode(self) -> str:
-        """As text."""
+        """Return the template as JSON."""
         return json.dumps([self.entries, self.pieces, self.piece_bytes])
 
     @classmethod
     def decode(cls, text: str) -> Template:
-        """From the text of :meth:`encode`."""
+        """Return the template from the result of :meth:`encode`."""
         entries, pieces, piece_bytes = json.loads(text)
         return cls(
             tuple((name, tuple(shape), dtype, place) for name, shape, dtype, place in entries), pieces, piece_bytes
@@ -85,12 +84,12 @@ class Template:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Who sends to whom.
+    """Assignment of senders to receivers.
 
     Attributes:
-        token: that no other run has which meets in the same store.
-        senders: training ranks 0 to ``senders`` - 1 send a piece each.
-        evaluation_ranks: ranks that receive.
+        token: text that is unique to this run among all runs that use the same store.
+        senders: number of senders: training ranks 0 to ``senders`` - 1 send one piece each.
+        evaluation_ranks: number of ranks that receive.
     """
 
     token: str
@@ -98,23 +97,21 @@ class Transfer:
     evaluation_ranks: int
 
     def group(self, member: int, sender: int) -> HostGroup:
-        """The group of one sender, its rank 0, and the evaluation ranks that it sends to."""
+        """Return the group of one sender, which has rank 0, and the evaluation ranks that it sends to."""
         return HostGroup(f"weights/{self.token}/{sender}", member, 1 + self.evaluation_ranks // self.senders)
 
 
 def senders_for(evaluation_ranks: int, training_ranks_of_first_node: int) -> int:
-    """How many training ranks send: the most that fill rows of evaluation ranks, all on the first node."""
+    """Return the number of senders: the largest divisor of ``evaluation_ranks`` that fits on the first node."""
     return max(n for n in range(1, training_ranks_of_first_node + 1) if evaluation_ranks % n == 0)
 
 
 class WeightSender:
-    """Publishes weights from one of the senders; on other training ranks there is none.
+    """Sender of weights on one of the sending ranks. Other training ranks do not create one.
 
     Args:
-        transfer: who sends to whom.
-        sender: this rank's place among the senders.
-        template: of the weights.
-        device: where the weights are.
+        sender: index of this rank among the senders.
+        device: device of the weights.
     """
 
     def __init__(self, transfer: Transfer, sender: int, template: Template, device: torch.device) -> None:
@@ -124,7 +121,7 @@ class WeightSender:
         self._views = template.views(self._snapshot)
         first = sender * template.piece_bytes
         self._piece = self._snapshot[first : first + template.piece_bytes]
-        # Without a GPU the snapshot itself is in host memory.
+        # Without a GPU the snapshot is already in host memory.
         self._host = torch.zeros(self._piece.shape, dtype=torch.uint8, pin_memory=True) if cuda else self._piece
         self._stream = torch.cuda.Stream(device) if cuda else None
         self._orders: queue.SimpleQueue[tuple[list[int], torch.cuda.Event | None] | None] = queue.SimpleQueue()
@@ -136,13 +133,13 @@ class WeightSender:
 
     @torch.no_grad()
     def publish(self, index: int, samples: int, weights: Mapping[str, Tensor]) -> None:
-        """Send ``weights``, which may change as soon as the current stream is past this call.
+        """Send ``weights``. They may change after the work that this call enqueues on the current stream.
 
-        Waits until the weights before have been sent.
+        Waits until the previous weights have been sent.
 
         Args:
             index: number of the evaluation.
-            samples: training samples that the weights have seen.
+            samples: number of training samples that the weights have seen.
 
         Raises:
             RuntimeError: a receiver is gone.
@@ -160,10 +157,10 @@ class WeightSender:
         self._orders.put(([PUBLISH, index, samples], done))
 
     def end(self, stopped_at: int) -> None:
-        """Tell the receivers that nothing more comes, once all was sent.
+        """Wait until all weights are sent, and tell the receivers that no more follow.
 
         Args:
-            stopped_at: the step at which a signal stopped the run; 0 for a run that ended by itself.
+            stopped_at: step at which a signal stopped the run; 0 for a run that ended by itself.
 
         Raises:
             RuntimeError: a receiver is gone.
@@ -175,7 +172,7 @@ class WeightSender:
         self.check()
 
     def check(self) -> None:
-        """Raise what went wrong in sending."""
+        """Raise the error of the sending thread, if there is one."""
         if self._error is not None:
             raise self._error
 
@@ -200,12 +197,12 @@ class WeightSender:
 
 @dataclass(frozen=True)
 class Arrived:
-    """Weights that have arrived.
+    """Received weights.
 
     Attributes:
         index: number of the evaluation.
-        samples: training samples that they have seen.
-        seconds: from the sender's word that they come to their last byte, without the wait for a free buffer.
+        samples: number of training samples that the weights have seen.
+        seconds: duration of the broadcast in seconds, without the wait for a free buffer.
         buffer: this rank's piece, in host memory.
     """
 
@@ -217,19 +214,17 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Ended:
-    """Nothing more comes; ``stopped_at``: the step at which a signal stopped training, or 0."""
+    """End of the transfers. ``stopped_at`` is the step at which a signal stopped training, or 0."""
 
     stopped_at: int
 
 
 class WeightReceiver:
-    """Receives weights on an evaluation rank. All ranks of the role create theirs.
+    """Receiver of weights on an evaluation rank. All ranks of the role must create one.
 
     Args:
-        transfer: who sends to whom.
-        rank: among the evaluation ranks.
-        template: of the weights.
-        device: where they are wanted.
+        rank: rank among the evaluation ranks.
+        device: device for the assembled weights.
     """
 
     def __init__(self, transfer: Transfer, rank: int, template: Template, device: torch.device) -> None:
@@ -246,7 +241,7 @@ class WeightReceiver:
         threading.Thread(target=self._receive, name="weights from training ranks", daemon=True).start()
 
     def take(self) -> Arrived | Ended:
-        """Wait for the next weights, or the word that none come.
+        """Wait for the next weights, or for the end of the transfers.
 
         Raises:
             RuntimeError: the sender is gone.
@@ -257,7 +252,7 @@ class WeightReceiver:
         return item
 
     def assemble(self, arrived: Arrived) -> dict[str, Tensor]:
-        """The weights by name, on the device, valid until the next call; gives their host buffer back. Collective."""
+        """Return the weights by name on the device, valid until the next call; release the host buffer. Collective."""
         if self._row is None:
             self._whole.copy_(arrived.buffer)
         else:
@@ -267,7 +262,7 @@ class WeightReceiver:
         return self._views
 
     def discard(self, arrived: Arrived) -> None:
-        """Give the host buffer of weights back; nothing reads it any more."""
+        """Release the host buffer of weights that are no longer needed."""
         self._free.put(arrived.buffer)
 
     def _receive(self) -> None:
@@ -288,7 +283,7 @@ class WeightReceiver:
 
 
 def _row_group(row: int, transfer: Transfer) -> dist.ProcessGroup | None:
-    """The ranks that put a copy of the weights together; None where each rank receives all of it."""
+    """Return the group of ranks that gather one copy of the weights; None if each rank receives all of it."""
     if transfer.senders == 1:
         return None
     if transfer.senders == transfer.evaluation_ranks:

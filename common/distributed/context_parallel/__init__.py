@@ -1,1 +1,1 @@
-"""One row of tokens over several ranks: the ``cp`` axis."""
+"""Context parallelism (``cp``): each row of tokens is sharded over several ranks."""

@@ -1,12 +1,10 @@
-"""A row of tokens dealt to the ranks of the ``cp`` axis, each with an early and a late chunk of it.
+"""Split of a row of tokens over the ranks of the ``cp`` axis; each rank holds an early and a late chunk.
 
-Under a causal mask later tokens have more to attend to. Of 2 R equal chunks rank r of R has chunks r and 2 R - 1 - r,
-which is as much work for every rank. All else in a decoder is done token by token and need not know.
+Under a causal mask later tokens attend to more keys. The row is cut into 2 R equal chunks, and rank r of R holds chunks
+r and 2 R - 1 - r, which balances the work. All other operations of a decoder work token by token and do not change.
+One collective gathers keys and values instead of a ring, because they are small with few key/value heads.
 
-Keys and values are gathered rather than passed around a ring: with few key/value heads they are small, and one
-collective moves them.
-
-Shapes: B rows, S tokens of a whole row, L = S / R those of one rank, K key/value heads, D head size.
+Shapes: B rows, S tokens of a whole row, L = S / R tokens per row on one rank, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ AXIS = "cp"
 
 @dataclass(frozen=True)
 class ContextSplit:
-    """A row's chunks and the ranks that have them; one rank alone has the whole row, and needs no process group.
+    """Assignment of a row's chunks to ranks. A single rank holds the whole row and needs no process group.
 
     Attributes:
-        row_length: S.
-        ranks: R.
-        index: which of them this is.
-        group: the ranks; None where there is one.
+        row_length: number of tokens in a whole row, S.
+        ranks: number of ranks, R.
+        index: position of this rank in the group.
+        group: process group of the ranks; None for a single rank.
 
     Raises:
-        ConfigError: the chunks would not be equal.
+        ConfigError: the row cannot be cut into 2 R equal chunks.
     """
 
     row_length: int
@@ -58,20 +56,19 @@ class ContextSplit:
 
     @classmethod
     def from_layout(cls, layout: Layout, row_length: int) -> ContextSplit:
-        """The ``cp`` axis of ``layout``. Collective.
+        """Return the split over the ``cp`` axis of ``layout``. Collective.
 
         Args:
-            layout: of all ranks.
-            row_length: tokens of a whole row.
+            row_length: number of tokens in a whole row.
 
         Raises:
-            ConfigError: twice the axis does not divide the row.
+            ConfigError: twice the size of the axis does not divide the row.
         """
         return cls(row_length, layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Where in the row this rank's chunks start and stop, in the order in which it has them."""
+        """Return (start, stop) positions in the row of this rank's chunks, in local order."""
         if self.ranks == 1:
             return ((0, self.row_length),)
         size = self.row_length // (2 * self.ranks)
@@ -79,37 +76,36 @@ class ContextSplit:
 
     @property
     def local_length(self) -> int:
-        """L, tokens of a row that this rank has."""
+        """Return L, the number of tokens per row on this rank."""
         return self.row_length // self.ranks
 
     @property
     def local_chunks(self) -> tuple[slice, ...]:
-        """Places of this rank's chunks among its own tokens, in the order of :attr:`spans`."""
+        """Return the slice of each chunk within this rank's tokens, in the order of :attr:`spans`."""
         size = self.local_length // len(self.spans)
         return tuple(slice(i * size, (i + 1) * size) for i in range(len(self.spans)))
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
-        """Places in the row of this rank's tokens, in the order in which it has them: (L,) int64."""
+        """Return the positions in the row of this rank's tokens, in local order: (L,) int64."""
         return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.spans])
 
     def deal(self, whole: Tensor, dim: int = 1) -> Tensor:
-        """This rank's tokens of whole rows, a copy.
+        """Return a copy of this rank's tokens.
 
         Args:
-            whole: any tensor with S tokens along ``dim``.
-            dim: where they are.
+            whole: tensor with the S tokens of whole rows along ``dim``.
         """
         return torch.cat([whole.narrow(dim, start, stop - start) for start, stop in self.spans], dim)
 
     def gather_kv(self, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole rows (B, S, K, D); backward sums the gradients. Collective in both passes."""
+        """Return keys and values (B, S, K, D) of whole rows; backward sums over ranks. Both passes are collective."""
         if self.ranks == 1:
             return k_BLKD, v_BLKD
         k_BSKD, v_BSKD = _GatherKeysValues.apply(k_BLKD, v_BLKD, self)
         return k_BSKD, v_BSKD
 
     def all_gather_kv(self, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`gather_kv` without autograd. Collective."""
+        """Return the same as :meth:`gather_kv`, without autograd. Collective."""
         if self.ranks == 1:
             return k_BLKD, v_BLKD
         B, L, K, D = k_BLKD.shape
@@ -125,14 +121,14 @@ class ContextSplit:
         return k_BSKD, v_BSKD
 
     def start_reduce_scatter_kv(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
-        """Begin to sum gradients of keys and values over all ranks' queries, beside what comes next. Collective.
+        """Start an asynchronous sum of the key and value gradients over all ranks. Collective.
 
         Args:
-            pieces: of one or two chunks of this rank's queries, the gradients (B, m, K, D) of the keys and of the
-                values of a row's first m tokens, m a multiple of a chunk.
+            pieces: pairs of key and value gradients (B, m, K, D), one pair for each of one or two chunks of this rank's
+                queries. They cover the first m tokens of a row; m is a multiple of the chunk length.
 
         Returns:
-            A function that waits, and gives the gradients (B, L, K, D) of this rank's own keys and values.
+            Function that waits for the sum and returns the gradients (B, L, K, D) of this rank's keys and values.
         """
         if self.ranks == 1:
             (piece,) = pieces
@@ -150,7 +146,7 @@ class ContextSplit:
         work = dist.reduce_scatter_tensor(own, dealt.view(R * 2, B, 2 * C, K, D), group=self.group, async_op=True)
 
         def wait(given: Tensor = dealt) -> tuple[Tensor, Tensor]:
-            """``given`` is held as long as it is read."""
+            """Wait for the reduction. The default of ``given`` keeps the send buffer alive until then."""
             assert work is not None
             work.wait()
             dk_BLKD, dv_BLKD = own
@@ -159,10 +155,10 @@ class ContextSplit:
         return wait
 
     def scored(self, count: Tensor) -> Tensor:
-        """How many tokens of whole rows are scored, from those of this rank, on the device. Collective.
+        """Return ``count`` summed over the ranks: the number of scored tokens of whole rows. Collective.
 
         Args:
-            count: integers of any shape, such as one for each row; it is left as it is.
+            count: integers of any shape, such as one per row. The input is not modified.
         """
         if self.group is None:
             return count
@@ -172,7 +168,7 @@ class ContextSplit:
 
 
 def _sum_into(target: Tensor, parts: Sequence[Tensor]) -> None:
-    """The sum of none, one or two tensors."""
+    """Write the sum of zero, one or two tensors to ``target``."""
     if len(parts) == 2:
         torch.add(*parts, out=target)
     elif parts:

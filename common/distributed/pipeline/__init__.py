@@ -1,1 +1,1 @@
-"""Layers dealt to stages that micro-batches pass through one after the other, on the axis ``pp``."""
+"""Pipeline parallelism (axis ``pp``): each stage holds some of the layers; micro-batches pass through the stages."""

@@ -1,8 +1,8 @@
-"""What neighbouring stages hand on to each other, each way in a queue of its own.
+"""Links that carry tensors between neighbouring pipeline stages.
 
-Every link, from one stage to the next in one direction, is a process group of its own two ranks. So a message waits for
-none of another link, whatever the order in which stages come to them, and NCCL moves it on a stream of its own. Both
-ends know which messages come in which order; nothing but the tensors is sent.
+Every link, from one stage to the next in one direction, is a separate process group of two ranks. A message therefore
+never waits for another link, whatever the order in which stages use their links, and NCCL uses a separate stream per
+link. Both ends know the order of the messages, so only tensors are sent.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from common.distributed.layout import Layout
 from common.distributed.pipeline.order import Direction
 
 AHEAD = 2
-"""Receives that are posted on a link before they are wanted: the message wanted next travels during the work before."""
+"""Number of receives posted on a link in advance, so that the next message is transferred during the preceding work."""
 
 OUTSTANDING = 2
-"""Messages that a sender keeps until they are known to be sent.
+"""Maximum number of messages that a sender holds until their transfer has completed.
 
-Neither limit costs time: :func:`common.distributed.pipeline.timing.simulate` finds that one of each would do.
+Neither limit costs time: according to :func:`common.distributed.pipeline.timing.simulate` one of each is enough.
 """
 
 
 class Handed(NamedTuple):
-    """Shape and dtype of what one part of the model hands on to the next."""
+    """Shape and dtype of the tensor that one part of the model passes to the next."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class Outbox:
-    """Sends to one neighbour, beside what comes next.
+    """Asynchronous sender to one neighbour.
 
     Args:
-        group: the two ranks.
-        peer: the other one's rank in it.
+        group: process group of the two ranks.
+        peer: rank of the neighbour in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int) -> None:
@@ -48,13 +48,13 @@ class Outbox:
         self._underway: deque[tuple[Tensor, dist.Work]] = deque()
 
     def send(self, tensor: Tensor) -> None:
-        """Send a contiguous tensor, which is held until it is sent and must not change before."""
+        """Send a contiguous tensor. It is referenced until it is sent and must not change before."""
         while len(self._underway) >= OUTSTANDING:
             self._finish_oldest()
         self._underway.append((tensor, _start(dist.isend, tensor, self._group, self._peer)))
 
     def finish(self) -> None:
-        """Wait until all is sent; on a GPU it is the current stream that waits."""
+        """Wait until all messages are sent; on a GPU the current stream waits, not the host."""
         while self._underway:
             self._finish_oldest()
 
@@ -64,12 +64,11 @@ class Outbox:
 
 
 class Inbox:
-    """Receives from one neighbour, with room for what comes next.
+    """Asynchronous receiver from one neighbour.
 
     Args:
-        group: the two ranks.
-        peer: the other one's rank in it.
-        device: of the tensors.
+        group: process group of the two ranks.
+        peer: rank of the neighbour in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int, device: torch.device) -> None:
@@ -78,10 +77,10 @@ class Inbox:
         self._underway: deque[tuple[Tensor, dist.Work]] = deque()
 
     def begin(self, wanted: Sequence[Handed]) -> None:
-        """Say what comes, in order, and post the first receives.
+        """Set the expected messages, in order, and post the first receives.
 
         Raises:
-            RuntimeError: what was said to come before has not been taken.
+            RuntimeError: messages of the previous iteration have not been taken.
         """
         if self._wanted or self._underway:
             raise RuntimeError("a pipeline begins an iteration, and messages of the one before were not taken")
@@ -90,7 +89,7 @@ class Inbox:
             self._post()
 
     def take(self) -> Tensor:
-        """The next message; on a GPU it is the current stream that waits for it."""
+        """Return the next message; on a GPU the current stream waits for it, not the host."""
         tensor, work = self._underway.popleft()
         self._post()
         work.wait()
@@ -107,11 +106,10 @@ class Links:
     """All links of this rank's stage. Collective over all ranks.
 
     Args:
-        layout: the ranks.
-        chunks: of each stage; with several the last stage is followed by the first.
+        chunks: number of chunks per stage; with several, the last stage is also linked to the first.
 
     Attributes:
-        inboxes, outboxes: by direction of the pass; none where nothing comes or goes.
+        inboxes, outboxes: receivers and senders by direction of the pass; absent where no messages are exchanged.
     """
 
     def __init__(self, layout: Layout, chunks: int) -> None:
@@ -123,8 +121,8 @@ class Links:
             for first, group in layout.links("pp", direction, around=chunks > 1).items():
                 sends = stage == (first if direction == "forward" else (first + 1) % stages)
                 peer = 1 - dist.get_group_rank(group, layout.rank)
-                # The first message builds the connection, for which both ends must be there. Links come in one order on
-                # all ranks, so that no two wait for each other here.
+                # The first message builds the connection and blocks until both ends take part. All ranks connect their
+                # links in the same order, so this cannot deadlock.
                 greeting = torch.zeros(1, device=layout.device)
                 _start(dist.isend if sends else dist.irecv, greeting, group, peer).wait()
                 if sends:
@@ -133,44 +131,40 @@ class Links:
                     self.inboxes[direction] = Inbox(group, peer, layout.device)
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         for outbox in self.outboxes.values():
             outbox.finish()
 
 
 class StandInBox:
-    """In the place of an outbox or an inbox: noise comes, and what is sent goes nowhere. Nobody is waited for.
-
-    Args:
-        device: of the tensors.
-    """
+    """Synthetic outbox or inbox: it returns noise and drops sent tensors, without waiting for another rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(0)
         self._wanted: deque[Handed] = deque()
 
     def begin(self, wanted: Sequence[Handed]) -> None:
-        """See :meth:`Inbox.begin`."""
+        """Set the expected messages; see :meth:`Inbox.begin`."""
         self._wanted.extend(wanted)
 
     def take(self) -> Tensor:
-        """Noise in the place of the next message."""
+        """Return noise of the shape and dtype of the next message."""
         shape, dtype = self._wanted.popleft()
         return torch.randn(shape, generator=self._generator, dtype=dtype, device=self._generator.device)
 
     def send(self, tensor: Tensor) -> None:
-        """Nothing is sent."""
+        """Drop the tensor."""
 
 
 class StandIns:
-    """In the place of ``links`` where a stage is to run on its own."""
+    """Synthetic replacement of ``links`` to run one stage alone."""
 
     def __init__(self, links: Links, device: torch.device) -> None:
         self.inboxes = {direction: StandInBox(device) for direction in links.inboxes}
         self.outboxes = {direction: StandInBox(device) for direction in links.outboxes}
 
     def finish(self) -> None:
-        """Nothing is underway."""
+        """Do nothing, because no transfers are pending."""
 
 
 def _start(function: Callable[..., Any], tensor: Tensor, group: dist.ProcessGroup, peer: int) -> dist.Work:

@@ -1,16 +1,15 @@
-"""The order in which a pipeline stage works: a pure function of its place and of the numbers.
+"""Order of work of a pipeline stage: a pure function of its rank and of the pipeline's sizes.
 
-A stage has one part of the model or several, *chunks*: of p stages and v chunks, chunk c of stage r is the part c p + r
-of the p v equal parts, so that a micro-batch goes round all stages v times. A *unit* of work is the forward or the
+A stage holds one or several parts of the model, called chunks: with p stages and v chunks, chunk c of stage r is part
+c p + r of the p v equal parts, so a micro-batch visits every stage v times. A *unit* of work is the forward or the
 backward pass of one chunk on one micro-batch.
 
-With one chunk this is 1F1B (Narayanan et al. 2021, section 2.2.1): p - r - 1 forward units, then both directions in
-turn. With several it is interleaved 1F1B (section 2.2.2 there, and Megatron-LM): 2 (p - r - 1) + (v - 1) p forward
-units first, or all m v if there are as many micro-batches m as stages, and micro-batches in rounds of p. Both leave
-(p - 1) / (v m) of the working time idle.
+With one chunk this is 1F1B (Narayanan et al. 2021, section 2.2.1): p - r - 1 forward units, then alternating
+directions. With several it is interleaved 1F1B (section 2.2.2 there, and Megatron-LM): first 2 (p - r - 1) + (v - 1)
+p forward units, or all m v if the number of micro-batches m equals p, with micro-batches in rounds of p. Both leave
+stages idle for (p - 1) / (v m) of the working time.
 
-In either order the units that one stage hands on come at its neighbour in the order in which that one wants them, so
-that a queue between the two suffices.
+In both schedules a stage produces results in the order in which its neighbour consumes them, so a queue connects them.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ Direction = Literal["forward", "backward"]
 
 
 class Unit(NamedTuple):
-    """One chunk's pass on one micro-batch.
+    """One pass of one chunk on one micro-batch.
 
     Attributes:
-        direction: of the pass.
-        chunk: of the stage, from 0.
-        micro_batch: of the iteration, from 0.
+        direction: forward or backward.
+        chunk: index of the chunk within the stage, from 0.
+        micro_batch: index of the micro-batch within the iteration, from 0.
     """
 
     direction: Direction
@@ -39,11 +38,11 @@ class Unit(NamedTuple):
 
 
 def check_numbers(stages: int, chunks: int, micro_batches: int) -> None:
-    """Make sure that the order exists.
+    """Check that a schedule exists for these sizes.
 
     Raises:
-        ConfigError: a number is not positive, one stage has several chunks, or several chunks would not see full rounds
-            of micro-batches.
+        ConfigError: a size is not positive, a single stage has several chunks, or there are several chunks and the
+            number of micro-batches is not a multiple of the number of stages.
     """
     for name, value in (("layout.pp", stages), ("chunks", chunks), ("micro-batches", micro_batches)):
         if value < 1:
@@ -58,15 +57,15 @@ def check_numbers(stages: int, chunks: int, micro_batches: int) -> None:
 
 
 def layers_of(layers: int, stage: int, stages: int, chunks: int) -> tuple[range, ...]:
-    """Which layers of the model each chunk of a stage has.
+    """Return the layer indices of each chunk of a stage.
 
     Args:
-        layers: of the model.
-        stage: 0 <= stage < stages.
-        stages, chunks: of the pipeline, and of each stage.
+        layers: number of layers of the model.
+        stage: index of the stage, 0 <= stage < stages.
+        chunks: number of chunks per stage.
 
     Raises:
-        ConfigError: the chunks do not divide the layers.
+        ConfigError: the number of layers is not a multiple of the total number of chunks.
     """
     if layers % (stages * chunks):
         raise ConfigError(
@@ -79,13 +78,13 @@ def layers_of(layers: int, stage: int, stages: int, chunks: int) -> tuple[range,
 
 
 def order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[Unit]:
-    """The units of a stage in the order of its work.
+    """Return the units of a stage in the order of execution.
 
     Args:
-        rank: the stage, 0 <= rank < stages.
-        stages: of the pipeline, p.
-        chunks: of each stage, v.
-        micro_batches: of one iteration, m.
+        rank: index of the stage, 0 <= rank < stages.
+        stages: number of stages, p.
+        chunks: number of chunks per stage, v.
+        micro_batches: number of micro-batches per iteration, m.
 
     Raises:
         ConfigError: see :func:`check_numbers`.
@@ -95,23 +94,23 @@ def order(rank: int, stages: int, chunks: int, micro_batches: int) -> list[Unit]
     forward = _passes("forward", stages, chunks, micro_batches)
     backward = _passes("backward", stages, chunks, micro_batches)
     units = forward[:first]
-    for pair in zip(forward[first:], backward, strict=False):  # the last backward units have no forward one left
+    for pair in zip(forward[first:], backward, strict=False):  # the last backward units have no partner
         units += pair
     return units + backward[len(forward) - first :]
 
 
 def forward_order(stages: int, chunks: int, micro_batches: int) -> list[Unit]:
-    """The units of every stage when nothing is differentiated; the last round may lack micro-batches.
+    """Return the units of every stage without backward passes; the last round may have fewer micro-batches.
 
     Raises:
-        ConfigError: a number is not positive, or one stage has several chunks.
+        ConfigError: a size is not positive, or a single stage has several chunks.
     """
     check_numbers(stages, chunks, stages * micro_batches)
     return _passes("forward", stages, chunks, micro_batches)
 
 
 def warm_up_units(rank: int, stages: int, chunks: int, micro_batches: int) -> int:
-    """Forward units of a stage before its first backward one, but for the one that comes right before it."""
+    """Return the number of forward units of a stage before it alternates forward and backward units."""
     if chunks == 1:
         return min(stages - rank - 1, micro_batches)
     if micro_batches == stages:
@@ -120,7 +119,7 @@ def warm_up_units(rank: int, stages: int, chunks: int, micro_batches: int) -> in
 
 
 def most_in_flight(units: Sequence[Unit]) -> int:
-    """How many forward passes a stage has at most whose backward pass is yet to come: what its memory must hold."""
+    """Return the maximum number of forward passes that wait for their backward pass; they determine the memory."""
     most = held = 0
     for unit in units:
         held += 1 if unit.direction == "forward" else -1
@@ -129,9 +128,9 @@ def most_in_flight(units: Sequence[Unit]) -> int:
 
 
 def slots(units: Sequence[Unit]) -> dict[tuple[int, int], int]:
-    """Places of what forward passes leave to their backward passes, for each chunk and micro-batch.
+    """Return a buffer slot for the saved activations of each (chunk, micro-batch).
 
-    Of a chunk no two have the same place at the same time, and there are no more places than it has at once.
+    Within a chunk, no two forward passes use the same slot at the same time, and the number of slots is minimal.
     """
     taken: dict[int, set[int]] = {}
     places: dict[tuple[int, int], int] = {}
@@ -147,7 +146,7 @@ def slots(units: Sequence[Unit]) -> dict[tuple[int, int], int]:
 
 
 def slots_of_chunks(units: Sequence[Unit]) -> dict[int, int]:
-    """How many places of :func:`slots` each chunk has."""
+    """Return the number of slots of each chunk; see :func:`slots`."""
     counts: dict[int, int] = {}
     for (chunk, _), place in slots(units).items():
         counts[chunk] = max(counts.get(chunk, 0), place + 1)
@@ -155,7 +154,7 @@ def slots_of_chunks(units: Sequence[Unit]) -> dict[int, int]:
 
 
 def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit] | None:
-    """The stage and unit that a unit's result is handed on to; None at either end of the model."""
+    """Return the stage and unit that receive the result of ``unit``; None at either end of the model."""
     step = 1 if unit.direction == "forward" else -1
     part = unit.chunk * stages + rank + step
     if not 0 <= part < stages * chunks:
@@ -165,13 +164,13 @@ def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit
 
 
 def receives(rank: int, stages: int, chunks: int, unit: Unit) -> bool:
-    """Whether a unit begins from what another stage has handed on."""
+    """Return whether the input of ``unit`` comes from another stage."""
     against: Direction = "backward" if unit.direction == "forward" else "forward"
     return follower(rank, stages, chunks, Unit(against, unit.chunk, unit.micro_batch)) is not None
 
 
 def _passes(direction: Direction, stages: int, chunks: int, micro_batches: int) -> list[Unit]:
-    """All units of one direction: in each round of micro-batches chunk after chunk, backward the last one first."""
+    """Return all units of one direction: per round of micro-batches all chunks, in reverse order for backward."""
     places = range(chunks) if direction == "forward" else range(chunks - 1, -1, -1)
     return [
         Unit(direction, chunk, micro_batch)

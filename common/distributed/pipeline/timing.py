@@ -1,7 +1,6 @@
-"""How long a pipeline takes, by going through the order of all its stages with given durations.
+"""Simulate the duration of a pipeline iteration from given durations of the units, in any unit of time.
 
-It knows what a real one waits for: its own stage's work before, the result of the neighbour, and, where they are
-limited, messages that nobody has room for yet. Durations are in any one unit.
+A stage waits for its previous unit, for the result of its neighbour and, if links are limited, for free link buffers.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from common.distributed.pipeline.order import Unit, follower, order, receives
 
 @dataclass(frozen=True)
 class Timing:
-    """When everything happens.
+    """Result of a simulation.
 
     Attributes:
-        started: for each stage its units in order, each with the time at which it starts.
-        ended: when the last unit of all stages ends.
-        busy: for each stage the time that it works.
+        started: for each stage, its units in order with their start times.
+        ended: time at which the last unit of any stage ends.
+        busy: total working time of each stage.
     """
 
     started: tuple[tuple[tuple[Unit, float], ...], ...]
@@ -28,13 +27,13 @@ class Timing:
 
     @property
     def bubble(self) -> float:
-        """Idle time of the busiest stage, as a share of its working time."""
+        """Return the idle time of the busiest stage, as a fraction of its working time."""
         return (self.ended - max(self.busy)) / max(self.busy)
 
 
 @dataclass
 class _Link:
-    """Messages from one stage to the next: when each was sent and taken, and when it is there."""
+    """Messages from one stage to the next, with the times at which each was sent, taken and received."""
 
     ahead: int | None
     transfer: float
@@ -43,7 +42,7 @@ class _Link:
     there: list[float] = field(default_factory=list)
 
     def arrive(self) -> None:
-        """Let all messages travel that have been sent and have room."""
+        """Compute the arrival times of all messages that have been sent and have a posted receive."""
         while len(self.there) < len(self.sent):
             number = len(self.there)
             begins = self.sent[number]
@@ -65,7 +64,7 @@ class _Stage:
 
     @property
     def ended(self) -> int:
-        """Units that are done."""
+        """Return the number of completed units."""
         return len(self.started) - self.working
 
 
@@ -81,19 +80,19 @@ def simulate(
     outstanding: int | None = None,
     orders: Sequence[Sequence[Unit]] | None = None,
 ) -> Timing:
-    """Work through an iteration of all stages.
+    """Simulate one iteration of all stages.
 
     Args:
         stages, chunks, micro_batches: see :func:`common.distributed.pipeline.order.order`.
         forward, backward: duration of a unit.
-        transfer: of a message to a neighbour, which takes no time from the work of either.
-        ahead: receives that a stage has posted on a link beyond those that it has taken; None for no limit. Without a
-            posted receive a message waits at its sender.
-        outstanding: messages on a link whose end a stage need not have seen when it sends one more; None for no limit.
-        orders: of the units of every stage; None for the pipeline's own.
+        transfer: duration of a message; it does not delay the work of sender or receiver.
+        ahead: number of receives posted on a link beyond the messages taken; None for no limit. Without a posted
+            receive a message waits at its sender.
+        outstanding: number of unfinished messages on a link at which a sender waits before the next; None for no limit.
+        orders: units of every stage in order; None for the order of :func:`common.distributed.pipeline.order.order`.
 
     Raises:
-        RuntimeError: stages wait for each other for ever.
+        RuntimeError: the stages deadlock.
     """
     ranks = [_Stage(list(orders[r] if orders else order(r, stages, chunks, micro_batches))) for r in range(stages)]
     lengths = {"forward": forward, "backward": backward}
@@ -119,7 +118,7 @@ def _work(
     links: dict[tuple[str, int], _Link],
     outstanding: int | None,
 ) -> bool:
-    """Start a stage's next unit, or end the one that it has started; False if it is not known yet when that can be."""
+    """Start a stage's next unit or end its running unit. Return False if its time is not known yet."""
     unit = stage.units[len(stage.started) - stage.working]
     if not stage.working:
         starts = stage.time

@@ -1,1 +1,1 @@
-"""One volume over several GPUs: slabs and their halos, convolutions across them, and gathering of small levels."""
+"""Spatial parallelism of one volume over several GPUs: slabs, halos, split convolutions, gathering of small levels."""

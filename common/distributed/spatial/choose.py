@@ -1,4 +1,4 @@
-"""Which way halos travel."""
+"""Choice of the transport for halo exchange."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ TRANSPORTS = (SymmetricMemory.name, PointToPoint.name)
 
 
 def build_exchange(split: VolumeSplit, device: torch.device, requested: str = AUTO) -> HaloExchange:
-    """The exchange of halos along a split. Collective.
+    """Return the halo exchange of a split over two or more ranks. Collective.
 
     Args:
-        split: over two or more ranks.
-        device: of the slabs.
-        requested: one of ``TRANSPORTS``, or ``auto``: symmetric memory where all ranks are on one machine and can map
-            each other's memory, else sends and receives.
+        requested: one of ``TRANSPORTS``, or ``auto``: symmetric memory if all ranks are on one machine and can map each
+            other's memory, else sends and receives.
 
     Raises:
         UnsupportedImplementation: the transport is unknown, or these ranks cannot use it.

@@ -1,18 +1,19 @@
-"""3x3x3 convolution of a volume whose slabs lie on several ranks.
+"""3x3x3 convolution of a volume whose slabs are on several ranks.
 
-Every rank convolves its slab as though zeros lay around it, while the boundary planes travel. What then lacks is one
-depth of the kernel at the outermost planes, a 2-D convolution of the halo; convolution being linear, it is added.
+Every rank convolves its slab as if zeros surrounded it, while the boundary planes are transferred. The outermost output
+planes then lack the term of one kernel depth, which is a 2-D convolution of the halo. Convolution is linear, so the
+missing term is added afterwards.
 
-With y[o] = sum over k of W[k] x[s o + k - 1], k = 0, 1, 2 the depths of the kernel, s the stride, and a slab that
-holds the D input planes 0 ... D - 1 and the output planes 0 ... D / s - 1:
+With y[o] = sum over k of W[k] x[s o + k - 1], where k = 0, 1, 2 is the kernel depth and s the stride, and a slab with
+the D input planes 0 ... D - 1 and the output planes 0 ... D / s - 1:
 
-- y[0] lacks W[0] x[-1]; with stride 1 y[D - 1] lacks W[2] x[D]. With stride 2 the last output reads up to plane D - 1.
-- dx[i] sums W[k] dy[o] over all s o + k - 1 = i: dx[D - 1] lacks W[0] and dy[D / s], the next rank's first plane; with
-  stride 1 dx[0] lacks W[2] and dy[-1]. With stride 2 plane 0 is read by output 0 only.
-- dW[k] sums dy[o] x[s o + k - 1] over all pairs that lie on different ranks too. Each such pair has to be added by one
-  of the two ranks: taking the rank of x, they are dy[D / s] x[D - 1] for k = 0 and dy[-1] x[0] for k = 2. The halos of
-  dy that dx needs serve dW as well, and no halo of x has to be kept. Only where x needs no gradient, in a first layer,
-  the rank of dy adds the pair, with the x[-1] and x[D] of the forward pass: then nothing is exchanged in backward.
+- y[0] lacks W[0] x[-1]; with stride 1, y[D - 1] lacks W[2] x[D]. With stride 2 the last output reads up to plane D - 1.
+- dx[i] sums W[k] dy[o] over all s o + k - 1 = i: dx[D - 1] lacks W[0] dy[D / s], the next rank's first plane; with
+  stride 1, dx[0] lacks W[2] dy[-1]. With stride 2 only output 0 reads plane 0.
+- dW[k] sums dy[o] x[s o + k - 1] also over pairs on different ranks; one of the two ranks must add each pair. The rank
+  of x does: it adds dy[D / s] x[D - 1] for k = 0 and dy[-1] x[0] for k = 2, with the halos of dy that dx needs anyway,
+  so no halo of x is kept. If x needs no gradient, as in a first layer, the rank of dy adds the pair instead, with
+  x[-1] and x[D] kept from the forward pass; then the backward pass exchanges nothing.
 
 Shapes: N samples, C channels, D H W slab.
 """
@@ -32,26 +33,26 @@ from common.ops.local_convolution.reference import LocalConvolution
 from common.ops.operation import AUTO, OperationRequest
 
 LOW, HIGH = 0, 2
-"""Depth of the kernel that meets the plane below a slab, and the one above it."""
+"""Kernel depths that read the plane below a slab and the plane above it."""
 
 
 class SpatialConv3d(nn.Module):
-    """Convolution 3x3x3, padding 1, without bias; over slabs where it is given an exchange.
+    """Convolution 3x3x3 with padding 1 and without bias; with an ``exchange`` it works on slabs.
 
     Args:
-        in_channels, out_channels: C of input and result.
-        stride: 1 or 2, of all three axes.
-        exchange: moves halos between the slabs; None where each rank holds whole volumes.
-        implementation: a name out of :data:`common.ops.local_convolution.LOCAL_CONVOLUTION`, or ``auto``.
-        device, dtype: of weight and activations. The weight, of nn.Conv3d's shape and channels last on a GPU, is not
-            initialised.
+        in_channels, out_channels: number of channels of input and output.
+        stride: 1 or 2, on all three axes.
+        exchange: halo exchange between the slabs; None if each rank holds whole volumes.
+        implementation: a name in :data:`common.ops.local_convolution.LOCAL_CONVOLUTION`, or ``auto``.
+        device, dtype: device and dtype of weight and activations. The weight has the shape of nn.Conv3d's weight, in
+            channels-last layout, and is not initialised.
 
     Attributes:
-        implementation: the name chosen.
+        implementation: name of the selected implementation.
 
     Raises:
         UnsupportedImplementation: see :func:`common.ops.operation.select`.
-        ValueError: another stride.
+        ValueError: the stride is not 1 or 2.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class SpatialConv3d(nn.Module):
         self._exchange = exchange
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Convolve a slab, or whole volumes.
+        """Return the convolution of a slab, or of whole volumes.
 
         Raises:
-            ValueError: a slab that stride 2 cannot halve.
+            ValueError: the stride does not divide the number of planes of the slab.
         """
         if self._exchange is not None and x_NCDHW.shape[2] % self.stride:
             raise ValueError(f"a slab of {x_NCDHW.shape[2]} planes cannot be halved")
@@ -133,7 +134,7 @@ class _SpatialConvolution(torch.autograd.Function):
 def _forward(
     x_NCDHW: Tensor, weight: Tensor, stride: int, local: LocalConvolution, exchange: HaloExchange
 ) -> tuple[Tensor, Halos]:
-    """The slab's output planes, and the halos that two of them took."""
+    """Return the slab's output planes, and the halos that were added to them."""
     pending = exchange.start(x_NCDHW, to_previous=stride == 1)
     y_NCDHW = local.forward(x_NCDHW, weight, stride)
     with pending.received() as halos:
@@ -144,7 +145,7 @@ def _forward(
 
 
 def _missing_outputs(halos: Halos, weight: Tensor, stride: int) -> list[tuple[int, Tensor]]:
-    """Output plane and what it lacks."""
+    """Return pairs of an output plane's index and its missing term."""
     return [
         (plane, F.conv2d(halo_NCHW, weight[:, :, depth], stride=stride, padding=1))
         for plane, depth, halo_NCHW in ((0, LOW, halos.low), (-1, HIGH, halos.high))
@@ -161,7 +162,7 @@ def _backward(
     exchange: HaloExchange,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the slab and of the weight, the latter to be summed over the ranks."""
+    """Return the gradients of the slab and of the weight; the latter must still be summed over the ranks."""
     needs = True, needs_weight
     pending = exchange.start(dy_NCDHW, to_next=stride == 1)
     dx_NCDHW, dweight = local.backward(dy_NCDHW, x_NCDHW, weight, stride, needs)
@@ -178,7 +179,7 @@ def _backward(
 def _missing_gradients(
     halos: Halos, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
 ) -> list[tuple[int, int, Tensor, Tensor]]:
-    """Input plane, depth of the kernel, and what the gradients of both lack, from the halos of dy."""
+    """Return input plane, kernel depth and the missing terms of both gradients, computed from the halos of dy."""
     return [
         (plane, depth, *_plane_gradients(halo_NCHW, x_NCDHW.select(2, plane), weight[:, :, depth], stride, needs))
         for plane, depth, halo_NCHW in ((-1, LOW, halos.high), (0, HIGH, halos.low))
@@ -187,7 +188,7 @@ def _missing_gradients(
 
 
 def _add_kept_halos(dweight: Tensor, dy_NCDHW: Tensor, halos: Halos, stride: int) -> None:
-    """Add what the gradient of a first layer's weight lacks, from the halos of x."""
+    """Add the missing terms to the weight gradient of a first layer, computed from the halos of x."""
     for plane, depth, halo_NCHW in ((0, LOW, halos.low), (-1, HIGH, halos.high)):
         if halo_NCHW is not None:
             dy_NCHW, weight_plane = dy_NCDHW.select(2, plane), dweight[:, :, depth]
@@ -198,7 +199,7 @@ def _add_kept_halos(dweight: Tensor, dy_NCDHW: Tensor, halos: Halos, stride: int
 def _plane_gradients(
     dy_NCHW: Tensor, x_NCHW: Tensor, weight_plane: Tensor, stride: int, needs: tuple[bool, bool]
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of one plane and of one depth of the kernel."""
+    """Return the gradients of one input plane and of one kernel depth."""
     dx_NCHW, dweight_plane, _ = torch.ops.aten.convolution_backward(
         dy_NCHW, x_NCHW, weight_plane, None, [stride] * 2, [1] * 2, [1] * 2, False, [0] * 2, 1, [*needs, False]
     )

@@ -1,11 +1,11 @@
-"""Between the layers that split a volume and those that every rank of the group computes whole.
+"""Transition between layers on slabs and layers that every rank of the group computes on the whole volume.
 
-Where a level has too few planes, exchanging halos costs more than it saves; its layers are computed redundantly, by
-every rank on the whole volume. Neither way across needs a sum in its backward pass. Every rank runs the redundant part
-on the same input, and :func:`own_slab` hands all of them the gradient of the one loss with respect to its whole output,
-so each computes the whole gradient, of activations and of weights. What :func:`gather_slabs` then keeps of it, the
-rank's own slab, is complete. The weights' gradients are equal on all ranks and have to be averaged over the axis, while
-those of the layers that are split are parts of a sum: ``ParameterGroup.replicated_over`` says which is which.
+If a level has too few planes, halo exchange costs more than it saves; every rank then computes its layers redundantly
+on the whole volume. Neither transition needs a sum in its backward pass: :func:`own_slab` gives all ranks the
+gradient of the loss with respect to the whole volume, so each rank computes complete gradients of activations and
+weights, and :func:`gather_slabs` keeps the rank's slab of the former. Gradients of redundant weights are equal on all
+ranks and must be averaged over the axis; those of split layers must be summed. ``ParameterGroup.replicated_over``
+states which applies.
 
 Shapes: N samples, C channels, D H W volume.
 """
@@ -23,23 +23,23 @@ from common.distributed.spatial.split import VolumeSplit
 
 
 def gather_slabs(slab_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """The whole volume on every rank, channels last; backward keeps the rank's own slab of the gradient. Collective."""
+    """Return the whole volume, channels last; backward keeps this rank's slab of the gradient. Collective."""
     whole: Tensor = _GatherSlabs.apply(slab_NCDHW, split)
     return whole
 
 
 def own_slab(whole_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """This rank's slab of a volume that all ranks have; backward gathers the gradient. Collective in backward.
+    """Return this rank's slab of a volume that all ranks hold; backward gathers the gradient. Collective in backward.
 
     Raises:
-        ValueError: the slabs would not be equal.
+        ValueError: the number of ranks does not divide the number of planes.
     """
     slab: Tensor = _OwnSlab.apply(whole_NCDHW, split)
     return slab
 
 
 def _all_gather(slab_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """Slabs joined along D; with channels last and one sample they arrive where they belong."""
+    """Return the slabs joined along D; with channels last and one sample, no copy is needed after the gather."""
     slab_NDHWC = slab_NCDHW.permute(0, 2, 3, 4, 1).contiguous()
     N, D, H, W, C = slab_NDHWC.shape
     gathered = slab_NDHWC.new_empty(split.ranks * N, D, H, W, C)
@@ -49,7 +49,7 @@ def _all_gather(slab_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
 
 
 def _slab(whole_NCDHW: Tensor, split: VolumeSplit) -> Tensor:
-    """A tensor of its own: of several samples a view has gaps, which the layers that follow would each copy away."""
+    """Return a contiguous copy of the slab. A view of several samples has gaps, and each later layer would copy it."""
     return split.slab(whole_NCDHW).contiguous(memory_format=torch.channels_last_3d)
 
 

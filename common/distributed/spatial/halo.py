@@ -1,12 +1,12 @@
 """Exchange of boundary planes between the ranks that hold neighbouring slabs of a volume.
 
-A convolution needs planes beyond its slab: the halo. An exchange runs beside the computation, on a stream of its own
-that leaves the current one when it starts and joins it again when its planes, or what was computed from them, are used.
-The first and the last rank have nothing beyond: a missing halo is zeros, so there is nothing to add for it.
+A convolution reads planes beyond its slab: the halo. An exchange overlaps with computation on a side stream. This
+stream forks from the current stream at the start and joins it again when the planes, or results computed from them, are
+used. At the ends of the volume the halo is zeros, so there is nothing to exchange or to add.
 
-Memory that both streams touch comes from the current stream, before the fork; what the side stream allocates is given
-back before the next fork, which waits for the current stream. Nothing needs ``record_stream``, and a captured iteration
-may reuse all of it.
+Memory that both streams use is allocated on the current stream before the fork. Memory that the side stream allocates
+is freed before the next fork, which waits for the current stream. So ``record_stream`` is not needed, and a captured
+iteration can reuse all memory.
 
 Shapes: N samples, C channels, D H W slab.
 """
@@ -29,8 +29,8 @@ class Message:
     """One plane to or from a neighbour.
 
     Attributes:
-        peer: the neighbour's rank in the group.
-        plane: (N, H, W, C); contiguous where it is received into.
+        peer: rank of the neighbour in the group.
+        plane: (N, H, W, C); contiguous if it is received.
     """
 
     peer: int
@@ -38,22 +38,22 @@ class Message:
 
 
 class Transport(Protocol):
-    """A way to move planes. All ranks of the group call it alike, on the stream that is current."""
+    """Method to transfer planes. All ranks of the group call it in the same order, on the current stream."""
 
     name: str
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """Begin, and return what makes the current stream wait until everything has been sent and received."""
+        """Start the transfer. Return a function that makes the current stream wait for all sends and receives."""
         ...
 
 
 @dataclass(frozen=True)
 class Halos:
-    """The planes next to a slab, (N, C, H, W), channels last; None where the volume ends or nobody asked.
+    """Planes next to a slab, (N, C, H, W) channels last; None at the end of the volume or if not requested.
 
     Attributes:
-        low: what precedes the slab's first plane.
-        high: what follows its last one.
+        low: plane before the first plane of the slab.
+        high: plane after the last plane of the slab.
     """
 
     low: Tensor | None
@@ -61,27 +61,21 @@ class Halos:
 
 
 class HaloExchange:
-    """Exchanges halos along one split.
-
-    Args:
-        split: of the volume, over two or more ranks.
-        transport: how planes move.
-        device: of the slabs.
-    """
+    """Exchange of halos along one split over two or more ranks."""
 
     def __init__(self, split: VolumeSplit, transport: Transport, device: torch.device) -> None:
         self.split = split
         self.transport = transport
-        # Priority: the few blocks of an exchange must not queue behind all those of the convolution beside it.
+        # High priority: the few thread blocks of an exchange must not queue behind those of a running convolution.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def start(self, slab_NCDHW: Tensor, to_next: bool = True, to_previous: bool = True) -> PendingHalos:
-        """Begin to exchange the boundary planes of a slab. Collective.
+        """Start to exchange the boundary planes of a slab. Collective.
 
         Args:
-            slab_NCDHW: this rank's slab; it must not be written before the halos are received.
-            to_next: send the last plane on to the next rank, so that everyone gets a low halo.
-            to_previous: send the first plane back, so that everyone gets a high halo.
+            slab_NCDHW: slab of this rank; it must not be written before the halos are received.
+            to_next: send the last plane to the next rank, which provides the low halos.
+            to_previous: send the first plane to the previous rank, which provides the high halos.
         """
         index, last = self.split.index, self.split.ranks - 1
         N, C, D, H, W = slab_NCDHW.shape
@@ -103,7 +97,7 @@ class HaloExchange:
 
     @contextlib.contextmanager
     def joined(self, wait: Callable[[], None]) -> Iterator[None]:
-        """Run a block on the side stream after ``wait``; the current stream continues after the block."""
+        """Run the block on the side stream after ``wait``; afterwards the current stream waits for the block."""
         if self._stream is None:
             wait()
             yield
@@ -125,9 +119,9 @@ class HaloExchange:
 
 
 class PendingHalos:
-    """An exchange under way; its planes are received once.
+    """Running exchange; its planes can be received once.
 
-    It holds on to the slab: memory that the caller lets go may be written again at once by the current stream.
+    It keeps a reference to the slab, because the current stream could otherwise reuse the slab's memory too early.
     """
 
     def __init__(self, exchange: HaloExchange, slab: Tensor, wait: Callable[[], None], halos: Halos) -> None:
@@ -138,9 +132,9 @@ class PendingHalos:
 
     @contextlib.contextmanager
     def received(self) -> Iterator[Halos]:
-        """The halos, for a block that runs on the exchange's stream; the current stream continues after the block.
+        """Yield the halos to a block on the exchange's stream; afterwards the current stream waits for the block.
 
-        What the block allocates may be used until the next exchange starts, the halos themselves for ever.
+        Tensors that the block allocates are valid until the next exchange starts; the halos stay valid.
         """
         with self._exchange.joined(self._wait):
             yield self._halos

@@ -1,12 +1,12 @@
-"""Halos through memory that the GPUs of one node have mapped from each other.
+"""Halo exchange through memory that the GPUs of one node map from each other.
 
-A sender stores its plane straight into its neighbour's mailbox, over NVLink, and raises a signal; the neighbour waits
-for the signal on the device, copies the plane out, and signals back that the mailbox is free. Nothing meets on a host,
-and of a plane nothing is staged. Every signal that is raised is taken down by the one who waited for it, so the
-sequence is the same in every iteration and in every replay of a graph.
+A sender writes its plane directly into its neighbour's exchange buffer over NVLink and sets a signal. The neighbour
+waits for the signal on the device, copies the plane out, and signals that the buffer is free. Hosts do not synchronise
+and planes are not staged. The waiting rank clears each signal, so the sequence is the same in every iteration and in
+every graph replay.
 
-No rank can wait for ever: a plane is sent only once its mailbox is free, which depends on the exchange before alone,
-and all ranks run their exchanges in the same order.
+The exchange cannot deadlock: a send waits only for a free buffer, which depends only on the previous exchange, and all
+ranks run their exchanges in the same order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FULL, FREE = 0, 1
 """Channels of the signals between two ranks."""
 
 FIRST_CAPACITY = 1 << 22
-"""Bytes of a mailbox before a larger plane is sent; two of them lie in every rank's buffer."""
+"""Initial capacity of an exchange buffer in bytes. Every rank allocates two of them; larger planes enlarge them."""
 
 
 class Mailboxes:
-    """Two mailboxes on every rank, for the planes of its previous and of its next rank.
+    """Two exchange buffers on every rank, for planes from its previous and from its next rank.
 
     Args:
-        memory: two mailboxes on each rank, all signals down.
+        memory: memory for two exchange buffers on each rank, with all signals cleared.
     """
 
     def __init__(self, memory: PeerMemory) -> None:
@@ -42,7 +42,7 @@ class Mailboxes:
                 memory.put_signal(neighbour, FREE)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
-        """Send all planes, then receive all. Every neighbour that is sent to receives, and the other way round."""
+        """Send all planes, then receive all planes. Each send must match a receive of the neighbour."""
         for message in sends:
             self._memory.wait_signal(message.peer, FREE)
             self._mailbox(message.peer, self._memory.rank, message.plane).copy_(message.plane)
@@ -53,16 +53,12 @@ class Mailboxes:
             self._memory.put_signal(message.peer, FREE)
 
     def _mailbox(self, owner: int, sender: int, plane: Tensor) -> Tensor:
-        """The mailbox of ``owner`` for planes from ``sender``, in the shape of ``plane``."""
+        """Return the exchange buffer of ``owner`` for planes from ``sender``, in the shape of ``plane``."""
         return self._memory.tensor(owner, plane.shape, plane.dtype, 0 if sender < owner else self.capacity)
 
 
 class SymmetricMemory:
-    """Planes through mailboxes. Collective to build.
-
-    Args:
-        split: over the ranks of one node.
-        device: this rank's GPU.
+    """Transport of planes through exchange buffers in symmetric memory, on one node. The constructor is collective.
 
     Raises:
         RuntimeError: the GPUs cannot map each other's memory.
@@ -77,16 +73,16 @@ class SymmetricMemory:
         self._mailboxes = [self._open(FIRST_CAPACITY)]
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """See :class:`common.distributed.spatial.halo.Transport`.
+        """Start the transfer; see :class:`common.distributed.spatial.halo.Transport`.
 
         Raises:
-            RuntimeError: planes larger than all before, while a graph is being captured.
+            RuntimeError: the planes are larger than all previous ones, during a graph capture.
         """
         size = max(message.plane.numel() * message.plane.element_size() for message in (*sends, *receives))
         if size > self._mailboxes[-1].capacity:
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(f"halo planes of {size} bytes meet a capture: run their shapes once before it")
-            # Graphs that were captured with smaller planes go on using the mailboxes that they know.
+            # Keep the old buffers: graphs that were captured with smaller planes still use them.
             self._mailboxes.append(self._open(1 << (size - 1).bit_length()))
         self._mailboxes[-1].exchange(sends, receives)
         return _nothing
@@ -96,10 +92,10 @@ class SymmetricMemory:
 
 
 def try_symmetric_memory(split: VolumeSplit, device: torch.device) -> tuple[SymmetricMemory | None, str]:
-    """Build the transport where every rank can, or say why not. Collective; all ranks get the same answer."""
+    """Return the transport, or None and the reason if any rank cannot use it. Collective; all ranks agree."""
     assert split.group is not None  # a split over one rank exchanges nothing
     return attempt(lambda: SymmetricMemory(split, device), split.group, device)
 
 
 def _nothing() -> None:
-    """Everything was queued on the current stream."""
+    """Do nothing, because the whole exchange is already enqueued on the current stream."""

@@ -1,4 +1,4 @@
-"""Halos by sends and receives of ``torch.distributed``: NCCL between GPUs, on one node or several; Gloo on CPUs."""
+"""Halo exchange by ``torch.distributed`` sends and receives: NCCL between GPUs, on one or more nodes; Gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from common.distributed.spatial.halo import Message
 
 
 class PointToPoint:
-    """Sends and receives, batched so that neighbours who both send first cannot wait for each other.
-
-    Args:
-        group: the ranks of the split.
-    """
+    """Transport by batched sends and receives; batching avoids a deadlock between neighbours that both send first."""
 
     name = "p2p"
 
@@ -22,8 +18,8 @@ class PointToPoint:
         self._group = group
 
     def start(self, sends: Sequence[Message], receives: Sequence[Message]) -> Callable[[], None]:
-        """See :class:`common.distributed.spatial.halo.Transport`."""
-        # The planes of one sample lie in one piece already where channels are last.
+        """Start the transfer; see :class:`common.distributed.spatial.halo.Transport`."""
+        # With one sample in channels-last layout the planes are already contiguous, so this makes no copy.
         staged = [Message(message.peer, message.plane.contiguous()) for message in sends]
         operations = [
             dist.P2POp(function, message.plane, group=self._group, group_peer=message.peer)

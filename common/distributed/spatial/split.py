@@ -1,4 +1,4 @@
-"""One axis of a volume dealt in equal slabs to the ranks of a group."""
+"""Split of one axis of a volume into equal slabs, one per rank of a group."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from common.distributed.layout import Layout
 
 DEPTH = 2
-"""Dimension of D in NCDHW."""
+"""Index of dimension D in NCDHW."""
 
 
 @dataclass(frozen=True)
 class VolumeSplit:
-    """One axis of a volume dealt in equal slabs to the ranks of a group, rank by rank.
+    """Split of one axis of a volume into equal slabs, in rank order.
 
     Attributes:
-        ranks: slabs of a volume.
-        index: which of them this rank has, 0 <= index < ranks.
-        dim: the dimension of NCDHW tensors that is split, 2 (D).
-        group: the ranks; None where ranks is 1.
+        ranks: number of slabs.
+        index: index of this rank's slab, 0 <= index < ranks.
+        dim: dimension of NCDHW tensors that is split; must be 2 (D).
+        group: process group of the ranks; None if ranks is 1.
     """
 
     ranks: int
@@ -40,13 +40,13 @@ class VolumeSplit:
 
     @classmethod
     def from_layout(cls, layout: Layout, axis: str = "cp", dim: int = DEPTH) -> VolumeSplit | None:
-        """The split over ``axis`` of ``layout``; None where the axis has one rank. Collective."""
+        """Return the split over ``axis`` of ``layout``; None if the axis has one rank. Collective."""
         if layout.size(axis) == 1:
             return None
         return cls(layout.size(axis), layout.coordinate(axis), dim, layout.group(axis))
 
     def gather(self, values: Tensor) -> Tensor:
-        """A small contiguous tensor of every rank, (ranks, *shape), in the order of the slabs. Collective."""
+        """Return a small contiguous tensor of every rank, (ranks, *shape), in the order of the slabs. Collective."""
         gathered = values.new_empty(self.ranks, *values.shape)
         if self.group is None:
             return gathered.copy_(values)
@@ -54,23 +54,23 @@ class VolumeSplit:
         return gathered
 
     def sum_(self, values: Tensor) -> None:
-        """Sum a small contiguous tensor in place over the ranks. Collective.
+        """Sum a small contiguous tensor over the ranks, in place. Collective.
 
-        Rank by rank, so that every rank gets the same bits: an all-reduce may add in another order on another rank, and
-        then layers that all ranks compute alike would drift apart.
+        Every rank adds in rank order, so all ranks get the same bits. An all-reduce may add in a different order on
+        each rank, and layers that all ranks compute redundantly would diverge.
         """
         if self.group is not None:
             torch.sum(self.gather(values), 0, out=values)
 
     def slab(self, whole: Tensor, dim: int | None = None) -> Tensor:
-        """This rank's slab of a whole tensor, a view.
+        """Return this rank's slab of a whole tensor, as a view.
 
         Args:
             whole: any tensor with the split axis.
-            dim: where that axis is; None for that of NCDHW. A label of shape NDHW has it at 1.
+            dim: dimension of that axis; None for its dimension in NCDHW. A label of shape NDHW needs 1.
 
         Raises:
-            ValueError: the slabs would not be equal.
+            ValueError: the number of ranks does not divide the number of planes.
         """
         dim = self.dim if dim is None else dim
         size = whole.shape[dim]

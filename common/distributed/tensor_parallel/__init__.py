@@ -1,1 +1,1 @@
-"""One layer over several ranks: the ``tp`` axis, with the tokens between the layers dealt to the same ranks."""
+"""Tensor parallelism (``tp``): one layer over several ranks; between layers, tokens are sharded over the same ranks."""

@@ -1,21 +1,19 @@
-"""Head and cross-entropy of the next token, for a few tokens at a time and a part of the vocabulary on each rank.
+"""Head and next-token cross-entropy in chunks of tokens; each rank holds a part of the vocabulary.
 
-The logits of all tokens are never there at once. A chunk takes the same number of tokens of every rank's own, which are
-gathered for it; each rank multiplies them with its words. Of these three numbers a token leave the rank, the largest
-logit, the sum of exponentials and the label's logit: one gather of a few kilobytes, after which all ranks add up the
-same numbers in the same order and have the same losses, bit by bit.
+The logits of all tokens never exist at once. Each chunk gathers the same number of tokens from every rank, and each
+rank multiplies them by its part of the head. Per token a rank then sends three numbers: the largest logit, the sum of
+exponentials and the label's logit. All ranks reduce these numbers in the same order, so their losses are bitwise equal.
 
-The gradient of a token's hidden vector is its loss's gradient times a vector that the forward pass knows. With a frozen
-head that vector is therefore computed in the forward pass, while the logits are there, and the backward pass multiplies
-rows. A head that learns needs the sum over tokens, whose factors only the backward pass knows: there the logits are
-computed again, and all gradients with them. The weight's gradient adds up in fp32 within the products of the chunks,
-none of which is rounded; where the main gradient is in 16 bits the sum is, once.
+The gradient of a hidden vector is the gradient of its loss times a vector that the forward pass can compute. With a
+frozen head the forward pass computes this vector while the logits exist, and the backward pass only scales it. The
+gradient of a trainable head is a sum over tokens whose factors only the backward pass knows, so that pass recomputes
+the logits. The weight gradient accumulates over chunks in fp32 and is rounded once if the main gradient has 16 bits.
 
-A table of words that is padded for its ranks has more rows than words: those behind the last word have no part in the
-softmax, so that losses are the same for any number of ranks, and no gradient.
+A vocabulary that is padded for the ranks has more rows than words. The padding is excluded from the softmax and gets
+no gradient, so losses do not depend on the number of ranks.
 
-Arithmetic on logits is in fp32, or fp64 for fp64. Shapes: T tokens, s = T / ranks tokens of one rank, E hidden, v words
-of one rank, c tokens of a chunk.
+Arithmetic on logits is in fp32, or in fp64 for fp64 inputs. Shapes: T tokens, s = T / ranks tokens of one rank,
+E hidden size, v words of one rank, c tokens of a chunk, R ranks.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.ops.weight_gradient.half import add_product_
 
 NOT_SCORED = -1
-"""Label of tokens that have none."""
+"""Label of tokens that are excluded from the loss."""
 
 CHUNK = 1024
-"""Tokens: 32,000 words are then 131 MB of logits in fp32, and the product still fills a GPU."""
+"""Default chunk length in tokens: 32,000 words then need 131 MB of fp32 logits, and the product still fills a GPU."""
 
 
 def next_token_loss(
@@ -45,22 +43,21 @@ def next_token_loss(
     chunk: int = CHUNK,
     vocabulary: int | None = None,
 ) -> Tensor:
-    """The cross-entropy of every token, in nats. Collective in both passes.
+    """Return the cross-entropy of every token, in nats. Forward and backward are collective.
 
     Args:
-        hidden_sE: vectors of this rank's own tokens.
-        weight_vE: this rank's words of the head, those of rank 0 first; its gradient, if it learns, is complete.
-        labels_T: the next token of each, any integers, equal on all ranks; ``NOT_SCORED`` where none counts.
-        parallel: the ranks.
-        chunk: tokens of all ranks together whose logits are there at once.
-        vocabulary: words of all ranks together, the first rows of the table; None where all of its rows are words.
+        hidden_sE: hidden vectors of this rank's tokens.
+        weight_vE: this rank's rows of the head, in rank order. Its gradient needs no sum over the ``tp`` ranks.
+        labels_T: next token of each token, any integer dtype, equal on all ranks; ``NOT_SCORED`` to exclude a token.
+        chunk: number of tokens, over all ranks, whose logits exist at once.
+        vocabulary: number of words over all ranks, the first rows of the table; None if no row is padding.
 
     Returns:
-        losses (T,): all of them on every rank; 0 where nothing is scored. All ranks do the same with them: the gradient
-        that arrives here is taken once, not summed over the ranks.
+        losses (T,), equal on every rank; 0 for excluded tokens. All ranks must process them in the same way: the
+        gradient of the losses is used as it is, not summed over the ranks.
 
     Raises:
-        ValueError: labels and tokens do not match, or a chunk without a token for every rank.
+        ValueError: the shapes of labels and tokens do not match, or ``chunk`` is smaller than the number of ranks.
     """
     losses_T: Tensor = _NextTokenLoss.apply(
         hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary, torch.is_grad_enabled()
@@ -78,18 +75,18 @@ def head_loss(
     gradient: bool = True,
     vocabulary: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """:func:`next_token_loss` of a frozen head without autograd. Collective.
+    """Return the losses of :func:`next_token_loss` for a frozen head, without autograd. Collective.
 
     Args:
-        hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary: see there.
-        gradient: whether the second result is wanted.
+        hidden_sE, weight_vE, labels_T, parallel, chunk, vocabulary: see :func:`next_token_loss`.
+        gradient: whether to compute the second result.
 
     Returns:
-        losses (T,) and the gradient of each own token's loss with respect to its hidden vector (s, E), in the dtype of
-        ``hidden_sE``: times the losses' own gradient, :func:`scale_rows`, it is that of the hidden vectors.
+        losses (T,), and the gradient (s, E) of each own token's loss with respect to its hidden vector, in the dtype of
+        ``hidden_sE``. :func:`scale_rows` multiplies it by the gradient of the losses.
 
     Raises:
-        ValueError: see there.
+        ValueError: see :func:`next_token_loss`.
     """
     s = hidden_sE.shape[0]
     losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
@@ -99,21 +96,21 @@ def head_loss(
         losses_RS[:, own] = scores.losses_c.view(parallel.size, -1)
         if rows_sE is not None:
             rows_cE = scores.gradient().to(hidden_cE.dtype) @ weight_vE
-            # Logits of tokens without a label may be anything; 0 * NaN would reach the gradient.
+            # Logits of excluded tokens may be NaN, and 0 * NaN would reach the gradient.
             rows_cE.masked_fill_(~scores.scored_c.unsqueeze(1), 0.0)
             rows_sE[own] = parallel.reduce_scatter(rows_cE)
     return losses_RS.flatten(), rows_sE
 
 
 def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> Tensor:
-    """The gradient of the hidden vectors (s, E) from :func:`head_loss` and the gradient of all losses."""
+    """Return the gradient (s, E) of the hidden vectors, from the rows of :func:`head_loss` and the losses' gradient."""
     return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 
 class _Scores(NamedTuple):
-    """A chunk's losses, and what its gradient is made of.
+    """Losses of a chunk, and the values that its gradient needs.
 
-    ``exponentials_cv`` are of the logits minus the rank's own largest; times ``factors_c`` they are probabilities.
+    ``exponentials_cv`` are relative to this rank's largest logit; times ``factors_c`` they are probabilities.
     """
 
     losses_c: Tensor
@@ -124,7 +121,7 @@ class _Scores(NamedTuple):
     here_c: Tensor
 
     def gradient(self) -> Tensor:
-        """Of each token's loss with respect to its logits here, (c, v); the exponentials are overwritten."""
+        """Return each token's loss gradient (c, v) with respect to this rank's logits; overwrites the exponentials."""
         probabilities_cv = self.exponentials_cv.mul_(self.factors_c.unsqueeze(1))
         ones_c1 = self.here_c.unsqueeze(1).to(probabilities_cv.dtype)
         return probabilities_cv.scatter_add_(1, self.local_c.unsqueeze(1), -ones_c1)
@@ -136,7 +133,7 @@ def _score(
     v = weight_vE.shape[0]
     logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
     if vocabulary is not None:
-        # The smallest number, not infinity: a rank may have padding alone, whose largest logit is subtracted from all.
+        # Finite instead of -inf: if a rank has only padding, its largest logit is subtracted and -inf would give NaN.
         logits_cv[:, max(vocabulary - parallel.index * v, 0) :] = torch.finfo(logits_cv.dtype).min
     local_c = labels_c.long() - parallel.index * v
     here_c = (local_c >= 0) & (local_c < v) & (labels_c != NOT_SCORED)
@@ -191,20 +188,20 @@ class _NextTokenLoss(torch.autograd.Function):
             add_product_(dweight_vE, narrow_cv, hidden_cE)
             if dhidden_sE is not None:
                 dhidden_sE[own] = ctx.parallel.reduce_scatter(narrow_cv @ weight_vE)
-            del scores, dlogits_cv, narrow_cv  # before the next chunk's logits
+            del scores, dlogits_cv, narrow_cv  # free memory before the next chunk's logits
         return dhidden_sE, dweight_vE.to(ctx.grad_dtype), None, None, None, None, None
 
 
 def chunks_of(
     hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which of its own tokens every rank gives to a chunk, and the hidden vectors and labels of them all. Collective.
+    """Yield for each chunk this rank's slice of tokens, and hidden vectors and labels of all ranks. Collective.
 
     Args:
         hidden_sE, labels_T, parallel, chunk: see :func:`next_token_loss`.
 
     Raises:
-        ValueError: see there.
+        ValueError: see :func:`next_token_loss`.
     """
     _check(hidden_sE, labels_T, parallel, chunk)
     s, step = hidden_sE.shape[0], chunk // parallel.size

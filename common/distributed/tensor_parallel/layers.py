@@ -1,16 +1,15 @@
-"""Linear layers and an embedding of which each rank holds a part, with low-rank adapters (LoRA, Hu et al. 2021).
+"""Linear layers and an embedding that are sharded over ranks, with low-rank adapters (LoRA, Hu et al. 2021).
 
-- Column-parallel: a rank has some of the outputs (Shoeybi et al. 2019, section 3). Tokens are gathered before.
-- Row-parallel: a rank has some of the inputs. Results are partial sums, which are scattered to their tokens.
+- Column-parallel: a rank holds some of the outputs (Shoeybi et al. 2019, section 3). Its input tokens are gathered.
+- Row-parallel: a rank holds some of the inputs. Results are partial sums, which are reduce-scattered by tokens.
 
-Adapters move only u, which is as narrow as their rank. Column-parallel: A is on every rank and sees the rank's own
-tokens, so that the gradient of A is a part of a sum; u is gathered, and the rows of B are split. Row-parallel: the
-columns of A are split, u is a partial sum that is scattered, and B is on every rank and sees its own tokens alone.
-Every layer says in ``partial_over`` over which axes the gradients of its parameters are yet to be summed: what
-``ParameterGroup.summed_over`` wants.
+Adapters transfer only u = A x, whose width is the adapter's rank. Column-parallel: A is replicated and reads the rank's
+own tokens, so its gradient is a partial sum; u is gathered, and the rows of B are sharded. Row-parallel: the columns of
+A are sharded, u is a partial sum that is reduce-scattered, and B is replicated and reads the rank's own tokens. Each
+layer states in ``partial_over`` the axes over which gradients must still be summed (``ParameterGroup.summed_over``).
 
-Shapes: T tokens, s = T / ranks tokens of one rank, I inputs, O outputs, i and o those of one rank, r the rank of an
-adapter, V words, v those of one rank, E hidden.
+Shapes: T tokens, s = T / ranks tokens of one rank, I inputs, O outputs, i and o those of one rank, r rank of an
+adapter, V words, v words of one rank, E hidden size.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from common.distributed.tensor_split import Split
 Dropout = Callable[[Tensor, Tensor, int, int], Tensor]
 """Dropout of an adapter's input: ``dropout(x, rows, columns, first_column)``.
 
-x is (rows, some columns); ``rows`` int64 says which tokens of the micro-batch these are, ``columns`` how many columns
-the whole input has, and ``first_column`` where those of x start. A mask that is a function of row and column is then
-the same at every layout.
+x is (rows, some columns). ``rows``, int64, are token indices within the micro-batch, ``columns`` is the number of
+columns of the whole input, and ``first_column`` is the index of x's first column. A mask that depends only on row and
+column is then the same in every layout.
 """
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A low-rank adapter: y += alpha / rank * B A dropout(x).
+    """Low-rank adapter: y += alpha / rank * B A dropout(x).
 
     Attributes:
-        rank: r.
-        alpha: numerator of the factor.
+        rank: rank r of the adapter.
+        alpha: numerator of the scale.
     """
 
     rank: int
@@ -51,27 +50,26 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        """Factor on the adapter's result."""
+        """Return the scale of the adapter's result, alpha / rank."""
         return self.alpha / self.rank
 
 
 class ColumnParallelLinear(nn.Module):
-    """``y_To = all_tokens(x_sI) W^T``, of which each rank has some columns.
+    """Linear layer ``y_To = all_tokens(x_sI) W^T``; each rank holds some of the output columns.
 
     Args:
-        in_features: I.
-        parts: columns of all ranks together, by what is dealt separately: ``(O,)``, or those of query, key and value
-            (:func:`common.distributed.tensor_parallel.shards.qkv_parts`).
-        parallel: the ranks.
-        adapter: None for none.
-        bias: whether there is one.
-        products: how tokens move beside products; None for collectives.
-        device, dtype: of the parameters, which are not initialised.
+        in_features: number of inputs, I.
+        parts: output columns of all ranks in each part that is sharded separately: ``(O,)``, or those of query, key and
+            value (:func:`common.distributed.tensor_parallel.shards.qkv_parts`).
+        parallel: ranks that share the layer.
+        adapter: low-rank adapter; None for no adapter.
+        products: implementation of products with token transfers; None for collectives.
+        device, dtype: device and dtype of the parameters, which are not initialised.
 
     Attributes:
-        weight, bias, lora_a, lora_b: (o, I), (o,), (r, I), (o, r); absent ones are None.
-        splits: how the ranks share each parameter that they share, by name.
-        partial_over: axes over which gradients are yet to be summed, by name of the parameter.
+        weight, bias, lora_a, lora_b: (o, I), (o,), (r, I), (o, r); None if absent.
+        splits: split over the ranks, by name of each sharded parameter.
+        partial_over: axes over which gradients must still be summed, by name of the parameter.
 
     Raises:
         ConfigError: ``tp`` does not divide one of the parts.
@@ -108,12 +106,12 @@ class ColumnParallelLinear(nn.Module):
         self.partial_over: Mapping[str, tuple[str, ...]] = {"lora_a": (AXIS,)} if adapter is not None else {}
 
     def forward(self, x_sI: Tensor, dropout: Dropout | None = None, rows_T: Tensor | None = None) -> Tensor:
-        """Columns of this rank for all tokens. Collective.
+        """Return this rank's output columns for all tokens. Collective.
 
         Args:
-            x_sI: this rank's own tokens.
-            dropout: of the adapter's input.
-            rows_T: which tokens of the micro-batch all of them are, for ``dropout``; None for 0 ... T - 1.
+            x_sI: tokens of this rank.
+            dropout: dropout of the adapter's input.
+            rows_T: indices of all tokens within the micro-batch, for ``dropout``; None for 0 ... T - 1.
         """
         y_To: Tensor = _GatheredProduct.apply(x_sI, self.weight, self._products, self._parallel)
         if self.adapter is not None:
@@ -126,15 +124,15 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """``y_sO = own_tokens(sum over ranks of x_Ti W^T)``, of which each rank has some inputs.
+    """Linear layer ``y_sO = own_tokens(sum over ranks of x_Ti W^T)``; each rank holds some of the inputs.
 
     Args:
-        in_features: I, of all ranks together.
-        out_features: O.
+        in_features: number of inputs over all ranks, I.
+        out_features: number of outputs, O.
         parallel, adapter, bias, products, device, dtype: see :class:`ColumnParallelLinear`.
 
     Attributes:
-        weight, bias, lora_a, lora_b: (O, i), (O,), (r, i), (O, r); absent ones are None.
+        weight, bias, lora_a, lora_b: (O, i), (O,), (r, i), (O, r); None if absent.
         splits, partial_over: see :class:`ColumnParallelLinear`.
 
     Raises:
@@ -173,10 +171,10 @@ class RowParallelLinear(nn.Module):
         self.partial_over: Mapping[str, tuple[str, ...]] = dict.fromkeys(whole, (AXIS,))
 
     def forward(self, x_Ti: Tensor, dropout: Dropout | None = None, rows_T: Tensor | None = None) -> Tensor:
-        """Results of this rank's own tokens. Collective.
+        """Return the outputs of this rank's tokens. Collective.
 
         Args:
-            x_Ti: this rank's inputs of all tokens.
+            x_Ti: this rank's inputs for all tokens.
             dropout, rows_T: see :meth:`ColumnParallelLinear.forward`.
         """
         y_sO: Tensor = _ScatteredProduct.apply(x_Ti, self.weight, self._products, self._parallel)
@@ -190,13 +188,13 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Vectors of words, of which each rank has some.
+    """Embedding table; each rank holds some of the words.
 
     Args:
-        vocabulary: V.
-        hidden: E.
+        vocabulary: number of rows over all ranks, V.
+        hidden: width of the vectors, E.
         parallel, device, dtype: see :class:`ColumnParallelLinear`.
-        kept: rows that are words, the first ones, where others only make V divisible; None for all.
+        kept: number of leading rows that are words; the others are padding that makes V divisible. None for all rows.
 
     Attributes:
         weight: (v, E).
@@ -226,7 +224,11 @@ class VocabularyParallelEmbedding(nn.Module):
         self.partial_over: Mapping[str, tuple[str, ...]] = {}
 
     def forward(self, tokens_T: Tensor) -> Tensor:
-        """Vectors (s, E) of this rank's own tokens, given all of them (integers, equal on all ranks). Collective."""
+        """Return the vectors (s, E) of this rank's tokens. Collective.
+
+        Args:
+            tokens_T: integer ids of all tokens, equal on all ranks.
+        """
         if self._parallel.size == 1:
             return F.embedding(tokens_T, self.weight)
         own = self.weight.shape[0]
@@ -237,9 +239,9 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 def partial_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Axes over which the gradient of a parameter is yet to be summed, by its full name; others have none.
+    """Return the axes over which gradients must still be summed, by full parameter name; other parameters are absent.
 
-    Read off the ``partial_over`` of all modules: those of this file, and any other that has one.
+    They come from the attribute ``partial_over`` of all modules that have one, not only those of this file.
     """
     found = {}
     for prefix, module in model.named_modules():
@@ -249,9 +251,9 @@ def partial_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def tensor_splits(model: nn.Module) -> dict[str, Split]:
-    """How the ranks share each parameter that they share, by its full name.
+    """Return the splits of all sharded parameters, by full name.
 
-    Read off the ``splits`` of all modules: those of this file, and any other that has them.
+    They come from the attribute ``splits`` of all modules that have one, not only those of this file.
     """
     return {
         f"{prefix}.{name}": split
@@ -274,7 +276,7 @@ def _counted(rows_T: Tensor | None, tokens: int, device: torch.device) -> Tensor
 
 
 class _GatheredProduct(torch.autograd.Function):
-    """x is gathered again in the backward pass of a weight that learns, and not kept for one that is frozen."""
+    """Product with gathered tokens. Backward gathers x again for a trainable weight; a frozen weight saves no x."""
 
     @staticmethod
     def forward(ctx: Any, x_sI: Tensor, weight_oI: Tensor, products: TokenProducts, parallel: TensorParallel) -> Tensor:

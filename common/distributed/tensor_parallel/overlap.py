@@ -1,12 +1,13 @@
-"""Tokens that move while the product beside them runs, through memory that the GPUs of a node map from each other.
+"""Token transfers that overlap with products, through memory that the GPUs of a node map from each other.
 
-A product is cut by ranks. Gathering, a rank's own rows are multiplied while copy engines bring its neighbours'; to be
-scattered, the rows of its neighbours are multiplied first, and travel while its own are. Small products lose by being
-cut, so each call decides by its size; between nodes, and on CPUs, collectives remain.
+A product is cut into one part per rank. For a gather, a rank multiplies its own rows while copy engines fetch the
+rows of the others. For a scatter, it multiplies the rows of the others first and sends them while it multiplies its
+own rows. Cutting slows down small products, so each call decides by size; between nodes, and on CPUs, collectives are
+used.
 
-Every rank has two slots, used in turn. The product after the next writes into a slot again, and between the two lies a
-barrier that no rank reaches before it has read what the first had left; ``begin`` has one for the seam between two
-passes. A barrier is entered on a stream of higher priority before its product is, which would leave it no room.
+Every rank has two slots, used in turn. A slot is reused two products later; the barrier of the product in between
+ensures that all ranks have read it by then, and ``begin`` adds a barrier between two passes. A barrier is enqueued on a
+high-priority stream before the product that it overlaps with, which would otherwise occupy all multiprocessors.
 
 Shapes: see :mod:`common.distributed.tensor_parallel.products`.
 """
@@ -25,27 +26,24 @@ from common.errors import UnsupportedImplementation
 from common.ops.operation import AUTO
 
 LEAST_OPERATIONS = 2e11
-"""Operations of a rank's product from which on it is cut: at some 600 TFLOP/s a third of a millisecond, several times
-what the copies and barriers of a cut cost."""
+"""Minimum operations (2 T K N on one rank) of a cut product: 1/3 ms, several times the cost of copies and barriers."""
 
 SLOTS = 2
-"""Of a rank, each with room for the largest tensor that is moved: all tokens of the residual stream."""
+"""Number of slots per rank; each can hold the largest transferred tensor, all tokens of the residual stream."""
 
 FIRST_CAPACITY = 1 << 20
-"""Bytes of a slot with which it is tried whether there can be any."""
+"""Initial capacity of a slot in bytes, allocated to test whether symmetric memory works."""
 
 HEADER = 256
-"""Bytes before the rows of a slot, for the inverse of their scale."""
+"""Bytes before the rows of a slot, which store the inverse of their scale."""
 
 
 class Slot:
-    """A piece of every rank's memory that all ranks can read and write. Collective to build.
+    """Part of every rank's memory that all ranks can read and write. The constructor is collective.
 
     Args:
-        parallel: the ranks.
-        capacity: bytes of rows.
-        device: this rank's.
-        channel: of its barriers.
+        capacity: capacity for rows, in bytes.
+        channel: channel of the barriers.
     """
 
     def __init__(self, parallel: TensorParallel, capacity: int, device: torch.device, channel: int) -> None:
@@ -55,28 +53,27 @@ class Slot:
         self._memory = PeerMemory.allocate(HEADER + capacity, parallel.group, device)
 
     def rows(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The rows that lie on a rank."""
+        """Return a view of the rows in the slot of ``rank``."""
         return self._memory.tensor(rank, shape, dtype, HEADER)
 
     def scale(self, rank: int) -> Tensor:
-        """The scale that lies on a rank, 0-d fp32."""
+        """Return a view of the inverse scale in the slot of ``rank``, 0-d fp32."""
         return self._memory.tensor(rank, (), torch.float32)
 
     def barrier(self) -> None:
-        """Wait, on the current stream, until all ranks have come here."""
+        """Wait, on the current stream, until all ranks have reached this barrier."""
         self._memory.barrier(self._channel)
 
 
 class SymmetricMemoryProducts:
-    """Cut products for large sizes, collectives for others. Collective to build.
+    """Products that are cut if they are large, and use collectives otherwise. The constructor is collective.
 
-    Slots grow with the largest tensor that is moved; they cannot grow while a graph is captured, so every shape runs
-    once before.
+    Slots grow with the largest transferred tensor. They cannot grow during graph capture, so run every shape once
+    before.
 
     Args:
-        parallel: the ranks, two or more, on one machine.
-        device: this rank's GPU.
-        least_operations: 2 T K N of a rank's product from which on it is cut.
+        parallel: two or more ranks on one machine.
+        least_operations: minimum of 2 T K N on one rank at which a product is cut.
 
     Raises:
         RuntimeError: the GPUs cannot map each other's memory.
@@ -92,7 +89,7 @@ class SymmetricMemoryProducts:
         self._collective = CollectiveProducts(parallel)
         self._moving = torch.cuda.Stream(device, priority=-1)
         self._slots: list[Slot] = []
-        self._outgrown: list[Slot] = []  # graphs that were captured with them go on using them
+        self._outgrown: list[Slot] = []  # previously captured graphs still use these slots
         self._turn = 0
         self._reserve(FIRST_CAPACITY)
 
@@ -155,7 +152,7 @@ class SymmetricMemoryProducts:
         for rank in self._others():
             part_sN = torch.empty_like(y_sN)
             product(self._part(x_TK, rank), scale_inverse, part_sN)
-            leaving.append(part_sN)  # until it has left, its memory must not become another tensor's
+            leaving.append(part_sN)  # keeps the memory alive until the copy has finished
             self._moving.wait_stream(computing)
             with torch.cuda.stream(self._moving):
                 slot.rows(rank, shape, y_sN.dtype)[own].copy_(part_sN)
@@ -164,24 +161,24 @@ class SymmetricMemoryProducts:
         parts = slot.rows(own, shape, y_sN.dtype)
         product(self._part(x_TK, own), scale_inverse, parts[own])
         computing.wait_stream(self._moving)
-        torch.sum(parts, 0, out=y_sN)  # one pass, rounded once
+        torch.sum(parts, 0, out=y_sN)  # one pass over the parts, with one rounding
 
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """See :class:`common.distributed.tensor_parallel.products.TokenProducts`: what is cut has moved already."""
+        """See :meth:`.products.TokenProducts.start_product_scatter`. Cut products complete before return."""
         if not self._cuts(len(x_TK), x_TK.shape[1], y_sN.shape[1]):
             return self._collective.start_product_scatter(x_TK, scale_inverse, product, y_sN)
         self.product_scatter(x_TK, scale_inverse, product, y_sN)
         return Underway(x_TK, y_sN, None)
 
     def _others(self) -> Iterator[int]:
-        """The other ranks, each rank beginning with another one."""
+        """Yield the other ranks, starting after this rank, so that each rank starts with a different one."""
         for step in range(1, self._parallel.size):
             yield (self._parallel.index + step) % self._parallel.size
 
     def _part(self, of_all: Tensor, rank: int) -> Tensor:
-        """The rows of one rank."""
+        """Return the rows of one rank."""
         return of_all.chunk(self._parallel.size)[rank]
 
     def _next_slot(self, size: int) -> Slot:
@@ -201,17 +198,15 @@ class SymmetricMemoryProducts:
 
 
 PRODUCTS = (SymmetricMemoryProducts.name, CollectiveProducts.name)
-"""What a user may choose between, beside ``auto``."""
+"""Implementations that a user can choose, in addition to ``auto``."""
 
 
 def build_products(parallel: TensorParallel, device: torch.device, requested: str = AUTO) -> TokenProducts:
-    """How the tokens of split layers move. Collective; all ranks get the same.
+    """Return the implementation of products with token transfers. Collective; all ranks get the same.
 
     Args:
-        parallel: the ranks.
-        device: of the layers.
-        requested: one of ``PRODUCTS``, or ``auto``: symmetric memory where all ranks are on one machine and can map
-            each other's memory, else collectives.
+        requested: one of ``PRODUCTS``, or ``auto``: symmetric memory if all ranks are on one machine and can map each
+            other's memory, else collectives.
 
     Raises:
         UnsupportedImplementation: the name is unknown, or these ranks cannot use it.
@@ -231,7 +226,7 @@ def build_products(parallel: TensorParallel, device: torch.device, requested: st
 def _try_symmetric_memory(
     parallel: TensorParallel, device: torch.device
 ) -> tuple[SymmetricMemoryProducts | None, str | None]:
-    """Build it where every rank can, or say why not."""
+    """Return the symmetric-memory implementation if every rank can use it, else None and the reason."""
     if parallel.group is None:
         return None, "one rank moves nothing"
     return attempt(lambda: SymmetricMemoryProducts(parallel, device), parallel.group, device)

@@ -1,13 +1,13 @@
-"""A product and the movement of tokens beside it: the two that every split layer consists of.
+"""Matrix products with token transfers: the two operations that every tensor-parallel layer consists of.
 
-Column-parallel layers gather their tokens before the forward product and scatter the gradient after the backward one;
-row-parallel layers do the reverse. So one implementation of the two serves all layers in both passes;
-:mod:`common.distributed.tensor_parallel.overlap` has another.
+Column-parallel layers gather tokens before the forward product and scatter gradients after the backward product;
+row-parallel layers do the reverse. One implementation of the two operations therefore serves all layers in both passes.
+This module uses collectives; :mod:`common.distributed.tensor_parallel.overlap` overlaps transfer and product.
 
-The product itself is the caller's, a function of any rows. Rows in FP8 come with the inverse of their scale, which
-travels with them: every rank casts its own tokens with a scale of its own, and half as many bytes move.
+The caller supplies the product as a function of any number of rows. FP8 rows are transferred together with the inverse
+of their scale: every rank casts its own tokens with its own scale, which halves the transferred bytes.
 
-Shapes: T tokens, s = T / ranks, n any number of them; K the dimension that is summed over, N columns of the result.
+Shapes: T tokens, s = T / ranks tokens of one rank, n any number of tokens; K summed dimension, N columns of the result.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 from common.distributed.tensor_parallel.ranks import TensorParallel, Underway
 
 RowProduct = Callable[[Tensor, Tensor | None, Tensor], object]
-"""``product(x_nK, scale_inverse, y_nN)`` writes ``x W`` into y; ``scale_inverse``, 0-d fp32, is that of FP8 rows."""
+"""``product(x_nK, scale_inverse, y_nN)`` writes ``x W`` to y. ``scale_inverse``: 0-d fp32 for FP8 rows, else None."""
 
 
 SCALE_STRIDE = 4
-"""Of the scales of several ranks in one tensor: cuBLASLt wants each on a multiple of 16 bytes."""
+"""Elements between the scales of consecutive ranks in one tensor, because cuBLASLt requires 16-byte alignment."""
 
 
 class TokenProducts(Protocol):
-    """Products whose left operand, or whose result, is dealt to the ranks by tokens. Collective, without autograd."""
+    """Products whose left operand or result is sharded over the ranks by tokens. Collective, without autograd."""
 
     name: str
 
     def begin(self) -> None:
-        """Before the first product of a forward pass, which may be captured and replayed."""
+        """Prepare for the first product of a forward pass, which may be captured and replayed."""
         ...
 
     def gather_product(
@@ -46,43 +46,39 @@ class TokenProducts(Protocol):
         x_TK: Tensor | None = None,
         scales_R4: Tensor | None = None,
     ) -> None:
-        """``y = all_gather(x) W``.
+        """Compute ``y = all_gather(x) W``.
 
         Args:
-            x_sK: contiguous.
-            scale_inverse: 0-d fp32, of own rows in FP8; None for other dtypes.
+            x_sK: tokens of this rank, contiguous.
+            scale_inverse: inverse scale of this rank's FP8 rows, 0-d fp32; None for other dtypes.
             product: see :data:`RowProduct`.
-            y_TN: where the result goes.
-            x_TK: where all rows go, for those who want them too.
-            scales_R4: fp32 (ranks, ``SCALE_STRIDE``), where the inverse scales of FP8 rows go, into column 0.
+            y_TN: output of the product.
+            x_TK: output for the gathered rows; None if the caller does not need them.
+            scales_R4: output for the inverse scales of FP8 rows, fp32 (ranks, ``SCALE_STRIDE``), in column 0.
         """
         ...
 
     def product_scatter(self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor) -> None:
-        """``y = reduce_scatter(x W)``, summed in the dtype of y.
+        """Compute ``y = reduce_scatter(x W)``, summed in the dtype of y.
 
         Args:
             x_TK, scale_inverse, product: see :meth:`gather_product`.
-            y_sN: where the result goes.
+            y_sN: output for the tokens of this rank.
 
         Raises:
-            ValueError: the ranks would not have equally many tokens.
+            ValueError: the number of ranks does not divide the number of tokens.
         """
         ...
 
     def start_product_scatter(
         self, x_TK: Tensor, scale_inverse: Tensor | None, product: RowProduct, y_sN: Tensor
     ) -> Underway:
-        """:meth:`product_scatter` whose movement may go on beside what comes next; y is there after ``wait()``."""
+        """Start :meth:`product_scatter`; its transfer may overlap with later work, and y is valid after ``wait()``."""
         ...
 
 
 class CollectiveProducts:
-    """The movement first or last, by collectives of the backend: NCCL on GPUs, gloo on CPUs.
-
-    Args:
-        parallel: the ranks.
-    """
+    """Products with the transfer before or after them, by collectives of the backend: NCCL on GPUs, Gloo on CPUs."""
 
     name = "collective"
 
@@ -90,7 +86,7 @@ class CollectiveProducts:
         self._parallel = parallel
 
     def begin(self) -> None:
-        """Nothing is left over from the pass before."""
+        """Do nothing, because no state is left from the previous pass."""
 
     def gather_product(
         self,
@@ -128,7 +124,7 @@ class CollectiveProducts:
 
 
 def times(weight_KN: Tensor) -> RowProduct:
-    """The product with a matrix in the dtype of the rows."""
+    """Return the product with a matrix that has the dtype of the rows."""
 
     def product(x_nK: Tensor, scale_inverse: Tensor | None, y_nN: Tensor) -> None:
         torch.mm(x_nK, weight_KN, out=y_nN)

@@ -1,13 +1,13 @@
-"""The ranks that hold a layer together, and what they move between them.
+"""Ranks of the ``tp`` axis, which share layers, and the token transfers between them.
 
-Between the layers that are split, norms and residuals are computed for a token by one rank alone (sequence parallelism,
-Korthikanti et al. 2022, section 4.2.2): dimension 0, the tokens, is dealt evenly, rank after rank. A layer that needs
-all tokens gathers them, and one whose result is a sum over the ranks scatters it. Each is the other's backward pass, so
-that a gradient is whole wherever a tensor is.
+Between tensor-parallel layers, norms and residuals of a token are computed by one rank only (sequence parallelism,
+Korthikanti et al. 2022, section 4.2.2): tokens, dimension 0, are sharded evenly in rank order. A layer that needs all
+tokens gathers them; a layer whose result is a sum over ranks reduce-scatters it. Each is the backward pass of the
+other.
 
-Every movement exists twice: differentiable, and without autograd for those who write their own backward pass.
+Every transfer exists with autograd, and without it for hand-written backward passes.
 
-Shapes: T tokens, s = T / ranks tokens of one rank; further dimensions are any.
+Shapes: T tokens, s = T / ranks tokens of one rank; any further dimensions.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ AXIS = "tp"
 
 
 class Underway(NamedTuple):
-    """A collective that runs beside other work.
+    """Collective that overlaps with other work.
 
     Attributes:
-        given: what it reads, held as long.
-        result: what it writes.
-        work: the collective; None where one rank has nothing to move.
+        given: input, referenced as long as the collective reads it.
+        result: output.
+        work: the collective; None if a single rank has nothing to transfer.
     """
 
     given: Tensor
@@ -39,7 +39,7 @@ class Underway(NamedTuple):
     work: dist.Work | None
 
     def wait(self) -> Tensor:
-        """The result, once it is there for what is enqueued from now on."""
+        """Return the result, which is valid for all work enqueued after this call."""
         if self.work is not None:
             self.work.wait()
         return self.result
@@ -47,12 +47,12 @@ class Underway(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """The ranks of the ``tp`` axis; one alone moves nothing, and needs no process group.
+    """Ranks of the ``tp`` axis. A single rank transfers nothing and needs no process group.
 
     Attributes:
-        size: ranks.
-        index: which of them this is, 0 <= index < size.
-        group: the ranks; None where size is 1.
+        size: number of ranks.
+        index: position of this rank, 0 <= index < size.
+        group: process group of the ranks; None if size is 1.
     """
 
     size: int = 1
@@ -67,25 +67,25 @@ class TensorParallel:
 
     @classmethod
     def from_layout(cls, layout: Layout) -> TensorParallel:
-        """The ``tp`` axis of ``layout``. Collective.
-
-        Args:
-            layout: of all ranks.
-        """
+        """Return the ranks of the ``tp`` axis of ``layout``. Collective."""
         return cls(layout.size(AXIS), layout.coordinate(AXIS), layout.group(AXIS))
 
     def gather_tokens(self, x_s: Tensor) -> Tensor:
-        """All tokens (T, ...) from each rank's own (s, ...); backward reduce-scatters. Collective in both passes."""
+        """Return all tokens (T, ...); backward reduce-scatters the gradient. Both passes are collective.
+
+        Args:
+            x_s: tokens of this rank, (s, ...).
+        """
         if self.size == 1:
             return x_s
         x_T: Tensor = _GatherTokens.apply(x_s, self)
         return x_T
 
     def scatter_tokens(self, x_T: Tensor) -> Tensor:
-        """This rank's own tokens (s, ...) of the sum over the ranks; backward all-gathers. Collective in both passes.
+        """Return this rank's tokens (s, ...) of the sum over ranks; backward all-gathers. Both passes are collective.
 
         Raises:
-            ValueError: the ranks would not have equally many tokens.
+            ValueError: the number of ranks does not divide the number of tokens.
         """
         if self.size == 1:
             return x_T
@@ -93,11 +93,11 @@ class TensorParallel:
         return x_s
 
     def all_gather(self, x_s: Tensor, out: Tensor | None = None) -> Tensor:
-        """:meth:`gather_tokens` without autograd, of any dtype, FP8 included. Collective.
+        """Return the same as :meth:`gather_tokens`, without autograd; any dtype, including FP8. Collective.
 
         Args:
-            x_s: of equal shape on all ranks.
-            out: (T, ...), contiguous, where the tokens go; None for a new tensor, or ``x_s`` itself on one rank.
+            x_s: tokens of this rank, with the same shape on all ranks.
+            out: output, contiguous (T, ...); None for a new tensor, or for ``x_s`` itself on one rank.
         """
         if self.size == 1:
             return x_s if out is None else out.copy_(x_s)
@@ -107,14 +107,14 @@ class TensorParallel:
         return out
 
     def reduce_scatter(self, x_T: Tensor, out: Tensor | None = None) -> Tensor:
-        """:meth:`scatter_tokens` without autograd. Collective.
+        """Return the same as :meth:`scatter_tokens`, without autograd. Collective.
 
         Args:
-            x_T: of equal shape on all ranks.
-            out: (s, ...), contiguous, where the sums go; None for a new tensor, or ``x_T`` itself on one rank.
+            x_T: summands of this rank, with the same shape on all ranks.
+            out: output, contiguous (s, ...); None for a new tensor, or for ``x_T`` itself on one rank.
 
         Raises:
-            ValueError: the ranks would not have equally many tokens.
+            ValueError: the number of ranks does not divide the number of tokens.
         """
         if self.size == 1:
             return x_T if out is None else out.copy_(x_T)
@@ -124,7 +124,7 @@ class TensorParallel:
         return out
 
     def start_all_gather(self, x_s: Tensor) -> Underway:
-        """Begin :meth:`all_gather` beside what comes next. Collective."""
+        """Start an :meth:`all_gather` that overlaps with later work. Collective."""
         if self.size == 1:
             return Underway(x_s, x_s, None)
         x_s = x_s.contiguous()
@@ -133,7 +133,7 @@ class TensorParallel:
         return Underway(x_s, out, work)
 
     def start_reduce_scatter(self, x_T: Tensor, out: Tensor | None = None) -> Underway:
-        """Begin :meth:`reduce_scatter` beside what comes next. Collective."""
+        """Start a :meth:`reduce_scatter` that overlaps with later work. Collective."""
         if self.size == 1:
             return Underway(x_T, x_T if out is None else out.copy_(x_T), None)
         x_T = x_T.contiguous()
@@ -142,31 +142,31 @@ class TensorParallel:
         return Underway(x_T, out, dist.reduce_scatter_tensor(out, x_T, group=self.group, async_op=True))
 
     def agree_on_scales_(self, scales: Tensor) -> None:
-        """Set FP8 scales to the smallest of all ranks, in place, for those who share layers otherwise. Collective.
+        """Set FP8 scales to their minimum over all ranks, in place, for use with another split. Collective.
 
-        Each rank has seen the largest value of its own tokens and features; with the smallest scale none of them leaves
-        FP8's range. A scale of 0, for none yet, is 0 for all then.
+        Each rank has seen the largest values of its own tokens and features only; with the smallest scale no value
+        leaves the range of FP8. If a scale is 0 (not set yet) on any rank, it becomes 0 on all.
 
         Args:
-            scales: contiguous, not their inverses.
+            scales: scales, not their inverses; contiguous.
         """
         if self.group is not None:
             dist.all_reduce(scales, op=dist.ReduceOp.MIN, group=self.group)
 
     def own_tokens(self, x_T: Tensor) -> Tensor:
-        """This rank's own tokens of what every rank has, a view.
+        """Return this rank's tokens of a tensor that every rank holds, as a view.
 
         Raises:
-            ValueError: the ranks would not have equally many tokens.
+            ValueError: the number of ranks does not divide the number of tokens.
         """
         own = self.own_count(x_T.shape[0])
         return x_T.narrow(0, self.index * own, own)
 
     def own_count(self, tokens: int) -> int:
-        """How many of ``tokens`` each rank has.
+        """Return the number of tokens per rank.
 
         Raises:
-            ValueError: not equally many.
+            ValueError: the number of ranks does not divide ``tokens``.
         """
         if tokens % self.size:
             raise ValueError(f"{tokens} tokens cannot be dealt evenly to {self.size} ranks")
@@ -174,7 +174,7 @@ class TensorParallel:
 
 
 def _movable(x: Tensor) -> Tensor:
-    """``x``, or its bytes: not every backend knows the FP8 dtypes."""
+    """Return ``x``, or a byte view of it if it is FP8, because not every backend supports FP8 dtypes."""
     return x.view(torch.uint8) if x.dtype.itemsize == 1 and x.is_floating_point() else x
 
 

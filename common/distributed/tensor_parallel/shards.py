@@ -1,6 +1,6 @@
-"""The parts of a decoder's fused weights, each of which is dealt evenly by itself.
+"""Parts of a decoder's fused weights. Each part is sharded separately.
 
-So a rank has matching pieces of query, key and value, and of gate and up.
+So a rank holds matching pieces of query, key and value, and of gate and up.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from common.errors import ConfigError
 
 
 def qkv_parts(heads: int, kv_heads: int, head_size: int, parallel: TensorParallel) -> tuple[int, int, int]:
-    """Rows of query, key and value in a fused weight; each rank gets whole heads of each.
+    """Return the numbers of rows of query, key and value in a fused weight; each rank gets whole heads of each.
 
     Raises:
-        ConfigError: a rank would have a part of a head.
+        ConfigError: the number of ranks does not divide the number of heads.
     """
     _divide(parallel, "query heads", heads)
     _divide(parallel, "key/value heads", kv_heads)
@@ -21,10 +21,10 @@ def qkv_parts(heads: int, kv_heads: int, head_size: int, parallel: TensorParalle
 
 
 def gate_up_parts(feed_forward: int, parallel: TensorParallel) -> tuple[int, int]:
-    """Rows of gate and of up in a fused weight.
+    """Return the numbers of rows of gate and up in a fused weight.
 
     Raises:
-        ConfigError: they cannot be dealt evenly.
+        ConfigError: the number of ranks does not divide ``feed_forward``.
     """
     _divide(parallel, "feed-forward units", feed_forward)
     return feed_forward, feed_forward
