@@ -6,6 +6,7 @@ Background threads use it during training, so no method waits for a key that may
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -65,9 +66,13 @@ class FileBoard:
 
     def post(self, name: str, value: bytes) -> None:
         """Store ``value`` under ``name``. The file is written under a temporary name and then renamed."""
-        beside = self.folder / f"{name}.{os.getpid()}.tmp"
+        beside = self._temporary(name)
         beside.write_bytes(value)
         beside.replace(self.folder / name)
+
+    def _temporary(self, name: str) -> Path:
+        # Containers on two hosts can have the same process id, and even the same host name.
+        return self.folder / f"{name}.{uuid.uuid4().hex}.tmp"
 
     def read(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the values of ``names``, with None for each name that is not set."""
@@ -75,7 +80,7 @@ class FileBoard:
 
     def claim(self, name: str, value: bytes) -> bytes:
         """Store ``value`` unless ``name`` is already set. Return the stored value."""
-        beside = self.folder / f"{name}.{os.getpid()}.tmp"
+        beside = self._temporary(name)
         beside.write_bytes(value)
         try:
             os.link(beside, self.folder / name)

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -277,7 +277,7 @@ def _conclude(session: Session, results: Results) -> None:
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         beside.replace(path)

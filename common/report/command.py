@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def _default_output(runs: Sequence[Path]) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     """Write beside and rename, so that nobody opens half a page."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_bytes(content)
