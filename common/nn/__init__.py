@@ -1,1 +1,1 @@
-"""Modules that several networks use."""
+"""Network modules that several benchmarks share."""

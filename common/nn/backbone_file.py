@@ -1,4 +1,4 @@
-"""A trunk's weights out of a file: torchvision's are state dicts, such as ``resnext50_32x4d-7cdf4587.pth``."""
+"""Loading of pretrained ResNet weights from a file, such as torchvision's ``resnext50_32x4d-7cdf4587.pth``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from common.untrusted.tensor_file import read_state
 
 
 def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
-    """Give ``trunk`` the weights, and the batch norms' statistics, of a file.
+    """Load the weights and batch norm statistics of ``trunk`` from a file.
 
-    The file's classifier (``fc``), counters of batches, and stages that the trunk ends before are left out. Values are
-    converted to the dtypes of the trunk. A name such as ``resnet34-333f7ec4.pth`` says how the SHA-256 begins.
+    The classifier (``fc``), ``num_batches_tracked`` and the stages that the trunk does not have are ignored. Values
+    are converted to the dtypes of the trunk. If the file name ends like ``resnet34-333f7ec4.pth``, the SHA-256 must
+    begin with these digits.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, not what its name says, or of another architecture; the
-            message names a tensor.
+        CheckpointError: the file is missing, unreadable or damaged, or belongs to another architecture. The message
+            names the tensor.
     """
     require_backbone(path)
     _check_digest(path)
@@ -31,10 +32,10 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
 
 
 def require_backbone(path: Path) -> None:
-    """Make sure that there is something at ``path``.
+    """Check that ``path`` exists.
 
     Raises:
-        CheckpointError: there is nothing.
+        CheckpointError: it does not exist.
     """
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such backbone file; `download` or `generate` makes one")
@@ -43,17 +44,17 @@ def require_backbone(path: Path) -> None:
 def give_weights(
     path: Path, trunk: ResNetTrunk, state: Mapping[str, Tensor], names: Mapping[str, str] | None = None
 ) -> None:
-    """Give ``trunk`` a state that was read from a file.
+    """Load ``state`` into ``trunk``, after a check of all tensors.
 
     Args:
-        path: of the file, for messages.
-        trunk: values are converted to its dtypes.
-        state: tensors by the trunk's names.
-        names: the trunk's name of a tensor to the file's, where they differ, for messages.
+        path: the file that ``state`` was read from, for messages.
+        trunk: the values are converted to its dtypes.
+        state: tensors by the names that the trunk uses.
+        names: maps a name in the trunk to the name in the file where they differ, for messages.
 
     Raises:
-        CheckpointError: a tensor is missing, too many, of another shape, or not of finite floating-point values. The
-            trunk is not changed then.
+        CheckpointError: a tensor is missing, unknown, of another shape, or not floating-point and finite. The trunk
+            is unchanged in this case.
     """
     own = trunk.state_dict()
     names = {name: name for name in [*own, *state]} | dict(names or {})
@@ -72,7 +73,7 @@ def give_weights(
 
 
 def _check_digest(path: Path) -> None:
-    """Refuse a file whose SHA-256 does not begin as its name, if that is one of torchvision's, says."""
+    """Raise a CheckpointError if the file name contains a SHA-256 prefix that differs from the content's digest."""
     if not path.is_file():
         return
     named = re.search(r"-([0-9a-f]{8,64})$", path.stem)
@@ -98,7 +99,7 @@ def _check(what: str, name: str, tensor: Tensor, own: Tensor, trunk: ResNetTrunk
     if not tensor.is_floating_point():
         raise CheckpointError(f"{what} is {tensor.dtype}, and weights are floating-point tensors")
     expected = tuple(own.shape)
-    if name == "conv1.weight":  # the trunk pads it
+    if name == "conv1.weight":  # the trunk pads its input channels when it loads the state
         expected = (expected[0], IMAGE_CHANNELS, *expected[2:])
     if tuple(tensor.shape) != expected:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Batch norm layers around the fused operations of :mod:`common.ops.batch_norm`."""
+"""Batch norm layers on top of the fused operations of :mod:`common.ops.batch_norm`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from common.ops.operation import OperationRequest
 
 
 class BatchNorm2d(nn.Module):
-    """Batch norm over N, H, W with optional fused ReLU; parameters are named as in ``torch.nn.BatchNorm2d``.
+    """Batch norm over N, H, W with optional fused ReLU. Parameters are named as in ``torch.nn.BatchNorm2d``.
 
-    Statistics and parameters stay fp32 whatever the activations are. There is no ``num_batches_tracked``: loading a
-    state that has one drops it.
+    Statistics and parameters stay fp32 for every dtype of the activations. There is no ``num_batches_tracked``;
+    loading a state removes it.
 
     Args:
         channels: C.
-        relu: whether ReLU follows in :meth:`forward`.
+        relu: whether :meth:`forward` applies ReLU to the result.
         eps: added to the variance.
-        momentum: weight of the new statistics in the running ones.
-        group: ranks over which the statistics are taken; None for this rank alone. See also :func:`set_group`.
+        momentum: weight of the batch statistics in the update of the running statistics.
+        group: ranks that compute the statistics together; None for this rank alone. See also :func:`set_group`.
     """
 
     running_mean: Tensor
@@ -64,13 +64,14 @@ class BatchNorm2d(nn.Module):
 
     @property
     def norm(self) -> Norm:
-        """The parameters and statistics as the operations take them."""
+        """Parameters and running statistics in the form that the operations expect."""
         return Norm(self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps)
 
     def forward(self, x_NCHW: Tensor, moments: Tensor | None = None) -> Tensor:
-        """``BN(x)``, or ``relu(BN(x))`` if built with ``relu``; shape and dtype of ``x_NCHW``.
+        """Return ``BN(x)``, or ``relu(BN(x))`` if the layer has ``relu``, in the shape and dtype of ``x_NCHW``.
 
-        ``moments`` are those that :meth:`common.nn.convolution.Conv2d.with_moments` gives with ``x_NCHW``.
+        ``moments`` is the second result of :meth:`common.nn.convolution.Conv2d.with_moments`, which belongs to
+        ``x_NCHW``.
         """
         if self.training:
             return self._batch_norm.function(x_NCHW, self.norm, relu=self.relu, group=self.group, moments=moments)
@@ -85,12 +86,13 @@ class BatchNorm2d(nn.Module):
         moments: Tensor | None = None,
         residual_moments: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """``relu(BN(x) + residual)``; the residual goes through ``residual_layer`` first where one is given.
+        """Return ``relu(BN(x) + residual)``. ``residual_layer``, if given, normalises the residual first.
 
-        ``moments`` and ``residual_moments`` as in :meth:`forward`.
+        Args:
+            moments, residual_moments: moments of ``x_NCHW`` and ``residual_NCHW``, as in :meth:`forward`.
 
         Returns:
-            The same values twice, for the two consumers of a block's output; change neither in place.
+            The same values twice, for the two consumers of a block's output. Do not change either of them in place.
         """
         residual_norm = None if residual_layer is None else residual_layer.norm
         if self.training:
@@ -109,7 +111,7 @@ class BatchNorm2d(nn.Module):
         return y_NCHW, y_NCHW
 
     def relu_max_pool(self, x_NCHW: Tensor) -> Tensor:
-        """``max_pool(relu(BN(x)), 3, stride 2, padding 1)``."""
+        """Return ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``."""
         if self.training:
             return self._relu_max_pool.function(x_NCHW, self.norm, group=self.group)
         return F.max_pool2d(self._evaluate.function(x_NCHW, self.norm, relu=True), 3, stride=2, padding=1)
@@ -123,7 +125,7 @@ class BatchNorm2d(nn.Module):
 
 
 def set_group(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Let every :class:`BatchNorm2d` in ``model`` take its statistics over the ranks of ``group``."""
+    """Make every :class:`BatchNorm2d` in ``model`` compute its statistics over the ranks of ``group``."""
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.group = group

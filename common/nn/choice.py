@@ -1,4 +1,4 @@
-"""The choice of implementations for the layers of a network."""
+"""Choice of an implementation for each layer of a network."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Choosing(Protocol):
     """A layer with several implementations."""
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose one for activations on the device of the layer's parameters.
+        """Choose the implementation for the device of the layer's parameters.
 
         Args:
-            requested: a name, or ``auto``.
-            dtype: of the activations.
+            requested: name of an implementation, or ``auto``.
+            dtype: dtype of the activations.
 
         Returns:
-            The name chosen.
+            The name of the chosen implementation.
 
         Raises:
             UnsupportedImplementation: see :meth:`common.ops.operation.Operation.select`.
@@ -31,16 +31,15 @@ class Choosing(Protocol):
 
 
 def choose(model: nn.Module, kind: type[Choosing], requested: str, dtype: torch.dtype) -> str:
-    """Choose the implementation of every layer of a kind; call it once the model is on its device.
+    """Choose the implementation of every layer of one class. Call this when the model is on its device.
 
     Args:
-        model: holds the layers.
-        kind: their class.
-        requested: a name, or ``auto``.
-        dtype: of the activations.
+        kind: class of the layers.
+        requested: name of an implementation, or ``auto``.
+        dtype: dtype of the activations.
 
     Returns:
-        The names chosen, joined by ``+`` where layers differ.
+        The names of the chosen implementations, joined by ``+`` where layers differ.
 
     Raises:
         UnsupportedImplementation: see :meth:`common.ops.operation.Operation.select`.
@@ -52,19 +51,18 @@ def choose(model: nn.Module, kind: type[Choosing], requested: str, dtype: torch.
 def choose_layers(
     model: nn.Module, kinds: Mapping[str, type[Choosing]], requested: Mapping[str, str], dtype: torch.dtype
 ) -> dict[str, str]:
-    """Choose the implementations of layers of several kinds; see :func:`choose`.
+    """Choose the implementations of layers of several classes; see :func:`choose`.
 
     Args:
-        model: holds the layers.
-        kinds: name of an operation to the class of the layers that run it.
-        requested: ``model.implementations``. The choice for an operation that it does not name is ``auto``.
-        dtype: of the activations.
+        kinds: maps the name of an operation to the class of the layers that run it.
+        requested: ``model.implementations``. Operations that are not in it get ``auto``.
+        dtype: dtype of the activations.
 
     Returns:
-        Name of the operation to the names chosen.
+        The names of the chosen implementations by operation.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
     chosen = {}
     for name, kind in kinds.items():

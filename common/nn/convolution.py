@@ -10,13 +10,12 @@ from common.ops.operation import OperationRequest
 
 
 class Conv2d(nn.Conv2d):
-    """Square convolution without bias whose result a batch norm takes, padded to keep the size at stride 1.
+    """Square convolution without bias in front of a batch norm. At stride 1, the padding keeps height and width.
 
     Args:
-        in_channels, out_channels: C of input and result.
-        kernel: height and width, odd.
-        stride: of both.
-        groups: of channels that see each other; several never leave moments.
+        kernel: height and width of the kernel, an odd number.
+        stride: stride in both directions.
+        groups: groups of channels. With more than one, :meth:`with_moments` returns no moments.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
@@ -32,7 +31,10 @@ class Conv2d(nn.Conv2d):
         return self._convolution.name
 
     def with_moments(self, x_NCHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The result and, in training and where that is cheap, its moments: what a batch norm layer is called with."""
+        """Return the result and its moments, the two arguments of a batch norm layer.
+
+        The moments are None in evaluation mode and where the implementation cannot compute them cheaply.
+        """
         if not self.training or self.groups > 1:
             return self(x_NCHW), None
         result: tuple[Tensor, Tensor | None] = self._convolution.function(

@@ -1,7 +1,7 @@
-"""FLOPs of convolutions, for the share of a device's peak that a training run uses.
+"""FLOPs of convolutions, for the FLOPs utilization of a training run.
 
-A multiply-add is 2 FLOPs. Training runs a layer up to three times: forward, and for the gradients of its weight and of
-its input.
+A multiply-add is 2 FLOPs. Training runs a layer up to three times: the forward pass, the weight gradient and the
+input gradient.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class LayerFlops:
-    """FLOPs of a layer for one picture.
+    """FLOPs of a layer for one image.
 
     Attributes:
-        name: of the layer.
-        forward: of the forward pass.
-        training: of the forward pass and of the gradients that the layer needs.
+        forward: FLOPs of the forward pass.
+        training: FLOPs of the forward pass and of the gradients that the layer needs.
     """
 
     name: str
@@ -31,7 +30,7 @@ class LayerFlops:
 
 
 def result_size(layer: nn.Conv2d, size: Size) -> Size:
-    """Height and width of the result of a square convolution over ``size``."""
+    """Return height and width of the result of a square convolution over an input of ``size``."""
     height, width = ((side + 2 * int(layer.padding[0]) - layer.kernel_size[0]) // layer.stride[0] + 1 for side in size)
     return height, width
 
@@ -39,14 +38,13 @@ def result_size(layer: nn.Conv2d, size: Size) -> Size:
 def convolution_flops(
     name: str, layer: nn.Conv2d, size: Size, input_gradient: bool = True, in_channels: int | None = None
 ) -> LayerFlops:
-    """FLOPs of a convolution over one picture.
+    """Return the FLOPs of a convolution for one image.
 
     Args:
-        name: of the layer.
-        layer: its weight's gradient counts if the weight is trained.
-        size: height and width of its input.
-        input_gradient: whether its input's gradient counts: a trained layer comes before it.
-        in_channels: channels of its input that count; None for all.
+        layer: its weight gradient counts if the weight requires a gradient.
+        size: height and width of the input.
+        input_gradient: whether the input gradient counts, because there is a trained layer before this one.
+        in_channels: number of input channels to count; None for all.
     """
     channels = (in_channels or layer.in_channels) // layer.groups
     taps = channels * layer.kernel_size[0] * layer.kernel_size[1]

@@ -1,15 +1,15 @@
-"""A pre-norm decoder out of parts: RMSNorm, rotary positions, grouped-query attention, SwiGLU; embedding and head.
+"""Pre-norm decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, embedding and head.
 
-Touvron et al., arXiv:2302.13971 and 2307.09288. Nothing has a bias; the rotation pairs dimension i of a head with
-i + D/2. Query, key and value are one product, gate and up another. A block takes the sum of all blocks before it as a
-pair, the residual stream and what the last sub-layer adds to it, since the addition belongs to the norm that reads the
-sum.
+Touvron et al., arXiv:2302.13971 and 2307.09288. There are no biases. The rotation pairs dimension i of a head with i
++ D/2. One matrix product computes query, key and value, another one gate and up. A block receives the residual stream
+and the result of the last sub-layer as a pair, because the next norm adds them.
 
-The modules here hold the weights and run anywhere through PyTorch's own operations and autograd. Frozen base weights
-with adapters run faster and in a planned memory through :mod:`common.nn.frozen_decoder`, which reads the same modules.
+These modules hold the weights and run on every device with PyTorch's operations and autograd.
+:mod:`common.nn.frozen_decoder` (frozen weights with adapters) and :mod:`common.nn.trained_decoder` run the same
+modules faster.
 
-Legend: B rows of a micro-batch, S their length, T = B * S tokens, s = T / ranks those of one rank of tp, E hidden,
-H query heads, K key/value heads, D head size, F feed-forward width, V vocabulary, v = V / ranks words of one rank.
+Legend: B rows of a micro-batch, S length of a row, T = B * S tokens, s = T / ranks tokens of one tp rank, E hidden, H
+query heads, K key/value heads, D head size, F feed-forward width, V vocabulary, v = V / ranks words of one rank.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ from common.ops import rope
 from common.ops.triton_support import widen
 
 SITES_PER_LAYER = 2
-"""Adapters of layer i drop out at call sites 2i (QKV) and 2i + 1 (attention output)."""
+"""Dropout call sites per layer: the adapters of layer i use 2i (QKV) and 2i + 1 (attention output)."""
 
 
 @dataclass(frozen=True)
 class DecoderArchitecture:
-    """The shape of the network.
+    """Sizes and constants of a decoder.
 
     Attributes:
         vocabulary: V.
         hidden: E.
-        layers: blocks.
         heads: H.
         kv_heads: K, a divisor of H.
-        head_size: D, even.
+        head_size: D, an even number.
         feed_forward: F.
-        norm_epsilon: inside the square root of every norm.
-        rope_base: of the rotation's wavelengths.
-        initializer_range: standard deviation of drawn weights.
+        norm_epsilon: added to the mean square in every norm.
+        rope_base: base of the rotation's wavelengths.
+        initializer_range: standard deviation of initial weights.
 
     Raises:
         ConfigError: K does not divide H, or D is odd.
@@ -82,61 +81,63 @@ class DecoderArchitecture:
 
     @property
     def qkv_features(self) -> int:
-        """(H + 2 K) D: rows of the fused product, query heads first, then key, then value heads."""
+        """(H + 2 K) D: rows of the QKV weight: query heads, then key heads, then value heads."""
         return (self.heads + 2 * self.kv_heads) * self.head_size
 
     @property
     def attention_features(self) -> int:
-        """H D."""
+        """H D: features of the attention's result."""
         return self.heads * self.head_size
 
     @property
     def products_per_layer(self) -> int:
-        """Weights of the matrix products of a block."""
+        """Number of weights in the matrix products of one block."""
         return self.hidden * (self.qkv_features + self.attention_features + 3 * self.feed_forward)
 
     @property
     def parameters(self) -> int:
-        """All weights, without adapters."""
+        """Number of all weights, without adapters."""
         per_layer = self.products_per_layer + 2 * self.hidden
         return self.layers * per_layer + 2 * self.vocabulary * self.hidden + self.hidden
 
     @property
     def rope_scaling(self) -> rope.RopeScaling | None:
-        """How the rotation's frequencies are scaled: not at all, unless an architecture says otherwise."""
+        """Scaling of the rotation frequencies. None means no scaling; subclasses may override this."""
         return None
 
     def rope_tables(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotation, (T, D / 2) each."""
+        """Return cosines and sines of the rotation, each of shape (T, D / 2)."""
         return rope.tables(positions_T, self.head_size, self.rope_base, self.rope_scaling)
 
     def initial_std(self, name: str) -> float:
-        """Standard deviation with which a weight of more than one dimension is drawn, by its name in the network."""
+        """Return the standard deviation of the initial values of a matrix, given its name in the network."""
         return self.initializer_range
 
     def forward_flops(self, length: int) -> float:
-        """FLOPs (2 per multiply-add) of a row's forward pass, the causal half of the attention only."""
+        """Return the FLOPs (2 per multiply-add) of a row's forward pass, with only the causal half of the attention."""
         products = 2.0 * (self.layers * self.products_per_layer + self.vocabulary * self.hidden) * length
         return products + self.attention_flops(length)
 
     def attention_flops(self, length: int) -> float:
-        """Of these, scores and weighted sums of all layers."""
+        """Return the part of :meth:`forward_flops` for scores and weighted sums of all layers."""
         return 2.0 * self.layers * length * length * self.attention_features
 
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``(q_BSHD, k_BSKD, v_BSKD) -> o_BSHD``, causal and differentiable; under context parallelism it sees to it that the
-queries of this rank meet the keys of all."""
+"""Causal, differentiable attention: ``(q_BSHD, k_BSKD, v_BSKD) -> o_BSHD``.
+
+Under context parallelism, it lets the queries of this rank attend to the keys of all ranks.
+"""
 
 
 def causal_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
-    """Causal attention of whole rows through PyTorch; scores are divided by the root of D."""
+    """Causal attention of whole rows through PyTorch. Scores are divided by sqrt(D)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (q_BSHD, k_BSKD, v_BSKD))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def split_attention(split: ContextSplit) -> Attention:
-    """:func:`causal_attention` of rows that ranks share."""
+    """Return :func:`causal_attention` for rows that are split over the ranks of ``split``."""
     if split.ranks == 1:
         return causal_attention
 
@@ -150,10 +151,11 @@ def split_attention(split: ContextSplit) -> Attention:
 
 
 class RMSNorm(nn.Module):
-    """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), in fp32 at least.
+    """``weight * x / sqrt(mean(x^2) + epsilon)`` (Zhang and Sennrich, arXiv:1910.07467), computed in fp32 or fp64.
 
     Attributes:
-        partial_over: each rank of tp normalises its own tokens, of which it has the weight's gradient.
+        partial_over: parameters whose gradients must be summed over mesh axes. Each tp rank normalises only its own
+            tokens and has only their part of the weight's gradient.
     """
 
     partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,)}
@@ -171,7 +173,7 @@ class RMSNorm(nn.Module):
 
 
 def rotated(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-    """``x`` with every pair (i, i + D/2) turned by its angle."""
+    """Return ``x`` with every pair of dimensions (i, i + D/2) rotated by its angle."""
     left, right = widen(x_THD).chunk(2, -1)
     cos, sin = (table.to(left.dtype).unsqueeze(1) for table in (cos_TD, sin_TD))
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x_THD.dtype)
@@ -183,14 +185,13 @@ class _Placement(TypedDict):
 
 
 class DecoderBlock(nn.Module):
-    """Norm, attention, norm and MLP of one layer.
+    """One layer: norm, attention, norm and MLP.
 
     Args:
-        architecture: shapes.
-        index: of the layer.
-        device, dtype: of the weights, left uninitialised.
-        lora: adapters of the attention's two products; None for none.
-        parallel: the ranks that share the layer.
+        index: number of the layer, from 0.
+        device, dtype: device and dtype of the weights, which stay uninitialised.
+        lora: settings of the adapters on the QKV and output products; None for no adapters.
+        parallel: ranks that share the layer.
     """
 
     def __init__(
@@ -215,20 +216,20 @@ class DecoderBlock(nn.Module):
         self.down = RowParallelLinear(shape.feed_forward, shape.hidden, parallel, **given)
 
     def site(self, product: str) -> int:
-        """The call site of the dropout of ``qkv`` or ``output``."""
+        """Return the dropout call site of the product ``qkv`` or ``output``."""
         return SITES_PER_LAYER * self.index + ("qkv", "output").index(product)
 
     def forward(
         self, residual_sE: Tensor, delta_sE: Tensor | None, places: TokenPlaces, attend: Attention
     ) -> tuple[Tensor, Tensor]:
-        """The pair after this block, from the pair before it; the first block's delta is None."""
+        """Return the (residual, delta) pair after this block. ``delta_sE`` is None for the first block."""
         residual_sE = residual_sE if delta_sE is None else residual_sE + delta_sE
         delta_sE = self.attention(self.attention_norm(residual_sE), places, attend)
         residual_sE = residual_sE + delta_sE
         return residual_sE, self.mlp(self.mlp_norm(residual_sE))
 
     def attention(self, x_sE: Tensor, places: TokenPlaces, attend: Attention) -> Tensor:
-        """Map normalised hidden states of own tokens to what the attention adds to them."""
+        """Map normalised hidden states of this rank's tokens to the attention's addition to the residual stream."""
         shape = self.architecture
         drop = {name: adapter_dropout(self.lora, self.site(name), places) for name in ("qkv", "output")}
         qkv_TN = self.qkv(x_sE, drop["qkv"], places.numbers)
@@ -242,20 +243,19 @@ class DecoderBlock(nn.Module):
         return result
 
     def mlp(self, x_sE: Tensor) -> Tensor:
-        """Map normalised hidden states to what the MLP adds: down(silu(gate) * up)."""
+        """Map normalised hidden states to the MLP's addition to the residual stream: down(silu(gate) * up)."""
         gate_TF, up_TF = self.gate_up(x_sE).chunk(2, -1)
         result: Tensor = self.down((F.silu(widen(gate_TF)) * widen(up_TF)).to(x_sE.dtype))
         return result
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, the last norm and the head.
+    """Embedding, blocks, last norm and head.
 
     Args:
-        architecture: shapes.
-        device, dtype: of the weights, left uninitialised; ``meta`` counts them only.
-        lora: adapters of all blocks; everything else is then frozen.
-        parallel: the ranks that share every layer; None for this one alone.
+        device, dtype: device and dtype of the weights, which stay uninitialised. ``meta`` allocates nothing.
+        lora: settings of the adapters in all blocks; all other parameters are then frozen.
+        parallel: ranks that share every layer; None for this rank alone.
     """
 
     def __init__(
@@ -282,15 +282,15 @@ class Decoder(nn.Module):
 
     @property
     def blocks(self) -> list[DecoderBlock]:
-        """All of them, in their order."""
+        """All blocks in order."""
         return [block for block in self.layers if isinstance(block, DecoderBlock)]
 
     def tensor_splits(self) -> dict[str, Split]:
-        """How the ranks share each parameter that they share, by name."""
+        """Return how each parameter that is split over the ranks is split, by name."""
         return tensor_splits(self)
 
     def initialise(self, generator_of: Callable[[str], torch.Generator]) -> None:
-        """Draw all weights, those of the base as :meth:`drawn_base`, adapters as :meth:`initialise_adapters`."""
+        """Initialise all weights: the base as in :meth:`drawn_base`, the adapters as in :meth:`initialise_adapters`."""
         own, splits = dict(self.named_parameters()), self.tensor_splits()
         with torch.no_grad():
             for name, value in self.drawn_base(generator_of):
@@ -304,14 +304,16 @@ class Decoder(nn.Module):
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> Iterator[tuple[str, Tensor]]:
-        """Random values for all weights but adapters, norms 1, one whole weight after another, equal on all ranks.
+        """Yield name and random initial value of every weight except adapters. Norm weights are 1.
+
+        Each value is the whole weight, equal on all ranks.
 
         Args:
-            generator_of: the generator of a parameter's name, so that a weight is a function of seed and name.
-            device, dtype: of the values; None for those of the parameter.
+            generator_of: returns the generator for a parameter's name, so that a value depends only on seed and name.
+            device, dtype: device and dtype of the values; None for those of the parameter.
         """
         splits, std_of = self.tensor_splits(), self.architecture.initial_std
-        for name, parameter in list(self.named_parameters()):  # whoever takes them may replace them
+        for name, parameter in list(self.named_parameters()):  # a copy: the caller may replace parameters
             if ".lora_" in name:
                 continue
             shape = splits[name].full_shape if name in splits else parameter.shape
@@ -323,7 +325,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def initialise_adapters(self, generator_of: Callable[[str], torch.Generator]) -> None:
-        """A uniform within 1 / sqrt(columns), which is Kaiming's with a = sqrt(5); B zero."""
+        """Draw A uniformly within 1 / sqrt(columns), which is Kaiming's rule with a = sqrt(5), and set B to zero."""
         splits = self.tensor_splits()
         for name, parameter in self.named_parameters():
             if name.endswith(".lora_a"):
@@ -335,7 +337,7 @@ class Decoder(nn.Module):
                 parameter.zero_()
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces, attend: Attention = causal_attention) -> Tensor:
-        """Normalised hidden states (s, E) of own tokens, which the head reads."""
+        """Return the normalised hidden states (s, E) of this rank's tokens, the input of the head."""
         residual_sE: Tensor = self.embedding(tokens_BS.flatten())
         delta_sE: Tensor | None = None
         for block in self.blocks:
@@ -344,7 +346,7 @@ class Decoder(nn.Module):
         return normed
 
     def forward_logits(self, tokens_BS: Tensor, places: TokenPlaces | None = None) -> Tensor:
-        """Logits (B, S, v) of whole rows, of this rank's words."""
+        """Return the logits (B, S, v) of whole rows for this rank's part of the vocabulary."""
         rows, length = tokens_BS.shape
         places = places or TokenPlaces.whole(rows, length, device=tokens_BS.device)
         logits: Tensor = self.head(self.hidden_states(tokens_BS, places))

@@ -1,4 +1,4 @@
-"""The operations of a decoder's halves, chosen by name, and attention that ranks share."""
+"""Operations of the decoders with hand-written backward passes, and attention that is split over ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ DECODER_OPERATIONS: dict[str, Operation] = {
     "rope": ROPE,
     "swiglu": SWIGLU,
 }
-"""Operations of every decoder, by their names in ``model.implementations``."""
+"""Operations of every such decoder by name, as in ``model.implementations``."""
 
 
 class Attending(NamedTuple):
-    """Attention with its backward pass.
+    """Attention with a hand-written backward pass.
 
     Attributes:
-        gather: ``(k, v)`` of whole rows from this rank's.
-        forward: ``(q, k, v) -> o, kept``: (B, S, heads, D), and something small for the backward pass.
-        backward: ``(do, q, k, v, o, kept) -> dq, wait``, and ``wait() -> dk, dv``, of this rank's tokens again, which
-            other ranks have their part in.
+        gather: ``(k, v) -> k, v``: all-gathers this rank's keys and values to those of whole rows.
+        forward: ``(q, k, v) -> o, kept``: o is (B, S, heads, D); ``kept`` is small and needed by ``backward``.
+        backward: ``(do, q, k, v, o, kept) -> dq, wait``. ``wait() -> dk, dv`` returns the gradients of this rank's
+            tokens, summed over the ranks.
     """
 
     gather: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -44,7 +44,7 @@ class Attending(NamedTuple):
 
 @dataclass(frozen=True)
 class DecoderOperations:
-    """The chosen implementations of :data:`DECODER_OPERATIONS`; signatures in :mod:`common.ops`."""
+    """The chosen implementations of :data:`DECODER_OPERATIONS`. :mod:`common.ops` documents the signatures."""
 
     rms_norm: Any
     rope: Any
@@ -63,18 +63,16 @@ def choose_operations(
     """Choose an implementation of each operation.
 
     Args:
-        operations: operations by their names in ``model.implementations``; ``attention`` is among them.
+        operations: operations by name, as in ``model.implementations``; must contain ``attention``.
         requested: ``model.implementations``.
-        architecture: sizes.
-        split: of the rows over the ranks of cp.
-        device, dtype: of activations.
+        split: how rows are split over the cp ranks.
+        device, dtype: device and dtype of the activations.
 
     Returns:
-        The functions of each operation by its name, those of ``attention`` as :class:`Attending`, and the names of the
-        implementations.
+        The functions by operation, with :class:`Attending` for ``attention``, and the names of the implementations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: the message names ``model.implementations.<operation>``.
     """
     sizes = {"features": architecture.hidden, "head_size": architecture.head_size}
     chosen = choose(requested, operations, OperationRequest(device, dtype, sizes))
@@ -84,14 +82,15 @@ def choose_operations(
 
 
 def attending(attention: CausalAttention, scale: float, split: ContextSplit) -> Attending:
-    """Attention of this rank's queries to all keys of their rows.
+    """Return the attention of this rank's queries to all keys of their rows.
 
-    Each of a rank's chunks is one attention, to the keys from the row's first to the chunk's last.
+    Each chunk of this rank is one call of ``attention``, with the keys from the start of the row to the end of the
+    chunk.
 
     Args:
-        attention: of one chunk.
-        scale: of the scores.
-        split: of the rows.
+        attention: implementation for one chunk.
+        scale: factor on the scores.
+        split: how rows are split over the cp ranks.
     """
 
     def forward(q_BLHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> tuple[Tensor, list[Saved]]:

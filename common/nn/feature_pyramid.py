@@ -1,7 +1,7 @@
-"""Feature pyramid network (Lin et al., arXiv:1612.03144): maps of equal depth from the stages of a trunk.
+"""Feature pyramid network (Lin et al., arXiv:1612.03144): feature maps with equal channels from the stages of a trunk.
 
-Parameters are named ``inner_blocks.i``, ``layer_blocks.i`` and ``extra_blocks.p6`` and ``p7``, i counting the stages
-from the finest. Shapes: N images, C channels, H height, W width.
+Parameters are named ``inner_blocks.i``, ``layer_blocks.i``, ``extra_blocks.p6`` and ``extra_blocks.p7``, where stage
+i = 0 is the finest. Shapes: N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from common.nn.convolution_flops import LayerFlops, Size, convolution_flops, res
 from common.nn.fused_convolution import FusedConv2d
 
 Extra = Literal["convolutions", "max_pool", "none"]
-"""Levels above the coarsest stage: two by 3x3 convolutions of stride 2, the second of which sees the first through ReLU
-(RetinaNet, arXiv:1708.02002, section 4); one that takes every second pixel (Lin et al.); or none."""
+"""Levels above the coarsest stage.
+
+- ``convolutions``: two 3x3 convolutions of stride 2, with ReLU between them (RetinaNet, arXiv:1708.02002, section 4).
+- ``max_pool``: one level with every second pixel (Lin et al.).
+- ``none``: no further levels.
+"""
 
 
 class FeaturePyramid(nn.Module):
-    """A 1x1 convolution of every stage, added to the coarser level's twice enlarged (nearest), then a 3x3 convolution.
+    """Feature pyramid: a 1x1 convolution per stage, plus the coarser level upsampled by two; then a 3x3 convolution.
 
     Args:
-        in_channels: C of the stages, from the finest.
-        channels: C of every level.
-        extra: levels above the coarsest stage.
+        in_channels: channels of the stages, from the finest to the coarsest.
+        channels: channels of every level.
     """
 
     def __init__(self, in_channels: Sequence[int], channels: int, extra: Extra) -> None:
@@ -41,7 +44,7 @@ class FeaturePyramid(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Uniform weights of variance ``1 / fan in``, and no bias, from a CPU generator."""
+        """Draw uniform weights of variance ``1 / fan_in`` from a CPU generator, and set biases to zero."""
         for module in self.modules():
             if isinstance(module, FusedConv2d):
                 nn.init.kaiming_uniform_(module.weight, a=1, generator=generator)
@@ -49,7 +52,7 @@ class FeaturePyramid(nn.Module):
                 module.bias.zero_()
 
     def forward(self, stages_NCHW: Sequence[Tensor]) -> list[Tensor]:
-        """Map the stages' outputs, from the finest, to the levels, from the finest."""
+        """Map the outputs of the stages to the levels, both from the finest to the coarsest."""
         laterals = list(zip(stages_NCHW, self.inner_blocks, self.layer_blocks, strict=True))
         levels: list[Tensor] = []
         inner_NCHW: Tensor | None = None
@@ -62,12 +65,12 @@ class FeaturePyramid(nn.Module):
             p6_NCHW = self.extra_blocks["p6"](levels[-1])
             levels += [p6_NCHW, self.extra_blocks["p7"](F.relu(p6_NCHW))]
         elif self._extra == "max_pool":
-            # What max pooling over single pixels gives, without its indices and the atomics of its gradient.
+            # Equal to max pooling with kernel 1 and stride 2, but needs no indices and no atomics in the gradient.
             levels.append(levels[-1][:, :, ::2, ::2].contiguous(memory_format=torch.channels_last))
         return levels
 
     def flops(self, sizes: Sequence[Size], input_gradients: Sequence[bool]) -> tuple[list[LayerFlops], list[Size]]:
-        """FLOPs of every convolution for one picture, and the height and width of each level.
+        """Return the FLOPs of every convolution for one image, and height and width of each level.
 
         Args:
             sizes: height and width of each stage's output.

@@ -1,4 +1,4 @@
-"""A trunk's file for stand-in data: random weights, and batch norms whose statistics fit the stand-in's pictures."""
+"""Backbone file for synthetic data: random weights, with batch norm statistics that fit the synthetic images."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from common.nn.resnet import ResNetShape, ResNetTrunk, draw_weights
 
 
 def fitted_backbone(shape: ResNetShape, image_NCHW: Tensor, seed: int) -> dict[str, Tensor]:
-    """A state under torchvision's names, without a classifier.
+    """Return a trunk's state dict with torchvision's names, without a classifier.
 
-    In inference the trunk then does to ``image_NCHW`` what it does in training: what every batch norm puts out has mean
-    0 and variance 1 over them.
+    The running statistics are those of ``image_NCHW``, so evaluation mode normalises these images as training does:
+    every batch norm produces mean 0 and variance 1.
 
     Args:
-        shape: with trained norms, whose momentum is 1: the statistics are those of ``image_NCHW`` alone.
-        image_NCHW: normalised pictures.
-        seed: of the weights.
+        shape: shape with a trained norm of momentum 1, so that the running statistics are those of ``image_NCHW``
+            alone.
+        image_NCHW: normalised images.
+        seed: seed of the weights.
     """
     trunk = ResNetTrunk(shape)
     draw_weights(trunk, torch.Generator().manual_seed(seed))
@@ -30,6 +31,6 @@ def fitted_backbone(shape: ResNetShape, image_NCHW: Tensor, seed: int) -> dict[s
 
 
 def write_backbone(path: Path, state: dict[str, Tensor]) -> None:
-    """Write ``state`` as torchvision publishes its weights."""
+    """Write ``state`` in the format of torchvision's weight files."""
     with written(path) as beside:
         torch.save(state, beside)

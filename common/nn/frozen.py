@@ -1,8 +1,8 @@
-"""Tensors of a model that never change while it trains, such as a base below low-rank adapters.
+"""Frozen tensors: parameters and buffers that never change in training, such as the base below low-rank adapters.
 
-They may be most of the memory, so that nobody copies or sends them: not the optimizer, not a checkpoint (which stores
-the digest of the base), not the transfer to ranks that evaluate, not what is put back after warm-up. A module says of
-its own tensors that they are frozen, and whoever has the model at hand asks.
+They may take most of the memory. Therefore the optimizer, checkpoints (which store only their digest), the transfer
+to evaluation ranks and the restore after warm-up leave them out. Each module marks its own frozen tensors with
+:func:`mark_frozen`, and :func:`frozen_names` collects them for a model.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MARK = "_frozen_tensor_names"
 
 
 def mark_frozen(module: nn.Module, names: Iterable[str]) -> None:
-    """Say that parameters or buffers of ``module`` are frozen; parameters stop asking for gradients.
+    """Mark parameters or buffers of ``module`` as frozen, and set ``requires_grad`` to False.
 
     Args:
-        module: a layer, or a whole model.
-        names: of its tensors, as ``named_parameters`` and ``named_buffers`` have them.
+        module: a layer or a whole model.
+        names: names of the tensors, as in ``named_parameters`` and ``named_buffers``.
 
     Raises:
         ValueError: the module has no such tensor.
@@ -36,7 +36,7 @@ def mark_frozen(module: nn.Module, names: Iterable[str]) -> None:
 
 
 def frozen_names(model: nn.Module) -> frozenset[str]:
-    """The names of all tensors of ``model`` that it or a module in it marked, by every name that they have in it."""
+    """Return the names of all frozen tensors of ``model``; a tensor with several names is listed with each."""
     marked = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -55,7 +55,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """Identity of the frozen tensors of ``model``: the SHA-256 of their names and bytes, in the order of names."""
+    """Return the SHA-256 of the names and bytes of all frozen tensors, sorted by name."""
     made, frozen = hashlib.sha256(), frozen_names(model)
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
         if name in frozen:

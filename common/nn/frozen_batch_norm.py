@@ -1,4 +1,4 @@
-"""Batch norm that never changes: a scale and a shift of each channel."""
+"""Batch norm that never changes: a scale and a shift per channel."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from common.nn.frozen import mark_frozen
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """``y = x s + b`` of each channel, with ``s = weight / sqrt(running_var + eps)`` and ``b = bias - running_mean s``.
+    """``y = x s + b`` per channel, with ``s = weight / sqrt(running_var + eps)`` and ``b = bias - running_mean s``.
 
-    All four tensors are buffers under the names of ``torch.nn.BatchNorm2d``, marked as frozen. They stay fp32 whatever
-    the activations are, except beside fp64. Loading a state that has a ``num_batches_tracked`` drops it.
+    The four tensors are buffers with the names of ``torch.nn.BatchNorm2d``, marked as frozen. They stay fp32 for
+    every dtype of the activations except fp64. Loading a state removes ``num_batches_tracked``.
 
     Args:
         channels: C.
@@ -36,12 +36,12 @@ class FrozenBatchNorm2d(nn.Module):
         mark_frozen(self, ["weight", "bias", "running_mean", "running_var"])
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """``s`` and ``b``, each (C,), in the dtype of the buffers."""
+        """Return ``s`` and ``b``, each (C,), in the dtype of the buffers."""
         scale_C = self.weight * torch.rsqrt(self.running_var + self.eps)
         return scale_C, self.bias - self.running_mean * scale_C
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        """``x s + b``; shape and dtype of ``x_NCHW``."""
+        """Return ``x s + b`` in the shape and dtype of ``x_NCHW``."""
         scale_C, shift_C = self.scale_and_shift()
         return (x_NCHW * scale_C.view(-1, 1, 1) + shift_C.view(-1, 1, 1)).to(x_NCHW.dtype)
 

@@ -1,6 +1,6 @@
-"""Convolution layers around :mod:`common.ops.conv_bias_relu`: with a bias of their own, or with a frozen batch norm.
+"""Convolution layers around :mod:`common.ops.conv_bias_relu`, with a bias or with a frozen batch norm.
 
-A frozen batch norm needs no pass of its own, since ``s conv(x, w) + b = conv(x, s w) + b``.
+A frozen batch norm needs no separate pass, since ``s conv(x, w) + b = conv(x, s w) + b``.
 Shapes: N images, C channels, H height, W width.
 """
 
@@ -17,14 +17,12 @@ from common.ops.operation import OperationRequest
 
 
 class FusedConv2d(nn.Conv2d):
-    """Square convolution, padded to keep the size at stride 1, with bias, residual and ReLU in the same operation.
+    """Square convolution with fused bias, residual and ReLU. At stride 1, the padding keeps height and width.
 
     Args:
-        in_channels, out_channels: C of input and result.
-        kernel: height and width, odd.
-        stride: of both.
-        groups: of channels that see each other.
-        bias: whether it has one of its own; without one it is run by a :class:`FoldedConvolution`.
+        kernel: height and width of the kernel, an odd number.
+        stride: stride in both directions.
+        bias: whether the layer has a bias. A layer without bias must be run by a :class:`FoldedConvolution`.
     """
 
     def __init__(
@@ -50,14 +48,14 @@ class FusedConv2d(nn.Conv2d):
     def run(
         self, x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, relu: bool, residual_NCHW: Tensor | None = None
     ) -> Tensor:
-        """``relu(conv(x, weight) + bias + residual)`` with a weight and a bias that stand for the layer's own."""
+        """Return ``relu(conv(x, weight) + bias + residual)`` with the given weight and bias, not the layer's own."""
         y_NCHW: Tensor = self._conv_bias_relu.function(
             x_NCHW, weight, bias_C, self.stride[0], self.kernel_size[0] // 2, self.groups, relu, residual_NCHW
         )
         return y_NCHW
 
     def forward(self, x_NCHW: Tensor, relu: bool = False, residual_NCHW: Tensor | None = None) -> Tensor:
-        """``conv(x) + bias + residual``, through ReLU if ``relu``; the residual may be absent."""
+        """Return ``conv(x) + bias + residual``, with ReLU if ``relu``. The residual is optional."""
         assert self.bias is not None
         return self.run(x_NCHW, self.weight, self.bias, relu, residual_NCHW)
 
@@ -66,7 +64,7 @@ class FusedConv2d(nn.Conv2d):
 
 
 class _Scaled(torch.autograd.Function):
-    """``weight * scale`` in the weight's dtype, from fp32 products; its gradient likewise."""
+    """``weight * scale``, multiplied in fp32 and rounded to the weight's dtype. The gradient does the same."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, scale_C111: Tensor) -> Tensor:
@@ -80,11 +78,10 @@ class _Scaled(torch.autograd.Function):
 
 
 class FoldedConvolution:
-    """A convolution and the frozen batch norm behind it as one convolution with a bias.
+    """A convolution and the following frozen batch norm, run as one convolution with bias.
 
-    What follows from frozen tensors alone is kept: the norm's scale and shift, or, of a weight that is not trained
-    either, the weight with the scale in it. It is made anew, in the same memory for the sake of captured graphs, when
-    one of these tensors has changed.
+    It caches the norm's scale and shift if the weight is trained, else the scaled weight and the shift. When a frozen
+    tensor changes, it recomputes the cache in the same memory, because captured graphs read it.
 
     Not a module, so that convolution and norm keep the names that their owner gives them.
     """
@@ -97,30 +94,30 @@ class FoldedConvolution:
         self._kept: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, x_NCHW: Tensor, relu: bool, residual_NCHW: Tensor | None = None) -> Tensor:
-        """``norm(conv(x)) + residual``, through ReLU if ``relu``; the residual may be absent."""
+        """Return ``norm(conv(x)) + residual``, with ReLU if ``relu``. The residual is optional."""
         weight = self._convolution.weight
         factor, shift_C = self._current()
         folded = _Scaled.apply(weight, factor) if weight.requires_grad else factor
         return self._convolution.run(x_NCHW, folded, shift_C, relu, residual_NCHW)
 
     def refresh(self) -> None:
-        """Bring what is kept up to date, if anything is."""
+        """Update the cache if there is one."""
         if self._kept is not None:
             self._current()
 
     def _current(self) -> tuple[Tensor, Tensor]:
-        """Scale (C, 1, 1, 1), or the whole weight where it is not trained; and the shift (C,) in the weight's dtype."""
+        """Return scale (C, 1, 1, 1), or the scaled weight if it is not trained; and shift (C,) in its dtype."""
         if self._kept is not None and self._is_current():
             return self._kept
         made = self._fold()
         if made[1].is_cuda and torch.cuda.is_current_stream_capturing():
-            return made  # holds no values before the graph is replayed
+            return made  # not cached: it holds no values before the graph is replayed
         if self._kept is not None and all(_alike(old, new) for old, new in zip(self._kept, made, strict=True)):
             for old, new in zip(self._kept, made, strict=True):
                 old.copy_(new)
         else:
             self._kept = made
-        # Aliases: while they live, no other tensor can get the address of one that was converted or moved away.
+        # These aliases keep the memory alive, so that no new tensor gets the address of a converted or moved one.
         self._sources = [tensor.detach() for tensor in self._frozen_tensors()]
         self._versions = [tensor._version for tensor in self._sources]
         return self._kept

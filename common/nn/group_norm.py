@@ -1,4 +1,4 @@
-"""Group norm layers around the fused operation of :mod:`common.ops.group_norm`."""
+"""Group norm layer around the fused operation of :mod:`common.ops.group_norm`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from common.ops.operation import OperationRequest
 
 
 class GroupNorm(nn.Module):
-    """Group norm with optional fused SiLU; parameters are named as in ``torch.nn.GroupNorm``.
+    """Group norm with optional fused SiLU. Parameters are named as in ``torch.nn.GroupNorm``.
 
-    Statistics are fp32 whatever activations and parameters are.
+    Statistics are fp32 for all dtypes of activations and parameters.
 
     Args:
-        channels: C, of all inputs together.
-        groups: divide the channels evenly.
+        channels: C, the sum over all inputs.
+        groups: number of groups, a divisor of C.
         eps: added to the variance.
         silu: whether SiLU follows.
-        inputs: how many inputs :meth:`forward` will get, 1 or 2: not every implementation takes a pair.
-        added: whether it will get what is added to the channels.
+        inputs: number of inputs of :meth:`forward`, 1 or 2. Not every implementation supports 2.
+        added: whether :meth:`forward` gets ``added``.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class GroupNorm(nn.Module):
         return self._group_norm.name
 
     def forward(self, *inputs: Tensor, added: Tensor | None = None, keep: bool = False) -> GroupNormResult:
-        """See :func:`common.ops.group_norm.reference.group_norm_reference`.
+        """Normalise the inputs; see :func:`common.ops.group_norm.reference.group_norm_reference`.
 
         Args:
             inputs: one tensor or a pair, (N, C_i, H, W).
-            added: (N, C), added to the one input before its statistics.
-            keep: whether the inputs are handed on.
+            added: (N, C), added to a single input before the statistics.
+            keep: whether to return the inputs as well.
 
         Returns:
-            (N, C, H, W) channels_last; with ``keep`` a pair of it and the tuple of the inputs.
+            (N, C, H, W) in channels_last; with ``keep``, a pair of it and the tuple of inputs.
 
         Raises:
             ValueError: sizes do not fit.

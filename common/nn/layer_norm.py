@@ -1,4 +1,4 @@
-"""Layer norm with the residual addition in front of it, around :mod:`common.ops.add_layer_norm`."""
+"""Layer norm with a preceding residual addition, around :mod:`common.ops.add_layer_norm`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.ops.operation import OperationRequest
 
 
 class LayerNorm(nn.Module):
-    """Residual addition and layer norm; parameters are named as in ``torch.nn.LayerNorm``.
+    """Residual addition and layer norm. Parameters are named as in ``torch.nn.LayerNorm``.
 
     Args:
         features: C.
@@ -33,9 +33,10 @@ class LayerNorm(nn.Module):
     def forward(
         self, x_RC: Tensor, residual_RC: Tensor | None = None, *, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The sum of ``x``, the residual and what is ``added`` to every row, (C,), and the sum normalised, (R, C) each.
+        """Return the sum ``x + residual + added`` and the normalised sum, (R, C) each.
 
-        See :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`.
+        ``added`` (C,) is added to every row. See
+        :func:`common.ops.add_layer_norm.reference.add_layer_norm_reference`.
         """
         result: tuple[Tensor, Tensor] = self._add_layer_norm.function(
             x_RC, residual_RC, self.weight, self.bias, self.eps, added_C=added

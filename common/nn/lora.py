@@ -1,8 +1,8 @@
-"""Low-rank adapters of a decoder, and where its tokens stand.
+"""Low-rank adapters of a decoder, and the positions of its tokens.
 
-Hu et al., arXiv:2106.09685: ``y = x W^T + (alpha / r) dropout(x) A^T B^T``. The dropout is on the adapter's input
-alone, and its mask a function of seed, call site and the element's place in the whole micro-batch: nothing is stored,
-and every split of tokens or columns over ranks drops the same elements.
+Hu et al., arXiv:2106.09685: ``y = x W^T + (alpha / r) dropout(x) A^T B^T``. Only the adapter's input has dropout. The
+mask is a function of seed, call site and the element's index in the whole micro-batch. Thus no mask is stored, and
+every split of tokens or columns over ranks drops the same elements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.ops.dropout.reference import keep_mask, scale_of_kept, threshold
 
 @dataclass(frozen=True)
 class LoraSettings(Adapter):
-    """Low-rank adapters.
+    """Settings of low-rank adapters.
 
     Attributes:
         dropout: probability of dropping an element of an adapter's input.
@@ -29,13 +29,13 @@ class LoraSettings(Adapter):
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Where this rank's tokens stand.
+    """Positions of this rank's tokens.
 
     Attributes:
-        rows: of the micro-batch.
-        positions: int64 (T,), place of each token in its row.
-        numbers: int64 (T,), place of each token in the micro-batch of all ranks that share it, rows after one another.
-        seed: 0-d int64, of the dropout; None drops nothing (evaluation).
+        rows: number of rows of the micro-batch.
+        positions: int64 (T,), position of each token in its row.
+        numbers: int64 (T,), index of each token in the whole micro-batch of all ranks that share it, row after row.
+        seed: 0-d int64, seed of the dropout; None for no dropout (evaluation).
     """
 
     rows: int
@@ -45,7 +45,7 @@ class TokenPlaces:
 
     @classmethod
     def of(cls, rows: int, length: int, kept_S: Tensor, seed: Tensor | None = None) -> TokenPlaces:
-        """Places of the columns ``kept_S`` (int64) of rows that are ``length`` long."""
+        """Return the positions for the columns ``kept_S`` (int64) of rows with ``length`` tokens."""
         starts = torch.arange(rows, device=kept_S.device).unsqueeze(1) * length
         return cls(rows, kept_S.repeat(rows), (starts + kept_S).flatten(), seed)
 
@@ -53,12 +53,12 @@ class TokenPlaces:
     def whole(
         cls, rows: int, length: int, seed: Tensor | None = None, device: torch.device | None = None
     ) -> TokenPlaces:
-        """Places of whole rows."""
+        """Return the positions for whole rows."""
         return cls.of(rows, length, torch.arange(length, device=device), seed)
 
 
 def adapter_dropout(lora: LoraSettings | None, site: int, places: TokenPlaces) -> Dropout | None:
-    """The dropout of the adapter at call site ``site``, for the layers of :mod:`common.distributed.tensor_parallel`."""
+    """Return the dropout of the adapter at call site ``site``, or None where nothing is dropped."""
     seed = places.seed
     if lora is None or seed is None or threshold(lora.dropout) == 0:
         return None

@@ -1,12 +1,12 @@
-"""Gradients that a backward pass adds to a parameter's own, where autograd would first write a tensor of its own.
+"""Gradients that a backward pass adds directly to a parameter's ``.grad``, without autograd's separate tensor.
 
-The product that makes a weight's gradient can add to what micro-batches before have left
-(:mod:`common.ops.weight_gradient`). So the weight is no input of the autograd function, and the function adds to
-``.grad``; as autograd does not see that, :func:`finish` calls what is to happen once a gradient is accumulated, such as
-the reduction of a bucket over the ranks.
+A matrix product can add a weight's gradient to those of earlier micro-batches (:mod:`common.ops.weight_gradient`).
+For this, the weight is not an input of the autograd function, and the function adds to ``.grad`` itself. Autograd
+does not notice this, so :func:`finish` calls the hooks for an accumulated gradient, for example the reduction of a
+bucket.
 
-A parameter's gradient may be in another dtype than the parameter: in that of its ``grad_dtype``, such as fp32 of a bf16
-weight (``gradients`` of :class:`common.optim.optimizer.Optimizer`). Everything here adds to either.
+A gradient may have another dtype than its parameter, namely ``grad_dtype``, such as fp32 for a bf16 weight
+(``gradients`` of :class:`common.optim.optimizer.Optimizer`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 
 def main_gradient(parameter: nn.Parameter) -> Tensor:
-    """Where gradients of ``parameter`` add up: its ``.grad``, which is made of zeros where there is none."""
+    """Return ``parameter.grad``; allocate it with zeros if it is None."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter, dtype=dtype_of(parameter))
     return parameter.grad
 
 
 def dtype_of(parameter: Tensor) -> torch.dtype:
-    """In which gradients of ``parameter`` add up."""
+    """Return the dtype in which gradients of ``parameter`` are accumulated."""
     return parameter.grad_dtype or parameter.dtype
 
 
 def finish(parameter: nn.Parameter) -> None:
-    """Call the hooks of ``register_post_accumulate_grad_hook``: this backward pass has added all that it will.
+    """Call the post-accumulate-grad hooks, when this backward pass has added its whole gradient.
 
-    Call it on the stream that the gradient was added on, once for each parameter and backward pass.
+    Call this on the stream that added the gradient, once per parameter and backward pass.
     """
     hooks = parameter._post_accumulate_grad_hooks
     for hook in list(hooks.values()) if hooks else ():
@@ -38,6 +38,6 @@ def finish(parameter: nn.Parameter) -> None:
 
 
 def add_(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """Add ``gradient``, of any floating dtype, and finish."""
+    """Add ``gradient``, of any floating dtype, and call :func:`finish`."""
     main_gradient(parameter).add_(gradient)
     finish(parameter)

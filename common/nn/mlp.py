@@ -17,32 +17,33 @@ from common.ops import logit as logit_ops
 from common.ops.operation import OperationRequest
 
 COLUMN_MULTIPLE = 8
-"""What tensor cores want the inputs of a half-precision product to be a multiple of."""
+"""Multiple that the input columns of a half-precision product should have, for tensor cores."""
 
 
 def padded_columns(columns: int) -> int:
-    """``columns`` up to the next multiple of :data:`COLUMN_MULTIPLE`."""
+    """Round ``columns`` up to a multiple of :data:`COLUMN_MULTIPLE`."""
     return -(-columns // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
 
 
 class MLP(nn.ModuleList):
-    """Linear layers, each with ReLU behind it but for the last one of a stack that ends in a logit.
+    """Linear layers, each followed by ReLU, except the last one if it computes a logit.
 
-    The weights are not drawn: see ``draw``.
+    The weights are uninitialised until :meth:`draw`.
 
     Args:
-        inputs: of the first layer.
-        widths: outputs of every layer.
-        logit: whether the last layer's only output is a logit: without ReLU, and in fp32 (fp64 of fp64).
+        inputs: inputs of the first layer.
+        widths: number of outputs of every layer.
+        logit: whether the single output of the last layer is a logit: without ReLU, in fp32 (in fp64 for fp64
+            inputs).
 
     Raises:
-        ValueError: the last layer of a stack that ends in a logit has several outputs.
+        ValueError: ``logit`` is set and the last layer has several outputs.
     """
 
     def __init__(self, inputs: int, widths: Sequence[int], logit: bool = False) -> None:
         if logit and widths[-1] != 1:
             raise ValueError(f"a logit is one output, not {widths[-1]}")
-        with torch.device("meta"):  # nothing is drawn from the global generator
+        with torch.device("meta"):  # avoids random numbers from the global generator
             layers = [nn.Linear(*sizes) for sizes in pairwise([inputs, *widths])]
         super().__init__(layer.to_empty(device="cpu") for layer in layers)
         self._ends_in_logit = logit
@@ -50,27 +51,20 @@ class MLP(nn.ModuleList):
         self._logit = logit_ops.LOGIT.choice("reference")
 
     def linears(self) -> list[nn.Linear]:
-        """The layers in order."""
+        """Return the layers in order."""
         return [layer for layer in self if isinstance(layer, nn.Linear)]
 
     @torch.no_grad()
     def draw(self, fill: Callable[[nn.Linear], None]) -> None:
-        """Let ``fill`` write weight and bias of every layer, in order."""
+        """Call ``fill`` for every layer in order, to initialise its weight and bias."""
         for layer in self.linears():
             fill(layer)
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose the implementation for activations of ``dtype`` on the device of the weights.
-
-        Args:
-            requested: a name, or ``auto``.
-            dtype: of the activations.
+        """Choose the implementations; see :meth:`common.nn.choice.Choosing.choose`.
 
         Returns:
-            The name chosen for the layers with ReLU; that for the logit is found in the same way.
-
-        Raises:
-            UnsupportedImplementation: see :func:`common.ops.operation.select`.
+            The name of the implementation of the layers with ReLU. The one of the logit is chosen in the same way.
         """
         last = self.linears()[-1]
         request = OperationRequest(last.weight.device, dtype, {"inputs": last.in_features})
@@ -81,15 +75,15 @@ class MLP(nn.ModuleList):
 
     @property
     def multiply_adds(self) -> int:
-        """Of a sample's forward pass."""
+        """Number of multiply-adds of the forward pass of one sample."""
         return sum(layer.in_features * layer.out_features for layer in self.linears())
 
     def forward(self, x_BK: Tensor) -> Tensor:
         """Run all layers.
 
         Args:
-            x_BK: in the dtype of the weights. Columns beyond the first layer's inputs, which are there for alignment
-                only, must be finite; they count as zeros.
+            x_BK: input in the dtype of the weights. It may have additional columns for alignment, which must be
+                finite and are multiplied by zero.
 
         Returns:
             (B, N of the last layer) in the dtype of the weights, or logits (B,).

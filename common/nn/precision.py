@@ -1,4 +1,4 @@
-"""Which parameters of a network have the dtype of its activations."""
+"""Cast of a network's parameters to the dtype of its activations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import nn
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store weights and biases of convolutions and linear layers in ``dtype``, which the activations then have too.
+    """Convert weights and biases of convolutions and linear layers to ``dtype``, the dtype of the activations.
 
-    Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer takes
-    them.
+    Other parameters, such as those of batch norms, stay fp32 unless ``dtype`` is fp64. This replaces the data of the
+    parameters, so call it before an optimizer is created.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear) or dtype == torch.float64:

@@ -1,12 +1,12 @@
-"""The trunk of a residual network, from the picture to the outputs of its stages.
+"""Trunk of a residual network: the convolutional layers from the image to the outputs of its stages.
 
-Post-activation residual blocks (He et al., arXiv:1512.03385), basic or bottleneck ones with the stride in the 3x3
-convolution or, as in that paper, in the first 1x1, and with groups as in ResNeXt (Xie et al., arXiv:1611.05431).
-Parameters are named as torchvision names them.
+Post-activation residual blocks (He et al., arXiv:1512.03385), basic or bottleneck. A bottleneck has its stride in the
+3x3 convolution or, as in that paper, in the first 1x1 convolution, and may have groups as in ResNeXt (Xie et al.,
+arXiv:1611.05431). Parameters are named as in torchvision.
 
-With trained batch norm a block hands on its output twice, as ``(for the convolution, for the residual)``, so that the
-fused batch norm receives both gradients separately. With frozen batch norm every convolution has its norm, ReLU and
-residual in itself, and what comes before the first trained stage runs without autograd: nothing of it is saved.
+With trained batch norm, a block returns its output twice, as ``(for the convolution, for the residual)``, so that the
+fused batch norm receives both gradients separately. With frozen batch norm, every convolution is fused with its norm,
+ReLU and residual, and the layers before the first trained stage run without autograd and save nothing.
 
 Shapes: N images, C channels, H height, W width.
 """
@@ -30,7 +30,7 @@ from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.nn.fused_convolution import FoldedConvolution, FusedConv2d
 
 EXPANSION = 4
-"""Channels that a bottleneck block puts out per channel of the stage."""
+"""Ratio of a bottleneck block's output channels to the channels of its stage."""
 
 IMAGE_CHANNELS = 3
 
@@ -44,7 +44,7 @@ class TrainedNorm:
 
     Attributes:
         epsilon: added to the variance.
-        momentum: weight of a batch's statistics in the running ones.
+        momentum: weight of the batch statistics in the update of the running statistics.
     """
 
     epsilon: float
@@ -53,12 +53,12 @@ class TrainedNorm:
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """Batch norm that never changes, and how much else does not.
+    """Batch norm that never changes, and the number of trained stages.
 
     Attributes:
         epsilon: added to the variance.
-        trained_stages: last stages whose convolutions are trained; what comes before them is frozen. One more than
-            there are stages trains the first convolution too.
+        trained_stages: number of last stages whose convolutions are trained; the convolutions before them are frozen.
+            The number of stages plus one also trains the first convolution.
     """
 
     epsilon: float
@@ -67,24 +67,24 @@ class FrozenNorm:
 
 @dataclass(frozen=True)
 class ResNetShape:
-    """The shape of a trunk.
+    """Sizes and options of a trunk.
 
     Attributes:
-        layers: blocks in each stage.
-        width: channels of the first convolution and of the first stage; each stage has twice those of the one before.
-        bottleneck: 1x1, 3x3 and 1x1 convolutions in a block and ``EXPANSION`` times the channels out of it, instead of
-            two 3x3 convolutions.
-        norm: which batch norm.
-        groups: of the 3x3 convolution of a bottleneck block.
-        width_per_group: channels of a group in the first stage, twice as many in each further one; None for ``width``.
-        strides: of each stage.
-        stride_in_1x1: whether the stride of a bottleneck is in its first 1x1 convolution, as in the weights that the
-            paper's authors published, instead of the 3x3 one.
+        layers: number of blocks in each stage.
+        width: channels of the first convolution and of the first stage; each further stage doubles them.
+        bottleneck: whether a block has 1x1, 3x3 and 1x1 convolutions and ``EXPANSION`` times the channels in its
+            output, instead of two 3x3 convolutions.
+        norm: kind of batch norm.
+        groups: groups of the 3x3 convolution of a bottleneck block.
+        width_per_group: channels per group in the first stage; each further stage doubles them. None for ``width``.
+        strides: stride of each stage.
+        stride_in_1x1: whether the stride of a bottleneck block is in its first 1x1 convolution, as in the weights
+            that the paper's authors published, instead of the 3x3 convolution.
         input_channels: ``IMAGE_CHANNELS`` or ``PADDED_CHANNELS``.
 
     Raises:
-        ConfigError: a stage without blocks, basic blocks with groups or with a stride in a 1x1 convolution, or a number
-            of stages that does not fit.
+        ConfigError: there are no stages or a stage has no blocks, basic blocks have groups or ``stride_in_1x1``, or
+            the number of stages does not fit ``strides`` or ``trained_stages``.
     """
 
     layers: tuple[int, ...]
@@ -121,7 +121,7 @@ class ResNetShape:
 
     @property
     def first_trained_stage(self) -> int:
-        """Number of the first stage whose convolutions are trained, from 1; 0 where the stem's is too."""
+        """Number of the first stage whose convolutions are trained, from 1; 0 if ``conv1`` is trained too."""
         return len(self.layers) + 1 - self.norm.trained_stages if isinstance(self.norm, FrozenNorm) else 0
 
 
@@ -136,14 +136,14 @@ class _Convolution(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """The convolutions of a block, and that of its shortcut unless this is the identity."""
+    """The convolutions of a block, and the projection of its shortcut; None for an identity shortcut."""
 
     convolutions: list[_Convolution]
     projection: _Convolution | None
 
 
 def _blocks(shape: ResNetShape, stage: int) -> Iterator[_Block]:
-    """The blocks of a stage, which count from 0."""
+    """Yield the blocks of a stage. ``stage`` counts from 0."""
     channels = shape.width if stage == 0 else shape.out_channels[stage - 1]
     width, out_channels = shape.width * 2**stage, shape.out_channels[stage]
     for block in range(shape.layers[stage]):
@@ -166,7 +166,7 @@ def _blocks(shape: ResNetShape, stage: int) -> Iterator[_Block]:
 def _name_layers(
     block: nn.Module, layers: Sequence[tuple[nn.Module, nn.Module]], shortcut: tuple[nn.Module, nn.Module] | None
 ) -> None:
-    """Give the convolutions and norms of a block torchvision's names."""
+    """Register the convolutions and norms of a block with torchvision's names."""
     for number, (convolution, norm) in enumerate(layers, 1):
         block.add_module(f"conv{number}", convolution)
         block.add_module(f"bn{number}", norm)
@@ -175,7 +175,7 @@ def _name_layers(
 
 
 class TrainedNormBlock(nn.Module):
-    """Convolutions around a shortcut, each followed by batch norm with the batch's statistics."""
+    """Residual block whose convolutions are followed by batch norm with the batch's statistics."""
 
     def __init__(self, block: _Block, norm: TrainedNorm) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class TrainedNormBlock(nn.Module):
         _name_layers(self, [*self._inner, self._last], self._shortcut)
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Map ``(for the convolution, for the residual)``, both (N, C, H, W), to the same pair of the next block."""
+        """Map ``(for the convolution, for the residual)``, both (N, C, H, W), to the same pair for the next block."""
         y_NCHW, residual_NCHW = inputs
         for convolution, norm in self._inner:
             y_NCHW = norm(*convolution.with_moments(y_NCHW))
@@ -204,7 +204,7 @@ class TrainedNormBlock(nn.Module):
 
 
 class FrozenNormBlock(nn.Module):
-    """Convolutions around a shortcut, each with a frozen batch norm folded into it."""
+    """Residual block whose convolutions have a frozen batch norm folded into them."""
 
     def __init__(self, block: _Block, norm: FrozenNorm) -> None:
         super().__init__()
@@ -220,17 +220,17 @@ class FrozenNormBlock(nn.Module):
 
     @property
     def last_norm(self) -> FrozenBatchNorm2d:
-        """Of what is added to the shortcut."""
+        """Batch norm of the last convolution, whose result is added to the shortcut."""
         norm = self.get_submodule(f"bn{len(self._layers)}")
         assert isinstance(norm, FrozenBatchNorm2d)
         return norm
 
     def folded(self) -> list[FoldedConvolution]:
-        """All convolutions with their norms."""
+        """Return all convolutions with their norms."""
         return self._layers if self._shortcut is None else [*self._layers, self._shortcut]
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        """Map (N, C, H, W)."""
+        """Map (N, C, H, W) to the output of the block."""
         *inner, last = self._layers
         y_NCHW = x_NCHW
         for convolution in inner:
@@ -242,11 +242,8 @@ class FrozenNormBlock(nn.Module):
 class ResNetTrunk(nn.Module):
     """A residual network without its classifier: ``conv1``, ``bn1``, ``layer1``, and so on.
 
-    Its weights are PyTorch's defaults until :func:`draw_weights`, its owner, or a file
-    (:func:`common.nn.backbone_file.load_backbone`) gives it others.
-
-    Args:
-        shape: its shape.
+    The weights have PyTorch's default initialisation. :func:`draw_weights` and
+    :func:`common.nn.backbone_file.load_backbone` replace them.
     """
 
     bn1: nn.Module
@@ -278,23 +275,20 @@ class ResNetTrunk(nn.Module):
         self.register_load_state_dict_pre_hook(_pad_first_convolution)
 
     def stages(self) -> Iterator[nn.Sequential]:
-        """The stages in order."""
+        """Yield the stages in order."""
         for number in range(1, len(self.shape.layers) + 1):
             stage = self.get_submodule(f"layer{number}")
             assert isinstance(stage, nn.Sequential)
             yield stage
 
     def features(self, image_NCHW: Tensor, stages: Sequence[int] | None = None) -> list[Tensor]:
-        """Outputs of stages.
+        """Return the outputs of stages, (N, C, H, W) each, in the dtype of the weights.
 
         Args:
-            image_NCHW: normalised images in the weights' dtype; C is ``input_channels``, with zeros in the fourth. With
-                trained norm 3 will do always.
-            stages: numbers of those wanted, ascending, from 1 as in ``layer1``; None for all. Those behind them are not
-                run.
-
-        Returns:
-            (N, C, H, W) of each, in the dtype of the weights.
+            image_NCHW: normalised images in the dtype of the weights. C is ``input_channels``, and the fourth channel
+                is zero. With a trained norm, C may always be 3.
+            stages: ascending numbers of the wanted stages, from 1 as in ``layer1``; None for all. Stages after the
+                last wanted one do not run.
         """
         wanted = range(1, len(self.shape.layers) + 1) if stages is None else stages
         trained, paired = self.shape.first_trained_stage, isinstance(self.shape.norm, TrainedNorm)
@@ -320,7 +314,7 @@ class ResNetTrunk(nn.Module):
         return self.bn1.relu_max_pool(x_NCHW)
 
     def folded(self) -> Iterator[FoldedConvolution]:
-        """All convolutions with frozen batch norm."""
+        """Yield all convolutions with frozen batch norm."""
         if self._stem is not None:
             yield self._stem
         for stage in self.stages():
@@ -329,12 +323,12 @@ class ResNetTrunk(nn.Module):
                     yield from block.folded()
 
     def flops(self, image_size: Size) -> tuple[list[LayerFlops], list[Size]]:
-        """FLOPs of every convolution for one picture, and the height and width of each stage's output.
+        """Return the FLOPs of every convolution for one image, and height and width of each stage's output.
 
         A fourth input channel does not count.
 
         Args:
-            image_size: height and width of the picture.
+            image_size: height and width of the image.
         """
         layers = [convolution_flops("conv1", self.conv1, image_size, input_gradient=False, in_channels=IMAGE_CHANNELS)]
         trained = self.conv1.weight.requires_grad
@@ -360,14 +354,14 @@ class ResNetTrunk(nn.Module):
 
 @torch.no_grad()
 def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
-    """He-normal weights over fan out for all convolutions, as torchvision's networks start.
+    """Draw He-normal weights over fan-out for all convolutions, as torchvision does.
 
-    Trained norms stay as they are. Frozen ones let what is random pass as it comes, so that every block would double
-    the variance of its shortcut: the last norm of each scales down what it adds, by the root of the number of blocks.
+    Trained norms are unchanged. A frozen norm does not normalise, so every block would double the variance of its
+    shortcut. To prevent this, the weight of the last norm of each block is set to 1 / sqrt(number of blocks).
 
     Args:
-        trunk: on the CPU.
-        generator: source of the weights.
+        trunk: trunk on the CPU.
+        generator: generator on the CPU.
     """
     for module in trunk.modules():
         if isinstance(module, nn.Conv2d):
@@ -379,7 +373,7 @@ def draw_weights(trunk: ResNetTrunk, generator: torch.Generator) -> None:
 
 
 def _pad_first_convolution(module: ResNetTrunk, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Give a 3-channel conv1 of a loaded state the zero slices that the model's own has."""
+    """Pad a 3-channel conv1 weight of a loaded state with zeros to the model's number of input channels."""
     name = prefix + "conv1.weight"
     weight = state_dict.get(name)
     missing = 0 if weight is None else module.conv1.in_channels - weight.shape[1]
@@ -388,6 +382,6 @@ def _pad_first_convolution(module: ResNetTrunk, state_dict: dict[str, Any], pref
 
 
 def _refresh(module: ResNetTrunk, incompatible: object) -> None:
-    """Fold the loaded tensors, for graphs that were captured before."""
+    """Fold the loaded tensors again, for graphs that were captured before."""
     for convolution in module.folded():
         convolution.refresh()

@@ -1,4 +1,4 @@
-"""Running statistics of batch norms that every replica takes over its own samples, as an evaluation uses them."""
+"""Running statistics for an evaluation, from batch norms whose replicas each use only their own samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from common.nn.batch_norm import BatchNorm2d
 
 @torch.no_grad()
 def averaged_statistics(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The running means and variances of every :class:`BatchNorm2d`, averaged over the replicas by one all-reduce.
+    """Return the running means and variances of every :class:`BatchNorm2d`, averaged over the replicas.
 
-    Collective. Copies, by the names of the model's buffers; of a single replica they are the buffers themselves.
+    All replicas must call this; it runs one all-reduce. The result maps buffer names of the model to copies. With a
+    single replica, it has the buffers themselves.
     """
     buffers = {
         f"{prefix}.{name}" if prefix else name: buffer

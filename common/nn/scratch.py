@@ -1,4 +1,4 @@
-"""Memory that the layers of a network use one after another."""
+"""Temporary buffers that the layers of a network share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 class Scratch:
-    """Memory that all layers use one after another for what is large and short-lived.
+    """Buffers that all layers reuse for large temporaries.
 
-    An allocator would cut pieces that a layer keeps out of it as soon as it is free, and the next layer would need as
-    much again. It grows when a larger size comes, to another address: ask for the largest before a graph is captured.
+    With the caching allocator instead, activations that a layer keeps could be placed inside the freed block, and the
+    next layer would need a second block of the same size. A buffer grows when a larger size is requested and then
+    moves to another address. Therefore, request the largest size before a CUDA graph is captured.
 
     Args:
-        device: where it lies.
+        device: device of the buffers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -24,15 +25,15 @@ class Scratch:
         self._slots: dict[str, Tensor] = {}
 
     def wide(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A result as wide as the MLP; its values are valid until the next is asked for."""
+        """Return the buffer for a tensor as wide as the MLP. Its values are valid until the next call."""
         return self.slot("wide", shape, dtype)
 
     def turned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A transposed weight, likewise."""
+        """Return the buffer for a transposed weight. Its values are valid until the next call."""
         return self.slot("turned", shape, dtype)
 
     def slot(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of that name; its values are valid until it is asked for again."""
+        """Return the buffer ``name``. Its values are valid until the next call with the same name."""
         needed = math.prod(shape) * dtype.itemsize
         if name not in self._slots or self._slots[name].numel() < needed:
             self._slots.pop(name, None)

@@ -1,6 +1,6 @@
 """Nearest upsampling by two and a 3x3 convolution as one layer, around :mod:`common.ops.upsample_convolution`.
 
-Shapes: N pictures, C channels, H height, W width.
+Shapes: N images, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.ops.operation import OperationRequest
 
 
 class UpsampleConvolution(nn.Conv2d):
-    """Upsampling and convolution; parameters and their initialisation are those of the convolution.
+    """Upsampling by two, then convolution. Parameters and their initialisation are those of the convolution.
 
     Args:
         channels: C of input and result.
@@ -30,7 +30,7 @@ class UpsampleConvolution(nn.Conv2d):
         return self._upsample_convolution.name
 
     def forward(self, x_NCHW: Tensor, biased: bool = True) -> Tensor:
-        """``conv(upsample(x)) + bias``, (N, C, 2H, 2W); without the bias if it isn't ``biased``."""
+        """Return ``conv(upsample(x)) + bias``, (N, C, 2H, 2W); without the bias if ``biased`` is False."""
         bias_C = self.bias if biased else None
         y_NCHW: Tensor = self._upsample_convolution.function(x_NCHW, self.weight, bias_C)
         return y_NCHW

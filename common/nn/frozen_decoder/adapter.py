@@ -1,4 +1,4 @@
-"""The input side of an adapter in a half whose backward pass is written out. Shapes as in :mod:`common.nn.decoder`."""
+"""Input side of an adapter in a half with a hand-written backward pass. Shapes as in :mod:`common.nn.decoder`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from common.ops.lora_input.reference import Region
 
 @dataclass(frozen=True)
 class Adapter:
-    """The constants of an adapter, whose matrices autograd hands to the half.
+    """Constants of an adapter. The half receives its matrices A and B as separate arguments.
 
     Attributes:
-        lora: rank, scale, dropout.
-        site: of the dropout.
-        columns: of the whole input.
-        first_column: of this rank's.
-        lora_input: the chosen operation.
+        lora: rank, scale and dropout.
+        site: call site of the dropout.
+        columns: columns of the whole input.
+        first_column: first column of this rank's part of the input.
+        lora_input: chosen implementation of the operation.
     """
 
     lora: LoraSettings
@@ -32,7 +32,7 @@ class Adapter:
     lora_input: Any
 
     def input(self, x: Tensor, tokens: Tokens, numbers: Tensor) -> Tensor:
-        """``dropout(x)``; ``numbers`` are those of the rows of x."""
+        """Return ``dropout(x)``. ``numbers`` are the token numbers of the rows of ``x``."""
         mask = self._mask(tokens)
         if mask is None:
             return x
@@ -42,7 +42,7 @@ class Adapter:
     def input_again(
         self, norm: Any, residual_sE: Tensor, inverse_rms_s: Tensor, norm_weight: Tensor, tokens: Tokens
     ) -> Tensor:
-        """``dropout(x)`` where x is what a norm made, which kept only these."""
+        """Recompute ``dropout(x)``, where x is the result of the RMS norm ``norm``, from the tensors that it kept."""
         mask, kept = self._mask(tokens), (residual_sE, inverse_rms_s, norm_weight)
         result: Tensor
         if mask is None:
@@ -52,7 +52,7 @@ class Adapter:
         return result
 
     def add_input_gradient(self, dx: Tensor, du: Tensor, a: Tensor, tokens: Tokens, numbers: Tensor) -> None:
-        """Add what comes through the adapter to the gradient of its input, in place."""
+        """Add the adapter's part to the gradient of its input, in place."""
         mask = self._mask(tokens)
         if mask is None:
             dx.addmm_(du, a)

@@ -1,18 +1,19 @@
-"""The two halves of a decoder block whose base is frozen, with backward passes written out.
+"""The two halves of a decoder block with a frozen base and hand-written backward passes.
 
-Autograd would keep what each operation reads, and pass every gradient in 16 bits from one operation to the next. Here a
-half keeps only what cannot be had cheaply (:mod:`common.nn.frozen_decoder`), and the operations write FP8 themselves: a
-norm the input of the product behind it, SwiGLU and the rotation the gradient of the product before them, and the
-backward pass of a norm that of the product whose result it added to the residual stream. This last product belongs to
-the half before, so its scale comes along with the pair, and the gradient in FP8 goes back the same way, in a
-:class:`Handover`.
+Autograd would keep the inputs of every operation and pass every gradient in 16 bits. Here, a half keeps only what is
+expensive to recompute (see :mod:`common.nn.frozen_decoder`), and the operations write FP8 themselves:
 
-The adapters' part (:mod:`.adapter`) is in 16 bits: ``u = dropout(x) A^T`` of every token is kept (T, r), the masked
-input is made again from what the half keeps anyway.
+- A norm writes the input of the next product.
+- SwiGLU and the rotation write the gradient of the product before them.
+- The backward pass of a norm writes the gradient of the product whose result the norm added to the residual stream.
+  That product belongs to the half before, so a :class:`Handover` in the pair carries its scale forward and the FP8
+  gradient back.
 
-Under tensor parallelism norms and residuals are of a rank's own tokens, products of all tokens and a part of the
-columns. Tokens move beside the products (:class:`common.distributed.tensor_parallel.products.TokenProducts`), to be
-gathered in FP8, with their rank's scale; what the adapters move is narrow, and begins before the product beside it.
+The adapters run in 16 bits: ``u = dropout(x) A^T`` (T, r) is kept, and the masked input is recomputed.
+
+Under tensor parallelism, norms and residuals process a rank's own tokens; products process all tokens and a part of
+the columns. :class:`common.distributed.tensor_parallel.products.TokenProducts` gathers tokens in FP8, with one scale
+per rank. The adapters' transfers are small and start before the product that they overlap with.
 
 Legend: as in :mod:`common.nn.decoder`; r rank of the adapters, N = (H + 2 K) D / ranks, I = H D / ranks.
 """
@@ -42,9 +43,9 @@ class AttentionHalf:
     """Norm, QKV, rotation, attention and output product of one layer.
 
     Attributes:
-        products: how tokens move beside products.
-        qkv_adapter, output_adapter: the constants of the adapters of the two products.
-        keep_qkv: keep query, key and value for the backward pass; otherwise they are computed again.
+        products: moves tokens between ranks during products.
+        qkv_adapter, output_adapter: constants of the adapters of the two products.
+        keep_qkv: whether query, key and value are kept for the backward pass; otherwise it recomputes them.
     """
 
     architecture: DecoderArchitecture
@@ -60,7 +61,7 @@ class AttentionHalf:
     keep_qkv: bool
 
     def __call__(self, pair: Pair, tokens: Tokens, adapters: tuple[Tensor, Tensor, Tensor, Tensor]) -> Pair:
-        """The pair behind the attention; ``adapters``: A and B of QKV, A and B of the output product."""
+        """Return the pair after the attention. ``adapters``: A and B of QKV, then A and B of the output product."""
         handover = Handover(self.output.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2], *adapters)
@@ -72,8 +73,8 @@ class MlpHalf:
     """Norm, gate and up, SwiGLU and down of one layer.
 
     Attributes:
-        products: as in :class:`AttentionHalf`.
-        saved: the scale with which SwiGLU's input is kept in FP8; None keeps it as it is.
+        products: moves tokens between ranks during products.
+        saved: scale for keeping SwiGLU's input in FP8; None keeps it in its own dtype.
     """
 
     architecture: DecoderArchitecture
@@ -87,27 +88,27 @@ class MlpHalf:
     saved: Scaling | None
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
-        """The pair behind the MLP."""
+        """Return the pair after the MLP."""
         handover = Handover(self.down.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
         return Pair(residual_sE, delta_sE, handover)
 
     def wide(self, tokens: int, features: int) -> Tensor:
-        """Room for what is as wide as the MLP."""
+        """Return a temporary buffer of all ranks' tokens and ``features`` columns."""
         return self.scratch.wide((tokens * self.parallel.size, features), self.norm_weight.dtype)
 
 
 @dataclass(frozen=True)
 class LastNorm:
-    """The norm that the head reads."""
+    """The norm in front of the head."""
 
     architecture: DecoderArchitecture
     operations: Operations
     norm_weight: Tensor
 
     def __call__(self, pair: Pair) -> Tensor:
-        """Hidden states (s, E)."""
+        """Return the hidden states (s, E)."""
         result: Tensor = _LastNorm.apply(self, pair.handover, *pair[:2])
         return result
 
@@ -192,7 +193,7 @@ class _AttentionHalf(torch.autograd.Function):
         adapter = half.qkv_adapter
         du_Tr, d_qkv_b = _through_b(adapter, d_qkv_TN, qkv_u, qkv_b)
         du = parallel.start_reduce_scatter(du_Tr)
-        trains_below = ctx.needs_input_grad[4]  # below the first block there is nothing to train
+        trains_below = ctx.needs_input_grad[4]  # nothing before the first block is trained
         if trains_below:
             d_qkv = half.qkv.cast_gradient(d_qkv_TN) if d_qkv8 is None else d_qkv8
             d_y_sE = _scattered(half, half.qkv.towards_input(half.scratch), d_qkv, half.architecture.hidden)
@@ -280,7 +281,7 @@ class _LastNorm(torch.autograd.Function):
 def _gathered(
     half: AttentionHalf | MlpHalf, product: RowProduct, x: Operand, columns: int, y_TN: Tensor | None = None
 ) -> Tensor:
-    """The product of all tokens, given own ones; ``y_TN`` is room for it."""
+    """Return the product for the tokens of all ranks, from this rank's rows ``x``. ``y_TN``: buffer for the result."""
     x_sK, scale_inverse = data_and_scale(x)
     if y_TN is None:
         y_TN = half.norm_weight.new_empty(half.parallel.size * len(x_sK), columns)
@@ -289,7 +290,7 @@ def _gathered(
 
 
 def _scattered(half: AttentionHalf | MlpHalf, product: RowProduct, x: Operand, columns: int) -> Tensor:
-    """The product of own tokens, summed over the ranks."""
+    """Return the product for this rank's tokens, summed over the ranks."""
     x_TK, scale_inverse = data_and_scale(x)
     y_sN = half.norm_weight.new_empty(half.parallel.own_count(len(x_TK)), columns)
     half.products.product_scatter(x_TK, scale_inverse, product, y_sN)
@@ -297,7 +298,7 @@ def _scattered(half: AttentionHalf | MlpHalf, product: RowProduct, x: Operand, c
 
 
 def _rotate(half: AttentionHalf, tokens: Tokens, qkv_TN: Tensor) -> tuple[Tensor, ...]:
-    """Query of this rank's tokens, key and value of whole rows, of this rank's heads, (B, S, heads, D)."""
+    """Return the query of this rank's tokens, and key and value of whole rows: (B, S, heads, D), local heads."""
     shape, ranks = half.architecture, half.parallel.size
     parts = half.operations.rope.forward(qkv_TN, tokens.cos, tokens.sin, shape.heads // ranks, shape.kv_heads // ranks)
     q, k, v = (part.unflatten(0, (tokens.rows, -1)) for part in parts)
@@ -313,7 +314,7 @@ def _again(
     u_Tr: Tensor,
     b_Nr: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Query, key and value once more, the norm's output cast with the scale of the forward pass."""
+    """Recompute query, key and value, with the norm's result cast with the scale of the forward pass."""
     y_sE = half.operations.rms_norm.recompute(residual_sE, inverse_rms_s, half.norm_weight)
     qkv_TN = _gathered(half, half.qkv.multiply, half.qkv.cast_with(y_sE, y_scale), len(half.qkv.weight))
     qkv_TN.addmm_(u_Tr, b_Nr.t(), alpha=half.qkv_adapter.lora.scale)
@@ -321,7 +322,7 @@ def _again(
 
 
 def _through_b(adapter: Adapter, dy_TO: Tensor, u_Tr: Tensor, b_Or: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of u (T, r) and of B (O, r)."""
+    """Return the gradients of u (T, r) and of B (O, r)."""
     scale = adapter.lora.scale
     return (dy_TO @ b_Or).mul_(scale), dy_TO.t() @ (u_Tr * scale)
 
@@ -334,7 +335,7 @@ def _through_norm(
     inverse_rms_s: Tensor,
     d_residual_sE: Tensor | None,
 ) -> Tensor:
-    """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
+    """Return the gradient of the sum that the norm reads, which is that of both the residual stream and the delta."""
     scaling = None if before is None else before.scaling
     dx_sE, dx8 = half.operations.rms_norm.backward(
         d_y_sE, residual_sE, inverse_rms_s, half.norm_weight, d_residual_sE, fp8=scaling

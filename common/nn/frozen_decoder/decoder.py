@@ -1,4 +1,4 @@
-"""A :class:`common.nn.decoder.Decoder` whose base is frozen, run through its halves."""
+"""Run a :class:`common.nn.decoder.Decoder` with a frozen base through the halves of :mod:`.blocks`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from common.nn.scratch import Scratch
 from common.ops.fp8_cast.reference import Scaling
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
-"""The products of a block that may be in FP8; embedding and head stay as they are."""
+"""Products of a block that may be in FP8. Embedding and head keep their dtype."""
 
 IN_FP8: dict[str, type[Fp8FrozenProduct]] = {"fp8": Fp8FrozenProduct, "te": TeFrozenProduct}
-"""``model.linear`` to the products that it means."""
+"""FP8 product class for each FP8 value of ``model.linear``."""
 
 
 class SavedScale(nn.Module):
-    """The scale with which SwiGLU's input is kept in FP8; buffers as of :class:`Fp8FrozenProduct`."""
+    """Scale for keeping SwiGLU's input in FP8. Buffers as in :class:`Fp8FrozenProduct`."""
 
     scale: Tensor
     pending: Tensor
@@ -41,7 +41,7 @@ class SavedScale(nn.Module):
         self.register_buffer("pending", torch.zeros(2, dtype=torch.int32, device=device), persistent=False)
 
     def scaling(self) -> Scaling:
-        """Its state."""
+        """Return the state of the scale."""
         return Scaling(self.scale, self.pending)
 
 
@@ -50,11 +50,11 @@ class FrozenDecoder:
     """The blocks of ``decoder`` as halves.
 
     Attributes:
-        decoder: holds all weights; its blocks' products are in FP8 where :func:`load_frozen` was told so.
-        operations: how they run.
-        products: how tokens move beside products.
-        scratch: what they share.
-        recomputed_qkv: the first so many layers compute query, key and value again in the backward pass.
+        decoder: holds all weights, as loaded by :func:`load_frozen`.
+        operations: chosen implementations.
+        products: moves tokens between ranks during products.
+        scratch: buffers that all layers share.
+        recomputed_qkv: number of layers, from the first, that recompute query, key and value in the backward pass.
     """
 
     decoder: Decoder
@@ -64,7 +64,7 @@ class FrozenDecoder:
     recomputed_qkv: int = 0
 
     def hidden_states(self, tokens_BS: Tensor, places: TokenPlaces) -> Tensor:
-        """Normalised hidden states (s, E) of own tokens, which the head reads."""
+        """Return the normalised hidden states (s, E) of this rank's tokens, the input of the head."""
         shape, parallel = self.decoder.architecture, self.decoder.parallel
         self.products.begin()
         tables = shape.rope_tables(places.positions)
@@ -127,18 +127,19 @@ def load_frozen(
     linear: str,
     transposed_layers: int = 0,
 ) -> None:
-    """Give a decoder that was built on ``meta`` its weights, one tensor at a time, each rank its part.
+    """Load the frozen weights into a decoder on ``meta``, one tensor at a time. Each rank keeps its part.
+
+    The adapters are allocated uninitialised.
 
     Args:
-        decoder: adapters are brought to the device uninitialised.
-        tensors: name and value of every frozen weight, whole, on any device, in any order.
-        device, dtype: where and in which dtype the network computes.
-        linear: one of ``IN_FP8`` casts the products of the blocks, each as it comes, so that they are never there in a
-            wider dtype together; ``torch`` leaves them.
-        transposed_layers: the first so many keep their FP8 weights transposed, too.
+        tensors: name and whole value of every frozen weight, on any device, in any order.
+        device, dtype: device and dtype of the computation.
+        linear: ``torch``, or a key of ``IN_FP8``, which casts each product of the blocks as soon as it is loaded, so
+            that the blocks never exist as a whole in a wider dtype.
+        transposed_layers: number of layers, from the first, that also keep their FP8 weights transposed.
 
     Raises:
-        CheckpointError: a weight is missing, unknown, or of another shape.
+        CheckpointError: a weight is missing, unknown or of another shape.
     """
     splits = decoder.tensor_splits()
     missing = {name: parameter.shape for name, parameter in decoder.named_parameters() if not parameter.requires_grad}

@@ -1,4 +1,4 @@
-"""What a frozen decoder needs of a GPU's memory, before any of it is taken."""
+"""Estimated GPU memory of a frozen decoder, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
 
 ADAPTER_BYTES = 16
-"""Of an adapter's weight: bf16 weight and gradient, fp32 master and two moments."""
+"""Bytes per adapter weight in training: bf16 weight and gradient, fp32 master and two moments."""
 
 RESERVED = 4_000_000_000
-"""CUDA's context (0.4 GB), libraries' workspaces, and what the allocator leaves between blocks: measured on an H200."""
+"""Bytes for CUDA's context (0.4 GB), library workspaces and allocator fragmentation, measured on an H200."""
 
 COMMUNICATORS = 1_000_000_000
-"""NCCL's buffers, which lie outside PyTorch's allocator: 0.8 GB were measured for data parallelism on two GPUs."""
+"""Bytes of NCCL's buffers outside PyTorch's allocator; 0.8 GB were measured for data parallelism on two GPUs."""
 
 
 TRAINING_REMEDIES = (
@@ -27,20 +27,19 @@ EVALUATION_REMEDIES = "model.linear=fp8, a smaller reader.eval_rows, more ranks 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The work of one rank.
+    """Sizes that determine the memory of one rank.
 
     Attributes:
-        architecture: shapes.
-        tokens: T, of the micro-batch, under context parallelism this rank's; 0 where a rank only evaluates.
-        ranks: of tp, each with a part of every layer and of the residual stream's tokens.
-        sharers: ranks of cp, all of which have the keys and values of whole rows.
-        eval_tokens: tokens of an evaluation's batch on this rank; 0 where other ranks evaluate.
-        rank: of the adapters.
-        itemsize: bytes of an activation.
-        fp8: products in FP8 and SwiGLU's input kept so.
-        head_chunk: tokens whose logits are there at a time.
-        alone: no other ranks, and no communicators.
-        cast_apart: nothing writes FP8 itself: 16 bits are there beside it.
+        tokens: T of the micro-batch, or this cp rank's part of it; 0 if the rank only evaluates.
+        ranks: number of tp ranks, which split every layer and the tokens of the residual stream.
+        sharers: number of cp ranks. Each keeps the keys and values of whole rows.
+        eval_tokens: tokens of an evaluation batch on this rank; 0 if other ranks evaluate.
+        rank: rank of the adapters.
+        itemsize: bytes of an activation element.
+        fp8: whether products are in FP8, and SwiGLU's input is kept in FP8.
+        head_chunk: number of tokens whose logits exist at the same time.
+        alone: whether there are no other ranks and no communicators.
+        cast_apart: whether separate passes cast to FP8, so that the 16-bit values exist beside the FP8 values.
     """
 
     architecture: DecoderArchitecture
@@ -56,7 +55,7 @@ class Workspace:
     cast_apart: bool = False
 
     def frozen(self) -> int:
-        """Bytes of the frozen weights."""
+        """Return the bytes of the frozen weights."""
         shape = self.architecture
         products = shape.layers * shape.products_per_layer
         return (
@@ -64,24 +63,24 @@ class Workspace:
         ) // self.ranks
 
     def transposed(self) -> int:
-        """Bytes of a layer's transposed weights, which products in 16 bits do without."""
+        """Return the bytes of one layer's transposed weights; 0 for products in 16 bits, which need none."""
         return self.architecture.products_per_layer // self.ranks if self.fp8 else 0
 
     def adapters(self) -> int:
-        """Bytes of the adapters, half of which is split; in training with gradients and the optimizer's state."""
+        """Return the bytes of the adapters, with gradients and optimizer state if the rank trains."""
         shape = self.architecture
         whole, split = 2 * shape.hidden, shape.qkv_features + shape.attention_features
         each = ADAPTER_BYTES if self.tokens else self.itemsize
         return shape.layers * self.rank * (whole + split // self.ranks) * each
 
     def qkv(self) -> int:
-        """Bytes of a layer's query, key and value."""
+        """Return the bytes of one layer's query, key and value."""
         shape = self.architecture
         keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
         return self.tokens * (shape.attention_features + keys_and_values) * self.itemsize // self.ranks
 
     def layer(self) -> int:
-        """Bytes that a layer keeps for the backward pass, query, key and value among them."""
+        """Return the bytes that one layer keeps for the backward pass, including query, key and value."""
         shape = self.architecture
         stream = 2 * shape.hidden * self.itemsize + 2 * 4
         attention = shape.attention_features * self.itemsize + 4 * shape.heads
@@ -90,14 +89,14 @@ class Workspace:
         return self.qkv() + split + self.tokens * 2 * self.rank * self.itemsize
 
     def scratch(self) -> int:
-        """Bytes that all layers use one after another: the MLP's product in 16 bits, and a transposed weight in FP8."""
+        """Return the bytes of the buffers that all layers share: a wide MLP tensor, and in FP8 a transposed weight."""
         shape = self.architecture
         tokens = max(self.tokens, self.eval_tokens) if self.fp8 else self.tokens
         wide = 2 * tokens * shape.feed_forward * self.itemsize
         return (wide + 2 * shape.feed_forward * shape.hidden) // self.ranks if self.fp8 else wide // (2 * self.ranks)
 
     def transient(self) -> int:
-        """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        """Return the peak bytes of training's temporaries, either in an MLP's backward pass or in the head."""
         if not self.tokens:
             return 0
         shape, ranks = self.architecture, self.ranks
@@ -107,7 +106,7 @@ class Workspace:
         return 5 * hidden + max(gate_up, head)
 
     def evaluation(self) -> int:
-        """Bytes of an evaluation's forward pass, whose graph has memory of its own."""
+        """Return the bytes of an evaluation's forward pass, whose CUDA graph has its own memory."""
         shape, ranks = self.architecture, self.ranks
         features = 4 * shape.hidden + (2 * shape.qkv_features + shape.attention_features) // ranks
         act = shape.feed_forward * self._computed(3 * self.itemsize) // ranks
@@ -115,26 +114,26 @@ class Workspace:
         return self.eval_tokens * (features * self.itemsize + act) + (head if self.eval_tokens else 0)
 
     def _computed(self, half: int) -> int:
-        """Bytes of a value that a product reads next; ``half`` where products are in 16 bits."""
+        """Return the bytes of a value that the next product reads; ``half`` for products in 16 bits."""
         return half if not self.fp8 else 1 + self.itemsize * self.cast_apart
 
     def reserved(self) -> int:
-        """Bytes beside the allocator's tensors: those of libraries, and slots in which tokens move between ranks."""
+        """Return the bytes outside PyTorch's allocator, plus the buffers that move tokens between ranks."""
         slot = max(self.tokens, self.eval_tokens) * self.architecture.hidden * self.itemsize
         return RESERVED + (0 if self.alone else COMMUNICATORS) + (SLOTS * slot if self.ranks > 1 else 0)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one GPU.
+    """Planned bytes on one GPU, by category.
 
     Attributes:
-        frozen, adapters, kept, scratch, transient, evaluation, reserved: see :class:`Workspace`; ``kept`` is of all
-            layers.
-        transposed: of all layers' weights that are kept transposed, too.
-        recomputed_qkv: layers that compute query, key and value again, whose bytes are not in ``kept``.
-        transposed_layers: layers whose weights are kept transposed, too.
-        capacity: of the GPU.
+        frozen, adapters, scratch, transient, evaluation, reserved: see :class:`Workspace`.
+        kept: bytes that all layers keep for the backward pass.
+        transposed: bytes of the kept transposed weights of all layers.
+        recomputed_qkv: number of layers that recompute query, key and value; ``kept`` excludes their bytes.
+        transposed_layers: number of layers that also keep their weights transposed.
+        capacity: bytes of the GPU's memory.
     """
 
     frozen: int
@@ -151,13 +150,13 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all categories in bytes."""
         passing = self.scratch + self.transient + self.evaluation
         lasting = self.frozen + self.adapters + self.kept + self.transposed
         return lasting + passing + self.reserved
 
     def in_words(self) -> str:
-        """For people."""
+        """Return a description for people, in GB."""
         parts = {
             "frozen weights": self.frozen,
             "adapters": self.adapters,
@@ -178,16 +177,16 @@ class MemoryPlan:
 
 
 def plan(workspace: Workspace, capacity: int, recomputed_qkv: int | None, transposed_layers: int | None) -> MemoryPlan:
-    """Fit a rank's work into ``capacity`` bytes.
+    """Fit the memory of a rank into ``capacity`` bytes.
 
     Args:
-        workspace: of the rank.
-        capacity: of its GPU.
-        recomputed_qkv: layers that compute query, key and value again; None for as few as fit.
-        transposed_layers: layers that keep their weights transposed, too; None for as many as fit beside all else.
+        capacity: bytes of the GPU's memory.
+        recomputed_qkv: number of layers that recompute query, key and value; None for as few as possible.
+        transposed_layers: number of layers that also keep their weights transposed; None for as many as fit into the
+            remaining memory.
 
     Raises:
-        ConfigError: it does not fit, with bytes and remedies.
+        ConfigError: the work does not fit. The message gives sizes and remedies.
     """
     layers = workspace.architecture.layers if workspace.tokens else 0
     turned = min(transposed_layers or 0, layers) if workspace.transposed() else 0

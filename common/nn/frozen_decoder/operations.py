@@ -1,4 +1,4 @@
-"""How the halves of a frozen decoder run: one implementation of each operation, chosen by name."""
+"""Choice of the implementations of a frozen decoder's operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from common.ops.lora_input import LORA_INPUT
 from common.ops.operation import Operation
 
 FROZEN_DECODER_OPERATIONS: dict[str, Operation] = {**DECODER_OPERATIONS, "lora_input": LORA_INPUT}
-"""Operations of a frozen decoder, by their names in ``model.implementations``."""
+"""Operations of a frozen decoder by name, as in ``model.implementations``."""
 
 
 @dataclass(frozen=True)
 class Operations(DecoderOperations):
-    """The chosen implementations; signatures in :mod:`common.ops`."""
+    """The chosen implementations. :mod:`common.ops` documents the signatures."""
 
     lora_input: Any
 
@@ -32,16 +32,15 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[Operations, dict[str, str]]:
-    """The operations for a decoder, and the names chosen.
+    """Return the chosen operations of a decoder, and the names of their implementations.
 
     Args:
         requested: ``model.implementations``.
-        architecture: sizes.
-        split: of the rows over the ranks of cp.
-        device, dtype: of activations.
+        split: how rows are split over the cp ranks.
+        device, dtype: device and dtype of the activations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: the message names ``model.implementations.<operation>``.
     """
     functions, names = choose_operations(FROZEN_DECODER_OPERATIONS, requested, architecture, split, device, dtype)
     return Operations(**functions), names

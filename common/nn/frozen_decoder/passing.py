@@ -1,4 +1,4 @@
-"""What passes between the halves of a frozen decoder. Shapes as in :mod:`common.nn.decoder`."""
+"""Arguments and results of the halves of a frozen decoder. Shapes as in :mod:`common.nn.decoder`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from common.ops.fp8_cast.reference import Handover
 
 
 class Pair(NamedTuple):
-    """What a half takes and gives.
+    """Input and result of a half.
 
     Attributes:
-        residual: the residual stream of own tokens (s, E).
-        delta: what is to be added to it (s, E); None before the first block.
-        handover: of the delta's gradient.
+        residual: residual stream (s, E) of this rank's tokens.
+        delta: result of the last sub-layer (s, E), not yet added to ``residual``; None before the first block.
+        handover: carries the FP8 gradient of ``delta`` back; None before the first block.
     """
 
     residual: Tensor
@@ -26,14 +26,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    """What all blocks need to know of a micro-batch's tokens.
+    """Data about a micro-batch's tokens that all blocks read.
 
     Attributes:
         rows: B.
         numbers: (T,), see :class:`common.nn.lora.TokenPlaces`.
-        own_numbers: (s,), those of own tokens.
-        cos, sin: (T, D / 2), the rotation.
-        seed: of the dropout; None in an evaluation, in which scales rest as well.
+        own_numbers: (s,), the numbers of this rank's tokens.
+        cos, sin: tables of the rotation, (T, D / 2) each.
+        seed: seed of the dropout; None in an evaluation, which also freezes the FP8 scales.
     """
 
     rows: int
@@ -45,5 +45,5 @@ class Tokens:
 
     @property
     def resting(self) -> bool:
-        """Whether FP8 scales are used and not moved."""
+        """Whether FP8 scales are used but not updated."""
         return self.seed is None

@@ -1,10 +1,9 @@
-"""Products with a frozen weight, forward and towards the input: what a decoder block needs of them and no more.
+"""Products with a frozen weight: the forward product and the input gradient. There is no weight gradient.
 
-There is no gradient of the weight, so the input is not kept. In FP8 a weight has one scale and is cast while it is
-loaded, never whole in a wider dtype beside it; a Hopper GPU multiplies FP8 only where both operands run along the
-summed dimension in memory, so the input gradient goes through a transposed copy that lives for the length of the
-product.
-Activations are cast to e4m3, gradients to e5m2, with delayed scales (:mod:`common.ops.fp8_cast`).
+In FP8, a weight has one scale and is cast while it is loaded, in parts, so that no whole copy in a wider dtype
+exists. Activations are cast to e4m3, gradients to e5m2, with delayed scales (:mod:`common.ops.fp8_cast`). A Hopper
+GPU multiplies FP8 only if both operands are contiguous along the summed dimension. Therefore the input gradient uses
+a transposed copy of the weight, which exists only during the product unless ``keep_transposed``.
 
 Legend: T tokens, I input features, O output features.
 """
@@ -29,89 +28,85 @@ from common.ops.operation import AUTO, OperationRequest
 
 INPUT, GRADIENT = range(2)
 ROWS_AT_ONCE = 1024
-"""Rows of a weight that are widened at a time while it is cast."""
+"""Number of rows of a weight that are converted to fp32 at a time during the cast."""
 
 
 Operand = Tensor | Fp8Tensor
-"""Rows as a product takes them."""
+"""Operand of a product: in 16 or more bits, or in FP8 with its scale."""
 
 
 def data_and_scale(operand: Operand) -> tuple[Tensor, Tensor | None]:
-    """The rows, and the inverse of their scale if they are in FP8."""
+    """Return the data and its inverse scale, which is None unless ``operand`` is in FP8."""
     return (operand.data, operand.scale_inverse) if isinstance(operand, Fp8Tensor) else (operand, None)
 
 
 class FrozenProduct(Protocol):
-    """A product whose operands its own casts make, or the operations before it with its scales."""
+    """A product with a frozen weight. Its operands are cast by itself, or by their producers with its scales."""
 
     @property
     def weight(self) -> Tensor:
-        """(O, I)."""
+        """The weight (O, I)."""
         ...
 
     def input_scaling(self) -> Scaling | None:
-        """State of the scale of the input, for a producer that casts it; None where none does."""
+        """Return the state of the input's scale for a producer that casts; None if the producer must not cast."""
         ...
 
     def gradient_scaling(self) -> Scaling | None:
-        """State of the scale of the result's gradient, likewise."""
+        """Return the state of the scale of the result's gradient, or None, as in :meth:`input_scaling`."""
         ...
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Operand:
-        """The input where its producer has not cast it; ``resting`` leaves the scale as it is."""
+        """Cast an input that its producer has not cast. ``resting`` leaves the scale unchanged."""
         ...
 
     def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:
-        """The input with a scale of before."""
+        """Cast the input with a scale of an earlier cast."""
         ...
 
     def cast_gradient(self, dy_TO: Tensor) -> Operand:
-        """The gradient where its producer has not cast it."""
+        """Cast a gradient of the result that its producer has not cast."""
         ...
 
     def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        """Compute ``y = x W^T`` for any rows; a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
         ...
 
     def towards_input(self, scratch: Scratch) -> RowProduct:
-        """``dx = dy W`` of any rows; it holds until the scratch is used again."""
+        """Return the product ``dx = dy W`` for any rows. It is valid until the scratch is used again."""
         ...
 
 
 class HalfProduct:
-    """The product in the dtype of the weight.
-
-    Args:
-        weight_OI: frozen.
-    """
+    """The product in the dtype of the weight."""
 
     def __init__(self, weight_OI: Tensor) -> None:
         self.weight = weight_OI
 
     def input_scaling(self) -> None:
-        """No cast comes before this product."""
+        """Return None: this product needs no cast."""
 
     def gradient_scaling(self) -> None:
-        """No cast comes before its input gradient."""
+        """Return None: the input gradient needs no cast."""
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Tensor:
-        """The input itself."""
+        """Return the input unchanged."""
         return x_TI
 
     def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Tensor:
-        """The input itself."""
+        """Return the input unchanged."""
         return x_TI
 
     def cast_gradient(self, dy_TO: Tensor) -> Tensor:
-        """The gradient itself."""
+        """Return the gradient unchanged."""
         return dy_TO
 
     def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T``."""
+        """Compute ``y = x W^T``."""
         torch.mm(x_nI, self.weight.t(), out=y_nO)
 
     def towards_input(self, scratch: Scratch) -> RowProduct:
-        """``dx = dy W``."""
+        """Return the product ``dx = dy W``."""
         return times(self.weight)
 
 
@@ -119,15 +114,15 @@ class Fp8FrozenProduct(nn.Module):
     """The product in FP8.
 
     Args:
-        weight_OI: of any floating dtype, on the device; it is read once.
-        dtype: of results.
-        keep_transposed: keep the transpose as well, instead of making it for each input gradient.
+        weight_OI: weight in any floating dtype, on the device. It is not kept.
+        dtype: dtype of results.
+        keep_transposed: whether to keep the transposed weight, instead of transposing for each input gradient.
 
     Attributes:
         weight: e4m3 (O, I).
-        scale_inverse: 0-d fp32, of the weight.
-        scales: fp32 (2,), of the next input and the next gradient; 0 before the first use.
-        pending: int32 (2, 2), scratch of the casts, zeros between them.
+        scale_inverse: 0-d fp32, inverse scale of the weight.
+        scales: fp32 (2,), scales of the next input and the next gradient; 0 before the first use.
+        pending: int32 (2, 2), scratch of the casts, zeros between casts.
     """
 
     scales: Tensor
@@ -150,58 +145,58 @@ class Fp8FrozenProduct(nn.Module):
         self.register_buffer("pending", torch.zeros(2, 2, dtype=torch.int32, device=device), persistent=False)
 
     def input_scaling(self) -> Scaling | None:
-        """State of the scale of the input."""
+        """Return the state of the input's scale."""
         return Scaling(self.scales[INPUT], self.pending[INPUT])
 
     def gradient_scaling(self) -> Scaling | None:
-        """State of the scale of the result's gradient."""
+        """Return the state of the scale of the result's gradient."""
         return Scaling(self.scales[GRADIENT], self.pending[GRADIENT])
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Fp8Tensor:
-        """The input in e4m3, where its producer has not cast it; ``resting`` leaves the scale as it is."""
+        """Cast an input that its producer has not cast to e4m3. ``resting`` leaves the scale unchanged."""
         result: Fp8Tensor = self._cast(x_TI, self.input_scaling(), E4M3, False, resting)
         return result
 
     def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """The input in e4m3 with a scale of before."""
+        """Cast the input to e4m3 with a scale of an earlier cast."""
         assert scale_inverse is not None
         scaling = Scaling(scale_inverse.reciprocal(), self.pending[INPUT])
         result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, True)
         return result
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """The gradient in e5m2, where its producer has not cast it."""
+        """Cast a gradient that its producer has not cast to e5m2."""
         result: Fp8Tensor = self._cast(dy_TO, self.gradient_scaling(), E5M2, False, False)
         return result
 
     def multiply(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T``."""
+        """Compute ``y = x W^T``."""
         self._multiply(x_nI, scale_inverse, self.weight, y_nO)
 
     def towards_input(self, scratch: Scratch) -> RowProduct:
-        """``dx = dy W``; it holds until the scratch is used again."""
+        """Return the product ``dx = dy W``. It is valid until the scratch is used again."""
         transposed_IO = self._transposed_IO
 
         def product(dy_nO: Tensor, scale_inverse: Tensor | None, dx_nI: Tensor) -> None:
             nonlocal transposed_IO
-            if transposed_IO is None:  # not before: tokens may be on their way to the product meanwhile
+            if transposed_IO is None:  # lazy, so that it overlaps with the transfer of tokens
                 transposed_IO = self._turn(scratch.turned(self.weight.shape[::-1], E4M3))
             self._multiply(dy_nO, scale_inverse, transposed_IO, dx_nI)
 
         return product
 
     def _multiply(self, left_nK: Tensor, scale_inverse: Tensor | None, right_NK: Tensor, out_nN: Tensor) -> None:
-        """``left right^T``; ``right_NK`` is the weight or its transpose."""
+        """Compute ``left right^T``. ``right_NK`` is the weight or its transpose."""
         assert scale_inverse is not None
         multiply(left_nK, right_NK, scale_inverse, self.scale_inverse, out_nN.dtype, out=out_nN)
 
     def _turn(self, target_IO: Tensor) -> Tensor:
-        """The transposed weight, in ``target_IO``."""
+        """Write the transposed weight into ``target_IO`` and return it."""
         self._transpose(self.weight, target_IO)
         return target_IO
 
     def _apply(self, fn: Any, recurse: bool = True) -> Fp8FrozenProduct:
-        """Move, but never cast."""
+        """Refuse every move or cast."""
         raise TypeError("an FP8 weight stays where it was cast")
 
 
@@ -213,17 +208,16 @@ def check_fp8(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Make sure that FP8 products of these sizes can run, before any weight is read.
+    """Check that FP8 products of these sizes can run, before any weight is read.
 
     Args:
         linear: ``fp8`` or ``te``.
-        architecture: of the decoder.
-        ranks: that share each layer.
-        tokens: of the micro-batches; products are cut into those of each rank.
-        device, dtype: of activations.
+        ranks: number of ranks that share each layer.
+        tokens: numbers of tokens of the micro-batches, each divided over the ranks.
+        device, dtype: device and dtype of the activations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.linear`` and what stands against it.
+        UnsupportedImplementation: the message names ``model.linear`` and the reason.
     """
     shape = architecture
     split = (shape.qkv_features, shape.attention_features, shape.feed_forward)
@@ -240,7 +234,7 @@ def check_fp8(
 
 @torch.no_grad()
 def cast_weight(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight in e4m3 with the one scale that uses the format's whole range, and the scale's inverse (0-d fp32)."""
+    """Cast a weight to e4m3 with one scale that uses the whole range; return it and the inverse scale (0-d fp32)."""
     parts = weight_OI.split(ROWS_AT_ONCE)
     amax = torch.stack([part.abs().amax() for part in parts]).amax().float()
     largest = torch.finfo(E4M3).max

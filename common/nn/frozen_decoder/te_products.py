@@ -1,4 +1,4 @@
-"""The products of a frozen decoder with Transformer Engine's casts, transposes and products."""
+"""Frozen FP8 products with the casts, transposes and matrix products of Transformer Engine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from common.ops.linear import te
 
 
 class TeFrozenProduct(Fp8FrozenProduct):
-    """The product in FP8, with the same weights, formats and scales.
+    """The product in FP8 through Transformer Engine, with the weights, formats and scales of the base class.
 
-    Nobody casts for it: what a norm, SwiGLU or a rotation makes comes in 16 bits and is cast by a pass of its own.
-
-    Args:
-        weight_OI, dtype, keep_transposed: see :class:`.products.Fp8FrozenProduct`.
+    No producer casts for it: results of norms, SwiGLU and rotation arrive in 16 bits and are cast in a separate pass.
 
     Attributes:
-        amaxes: fp32 (1, 2), scratch of the casts, zeros between them.
+        amaxes: fp32 (1, 2), scratch of the casts, zeros between casts.
     """
 
     amaxes: Tensor
@@ -32,22 +29,22 @@ class TeFrozenProduct(Fp8FrozenProduct):
         self.register_buffer("amaxes", torch.zeros(1, 2, dtype=torch.float32, device=weight_OI.device), False)
 
     def input_scaling(self) -> None:
-        """No producer casts for this product."""
+        """Return None: no producer casts for this product."""
 
     def gradient_scaling(self) -> None:
-        """Nor for its input gradient."""
+        """Return None: no producer casts for the input gradient."""
 
     def cast_input(self, x_TI: Tensor, resting: bool) -> Fp8Tensor:
-        """The input in e4m3; ``resting`` leaves the scale as it is."""
+        """Cast the input to e4m3. ``resting`` leaves the scale unchanged."""
         return self._rounded(x_TI, INPUT, self.scales[INPUT], resting)
 
     def cast_with(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
-        """The input in e4m3 with a scale of before."""
+        """Cast the input to e4m3 with a scale of an earlier cast."""
         assert scale_inverse is not None
         return self._rounded(x_TI, INPUT, scale_inverse.reciprocal(), True)
 
     def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
-        """The gradient in e5m2."""
+        """Cast the gradient to e5m2."""
         return self._rounded(dy_TO, GRADIENT, self.scales[GRADIENT], False)
 
     def _multiply(self, left_nK: Tensor, scale_inverse: Tensor | None, right_NK: Tensor, out_nN: Tensor) -> None:
@@ -74,7 +71,7 @@ class TeFrozenProduct(Fp8FrozenProduct):
 
 
 def _engine(data: Tensor, scale_inverse: Tensor) -> Any:
-    """A tensor of Transformer Engine of these FP8 values."""
+    """Wrap FP8 values in a tensor of Transformer Engine."""
     from transformer_engine.pytorch import Float8TensorStorage
     from transformer_engine.pytorch.constants import TE_DType
 

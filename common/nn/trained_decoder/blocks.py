@@ -1,15 +1,12 @@
-"""The two halves of a decoder block that is trained, with backward passes written out.
+"""The two halves of a trained decoder block, with hand-written backward passes.
 
-As in :mod:`common.nn.frozen_decoder.blocks` operations write FP8 themselves: a norm the input of the product behind it,
-SwiGLU that of the MLP's second product, SwiGLU and the rotation the gradient of the product before them, and the
-backward pass of a norm that of the product whose result it added to the residual stream; this last one goes back to the
-half before in a :class:`common.ops.fp8_cast.reference.Handover`. The attention's result alone is cast by itself.
+The operations write FP8 themselves, and the gradient of the half before goes back in a
+:class:`common.ops.fp8_cast.reference.Handover`, as in :mod:`common.nn.frozen_decoder.blocks`. SwiGLU also writes the
+input of the MLP's second product. Only the attention's result is cast in a separate pass.
 
-The weights are no inputs of the autograd functions: their gradients are added to the main ones, a weight's as soon as
-its operands are there.
-
-Under tensor parallelism norms and residuals are of a rank's own tokens, all between two products of all tokens and a
-part of the features; the products move them (:mod:`.movement`).
+Weights are not inputs of the autograd functions. Their gradients are added to the main gradients as soon as the
+operands are available. Under tensor parallelism, norms and residuals process a rank's own tokens. Between two
+products, a rank has all tokens and a part of the features; the products move the tokens (:mod:`.movement`).
 
 Legend: as in :mod:`common.nn.decoder`; N = (H + 2 K) D / ranks, I = H D / ranks.
 """
@@ -36,12 +33,12 @@ from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
 
 @dataclass(frozen=True)
 class Tokens:
-    """What all blocks need to know of a micro-batch's tokens.
+    """Data about a micro-batch's tokens that all blocks read.
 
     Attributes:
         rows: B.
-        cos, sin: (T, D / 2), the rotation.
-        inference: no gradients are wanted, so that nothing is kept.
+        cos, sin: tables of the rotation, (T, D / 2) each.
+        inference: whether no gradients are needed, so that nothing is kept.
     """
 
     rows: int
@@ -55,7 +52,7 @@ class AttentionHalf:
     """Norm, QKV, rotation, attention and output product of one layer.
 
     Attributes:
-        ranks: that share it.
+        ranks: number of tp ranks that share the layer.
     """
 
     architecture: DecoderArchitecture
@@ -66,7 +63,7 @@ class AttentionHalf:
     output: TrainedProduct
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
-        """The pair behind the attention."""
+        """Return the pair after the attention."""
         handover = Handover(self.output.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
@@ -78,9 +75,9 @@ class MlpHalf:
     """Norm, gate and up, SwiGLU and down of one layer.
 
     Attributes:
-        scratch: what all layers share.
-        saved: the scale with which the first product is kept in FP8; None keeps it as it is.
-        recompute: keep neither, and multiply once more.
+        scratch: buffers that all layers share.
+        saved: scale for keeping the first product in FP8; None keeps it in its own dtype.
+        recompute: whether the backward pass recomputes the first product, which is then not kept.
     """
 
     architecture: DecoderArchitecture
@@ -93,28 +90,28 @@ class MlpHalf:
     recompute: bool
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
-        """The pair behind the MLP."""
+        """Return the pair after the MLP."""
         handover = Handover(self.down.gradient_scaling())
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.handover, handover, *pair[:2])
         return Pair(residual_sE, delta_sE, handover)
 
     def first_product(self, y_sE: Operand, passing: bool) -> Tensor:
-        """Gate and up; where it is ``passing`` in memory that the next layer uses again."""
+        """Return gate and up. ``passing`` puts them into a buffer that the next layer overwrites."""
         shape = (self.gate_up.result_rows(len(data_and_scale(y_sE)[0])), len(self.gate_up.weight))
         return self.gate_up.multiply(y_sE, self.scratch.wide(shape, self.norm.dtype) if passing else None)
 
 
 @dataclass(frozen=True)
 class LastNorm:
-    """The norm that the head reads."""
+    """The norm in front of the head."""
 
     architecture: DecoderArchitecture
     operations: DecoderOperations
     norm: nn.Parameter
 
     def __call__(self, pair: Pair) -> Tensor:
-        """Hidden states (s, E)."""
+        """Return the hidden states (s, E)."""
         result: Tensor = _LastNorm.apply(self, pair.handover, *pair[:2])
         return result
 
@@ -267,7 +264,7 @@ def _normed(
     delta_sE: Tensor | None,
     inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
-    """The residual stream, the norm's inverse roots, and its result as ``product`` reads it."""
+    """Return the residual stream, the norm's inverse roots, and its result in the form that ``product`` reads."""
     scaling = product.input_scaling()
     residual_sE, inverse_rms_s, y_sE, y8 = half.operations.rms_norm.forward(
         residual_sE, delta_sE, half.norm, half.architecture.norm_epsilon,
@@ -282,7 +279,7 @@ def _again(
     residual_sE: Tensor,
     inverse_rms_s: Tensor,
 ) -> Operand:
-    """The norm's result as the product has read it: what was kept in FP8, else made once more."""
+    """Return the norm's result as the product read it: from ``kept`` if that has FP8 values, otherwise recomputed."""
     data, scale_inverse = kept
     if data is not None:
         assert scale_inverse is not None
@@ -292,7 +289,7 @@ def _again(
 
 
 def _taken(after: Handover, product: TrainedProduct, d_out_sE: Tensor) -> Operand:
-    """The gradient of the product's result, as its reader has left it, or cast here."""
+    """Return the gradient of the product's result: in FP8 from the handover, or else cast here."""
     d_out8 = after.take()
     return product.cast_gradient(d_out_sE) if d_out8 is None else d_out8
 
@@ -305,7 +302,10 @@ def _through_norm(
     inverse_rms_s: Tensor,
     d_residual_sE: Tensor | None,
 ) -> Tensor:
-    """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
+    """Return the gradient of the sum that the norm reads, which is that of both the residual stream and the delta.
+
+    The gradient of the norm's weight is added to the main gradient.
+    """
     norm, scaling = half.operations.rms_norm, None if before is None else before.scaling
     main_gradient.add_(half.norm, norm.weight_gradient(d_y_sE, residual_sE, inverse_rms_s))
     dx_sE, dx8 = norm.backward(d_y_sE, residual_sE, inverse_rms_s, half.norm, d_residual_sE, fp8=scaling)
@@ -316,7 +316,7 @@ def _through_norm(
 
 
 def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:
-    """What is kept of an operand: itself and its scale if it is in FP8."""
+    """Return data and inverse scale of an operand in FP8, which are kept; None and None for other operands."""
     return (x.data, x.scale_inverse) if isinstance(x, Fp8Tensor) else (None, None)
 
 

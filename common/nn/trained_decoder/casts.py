@@ -1,4 +1,4 @@
-"""When the weights of FP8 products are cast, and what scales do: in training and in evaluations."""
+"""Scales of FP8 products, and when their weights are cast, in training and in evaluations."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from common.ops.fp8_cast.reference import Scaling
 
 
 class Scales(nn.Module):
-    """Delayed scales of some tensors, in buffers that a checkpoint has and that warm-up puts back.
+    """Delayed scales of several tensors. They are saved in checkpoints and restored after warm-up.
 
     Args:
-        count: of tensors.
-        device: of the scales.
+        count: number of tensors.
 
     Attributes:
-        scales: fp32 (count,), of the next use of each; 0 before the first.
-        pending: int32 (count, 2), scratch of the casts, zeros between them.
+        scales: fp32 (count,), scale of the next use of each tensor; 0 before the first use.
+        pending: int32 (count, 2), scratch of the casts, zeros between casts.
     """
 
     scales: Tensor
@@ -32,17 +31,20 @@ class Scales(nn.Module):
         self.register_buffer("pending", torch.zeros(count, 2, dtype=torch.int32, device=device), persistent=False)
 
     def scaling(self, role: int) -> Scaling:
-        """State of one."""
+        """Return the state of the scale with index ``role``."""
         return Scaling(self.scales[role], self.pending[role])
 
 
 class WeightCasts:
-    """When weights are cast: in every forward pass, within ``once()`` in the first one only, within ``evaluating()``
-    before any.
+    """Schedule of the weight casts of FP8 products.
+
+    By default, products cast in every forward pass, within ``once()`` only in the first one, and for ``evaluating()``
+    before any forward pass.
 
     Attributes:
-        step: counts the times that weights may have changed; a product casts where it has another number.
-        inference: what comes has no gradients, so that a cast of a weight leaves the scale as it is.
+        step: incremented whenever weights may have changed. A product casts its weight if it last did so at another
+            step.
+        inference: whether the passes need no gradients, so that casts do not update the scales of weights.
     """
 
     def __init__(self) -> None:
@@ -57,9 +59,9 @@ class WeightCasts:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Within it no weight changes. The host decides: a captured step casts in its first micro-batch."""
+        """Within this context, no weight changes. The host decides: a captured step casts in its first micro-batch."""
         self.step += 1
-        self.inference = False  # also for who casts before the first pass begins
+        self.inference = False  # for casts before the first pass begins
         self._once = True
         try:
             yield
@@ -68,9 +70,9 @@ class WeightCasts:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Within it no weight changes and no gradients are wanted. All weights are cast at its beginning.
+        """Within this context, no weight changes and no gradients are needed. Entering it casts all weights.
 
-        Passes may be captured and replayed within it, and replayed within a later one.
+        CUDA graphs of passes may be captured and replayed within it, and replayed within a later such context.
         """
         with self.once():
             self.inference = True
@@ -79,7 +81,7 @@ class WeightCasts:
             yield
 
     def begin(self, inference: bool) -> None:
-        """A forward pass begins, without gradients if it is of an ``inference``."""
+        """Begin a forward pass. ``inference``: whether it needs no gradients."""
         self.inference = inference
         if not self._once:
             self.step += 1

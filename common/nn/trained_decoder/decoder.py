@@ -1,4 +1,4 @@
-"""A :class:`common.nn.decoder.Decoder` that is trained, run through its halves."""
+"""Train a :class:`common.nn.decoder.Decoder` through the halves of :mod:`.blocks`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from common.ops.operation import AUTO
 
 
 class Layer(nn.Module):
-    """A block as it runs, by its halves; a module, so that others can see to its weights before it does.
+    """A block that runs through its halves. It is a module, so that hooks can wait for its weights before it runs.
 
     Args:
-        block: has the weights.
-        attention, mlp: its halves.
+        block: holds the weights.
     """
 
     def __init__(self, block: DecoderBlock, attention: AttentionHalf, mlp: MlpHalf) -> None:
@@ -33,16 +32,16 @@ class Layer(nn.Module):
         self.block, self.attention, self.mlp = block, attention, mlp
 
     def forward(self, pair: Pair, tokens: Tokens) -> Pair:
-        """What the next layer begins from."""
+        """Return the pair for the next layer."""
         return self.mlp(self.attention(pair, tokens), tokens)
 
 
 class NormAndHead(nn.Module):
-    """The last norm as it runs; has the head's weight, too, which is read behind it.
+    """The last norm. The module also holds the head's weight, because the head runs directly after the norm.
 
     Args:
-        decoder: has the weights.
-        operations: how it runs.
+        decoder: holds the weights.
+        operations: chosen implementations.
     """
 
     def __init__(self, decoder: Decoder, operations: DecoderOperations) -> None:
@@ -51,7 +50,7 @@ class NormAndHead(nn.Module):
         self._last_norm = LastNorm(decoder.architecture, operations, decoder.norm.weight)
 
     def forward(self, pair: Pair) -> Tensor:
-        """Normalised hidden states."""
+        """Return the normalised hidden states."""
         return self._last_norm(pair)
 
 
@@ -59,19 +58,19 @@ class TrainedDecoder:
     """The blocks of a decoder as halves.
 
     Args:
-        decoder: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
-        operations: implementations of the other operations.
+        decoder: has all weights, on their device and in their dtype. The scales of FP8 products are added to its
+            layers.
         linear: implementation of the blocks' linear layers: ``torch`` or ``fp8``.
-        most_tokens: largest number of tokens of a batch. The memory that layers share is allocated here, so that CUDA
+        most_tokens: largest number of tokens of a batch. The buffer that layers share is allocated here, so that CUDA
             graphs keep its address.
         recomputed_gate_up: number of layers, from the first, that recompute gate and up in the backward pass.
-        products: how tokens move during products if ranks share the layers; None for separate collectives.
-        accumulation: how weights' gradients in FP8 are added up, one of :mod:`common.ops.weight_gradient`.
+        products: moves tokens during products if ranks share the layers; None for separate collectives.
+        accumulation: how FP8 weight gradients are added up, an implementation of :mod:`common.ops.weight_gradient`.
         transposed_layers: number of layers, from the first, that also keep their FP8 weights transposed for a step.
         own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
     Attributes:
-        readers: modules by name in the order in which they run, each of which reads its weights from there on only; see
+        readers: modules by name in execution order. No module reads its weights before it runs; see
             :class:`common.optim.weight_gather.WeightGatherer`.
 
     Raises:
@@ -107,7 +106,7 @@ class TrainedDecoder:
         ]
 
     def hidden_states(self, tokens_BL: Tensor, places: TokenPlaces) -> Tensor:
-        """Normalised hidden states (s, E) of own tokens, which the head reads. Collective."""
+        """Return the normalised hidden states (s, E) of this rank's tokens, the input of the head. Collective."""
         shape = self.decoder.architecture
         inference = not torch.is_grad_enabled()
         self._shared.begin(inference)
@@ -119,21 +118,21 @@ class TrainedDecoder:
         return normed
 
     def same_weights(self) -> AbstractContextManager[None]:
-        """Within it no weight changes: FP8 products cast theirs in the first forward pass, and keep them."""
+        """Within this context, no weight changes. FP8 products cast their weights in the first forward pass only."""
         return self._shared.casts.once()
 
     def prepare(self) -> None:
-        """Cast weights within :meth:`same_weights`, so that no forward pass does."""
+        """Cast all weights within :meth:`same_weights`, so that no forward pass casts them."""
         for layer in self._layers:
             for product in (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down):
                 product.prepare()
 
     def begin_backward(self) -> None:
-        """Before a backward pass that may follow on any other pass. Collective over tp."""
+        """Call this before a backward pass that does not directly follow its forward pass. Collective over tp."""
         self._shared.begin_backward()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """The passes of an evaluation: without gradients, and no weight changes. FP8 weights are cast before them."""
+        """Context of an evaluation: no gradients, and no weight changes. Entering it casts the FP8 weights."""
         return self._shared.casts.evaluating()
 
 

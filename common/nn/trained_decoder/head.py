@@ -1,13 +1,15 @@
-"""Head and loss of the next token with a head that learns, for some tokens at a time.
+"""Trained head and next-token loss, computed for a chunk of tokens at a time.
 
-The logits of all tokens are never there at once: 8,192 tokens of 128,256 words would be 2.1 GB in 16 bits and 4.2 GB in
-fp32. A chunk's logits are in the dtype of the network, the arithmetic on them in fp32 (fp64 of fp64), and their
-gradient takes their place. As the loss is a sum with one factor, a chunk's gradients of hidden vectors and weights are
-known up to that factor while its logits are there; so they are made in the forward pass, and no logits are computed
-twice. The backward pass, which comes right after it, multiplies with the factor. The weight's gradient is in the dtype
-in which it is added to those of micro-batches before (:mod:`common.nn.main_gradient`).
+The logits of all tokens never exist at the same time: 8,192 tokens of 128,256 words would take 2.1 GB in 16 bits and
+4.2 GB in fp32. The logits of a chunk have the dtype of the network and are overwritten by their gradient; the
+arithmetic is in fp32 (fp64 for fp64).
 
-Shapes: T tokens, c of a chunk, E hidden, V words.
+The loss is a sum with one factor. Therefore the forward pass can already compute a chunk's gradients of hidden states
+and weight, up to that factor, and no logits are computed twice. The backward pass, which must follow directly,
+multiplies by the factor. The weight gradient has the dtype in which it is accumulated
+(:mod:`common.nn.main_gradient`).
+
+Shapes: T tokens, c tokens of a chunk, E hidden, V words.
 """
 
 from __future__ import annotations
@@ -30,24 +32,24 @@ CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Head:
-    """How losses are computed.
+    """Settings of the loss computation.
 
     Attributes:
-        cross_entropy: of some rows of logits.
-        chunk: tokens whose logits are there at once.
+        cross_entropy: loss of some rows of logits.
+        chunk: number of tokens whose logits exist at the same time.
     """
 
     cross_entropy: CrossEntropy
     chunk: int
 
     def summed_loss(self, hidden_TE: Tensor, weight_VE: Tensor, labels_T: Tensor, factor: float) -> Tensor:
-        """``factor`` times the sum of the losses in nats: 0-d, fp32, or fp64 of fp64; differentiable.
+        """Return ``factor`` times the sum of the losses in nats: 0-d, fp32 (fp64 for fp64), differentiable.
 
         Args:
             hidden_TE: contiguous.
-            weight_VE: of the head.
-            labels_T: the next token of each, any integers; -1 where none is scored.
-            factor: of the sum, such as one by the number of tokens.
+            weight_VE: weight of the head.
+            labels_T: next token of each token, in any integer dtype; -1 for no loss.
+            factor: factor on the sum, such as 1 / number of tokens.
         """
         if not torch.is_grad_enabled():
             return self.losses(hidden_TE, weight_VE, labels_T).sum() * factor
@@ -56,7 +58,7 @@ class Head:
 
     @torch.no_grad()
     def losses(self, hidden_TE: Tensor, weight_VE: Tensor, labels_T: Tensor) -> Tensor:
-        """The loss of every token (T,), 0 where none is scored, without gradients."""
+        """Return the loss of every token (T,), or 0 for tokens without a label, without gradients."""
         losses = [
             self.cross_entropy(hidden_TE[part] @ weight_VE.t(), labels_T[part], len(weight_VE))[0]
             for part in self.parts(len(hidden_TE))
@@ -64,12 +66,12 @@ class Head:
         return torch.cat(losses)
 
     def parts(self, tokens: int) -> Iterator[slice]:
-        """The chunks."""
+        """Yield the chunks."""
         for start in range(0, tokens, self.chunk):
             yield slice(start, min(start + self.chunk, tokens))
 
     def chunk_gradient(self, hidden_cE: Tensor, weight_VE: Tensor, labels_c: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses (c,), and the gradient of their sum with respect to the logits (c, V)."""
+        """Return the losses (c,) and the gradient of their sum with respect to the logits (c, V)."""
         logits_cV = hidden_cE @ weight_VE.t()
         with torch.enable_grad():
             leaf_cV = logits_cV.detach().requires_grad_()
@@ -89,7 +91,7 @@ class _SummedLoss(torch.autograd.Function):
             torch.mm(dlogits_cV, weight_VE, out=dhidden_TE[part])
             add_product_(dweight_VE, dlogits_cV, hidden_TE[part])
             total += losses_c.sum()
-            del dlogits_cV  # before the next chunk's logits
+            del dlogits_cV  # free them before the next chunk's logits are allocated
         ctx.save_for_backward(dhidden_TE, dweight_VE)
         ctx.factor = factor
         return total * factor

@@ -1,4 +1,4 @@
-"""What a trained decoder needs of a GPU's memory, before any of it is taken."""
+"""Estimated GPU memory of a trained decoder, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
 
 MOMENTS = 8
-"""Bytes of a weight's two moments, fp32."""
+"""Bytes of a weight's two moments in fp32."""
 
 RESERVED = 4_000_000_000
-"""CUDA's context (0.4 GB), libraries' workspaces, and what the allocator leaves between blocks."""
+"""Bytes for CUDA's context (0.4 GB), library workspaces and allocator fragmentation."""
 
 COMMUNICATORS = 1_000_000_000
-"""NCCL's buffers, which lie outside PyTorch's allocator."""
+"""Bytes of NCCL's buffers outside PyTorch's allocator."""
 
 REMEDIES = (
     "optimizer.masters=remainder, optimizer.gradients=same, optimizer.shard=all on several ranks, "
@@ -25,23 +25,22 @@ REMEDIES = (
 
 @dataclass(frozen=True)
 class Workspace:
-    """The work of one rank.
+    """Sizes that determine the memory of one rank.
 
     Attributes:
-        architecture: shapes.
-        tokens: T, of the micro-batch, under context parallelism this rank's; 0 where a rank only evaluates.
-        sharers: ranks of cp, all of which have the keys and values of whole rows.
-        eval_tokens: tokens of an evaluation's batch on this rank; 0 where other ranks evaluate.
-        itemsize: bytes of a weight and of an activation.
-        master_bytes: of a weight's master; 0 where the weight is its own.
-        shards: ranks that share masters, moments and the update.
-        fp8: products in FP8.
-        head_chunk: tokens whose logits are there at a time.
-        alone: no other ranks, and no communicators.
-        layer_ranks: ranks of tp, which share every layer, and deal its tokens to each other.
-        transposed_layers: that keep their FP8 weights transposed, too.
-        gradient_bytes: of a weight's gradient.
-        chunk_graphs: forward and backward passes have graphs of their own, whose memory is apart.
+        tokens: T of the micro-batch, or this cp rank's part of it; 0 if the rank only evaluates.
+        sharers: number of cp ranks. Each keeps the keys and values of whole rows.
+        eval_tokens: tokens of an evaluation batch on this rank; 0 if other ranks evaluate.
+        itemsize: bytes of a weight element and of an activation element.
+        master_bytes: bytes of a weight's master; 0 without separate masters.
+        shards: number of ranks over which masters, moments and the update are sharded.
+        fp8: whether products are in FP8.
+        head_chunk: number of tokens whose logits exist at the same time.
+        alone: whether there are no other ranks and no communicators.
+        layer_ranks: number of tp ranks, which split every layer and its tokens.
+        transposed_layers: number of layers that also keep their FP8 weights transposed.
+        gradient_bytes: bytes of a weight's gradient.
+        chunk_graphs: whether forward and backward passes have separate CUDA graphs, each with its own memory.
     """
 
     architecture: DecoderArchitecture
@@ -60,12 +59,15 @@ class Workspace:
     chunk_graphs: bool = False
 
     def parameters(self) -> int:
-        """Weights of this rank; only norms are on every one."""
+        """Return the number of weights of this rank. Norms are replicated, all other weights are split over tp."""
         norms = (2 * self.architecture.layers + 1) * self.architecture.hidden
         return (self.architecture.parameters - norms) // self.layer_ranks + norms
 
     def state(self) -> int:
-        """Bytes of weights and gradients, masters and moments; of shards a copy of both, too."""
+        """Return the bytes of weights, gradients, masters and moments.
+
+        Sharding adds a copy of the shard's weights and gradients.
+        """
         if not self.tokens:
             return self.parameters() * self.itemsize
         both = self.itemsize + self.gradient_bytes
@@ -74,19 +76,19 @@ class Workspace:
         return round(self.parameters() * (both + shared))
 
     def weights_in_fp8(self) -> int:
-        """Bytes of the weights that are cast once a step or evaluation, and of transposes that are kept."""
+        """Return the bytes of the weights cast to FP8, once per step or evaluation, and of the kept transposes."""
         layers = self.architecture.layers
         kept = layers + min(self.transposed_layers, layers)
         products = kept * self.architecture.products_per_layer // self.layer_ranks
         return products if self.fp8 else 0
 
     def gate_up(self) -> int:
-        """Bytes that a layer's MLP keeps, and not where it multiplies once more."""
+        """Return the bytes that a layer's MLP keeps, unless the layer recomputes gate and up."""
         features = self.architecture.feed_forward
         return self.tokens * (3 * features if self.fp8 else 2 * features * self.itemsize) // self.layer_ranks
 
     def layer(self) -> int:
-        """Bytes that a layer keeps for the backward pass."""
+        """Return the bytes that one layer keeps for the backward pass."""
         shape = self.architecture
         stream = 2 * shape.hidden * self.itemsize + 2 * 4 + (2 * shape.hidden if self.fp8 else 0)
         keys_and_values = (shape.qkv_features - shape.attention_features) * self.sharers
@@ -94,7 +96,7 @@ class Workspace:
         return self.tokens * (stream + attention) // self.layer_ranks + self.gate_up()
 
     def scratch(self, recomputes: bool) -> int:
-        """Bytes that all layers use one after another."""
+        """Return the bytes of the buffers that all layers share. ``recomputes``: a layer recomputes gate and up."""
         hidden, features = self.architecture.hidden, 2 * self.architecture.feed_forward // self.layer_ranks
         passing = max(self.tokens if self.fp8 or recomputes else 0, self.eval_tokens)
         weight = features * hidden
@@ -103,7 +105,7 @@ class Workspace:
         return passing * features * self.itemsize + (turned if self.tokens else 0)
 
     def transient(self) -> int:
-        """Bytes at training's highest point beside what is kept: inside an MLP's backward pass, or under the head."""
+        """Return the peak bytes of training's temporaries, either in an MLP's backward pass or in the head."""
         if not self.tokens:
             return 0
         return (2 if self.chunk_graphs else 1) * self._transient_of_a_pass()
@@ -117,14 +119,14 @@ class Workspace:
         if ranks == 1:
             head = self.head_chunk * words * self.itemsize + words * shape.hidden * self.gradient_bytes
             return 5 * hidden + max(mlp, head)
-        # of all tokens what is gathered and what is to be scattered; logits are in fp32 as well, and so is the head's
-        # gradient until all chunks are added, where the main one is not
+        # 2 * hidden: one gathered tensor of all tokens and one before the scatter. Logits also exist in fp32. The
+        # head's gradient is fp32 until all chunks are added, beside the main gradient if that is not fp32.
         logits = self.head_chunk * words * (4 + self.itemsize)
         summed = words * shape.hidden * (4 + (self.gradient_bytes if self.gradient_bytes < 4 else 0))
         return 5 * hidden // ranks + 2 * hidden + max(mlp, logits + summed)
 
     def evaluation(self) -> int:
-        """Bytes of an evaluation's forward pass, whose graph has memory of its own."""
+        """Return the bytes of an evaluation's forward pass, whose CUDA graph has its own memory."""
         shape, ranks = self.architecture, self.layer_ranks
         features = (2 * shape.qkv_features + shape.attention_features + shape.feed_forward) // ranks
         logits = self.itemsize if ranks == 1 else 2 * (2 + self.itemsize)
@@ -132,20 +134,20 @@ class Workspace:
         return self.eval_tokens * (4 * shape.hidden + features) * self.itemsize + head
 
     def reserved(self) -> int:
-        """Bytes beside the allocator's tensors: those of libraries, and slots in which tokens move between ranks."""
+        """Return the bytes outside PyTorch's allocator, plus the buffers that move tokens between ranks."""
         slot = max(self.tokens, self.eval_tokens) * self.architecture.hidden * self.itemsize
         return RESERVED + (0 if self.alone else COMMUNICATORS) + (SLOTS * slot if self.layer_ranks > 1 else 0)
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on one GPU.
+    """Planned bytes on one GPU, by category.
 
     Attributes:
         state, weights_in_fp8, scratch, transient, evaluation, reserved: see :class:`Workspace`.
-        kept: of all layers.
-        recomputed_gate_up: layers that multiply gate and up once more; their bytes are not in ``kept``.
-        capacity: of the GPU.
+        kept: bytes that all layers keep for the backward pass.
+        recomputed_gate_up: number of layers that recompute gate and up; ``kept`` excludes their bytes.
+        capacity: bytes of the GPU's memory.
     """
 
     state: int
@@ -160,12 +162,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all categories in bytes."""
         lasting = self.state + self.weights_in_fp8 + self.kept
         return lasting + self.scratch + self.transient + self.evaluation + self.reserved
 
     def in_words(self) -> str:
-        """For people."""
+        """Return a description for people, in GB."""
         parts = {
             "weights, gradients and optimizer": self.state,
             "weights in FP8": self.weights_in_fp8,
@@ -182,15 +184,14 @@ class MemoryPlan:
 
 
 def plan(workspace: Workspace, capacity: int, recomputed_gate_up: int | None) -> MemoryPlan:
-    """Fit a rank's work into ``capacity`` bytes.
+    """Fit the memory of a rank into ``capacity`` bytes.
 
     Args:
-        workspace: of the rank.
-        capacity: of its GPU.
-        recomputed_gate_up: layers that multiply gate and up once more; None for as few as fit.
+        capacity: bytes of the GPU's memory.
+        recomputed_gate_up: number of layers that recompute gate and up; None for as few as possible.
 
     Raises:
-        ConfigError: it does not fit, with bytes and remedies.
+        ConfigError: the work does not fit. The message gives sizes and remedies.
     """
     layers = workspace.architecture.layers if workspace.tokens else 0
 

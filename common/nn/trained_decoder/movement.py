@@ -1,12 +1,12 @@
-"""How the tokens of a trained product move between the ranks that share it, forward and backward.
+"""Transfers of a trained product's tokens between the ranks that share it, forward and backward.
 
-Where ranks share a layer, norms and residuals are of a rank's own tokens (:mod:`common.distributed.tensor_parallel`).
-A column-parallel product gathers its input, a row-parallel one scatters its result, and the gradients go the other way.
-Rows in FP8 travel as they are, with their rank's scale. The gathered input is not kept: the backward pass gathers it
-again, beneath the input gradient's product, whose scatter in turn is beneath the weight gradient's.
+Norms and residuals process a rank's own tokens (:mod:`common.distributed.tensor_parallel`). A column-parallel product
+gathers its input, a row-parallel product scatters its result, and the gradients move in the opposite direction. FP8
+rows are sent as FP8, with one scale per rank. The gathered input is not kept: the backward pass gathers it again
+during the input gradient's product. The scatter of the input gradient overlaps with the weight gradient's product.
 
-Legend: T tokens, s = T / ranks those of one rank, n any rows, I input features, O output features, of column-parallel
-products o and of row-parallel ones i of one rank; K features.
+Legend: T tokens, s = T / ranks tokens of one rank, n any rows, I input features, O output features, o output features
+of one rank (column-parallel), i input features of one rank (row-parallel), K features.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from common.ops.linear.fp8 import GRADIENT, INPUT
 
 @dataclass(frozen=True)
 class GatheredFp8:
-    """Rows of all ranks in FP8, each rank's with a scale of its own.
+    """FP8 rows of all ranks, with one scale per rank.
 
     Attributes:
         data: (T, K).
-        scale_inverses: fp32 (ranks,); 0 where the rows are zeros.
+        scale_inverses: fp32 (ranks,); 0 for a rank whose rows are zeros.
     """
 
     data: Tensor
@@ -37,51 +37,51 @@ class GatheredFp8:
 
 
 class LocalProduct(Protocol):
-    """What a rank multiplies by itself."""
+    """The part of a product that a rank computes by itself."""
 
     @property
     def weight(self) -> nn.Parameter:
-        """(O, I), of this rank."""
+        """This rank's part of the weight (O, I)."""
         ...
 
     def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
-        """``y = x W^T + bias`` of any rows, as :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
         ...
 
     def towards_input(self) -> RowProduct:
-        """``dx = dy W`` of any rows; it holds until the next product's."""
+        """Return the product ``dx = dy W`` for any rows. It is valid until the next product's call."""
         ...
 
     def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
-        """The inverse scale of own rows in FP8 as others take it: 0 where ``role`` has been nothing but zeros."""
+        """Return the inverse scale to send with this rank's FP8 rows; 0 if ``role`` has had only zeros so far."""
         ...
 
     def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
-        """``W.grad += dy^T x``, once in each backward pass."""
+        """Compute ``W.grad += dy^T x``. Call this once per backward pass."""
         ...
 
 
 class Movement(Protocol):
-    """How the tokens of a product move between the ranks that share it."""
+    """Transfers of a product's tokens between the ranks that share it."""
 
     def result_rows(self, rows: int) -> int:
-        """Rows of the result for so many rows of the input."""
+        """Return the number of rows of the result, given the number of rows of the input."""
         ...
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
-        """The product into ``y``. Collective."""
+        """Write the product into ``y``. Collective."""
         ...
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """Add the weight's gradient to the main one; the input's. Collective."""
+        """Add the weight's gradient to the main gradient and return the input's gradient. Collective."""
         ...
 
 
 class Staying:
-    """A rank that has the whole product moves nothing."""
+    """Movement of a rank that has the whole product: no transfers."""
 
     def result_rows(self, rows: int) -> int:
-        """As many."""
+        """Return ``rows``."""
         return rows
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
@@ -99,18 +99,18 @@ class Staying:
 
 @dataclass(frozen=True)
 class Gathering:
-    """Of a column-parallel product: own tokens come in, all of them go out.
+    """Movement of a column-parallel product: the input has this rank's tokens, the result has all tokens.
 
     Attributes:
-        parallel: the ranks.
-        tokens: how tokens move beside products.
+        parallel: ranks that share the product.
+        tokens: moves tokens during products.
     """
 
     parallel: TensorParallel
     tokens: TokenProducts
 
     def result_rows(self, rows: int) -> int:
-        """All ranks' rows."""
+        """Return the number of rows of all ranks."""
         return rows * self.parallel.size
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
@@ -118,7 +118,7 @@ class Gathering:
         self.tokens.gather_product(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: x comes beneath the input gradient's product, dx leaves beneath the weight's."""
+        """See :class:`Movement`. x is gathered during the product for dx, dx is scattered during that for dW."""
         x_sI, x_scale = data_and_scale(x)
         arriving, scales = self.parallel.start_all_gather(x_sI), None
         if x_scale is not None:
@@ -133,7 +133,7 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Scattering:
-    """Of a row-parallel product: all tokens come in, own ones of the sum go out.
+    """Movement of a row-parallel product: the input has all tokens, the summed result has this rank's tokens.
 
     Attributes:
         parallel, tokens: see :class:`Gathering`.
@@ -143,7 +143,7 @@ class Scattering:
     tokens: TokenProducts
 
     def result_rows(self, rows: int) -> int:
-        """This rank's rows."""
+        """Return the number of this rank's rows."""
         return self.parallel.own_count(rows)
 
     def multiply(self, own: LocalProduct, x: Operand, y: Tensor) -> None:
@@ -151,7 +151,7 @@ class Scattering:
         self.tokens.product_scatter(*data_and_scale(x), own.forward_rows, y)
 
     def backward(self, own: LocalProduct, dy: Operand, x: Operand) -> Tensor:
-        """See :class:`Movement`: what is gathered for the input's gradient serves the weight's as well."""
+        """See :class:`Movement`. The rows gathered for the input gradient are used for the weight gradient as well."""
         dy_sO, dy_scale = data_and_scale(dy)
         ranks, weight = self.parallel.size, own.weight
         dx_Ti = weight.new_empty(ranks * len(dy_sO), weight.shape[1])
@@ -168,15 +168,15 @@ STAYING = Staying()
 
 
 def movement_of(layer: Any, parallel: TensorParallel, tokens: TokenProducts | None) -> Movement:
-    """How the tokens of a layer's product move.
+    """Return the movement of a layer's product.
 
     Args:
-        layer: whose product it is.
-        parallel: the ranks that share it.
-        tokens: how tokens move beside products; None for collectives.
+        layer: layer with the weight of the product.
+        parallel: ranks that share the product.
+        tokens: moves tokens during products; None for separate collectives.
 
     Raises:
-        TypeError: ranks share layers, and this one doesn't say how.
+        TypeError: several ranks share layers, but this one is neither column- nor row-parallel.
     """
     if parallel.size == 1:
         return STAYING

@@ -1,4 +1,4 @@
-"""How the halves of a trained decoder run: one implementation of each operation, chosen by name."""
+"""Choice of the implementations of a trained decoder's operations."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[DecoderOperations, dict[str, str]]:
-    """The operations for a decoder, and the names chosen; see :func:`common.nn.decoder_operations.choose_operations`.
+    """Return the operations and their implementations' names; see :mod:`common.nn.decoder_operations`.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: the message names ``model.implementations.<operation>``.
     """
     functions, names = choose_operations(DECODER_OPERATIONS, requested, architecture, split, device, dtype)
     return DecoderOperations(**functions), names
