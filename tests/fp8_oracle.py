@@ -101,3 +101,18 @@ def assert_same_fp8(
     if ours is not None and plain is not None:
         torch.testing.assert_close(ours.scale, plain.scale, rtol=1e-6, atol=0)
         assert not ours.pending.any()
+
+
+def check_fp8(found: Fp8Tensor | None, values: torch.Tensor, state: Scaling, scale: float, dtype: torch.dtype) -> None:
+    """Check bytes and scales of computed ``values``.
+
+    At a first use, ``scale`` is 0, and the scale comes from four times the amax of every ceil(rows / 32)-th row.
+    """
+    assert found is not None
+    values = values.float()
+    used = np.float32(scale)
+    if not scale:
+        used = scale_of(4 * values[:: -(-len(values) // 32)].abs().max().item(), dtype)
+    assert found.scale_inverse.item() == np.float32(1) / used
+    np.testing.assert_array_equal(found.data.view(torch.uint8), encode(values.numpy() * used, dtype))
+    assert state.scale.item() == scale_of(values.abs().max().item(), dtype)

@@ -14,6 +14,7 @@ from common.optim.adagrad import ADAGRAD
 from common.optim.adaptive import ADAPTIVE, LAMB
 from common.optim.momentum import MOMENTUM
 from common.optim.update_cases import DECAY_AND_RATIO, bert, shard_of
+from tests.gpu.captures import captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,19 +48,12 @@ def iterated(operation: Operation, name: str, sizes: Mapping[str, Any]) -> tuple
 @pytest.mark.parametrize("name", ["triton", "reference"])
 def test_captured_updates_equal_eager_ones_and_wait_for_nothing(operation: Operation, name: str) -> None:
     sizes = {"rate": 0.25, **({"shards": (MEDIUM,)} if operation is ADAPTIVE else {})}
-    (eager, expected), (captured, found) = (iterated(operation, name, sizes) for _ in range(2))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        eager()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    eager()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured()
+    (eager, expected), (replayed, found) = (iterated(operation, name, sizes) for _ in range(2))
+    graph, _ = captured(replayed)
     for _ in range(2):
         graph.replay()
+    for _ in range(4):
+        eager()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from common.ops import causal_attention, rms_norm, swiglu
 from common.ops.fp8_cast.reference import Scaling
 from common.ops.operation import OperationRequest
+from tests.gpu.captures import captured, follows_its_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -23,10 +24,6 @@ TOLERANCES = (1.2e-2, 1e-3, 2.4e-2, 2.4e-2, 2.4e-2)
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
-
-
-def scaling() -> Scaling:
-    return Scaling(torch.zeros((), device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -55,23 +52,17 @@ def test_attention_of_a_library_in_a_graph_follows_its_inputs(name: str, queries
         o, saved = attention.forward(q, k, v, SCALE)
         return o, saved.lse, *attention.backward(do, saved)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        both()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            found = both()
-        for replay in range(2):
-            for which, x in enumerate(given):
-                x.copy_(random(*x.shape, seed=10 + 4 * replay + which))
-            graph.replay()
-            o, saved = reference.forward(q.double(), k.double(), v.double(), SCALE)
-            expected = (o, saved.lse, *reference.backward(do.double(), saved))
-            for value, wanted, tolerance in zip(found, expected, TOLERANCES, strict=True):
-                assert value.shape == wanted.shape
-                error = (value.double() - wanted).norm() / wanted.norm()
-                assert error < tolerance, f"relative error {error:.2e}"
+    graph, found = captured(both)
+    for replay in range(2):
+        for which, x in enumerate(given):
+            x.copy_(random(*x.shape, seed=10 + 4 * replay + which))
+        graph.replay()
+        o, saved = reference.forward(q.double(), k.double(), v.double(), SCALE)
+        expected = (o, saved.lse, *reference.backward(do.double(), saved))
+        for value, wanted, tolerance in zip(found, expected, TOLERANCES, strict=True):
+            assert value.shape == wanted.shape
+            error = (value.double() - wanted).norm() / wanted.norm()
+            assert error < tolerance, f"relative error {error:.2e}"
 
 
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
@@ -89,17 +80,4 @@ def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None
         context, _ = attention.forward(qkv, qkv[:, :, :2], qkv[:, :, 2:4], 0.1)
         return [normed.y8.data.view(torch.uint8), activated.y8.data.view(torch.uint8), dx, dx8.scale_inverse, context]
 
-    ours, eager = [scaling() for _ in range(4)], [scaling() for _ in range(4)]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step([scaling() for _ in range(4)])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = step(ours)
-        for _ in range(3):
-            x.mul_(1.5)
-            graph.replay()
-            for found, expected in zip(captured, step(eager), strict=True):
-                assert torch.equal(found, expected)
-        assert [state.scale.item() for state in ours] == [state.scale.item() for state in eager]
+    follows_its_inputs(step, lambda: x.mul_(1.5), 4)

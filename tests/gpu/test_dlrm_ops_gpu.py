@@ -15,11 +15,10 @@ from benchmarks.dlrm import model as dlrm
 from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm_dcnv2 import model as dlrm_dcnv2
 from benchmarks.dlrm_dcnv2.ops import cross_network
-from common.ops import linear_relu, logit
-from common.ops.operation import AUTO, OperationRequest
 from common.recommendation.click_network import ClickArchitecture, loss
 from tests.benchmarks.dlrm import dot_interaction_oracle
 from tests.benchmarks.dlrm_dcnv2 import cross_network_oracle
+from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -36,23 +35,6 @@ def assert_close(found: list[Tensor], formulas: list[Tensor]) -> None:
     for number, (value, formula) in enumerate(zip(found, formulas, strict=True)):
         error = (value.double() - formula).norm() / formula.norm()
         assert error < 1.6e-2, f"{number}: relative error {error:.2e}"
-
-
-def captured(run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    """What the third replay of a graph leaves."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run()
-    for _ in range(3):
-        for value in found:
-            value.fill_(torch.nan)
-        graph.replay()
-    torch.cuda.synchronize()
-    return found
 
 
 # Offsets beyond int32
@@ -95,17 +77,20 @@ def dense_network(name: str, dtype: torch.dtype) -> torch.nn.Module:
     return dlrm_dcnv2.DenseNetwork(crossed, TABLES, {}, CUDA, dtype, generator)
 
 
-def train(model: torch.nn.Module, dtype: torch.dtype) -> list[Tensor]:
-    """Loss, gradient of the vectors, and gradients of the parameters, of one micro-batch."""
+def training(model: torch.nn.Module, dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+    """Return a function that computes loss, gradient of the vectors, and gradients of the parameters."""
     random = torch.Generator("cuda").manual_seed(2)
-    dense = torch.randn(SAMPLES, 13, device="cuda", generator=random)
+    dense = torch.randn(SAMPLES, 13, device="cuda", generator=random).to(dtype)
     vectors = 0.1 * torch.randn(SAMPLES, TABLES * WIDTH, device="cuda", generator=random)
     label = torch.randint(2, (SAMPLES,), device="cuda", generator=random).float()
     vectors = vectors.to(dtype).requires_grad_()
 
-    click = model.head(torch.cat([model.bottom(dense.to(dtype)), vectors], 1))
-    mean = loss(click, label.to(click.dtype))
-    return [mean.detach(), *torch.autograd.grad(1024 * mean, [vectors, *model.parameters()])]
+    def step() -> list[Tensor]:
+        click = model.head(torch.cat([model.bottom(dense), vectors], 1))
+        mean = loss(click, label.to(click.dtype))
+        return [mean.detach(), *torch.autograd.grad(1024 * mean, [vectors, *model.parameters()])]
+
+    return step
 
 
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
@@ -116,7 +101,7 @@ def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, boun
     assert "reference" not in model.choices.values()
     assert set(exact.choices.values()) == {"reference"}
     exact.load_state_dict(model.state_dict())
-    found, expected = train(model, dtype), train(exact, torch.float64)
+    found, expected = training(model, dtype)(), training(exact, torch.float64)()
     assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-3)
     for value, formula in zip(found[1:], expected[1:], strict=True):
         error = (value.double() - formula).norm() / formula.norm()
@@ -126,24 +111,10 @@ def test_networks_are_those_of_float64_but_for_rounding(dtype: torch.dtype, boun
 @pytest.mark.parametrize("name", ["dlrm_dcnv2", "dlrm"])
 def test_a_captured_micro_batch_is_the_eager_one(name: str) -> None:
     model = dense_network(name, torch.bfloat16)
-    random = torch.Generator("cuda").manual_seed(2)
-    dense = torch.randn(SAMPLES, 13, device="cuda", generator=random)
-    vectors = torch.randn(SAMPLES, TABLES * WIDTH, device="cuda", generator=random).bfloat16() / 8
-    label = torch.randint(2, (SAMPLES,), device="cuda", generator=random).float()
-
-    def step() -> list[Tensor]:
-        mean = loss(model.head(torch.cat([model.bottom(dense), vectors], 1)), label)
-        return [mean.detach(), *torch.autograd.grad(mean, list(model.parameters()))]
-
-    eager = step()
-    for one, other in zip(captured(step), eager, strict=True):
+    step = training(model, torch.bfloat16)
+    graph, found = captured(step)
+    for value in found:
+        value.fill_(torch.nan)
+    graph.replay()
+    for one, other in zip(found, step(), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_auto_takes_the_kernels() -> None:
-    request = OperationRequest(CUDA, torch.bfloat16)
-    assert linear_relu.LINEAR_RELU.select(AUTO, request).name == "fused"
-    sized = OperationRequest(CUDA, torch.bfloat16, {"inputs": 256})
-    assert logit.LOGIT.select(AUTO, sized).name == "fused"
-    assert cross_network.CROSS_NETWORK.select(AUTO, request).name == "fused"
-    assert dot_interaction.DOT_INTERACTION.select(AUTO, request).name == "triton"

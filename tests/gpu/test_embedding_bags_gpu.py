@@ -9,6 +9,7 @@ from common.ops.cases import Draw
 from common.ops.embedding_bags import EMBEDDING_BAGS, AdagradRows, Bag, Bags, EmbeddingBags, SgdRows
 from common.ops.embedding_bags.cases import CASES, bags_of, keys
 from common.ops.tile import Tile
+from tests.gpu.captures import captured
 from tests.operation_checks import check
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -69,15 +70,7 @@ def test_a_captured_step_takes_new_keys(name: str) -> None:
         state.zero_()
         ids.copy_(batches[number])
 
-    step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = captured(step)
     for number in (1, 2):
         restart(number)
         step()

@@ -10,6 +10,7 @@ from common.ops import bias_gelu, causal_attention, layer_norm_1p, qkv_gradient
 from common.ops.fp8_cast.reference import Scaling
 from common.ops.operation import OperationRequest
 from common.ops.sizes import gpt3 as size
+from tests.gpu.captures import follows_its_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -22,10 +23,6 @@ COPYING = ("te", "flash")
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensor:
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).to(dtype)
-
-
-def scaling() -> Scaling:
-    return Scaling(torch.zeros((), device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -63,17 +60,4 @@ def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None
             joined.d_qkv8.transposed.view(torch.uint8), dx, *sums, back.bias, joined.bias,
         ]  # fmt: skip
 
-    ours, eager = [scaling() for _ in range(6)], [scaling() for _ in range(6)]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step([scaling() for _ in range(6)])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = step(ours)
-        for _ in range(3):
-            x.mul_(1.5)
-            graph.replay()
-            for found, expected in zip(captured, step(eager), strict=True):
-                assert torch.equal(found, expected)
-        assert [state.scale.item() for state in ours] == [state.scale.item() for state in eager]
+    follows_its_inputs(step, lambda: x.mul_(1.5), 6)

@@ -11,6 +11,7 @@ from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from benchmarks.rgat.ops.projection.reference import Projection
 from tests.benchmarks.rgat.random_rows import SCHEMA, Case, case, expected, filled, random_block
+from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -74,33 +75,23 @@ def test_products_of_fp16_equal_float64(size: tuple[int, int, int], level: int) 
 def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
     function = projection.PROJECTION.function(name)
     given = case(random_block(0, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        run(function, given)
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            run(function, given)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            captured = run(function, given)
-        for seed in (1, 2):
-            other = case(random_block(seed, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
-            for key, tensor in given.block.tensors().items():
-                tensor.copy_(other.block.tensors()[key])
-            for key in ("x_NK", "weight_RKD", "att_source_RAd", "v_RKA", "dz_MD", "dterm_TA"):
-                getattr(given, key).copy_(getattr(other, key))
-            for tensor in captured.values():
-                tensor.fill_(float("nan"))
-            graph.replay()
-            eager = only_filled(run(function, other), other)
-            for key, value in only_filled(captured, other).items():
-                assert value.isfinite().all(), key
-                if name == "triton":
-                    assert torch.equal(value, eager[key]), key
-                else:
-                    assert_close(key, value, eager[key].cpu().double(), 1e-2)
+    graph, results = captured(lambda: run(function, given))
+    for seed in (1, 2):
+        other = case(random_block(seed, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
+        for key, tensor in given.block.tensors().items():
+            tensor.copy_(other.block.tensors()[key])
+        for key in ("x_NK", "weight_RKD", "att_source_RAd", "v_RKA", "dz_MD", "dterm_TA"):
+            getattr(given, key).copy_(getattr(other, key))
+        for tensor in results.values():
+            tensor.fill_(float("nan"))
+        graph.replay()
+        eager = only_filled(run(function, other), other)
+        for key, value in only_filled(results, other).items():
+            assert value.isfinite().all(), key
+            if name == "triton":
+                assert torch.equal(value, eager[key]), key
+            else:
+                assert_close(key, value, eager[key].cpu().double(), 1e-2)
 
 
 def test_inputs_and_rows_of_more_than_2_31_elements() -> None:

@@ -1,5 +1,4 @@
-"""R-GAT's samplers on a GPU: bit by bit the CPU's, captured without a wait for the device, whatever ran before; and
-made-up graphs, made in bounded memory."""
+"""Test R-GAT's samplers on a GPU: capture, and the blocks of a CPU. Synthetic graphs are made in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,56 +7,25 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import at_most, largest_shape
+from benchmarks.rgat.capacities import at_most
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
-from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.block_of_cases import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.block_of_cases import capacities_of_cases, graph_of_cases
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch
-from tests.benchmarks.rgat.sample_oracle import NODES, filled, on, sharded, small_graph
-from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
+from tests.benchmarks.rgat.sample_oracle import filled, on
+from tests.gpu.captures import captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-FANOUTS = (4, 3, 2)
-SEEDS = 9
 PAPERS = 67_000
 """Of IGBH's 269 million; 2.9 million edges."""
 
 
 def some_seeds(papers: int, count: int, number: int) -> Tensor:
     return torch.randperm(papers, generator=torch.Generator().manual_seed(number))[:count].int()
-
-
-@pytest.mark.parametrize("name", sample.SAMPLE.names)
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("fanouts", [FANOUTS, (1,), (2, 1, 1, 1)], ids=str)
-def test_small_blocks_are_the_cpus(fanouts: tuple[int, ...], shards: int, name: str) -> None:
-    graph = small_graph()
-    shape = largest_shape(graph, SEEDS, fanouts)
-    sampler = sample.SAMPLE.function(name)(on("cuda", sharded(graph, shards)), fanouts, shape)
-    plain = sampler_reference(graph, fanouts, shape)
-    for number, count in ((0, SEEDS), (1, 4), (2, SEEDS), (0, SEEDS), (3, 0)):
-        seeds, seed = some_seeds(NODES[1], SEEDS, number), torch.tensor(number - (1 << 50))
-        expected = filled(plain(seeds, count, seed))
-        for given in (count, torch.tensor([count], dtype=torch.int32, device="cuda")):
-            assert filled(sampler(seeds.cuda(), given, seed.cuda())) == expected
-
-
-@pytest.mark.parametrize("room", SMALL_ROOMS, ids=str)
-def test_what_has_no_room_is_left_out_as_on_the_cpu(room: tuple[str, int, str]) -> None:
-    graph, seeds = small_graph(), some_seeds(NODES[1], SEEDS, 0)
-    shape = largest_shape(graph, SEEDS, FANOUTS)
-    full = sampler_reference(graph, FANOUTS, shape)(seeds, SEEDS, torch.tensor(1))
-    shape = smaller(full, shape, *room)
-    sampler, plain = triton_sampler(on("cuda", graph), FANOUTS, shape), sampler_reference(graph, FANOUTS, shape)
-    for number in (1, 2, 3, 1):
-        cut = sampler(seeds.cuda(), SEEDS, torch.tensor(number, device="cuda"))
-        assert filled(cut) == filled(plain(seeds, SEEDS, torch.tensor(number)))
-        assert number != 1 or cut.overflow.item() == 1
 
 
 @pytest.fixture(scope="module")
@@ -82,23 +50,15 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
         return sampler(seeds, count, seed)
 
     first = filled(work())
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        eager = work()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert filled(eager) == first
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = work()
+    graph, block = captured(work)
     others = some_seeds(share.nodes[0], 64, 8).cuda()
     for given, many, number in ((others, 50, 8), (seeds.clone(), 64, 7)):
         seeds.copy_(given)
         count.fill_(many)
         seed.fill_(number)
         graph.replay()
-        assert filled(captured) == filled(work())
-    assert filled(captured) == first
+        assert filled(block) == filled(work())
+    assert filled(block) == first
 
 
 def test_samplers_are_made_and_blocks_sampled_again_without_a_copy_that_waits(share: Graph, shape: BlockShape) -> None:
@@ -119,18 +79,6 @@ def test_samplers_are_made_and_blocks_sampled_again_without_a_copy_that_waits(sh
         torch.cuda.set_sync_debug_mode("default")
     assert sampler.larger == len(numbers)
     assert [filled(block) for block in blocks] == expected
-
-
-def test_a_side_stream_gives_the_same(share: Graph, shape: BlockShape) -> None:
-    sampler = triton_sampler(on("cuda", share), REAL_FANOUTS, shape)
-    seeds, seed = some_seeds(share.nodes[0], 64, 3).cuda(), torch.tensor(3, device="cuda")
-    expected = filled(sampler(seeds, 64, seed))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        block = sampler(seeds, 64, seed)
-    stream.synchronize()
-    assert filled(block) == expected
 
 
 def test_a_graph_is_made_in_bounded_memory() -> None:

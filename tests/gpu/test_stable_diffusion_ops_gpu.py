@@ -16,9 +16,9 @@ from benchmarks.stable_diffusion.diffusion import abar, noised, velocity_loss
 from common.ops import add_layer_norm, bias_gradient, dense_attention, geglu, group_norm, upsample_convolution
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
-from common.ops.group_norm.reference import group_norm_reference
 from common.ops.operation import AUTO, Operation, OperationRequest
 from common.ops.sizes import diffusion as size
+from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -47,31 +47,18 @@ def tensors_in(results: Any) -> Iterator[Tensor]:
 
 
 def check_captured(run: Callable[[], Any], noise: float) -> None:
-    """Check that a second run and a graph give the same values up to ``noise``, without waiting for the device."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        expected = [value.clone() for value in tensors_in(run())]
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            again = list(tensors_in(run()))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = list(tensors_in(run()))
-        for _ in range(3):
-            for value in captured:
-                value.fill_(-1)
-            graph.replay()
-    torch.cuda.synchronize()
-    for value, same, replayed in zip(expected, again, captured, strict=True):
-        for found in (same, replayed):
-            if noise:
-                assert (found.double() - value.double()).norm() <= noise * value.double().norm()
-            else:
-                assert torch.equal(found, value)
+    """Check that replays of a graph give the values of an eager run up to ``noise``."""
+    expected = [value.clone() for value in tensors_in(run())]
+    graph, results = captured(lambda: list(tensors_in(run())))
+    for _ in range(3):
+        for value in results:
+            value.fill_(-1)
+        graph.replay()
+    for found, value in zip(results, expected, strict=True):
+        if noise:
+            assert (found.double() - value.double()).norm() <= noise * value.double().norm()
+        else:
+            assert torch.equal(found, value)
 
 
 ATTENTION, UPSAMPLING = dense_attention.DENSE_ATTENTION, upsample_convolution.UPSAMPLE_CONVOLUTION
@@ -127,25 +114,19 @@ def test_noise_and_loss_are_captured_and_follow_seed_and_ids() -> None:
         loss = velocity_loss(prediction, v)
         return [x_t, v, t_N, loss.detach(), *torch.autograd.grad(loss * 1024.0, prediction)]
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = run()
-        before: list[Tensor] = []
-        for step in range(2):
-            seed.fill_(step)
-            ids.add_(step)
-            graph.replay()
-            for value, eager in zip(captured, run(), strict=True):
-                assert torch.equal(value, eager)
-            assert not before or not torch.equal(captured[0], before[0])
-            before = [value.clone() for value in captured]
-    torch.cuda.synchronize()
+    graph, found = captured(run)
+    before = found[0].new_empty(0)
+    for step in range(2):
+        seed.fill_(step)
+        ids.add_(step)
+        graph.replay()
+        for value, eager in zip(found, run(), strict=True):
+            assert torch.equal(value, eager)
+        assert not torch.equal(found[0], before)
+        before = found[0].clone()
 
 
-# Large tensors, large means
+# Large tensors
 
 
 @pytest.mark.parametrize(("channels", "side"), [(320, 64), (640, 32)])
@@ -158,17 +139,15 @@ def test_group_norm_counts_its_elements_in_64_bits(channels: int, side: int) -> 
     check_last_rows(lambda leaf: [function((leaf,), weight, bias, 16, 1e-5, silu=True)], x, 2, 2e-3)
 
 
-def test_geglu_counts_its_elements_in_64_bits() -> None:
-    x = torch.empty((OFFSETS // 2560 + 64, 2560), dtype=torch.float16, device="cuda").normal_()
-    bias = random(2560)
-    check_last_rows(lambda leaf: [geglu.GEGLU.function("triton")(leaf, bias)], x, 64, 0.0)
-
-
-def test_add_layer_norm_counts_its_elements_in_64_bits() -> None:
+@pytest.mark.parametrize("operation", [geglu.GEGLU, add_layer_norm.ADD_LAYER_NORM], ids=lambda found: found.name)
+def test_elements_of_rows_are_counted_in_64_bits(operation: Operation) -> None:
     x = torch.empty((OFFSETS // 320 + 64, 320), dtype=torch.float16, device="cuda").normal_()
-    weight, bias = random(320), random(320, seed=1)
-    function = add_layer_norm.ADD_LAYER_NORM.function("triton")
-    check_last_rows(lambda leaf: function(leaf, leaf, weight, bias, 1e-5), x, 64, 0.0)
+    weight, function = random(320), operation.function("triton")
+
+    def results(leaf: Tensor) -> Any:
+        return [function(leaf, weight)] if operation is geglu.GEGLU else function(leaf, leaf, weight, weight, 1e-5)
+
+    check_last_rows(results, x, 64, 0.0)
 
 
 def check_last_rows(function: Callable[[Tensor], Any], x: Tensor, rows: int, noise: float) -> None:
@@ -183,26 +162,6 @@ def check_last_rows(function: Callable[[Tensor], Any], x: Tensor, rows: int, noi
         del leaf, results, dx
     for large, small in zip(*last, strict=True):
         torch.testing.assert_close(large, small, rtol=noise, atol=noise)
-
-
-@pytest.mark.parametrize("mean", [30.0, 1000.0])
-@pytest.mark.parametrize(("channels", "side"), [(320, 64), (640, 32), (640, 16), (1280, 8)])
-def test_group_norm_far_from_zero_keeps_its_variance(channels: int, side: int, mean: float) -> None:
-    x = random(2, side, side, channels, dtype=torch.float32).permute(0, 3, 1, 2) + mean
-    weight, bias = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
-    found = group_norm.GROUP_NORM.function("triton")((x,), weight, bias, 16, 1e-5, silu=False)
-    expected = group_norm_reference((x.double(),), weight.double(), bias.double(), 16, 1e-5, silu=False)
-    assert isinstance(expected, Tensor)
-    assert float((found.double() - expected).abs().max()) < 1e-6 * mean
-
-
-def test_summed_weights_are_those_of_the_reference_to_the_bit() -> None:
-    from common.ops.upsample_convolution import triton
-    from common.ops.upsample_convolution.taps import summed_taps
-
-    for dtype in size.DTYPES:
-        weight = random(1280, 640, 3, 3, dtype=dtype).to(memory_format=torch.channels_last)
-        assert torch.equal(triton.summed_taps(weight), summed_taps(weight))
 
 
 # Choices

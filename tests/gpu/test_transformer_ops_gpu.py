@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +9,7 @@ from torch import Tensor
 from common.ops import attention, bias_gelu, dropout_add_norm
 from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Fp8Tensor, Handover, Scaling
+from tests.gpu.captures import follows_its_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -34,42 +32,9 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> T
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).cuda()
 
 
-def scaling() -> Scaling:
-    return Scaling(torch.zeros((), device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda"))
-
-
 def parts(x8: Fp8Tensor | None) -> list[Tensor]:
     """Return the bytes and the scale of an FP8 tensor."""
     return [] if x8 is None else [x8.data.view(torch.uint8), x8.scale_inverse]
-
-
-def follows_its_inputs(step: Callable[[list[Scaling]], list[Tensor]], change: Callable[[], Any]) -> list[Tensor]:
-    """Check that each of three replays of a captured step gives the results and scales of the eager step.
-
-    Returns:
-        The first tensor of ``step`` in every replay.
-    """
-    ours, eager = ([scaling() for _ in range(2)] for _ in range(2))
-    seen = []
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step([scaling() for _ in range(2)])
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = step(ours)
-        for state in ours:  # capture runs nothing
-            assert not state.scale
-        for _ in range(3):
-            change()
-            for tensor in captured:
-                tensor.detach().fill_(float("nan") if tensor.is_floating_point() else 255)
-            graph.replay()
-            for found, expected in zip(captured, step(eager), strict=True):
-                assert torch.equal(found, expected)
-            seen.append(captured[0].detach().clone())
-        assert [state.scale.item() for state in ours] == [state.scale.item() for state in eager]
-    return seen
 
 
 @FP8
@@ -94,7 +59,7 @@ def test_attention_in_one_graph_serves_every_batch(fp8: bool) -> None:
         seed.add_(1)
         d_context.mul_(1.5)
 
-    first, second, nothing = follows_its_inputs(step, change)
+    first, second, nothing = follows_its_inputs(step, change, 2)
     assert not torch.equal(first, second)
     assert nothing.eq(0).all()
 
@@ -117,7 +82,7 @@ def test_norm_for_two_readers_in_a_graph_follows_its_inputs_and_scales(fp8: bool
         seed.add_(1)
         d_results[1].mul_(-2)
 
-    follows_its_inputs(step, change)
+    follows_its_inputs(step, change, 2)
 
 
 @FP8
@@ -131,7 +96,7 @@ def test_gelu_in_a_graph_follows_its_inputs_and_scales(fp8: bool) -> None:
         d_x, d_bias = torch.autograd.grad(y.source if fp8 else y, (x, bias), dy)
         return [d_bias, *(parts(y) + parts(handover.take()) if fp8 else [y, d_x])]
 
-    follows_its_inputs(step, lambda: x.data.mul_(1.5))
+    follows_its_inputs(step, lambda: x.data.mul_(1.5), 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

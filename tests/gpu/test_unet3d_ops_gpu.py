@@ -15,6 +15,7 @@ from benchmarks.unet3d.ops import dice_cross_entropy, instance_norm, output_conv
 from benchmarks.unet3d.ops.instance_norm.reference import instance_norm_relu_reference
 from benchmarks.unet3d.ops.upsample.reference import upsample_reference
 from common.ops import local_convolution
+from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -102,19 +103,13 @@ def test_operations_are_captured_and_give_the_same_bits_in_every_run() -> None:
         first = convolution.forward(image, kernel, 1)
         return [*(result.detach() for result in (y, joined, logits, value)), first, dweight, *gradients]
 
-    with torch.cuda.stream(torch.cuda.Stream()):
-        step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-            captured = step()
-        for seed in range(2):
-            with torch.no_grad():
-                leaves[0].copy_(random(*leaves[0].shape, seed=10 + seed))
-                label.copy_(random(*label.shape, seed=seed) > 0)
-            for tensor in captured:
-                tensor.fill_(float("nan"))
-            graph.replay()
-            eager = step()
-            torch.cuda.synchronize()
-            for tensor, reference in zip(captured, eager, strict=True):
-                assert torch.equal(tensor, reference)
+    graph, results = captured(step)
+    for seed in range(2):
+        with torch.no_grad():
+            leaves[0].copy_(random(*leaves[0].shape, seed=10 + seed))
+            label.copy_(random(*label.shape, seed=seed) > 0)
+        for tensor in results:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        for tensor, reference in zip(results, step(), strict=True):
+            assert torch.equal(tensor, reference)

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import Shared, trained_product
-from common.ops import transpose_fp8, weight_gradient
+from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
-from common.ops.transpose_fp8.reference import transpose_reference
 from common.ops.weight_gradient.half import add_product_
-from common.step.capture import capturing
+from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +24,6 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
 
 GPU = torch.device("cuda")
 NAMES = pytest.mark.parametrize("name", weight_gradient.WEIGHT_GRADIENT.names)
-DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 SHAPES = [(1024, 512, 4096), (1040, 528, 1008), (48, 32, 64), (6144, 4096, 8192)]
 """The second and the third fit no tile."""
 
@@ -63,19 +61,13 @@ def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def test_a_captured_sum_goes_on(name: str) -> None:
     accumulate, given = accumulate_of(name, torch.bfloat16), operands(768, 512, 2048)
     gradient, scratch = torch.zeros(768, 512, dtype=torch.bfloat16, device=GPU), Scratch(GPU)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
 
     def own(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return scratch.slot("room", shape, dtype)
 
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        accumulate(*given, gradient, own)
-        with capturing(graph, stream):
-            accumulate(*given, gradient, own)
-        for _ in range(3):
-            graph.replay()
-    torch.cuda.synchronize()
+    graph, _ = captured(lambda: accumulate(*given, gradient, own))
+    for _ in range(2):
+        graph.replay()
     assert error(gradient, 4.0 * product(*given)) < 2**-6
 
 
@@ -86,26 +78,6 @@ def test_what_cublaslt_would_misread_is_refused() -> None:
         accumulate(*given, bucket[1:].view(256, 512), room)
     with pytest.raises(ValueError, match="isn't"):
         accumulate(*given, bucket[:-1].view(512, 256), room)
-
-
-# Transposes that bring rows of several ranks to one scale
-
-
-@pytest.mark.parametrize("to", [E4M3, E5M2], ids=str)
-@pytest.mark.parametrize("runs", [1, 2, 4, 8])
-@pytest.mark.parametrize("shape", [(1040, 272), (4096, 1024)])
-def test_transposes_scale_runs_of_rows(shape: tuple[int, int], runs: int, to: torch.dtype) -> None:
-    drawn = torch.randint(256, shape, dtype=torch.uint8, device=GPU).view(to).float()
-    matrix = drawn.masked_fill(drawn.isinf(), 1.0).to(to)  # e5m2's infinity becomes NaN, as in casts
-    factors = torch.rand(runs, device=GPU)
-    factors[0] = 1.0
-    found = transpose_fp8.TRANSPOSE_FP8.function("triton")(matrix, torch.empty_like(matrix), factors)
-    expected = transpose_reference(matrix, torch.empty_like(matrix), factors)
-    torch.testing.assert_close(found.float(), expected.float(), rtol=0.0, atol=0.0, equal_nan=True)
-    assert found.float().isnan().any()
-    own = shape[0] // runs
-    kept = matrix[:own].t().float()
-    torch.testing.assert_close(found[:, :own].float(), kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 # Products
@@ -131,48 +103,23 @@ def test_products_in_16_bits_add_up(shape: tuple[int, int, int], wide: bool, hal
     dy, x = (torch.randn(tokens, width, generator=generator, device=GPU).add_(0.25) for width in (outputs, inputs))
     dy, x = dy.mul_(2.0**-6).to(half), x.mul_(2.0**-4).to(half)
     gradient = torch.ones(outputs, inputs, dtype=torch.float32 if wide else half, device=GPU)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        add_product_(gradient, dy, x)
-        with capturing(graph, stream):
-            add_product_(gradient, dy, x)
-        for _ in range(15):
-            graph.replay()
-    torch.cuda.synchronize()
+    graph, _ = captured(lambda: add_product_(gradient, dy, x))
+    for _ in range(14):
+        graph.replay()
     found = error(gradient, 1.0 + 16.0 * (dy.double().t() @ x.double()))
     print(f"{half} into {gradient.dtype}: {found:.1e}")
     assert found < (2e-4 if wide else 2**-5)
 
 
 @NAMES
-@DTYPES
-def test_a_trained_product_adds_to_gradients_in_their_dtype(name: str, dtype: torch.dtype) -> None:
-    """Sixteen micro-batches in fp32 are sixteen times one."""
+@pytest.mark.parametrize(
+    ("dtype", "keep_turned"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
+)
+def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dtype, keep_turned: bool) -> None:
     accumulate_of(name, dtype)
     torch.manual_seed(0)
     layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     layer.weight.grad_dtype = dtype
-    product_8 = trained_product(layer, "fp8", shared)
-    x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
-    x8, dy8 = product_8.cast_input(x, False), product_8.cast_gradient(dy)
-    product_8.add_weight_gradient(dy8, x8)
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.dtype == dtype
-    once = layer.weight.grad.clone()
-    for _ in range(15):
-        product_8.add_weight_gradient(dy8, x8)
-    found = error(layer.weight.grad, 16.0 * once.double())
-    print(f"{name} into {dtype}: {found:.1e}")
-    assert found < (1e-5 if dtype == torch.float32 else 0.02)
-
-
-@NAMES
-@pytest.mark.parametrize("keep_turned", [False, True])
-def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bool) -> None:
-    accumulate_of(name, torch.bfloat16)
-    torch.manual_seed(0)
-    layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
     assert product_8._accumulate is weight_gradient.WEIGHT_GRADIENT.function(name)
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
@@ -187,6 +134,7 @@ def test_trained_products_are_those_of_their_operands(name: str, keep_turned: bo
     for again, operand in enumerate((x8, product_8.cast_again(x, x8.scale_inverse)), 1):
         assert error(product_8.backward(dy8, operand), wide_dy @ weight) < 0.03
         assert layer.weight.grad is not None
+        assert layer.weight.grad.dtype == dtype
         assert error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
     assert layer.bias.grad is None
 

@@ -164,7 +164,7 @@ CASES = (
                 "shard": 3,
                 "shards": 8,
             },
-            {**SMALL, "write": False},
+            {**SMALL, "write": False, "adagrad": True},
             # more tiles than programs, and a run with more tiles than are added at once
             {**SMALL, "samples": 70, "tables": ((1, 7), (9, 1))},
             # runs that begin and end at the edges of tiles, which have 16 keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ def passes(
     transpose: bool = True,
     frozen: bool = False,
     scale: float = 0.0,
+    last: float | None = None,
+    every: float | None = None,
 ) -> list[Pass]:
     """Make the pass, which casts several matrices; together they exceed the L2 cache.
 
@@ -31,11 +34,18 @@ def passes(
         to: FP8 format.
         frozen: leave the scales as they are.
         scale: scale that the previous use left; 0 before the first use.
+        last: value of the last element, which no sample contains; None for a random one.
+        every: value of every other element; None for random ones.
     """
 
     def values(rows: int, columns: int) -> Tensor:
         exponents = draw.integers(-20, 14, rows, columns, dtype=torch.float32)
-        return draw.rounded(draw.normal(rows, columns).float() * exponents.exp2())
+        x = draw.normal(rows, columns).float() * exponents.exp2()
+        if every is not None:
+            x.fill_(every)
+        if last is not None:
+            x[-1, -1] = last
+        return draw.rounded(x)
 
     inputs = [(values(*each), draw.scaling(scale)) for each in matrices]
 
@@ -52,6 +62,11 @@ def passes(
 
 
 TOKENS = size.PACKS * size.LENGTH
+SPECIAL = [
+    {"matrices": ((80, 48),), "scale": scale, **values}
+    for scale in (0.0, 3.0)
+    for values in (*({"last": value} for value in (math.nan, math.inf, -math.inf)), {"every": 0.0}, {"every": 2e-38})
+]
 CASES = (
     Case(
         "BERT-large inputs and weights",
@@ -68,6 +83,7 @@ CASES = (
             {"matrices": ((600, 48), (80, 144)), "transpose": False},
             {"matrices": ((80, 48),), "frozen": True},
             {"matrices": ((80, 48),), "frozen": True, "scale": 1.7},
+            *SPECIAL,
         ],
         gpu={"matrices": ((4112, 1040), (5008, 272), (16, 4096))},
         dtypes=(torch.float16, torch.bfloat16),
@@ -77,7 +93,7 @@ CASES = (
         "BERT-large gradients",
         passes,
         {"matrices": tuple((TOKENS, rows) for rows in (size.HIDDEN, 3 * size.HIDDEN, size.FEED_FORWARD)), "to": E5M2},
-        tests=[{"matrices": ((272, 208),), "scale": 7.3}, {"matrices": ((600, 48),)}],
+        tests=[{"matrices": ((272, 208),), "scale": 7.3}, {"matrices": ((600, 48),)}, *SPECIAL],
         gpu={"matrices": ((4112, 1040), (5008, 272), (16, 4096)), "scale": 7.3},
         dtypes=(torch.float16, torch.bfloat16),
         exact=True,

@@ -27,6 +27,7 @@ def passes(
     added: bool = False,
     silu: bool = True,
     keep: bool = True,
+    channels_last: bool = True,
     parameters: torch.dtype | None = None,
 ) -> list[Pass]:
     """Make the forward and backward passes.
@@ -39,12 +40,14 @@ def passes(
         added: whether a value per sample and channel is added to the input.
         silu: whether SiLU follows.
         keep: whether the inputs are returned, too, for another reader, so that they have gradients from it.
+        channels_last: memory format of inputs and gradients.
         parameters: dtype of weight and bias; None for that of the activations.
     """
     height, width = (side, side) if isinstance(side, int) else side
 
     def pictures(part: int) -> Tensor:
-        return draw.uniform(samples, height, width, part, low=-1.0, high=3.0).permute(0, 3, 1, 2)
+        x = draw.uniform(samples, height, width, part, low=-1.0, high=3.0).permute(0, 3, 1, 2)
+        return x if channels_last else x.contiguous()
 
     parts = (channels,) if inputs == 1 else (first, channels - first)
     given = tuple(pictures(part) for part in parts)
@@ -104,6 +107,7 @@ CASES = (
             {**FEW, "channels": 16, "groups": 4},
             {**FEW, "channels": 64, "groups": 16, "keep": False, "parameters": torch.float32},
             {"samples": 2, "side": 1, "channels": 24, "groups": 3},
+            {**FEW, "channels": 16, "groups": 4, "channels_last": False},
         ],
     ),
     _case(32, 640),

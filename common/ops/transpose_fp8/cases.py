@@ -16,6 +16,9 @@ from common.ops.sizes import decoder, gpt3, transformer
 SPARE = 5
 """Elements of the scratch buffer after the matrix, which must not change."""
 
+NAN = 0x7F
+"""NaN in both formats."""
+
 
 class Fp8Case(Case):
     """A case whose request has the dtype of the matrices instead of that of the activations."""
@@ -32,7 +35,7 @@ def passes(
     e5m2: bool = False,
     runs: int = 0,
 ) -> list[Pass]:
-    """Make the pass, which transposes several matrices; together they exceed the L2 cache.
+    """Make the pass, which transposes several matrices; together they exceed the L2 cache. Each contains a NaN.
 
     Args:
         matrices: rows and columns of each matrix.
@@ -43,6 +46,7 @@ def passes(
     inputs = []
     for rows, columns in matrices:
         matrix = draw.normal(rows, columns, scale=30.0, dtype=torch.float32).to(dtype)
+        matrix.view(torch.uint8)[-1, -1] = NAN
         scratch = torch.full((rows * columns + SPARE,), 0x55, dtype=torch.uint8, device=draw.device).view(dtype)
         inputs.append((matrix, scratch, draw.uniform(runs, dtype=torch.float32) if runs else None))
 
@@ -68,6 +72,7 @@ CASES = (
             {"matrices": ((1, 1), (128, 256), (130, 257))},
             {"matrices": ((257, 130),), "e5m2": True},
             {"matrices": ((260, 130),), "runs": 4},
+            {"matrices": ((1040, 272),), "runs": 8},
             {"matrices": ((130, 257),), "runs": 5, "e5m2": True},
         ],
         gpu={},

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.ops import sample
 from benchmarks.rgat.ops.sample import triton as sample_triton
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
-from common.ops.operation import AUTO, OperationRequest
 from common.ops.tile import Tile
 from tests.benchmarks.rgat.sample_oracle import NODES, filled, sharded, small_graph
 from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
@@ -70,8 +68,3 @@ def test_every_kind_of_room_is_cut_as_by_the_reference(
 ) -> None:
     few_items(monkeypatch)
     assert_cut_as_plain((4, 3, 2), [room])
-
-
-def test_kernels_are_chosen_where_triton_runs() -> None:
-    request = OperationRequest(torch.device("cpu"), torch.float32)
-    assert sample.SAMPLE.select(AUTO, request).name == "triton"

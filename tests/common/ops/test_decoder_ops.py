@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from common.ops.rms_norm import reference as rms_norm
 from common.ops.rope import reference as rope
 from common.ops.swiglu import reference as swiglu
 from common.ops.transpose_fp8.reference import transpose_reference
-from tests import fp8_oracle as oracle
-from tests.fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2, check_fp8
 
 SEED = torch.tensor(0x1234_5678_9ABC)
 KEPT = 65536 / (65536 - 6554)  # of p = 0.1
@@ -46,18 +44,6 @@ def scaling(scale: float = 0.0) -> Scaling:
 def close(found: Tensor | None, expected: Tensor) -> None:
     assert found is not None
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-
-
-def check_fp8(found: Fp8Tensor | None, values: Tensor, state: Scaling, scale: float, dtype: torch.dtype) -> None:
-    """A first use if ``scale`` is 0: four times the amax of every ceil(rows / 32)-th row."""
-    assert found is not None
-    values = values.float()
-    used = np.float32(scale)
-    if not scale:
-        used = oracle.scale_of(4 * values[:: -(-len(values) // 32)].abs().max().item(), dtype)
-    assert found.scale_inverse.item() == np.float32(1) / used
-    np.testing.assert_array_equal(found.data.view(torch.uint8), oracle.encode(values.numpy() * used, dtype))
-    assert state.scale.item() == oracle.scale_of(values.abs().max().item(), dtype)
 
 
 # RMSNorm

@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from cpu_attention import on_cpu_backward, on_cpu_forward
 from torch import Tensor
 
 from common import optional_packages
@@ -38,25 +39,6 @@ def by_formula(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             weights = (q[row, :, head] @ k[row, :, head].T / size**0.5).exp()
             parts.append(weights @ v[row, :, head] / weights.sum(1, keepdim=True))
     return torch.stack(parts).view(rows, heads, queries, size).transpose(1, 2)
-
-
-def on_cpu_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor, str]:
-    assert not causal
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-    return o.transpose(1, 2), lse, "kept"
-
-
-def on_cpu_backward(do: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    assert not causal
-    assert saved.state == "kept"
-    assert do.is_contiguous()
-    assert saved.o.is_contiguous()
-    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *(x.transpose(1, 2) for x in (do, *saved[:4])), saved.lse, 0.0, causal, scale=saved.scale
-    )
-    dq, dk, dv = (x.transpose(1, 2) for x in gradients)
-    return dq, dk, dv
 
 
 def on_cpu_into(do: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -91,15 +73,21 @@ def test_attention_and_its_gradients_are_the_formula(attention: Attention, queri
         close(one, other)
 
 
+def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
+    """Check packed and separate inputs, with a gradient that is not contiguous."""
+    qkv, do = random(2, 7, 3, 2, 8).requires_grad_(), random(2, 2, 7, 8, seed=3).transpose(1, 2)
+    expected = by_formula(*qkv.unbind(2))
+    (reference,) = torch.autograd.grad(expected, qkv, do)
+    for o in (attention.packed(qkv), attention(*qkv.unbind(2))):
+        close(o, expected, tolerance)
+        (gradient,) = torch.autograd.grad(o, qkv, do)
+        assert gradient.is_contiguous()
+        close(gradient, reference, tolerance)
+
+
 @KINDS
 def test_queries_keys_and_values_of_one_product(attention: Attention) -> None:
-    qkv = random(2, 7, 3, 2, 8).requires_grad_()
-    do = random(2, 2, 7, 8, seed=4).transpose(1, 2)  # of other strides than the context
-    expected, found = by_formula(*qkv.unbind(2)), attention.packed(qkv)
-    close(found, expected)
-    (gradient,) = torch.autograd.grad(found, qkv, do)
-    assert gradient.is_contiguous()
-    close(gradient, torch.autograd.grad(expected, qkv, do)[0])
+    check_both_ways(attention)
 
 
 @KINDS
@@ -205,23 +193,13 @@ def test_a_library_that_was_asked_for_by_name_is_not_replaced(name: str) -> None
 # Libraries that nobody has on a CPU: functions of their signatures that compute as PyTorch's do
 
 
-def check_both_ways(attention: Attention, tolerance: float = 1e-11) -> None:
-    """Packed and apart."""
-    qkv, do = random(2, 7, 3, 2, 8).requires_grad_(), random(2, 7, 2, 8, seed=3)
-    expected = by_formula(*qkv.unbind(2))
-    (reference,) = torch.autograd.grad(expected, qkv, do)
-    for o in (attention.packed(qkv), attention(*qkv.unbind(2))):
-        close(o, expected, tolerance)
-        close(torch.autograd.grad(o, qkv, do)[0], reference, tolerance)
-
-
 def test_flash_attention_4_is_asked_as_its_signature_says(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(q, k, v, *, softmax_scale, causal, return_lse) -> tuple[Tensor, Tensor, None]:
         assert return_lse
         return (*on_cpu_forward(q, k, v, softmax_scale, causal)[:2], None)
 
     def backward(q, k, v, out, dout, lse, softmax_scale, causal, *, deterministic, dq, dk, dv) -> None:
-        found = on_cpu_backward(dout, Saved(q, k, v, out, lse, softmax_scale, "kept"), causal)
+        found = on_cpu_backward(dout, Saved(q, k, v, out, lse, softmax_scale, "all"), causal)
         for target, gradient in zip((dq, dk, dv), found, strict=True):
             target.copy_(gradient)
 
@@ -253,7 +231,7 @@ def test_cudnns_graph_is_built_for_the_strides_of_the_gradients(monkeypatch: pyt
 
         def run(self, q, k, v, o, do, lse, *gradients) -> None:
             assert [tuple(layout) for layout in self.layouts] == [layout_of(x) for x in gradients]
-            saved = Saved(q, k, v, o, lse.double(), self.key.scale, "kept")
+            saved = Saved(q, k, v, o, lse.double(), self.key.scale, "all")
             for target, gradient in zip(gradients, on_cpu_backward(do, saved, self.key.causal), strict=True):
                 target.copy_(gradient)
 

@@ -137,28 +137,6 @@ def test_updates_are_those_of_pytorchs_optimizers_on_dense_tables(adagrad: bool,
         torch.testing.assert_close(rows, shard_of(expected, shard, shards), rtol=1e-12, atol=1e-12)
 
 
-def test_an_update_for_every_occurrence_would_be_another() -> None:
-    """The control of the test above: Adagrad squares what was added up."""
-    (bags,), expected, rows = stores(1), torch.cat(trained(torch.optim.Adagrad, 1, eps=1e-8)), torch.cat(tables())
-    state = torch.zeros_like(rows)
-    for sample in range(SAMPLES):
-        keys = sort_reference(batch(0)[sample : sample + 1], bags)
-        update_reference(keys, gradients(0)[sample : sample + 1], rows, state, AdagradRows(1e-8), *scalars())
-    assert (rows - expected).abs().max() > RATE / 2
-
-
-def test_fp32_is_within_rounding() -> None:
-    (bags,), expected = stores(1), torch.cat(trained(torch.optim.Adagrad, 3, eps=1e-8))
-    rows = torch.cat(tables(torch.float32))
-    state = torch.zeros_like(rows)
-    for step in range(3):
-        gradient = gradients(step, dtype=torch.float32)
-        update_reference(
-            sort_reference(batch(step), bags), gradient, rows, state, AdagradRows(1e-8), *scalars(dtype=torch.float32)
-        )
-    torch.testing.assert_close(rows.double(), expected, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 def test_dense_gradients_are_autograds(shards: int) -> None:
     whole, ids = [table.requires_grad_() for table in tables()], batch(4)

@@ -73,22 +73,15 @@ def awkward(dtype: torch.dtype) -> Tensor:
     return F.pad(every, (0, -len(every) % 32)).view(-1, 32)
 
 
+@pytest.mark.parametrize("scale", [1.0, 37.3])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_rounds_to_nearest_even_and_saturates(dtype: torch.dtype) -> None:
+def test_casts_scale_in_fp32_round_to_nearest_even_and_saturate(dtype: torch.dtype, scale: float) -> None:
     x = awkward(dtype)
-    found = cast_reference(x, fresh_scaling(1.0), dtype, False)
-    expected = oracle.encode(x.float().numpy(), dtype)
+    found = cast_reference(x, fresh_scaling(scale), dtype, False)
     assert found.data.dtype == dtype
+    expected = oracle.encode(x.float().numpy() * np.float32(scale), dtype)
     np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
-
-
-@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
-def test_the_scale_is_applied_in_fp32(dtype: torch.dtype) -> None:
-    x = normal(64, 48)
-    found = cast_reference(x, fresh_scaling(37.3), dtype, False)
-    expected = oracle.encode(x.float().numpy() * np.float32(37.3), dtype)
-    np.testing.assert_array_equal(found.data.view(torch.uint8).numpy(), expected)
-    assert found.scale_inverse.item() == np.float32(1) / np.float32(37.3)
+    assert found.scale_inverse.item() == np.float32(1) / np.float32(scale)
 
 
 def test_the_transpose_holds_the_same_bytes() -> None:
@@ -129,24 +122,16 @@ def test_frozen_scales_are_used_and_left(scale: float) -> None:
     assert scaling.scale.item() == scale
 
 
-def test_zeros_leave_the_scale() -> None:
-    scaling = fresh_scaling(5.0)
-    cast_reference(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
-    assert scaling.scale.item() == 5.0
-
-
-def test_zeros_at_first_leave_the_scale_unknown() -> None:
-    scaling = fresh_scaling()
-    found = cast_reference(torch.zeros(16, 16, dtype=torch.bfloat16), scaling, E4M3, False)
-    assert scaling.scale.item() == 0.0
-    assert found.scale_inverse.item() == 1.0
-
-
-def test_the_scale_of_denormal_numbers_has_a_normal_inverse() -> None:
-    scaling = fresh_scaling()
-    cast_reference(torch.full((16, 16), 1e-40, dtype=torch.bfloat16), scaling, E4M3, False)
-    assert scaling.scale.item() == LARGEST_SCALE
-    assert torch.finfo(torch.float32).tiny <= 1.0 / LARGEST_SCALE
+@pytest.mark.parametrize(
+    ("value", "before", "inverse", "after"),
+    [(0.0, 5.0, 1 / np.float32(5), 5.0), (0.0, 0.0, 1.0, 0.0), (1e-40, 0.0, 1 / LARGEST_SCALE, LARGEST_SCALE)],
+    ids=["zeros", "zeros at first", "denormal numbers"],
+)
+def test_scales_of_zeros_and_tiny_values(value: float, before: float, inverse: float, after: float) -> None:
+    scaling = fresh_scaling(before)
+    found = cast_reference(torch.full((16, 16), value, dtype=torch.bfloat16), scaling, E4M3, False)
+    assert found.scale_inverse.item() == inverse
+    assert scaling.scale.item() == after
 
 
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e5])

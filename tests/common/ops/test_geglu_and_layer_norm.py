@@ -27,10 +27,6 @@ def test_geglu_is_the_value_times_the_gate_times_its_normal_probability() -> Non
     np.testing.assert_array_equal(geglu_reference(x + bias, None), geglu_reference(x, bias))
 
 
-def test_geglu_differentiates_to_its_difference_quotient() -> None:
-    assert torch.autograd.gradcheck(geglu_reference, [wide(4, 6).requires_grad_(), wide(6, seed=1).requires_grad_()])
-
-
 def test_geglu_in_half_precision_rounds_once() -> None:
     x, bias = wide(5, 6).half(), wide(6, seed=1).half()
     assert torch.equal(geglu_reference(x, bias), geglu_reference(x.float(), bias.float()).half())
@@ -47,19 +43,6 @@ def test_add_layer_norm_is_its_formula(parts: str) -> None:
     found_sum, found_norm = add_layer_norm_reference(x, residual, weight, bias, 0.01, added_C=added)
     np.testing.assert_allclose(found_sum.numpy(), total, rtol=1e-15)
     np.testing.assert_allclose(found_norm.numpy(), normal * weight.numpy() + bias.numpy(), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("read", ["sum", "normed", "both"])
-def test_add_layer_norm_differentiates_to_its_difference_quotient(read: str) -> None:
-    tensors = [
-        t.requires_grad_() for t in (wide(3, 8), wide(3, 8, seed=1), wide(8, seed=2), wide(8, seed=3), wide(8, seed=4))
-    ]
-
-    def results(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, added: Tensor) -> tuple[Tensor, ...]:
-        pair = add_layer_norm_reference(x, residual, weight, bias, 1e-5, added_C=added)
-        return {"sum": pair[:1], "normed": pair[1:], "both": pair}[read]
-
-    assert torch.autograd.gradcheck(results, tensors)
 
 
 def test_add_layer_norm_normalises_the_sum_as_it_was_rounded() -> None:

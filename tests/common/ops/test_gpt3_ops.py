@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from common.ops.layer_norm_1p import LAYER_NORM_1P as LAYER_NORM
 from common.ops.layer_norm_1p import reference as layer_norm
 from common.ops.operation import OperationRequest
 from common.ops.qkv_gradient import reference as qkv_gradient
-from tests import fp8_oracle as oracle
-from tests.fp8_oracle import E4M3, E5M2
+from tests.fp8_oracle import E4M3, E5M2, check_fp8
 
 
 def wide(*shape: int, seed: int = 0) -> Tensor:
@@ -35,18 +33,6 @@ def scaling(scale: float = 0.0) -> Scaling:
 def close(found: Tensor | None, expected: Tensor) -> None:
     assert found is not None
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-
-
-def check_fp8(found: Fp8Tensor | None, values: Tensor, state: Scaling, scale: float, dtype: torch.dtype) -> None:
-    """A first use if ``scale`` is 0: four times the amax of every ceil(rows / 32)-th row."""
-    assert found is not None
-    values = values.float()
-    used = np.float32(scale)
-    if not scale:
-        used = oracle.scale_of(4 * values[:: -(-len(values) // 32)].abs().max().item(), dtype)
-    assert found.scale_inverse.item() == np.float32(1) / used
-    np.testing.assert_array_equal(found.data.view(torch.uint8), oracle.encode(values.numpy() * used, dtype))
-    assert state.scale.item() == oracle.scale_of(values.abs().max().item(), dtype)
 
 
 # LayerNorm

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
-from linear_relu_oracle import expected, inputs
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.ops.linear_relu.reference import linear_relu_reference
 from tests.capturable import Capturable
+
+
+class Inputs(NamedTuple):
+    """Of a layer, and the gradient of its result."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    dy: Tensor
+
+
+def inputs(samples: int, columns: int, outputs: int, dtype: torch.dtype) -> Inputs:
+    """Made-up values of magnitude one."""
+    random = torch.Generator().manual_seed(columns * outputs)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random)
+
+    weight = normal(outputs, columns) / columns**0.5
+    values = (normal(samples, columns), weight, normal(outputs), normal(samples, outputs))
+    return Inputs(*(value.to(dtype) for value in values))
+
+
+def expected(given: Inputs) -> list[Tensor]:
+    """Return result and gradients of x, weight and bias in float64."""
+    x, weight, bias, dy = (value.double() for value in given)
+    z = torch.einsum("bk,nk->bn", x, weight) + bias
+    dz = dy * (z > 0)
+    return [z.clamp(min=0), torch.einsum("bn,nk->bk", dz, weight), torch.einsum("bn,bk->nk", dz, x), dz.sum(0)]
 
 
 def test_result_and_gradients_are_the_formulas() -> None:
@@ -18,11 +49,6 @@ def test_result_and_gradients_are_the_formulas() -> None:
     assert 0.2 < (y > 0).double().mean() < 0.8
     for mine, formula in zip([y, *torch.autograd.grad(y, leaves, given.dy)], expected(given), strict=True):
         torch.testing.assert_close(mine, formula)
-
-
-def test_gradients_are_those_of_differences() -> None:
-    leaves = [value.requires_grad_() for value in inputs(4, 3, 5, torch.float64)[:3]]
-    assert torch.autograd.gradcheck(linear_relu_reference, leaves)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

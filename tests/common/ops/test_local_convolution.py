@@ -80,14 +80,6 @@ def test_only_needed_gradients_are_computed(needs: tuple[bool, bool]) -> None:
             assert gradient is None
 
 
-def test_half_precision_follows_float64() -> None:
-    dy, x, weight = (tensor.bfloat16() for tensor in case(3, 5, (4, 6, 8)))
-    found = folded.folded_weight_gradient(dy, x, weight)
-    expected = whole(dy.double(), x.double(), weight.double(), 1)[1]
-    assert found.dtype == torch.bfloat16
-    assert float((found.double() - expected).norm() / expected.norm()) < 1.2e-2
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [1, 32])
 def test_auto_never_folds_on_a_cpu(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from benchmarks.dlrm.ops import dot_interaction
 from benchmarks.dlrm_dcnv2.ops import cross_network
 from common.errors import UnsupportedImplementation
 from common.nn.mlp import MLP
-from common.ops import embedding_bags, linear_relu, logit
-from common.ops.embedding_bags import AdagradRows, SgdRows, reference
+from common.ops import embedding_bags, logit
+from common.ops.cases import Draw
+from common.ops.catalogue import cases_of
+from common.ops.embedding_bags import SgdRows, reference
 from common.ops.embedding_bags.cases import bags_of
 from common.ops.operation import AUTO, Operation, OperationRequest
 from tests.capturable import Capturable
@@ -31,30 +33,6 @@ def keys() -> Tensor:
     return torch.arange(SAMPLES * 8).view(SAMPLES, 8).remainder(4).to(torch.int32)
 
 
-def scalars(write: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """Return learning rate, gradient factor, and whether to write."""
-    return torch.tensor(0.25), torch.tensor(0.5), torch.tensor(write)
-
-
-def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
-    return [torch.ones(shape).requires_grad_() for shape in shapes]
-
-
-@pytest.mark.parametrize(
-    ("operation", "name"),
-    [
-        (embedding_bags.EMBEDDING_BAGS, "triton"),
-        (linear_relu.LINEAR_RELU, "fused"),
-        (logit.LOGIT, "fused"),
-        (dot_interaction.DOT_INTERACTION, "triton"),
-        (cross_network.CROSS_NETWORK, "fused"),
-    ],
-    ids=["embedding_bags", "linear_relu", "logit", "dot_interaction", "cross_network"],
-)
-def test_auto_takes_the_kernels(operation: Operation, name: str) -> None:
-    assert operation.select(AUTO, OperationRequest(CPU, torch.bfloat16, {"inputs": 2048})).name == name
-
-
 # Embedding bags
 
 
@@ -66,24 +44,13 @@ def test_keys_that_fill_the_last_block_are_all_counted(monkeypatch: pytest.Monke
     assert torch.equal(found.source_M, expected.source_M)
 
 
-@pytest.mark.parametrize("case", ["forbidden", "none ours"])
-def test_rows_and_state_keep_their_bits(case: str) -> None:
-    found = reference.sort_reference(keys() if case == "forbidden" else torch.full_like(keys(), -1), BAGS)
-    gradient = torch.full((SAMPLES, len(BAGS), WIDTH), torch.nan)
-    rows, state = -torch.arange(BAGS.rows * WIDTH).view(BAGS.rows, WIDTH).float(), torch.ones(BAGS.rows, WIDTH)
-    before = rows.clone(), state.clone()
-    EMBEDDINGS.update(found, gradient, rows, state, AdagradRows(1e-8), *scalars(case != "forbidden"))
-    for now, then in zip((rows, state), before, strict=True):
-        assert torch.equal(now.view(torch.int32), then.view(torch.int32))
-
-
 def test_embeddings_that_do_not_fit_are_refused() -> None:
     rows, vectors = torch.ones(BAGS.rows, WIDTH), torch.zeros(SAMPLES, len(BAGS), WIDTH)
     for bad in (rows[1:], torch.ones(WIDTH, BAGS.rows).T):
         with pytest.raises(ValueError, match="rows are contiguous"):
             EMBEDDINGS.pool(bad, keys(), BAGS, vectors)
     with pytest.raises(ValueError, match="sum in fp32"):
-        EMBEDDINGS.update(EMBEDDINGS.sort(keys(), BAGS), vectors.double(), rows, None, SgdRows(), *scalars())
+        EMBEDDINGS.update(EMBEDDINGS.sort(keys(), BAGS), vectors.double(), rows, None, SgdRows(), *torch.ones(3))
 
 
 # Layers
@@ -108,7 +75,7 @@ def test_all_but_the_logit_of_a_stack_run_by_the_fused_layer(monkeypatch: pytest
 
 def test_logits_are_capturable_with_a_gradient_of_a_mean() -> None:
     """The gradient of a mean is one element, expanded."""
-    given = leaves((5, 8), (1, 8), (1,))
+    given = [torch.ones(shape).requires_grad_() for shape in ((5, 8), (1, 8), (1,))]
     with Capturable():
         gradients = torch.autograd.grad(logit.LOGIT.function("fused")(*given).mean(), given)
     assert torch.allclose(gradients[1], torch.ones(1, 8))
@@ -122,26 +89,12 @@ def test_rows_that_do_not_fit_are_left_to_the_reference() -> None:
         logit.LOGIT.select("fused", request)
 
 
-def test_dot_interactions_are_capturable_and_refuse_other_memory() -> None:
-    function = dot_interaction.DOT_INTERACTION.function("triton")
-    x, dy = torch.ones(2, 5, 16).requires_grad_(), torch.ones(2, 32)
+@pytest.mark.parametrize(
+    ("operation", "name"), [(dot_interaction.DOT_INTERACTION, "triton"), (cross_network.CROSS_NETWORK, "fused")]
+)
+def test_interactions_are_capturable(operation: Operation, name: str) -> None:
+    case = cases_of(operation)[0]
+    passes = case.passes(operation.function(name), Draw(CPU, torch.float32), **case.tests[0])
     with Capturable():
-        torch.autograd.grad(function(x, 32), x, dy)
-    with pytest.raises(ValueError, match="x must be contiguous"):
-        function(torch.zeros(2, 16, 5).transpose(1, 2), 32)
-
-
-@pytest.mark.parametrize("name", cross_network.CROSS_NETWORK.fast)
-def test_cross_networks_are_capturable(name: str) -> None:
-    x0, v, w, b, dy = leaves((8, 32), (16, 32), (32, 16), (32,), (8, 32))
-    with Capturable():
-        y = cross_network.CROSS_NETWORK.function(name)(x0, [v, v], [w, w], [b, b])
-        torch.autograd.grad(y, [x0, v, w, b], dy.detach())
-
-
-def test_cross_networks_refuse_other_memory() -> None:
-    y = cross_network.CROSS_NETWORK.function("fused")(
-        torch.ones(32, 16).t(), *([part] for part in leaves((16, 32), (32, 16), (32,)))
-    )
-    with pytest.raises(ValueError, match="x0 must be contiguous"):
-        y.sum().backward()
+        for each in passes:
+            each.run()

@@ -130,7 +130,7 @@ CASES = (
         "last convolution",
         passes,
         {**LAST, "level": 1},
-        tests=[{**HUB, "heads": 1, "head_size": 3}],
+        tests=[{**HUB, "heads": 1, "head_size": 3}, {**FEW, "heads": 2, "head_size": 256}],
         gpu=GPU,
         dtypes=DTYPES,
         tolerance=3.0,

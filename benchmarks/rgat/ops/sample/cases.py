@@ -94,6 +94,8 @@ CASES = (
         tests=[
             {"seeds": 6, "papers": 500, "fanouts": (16, 5), "count": 5},
             {"seeds": 4, "papers": 60, "fanouts": (3, 2, 1), "count": 4, "share": 0.6},
+            {"seeds": 9, "papers": 60, "fanouts": (1,), "count": 9},
+            {"seeds": 9, "papers": 60, "fanouts": (2, 1, 1, 1), "count": 0},
         ],
         gpu={"seeds": 128, "papers": IGBH_EIGHTH // 64, "count": 100},
         dtypes=(torch.float32,),

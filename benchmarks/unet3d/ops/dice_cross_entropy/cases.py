@@ -71,6 +71,7 @@ CASES = (
         tests=[
             {"samples": 1, "volume": (2, 32, 32)},  # full blocks
             {"samples": 3, "volume": (5, 6, 27)},
+            {"samples": 40, "volume": (2, 3, 4)},  # more samples than are added at once
         ],
         gpu={"samples": 3, "volume": (33, 35, 37)},
     ),

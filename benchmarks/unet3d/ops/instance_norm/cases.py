@@ -95,6 +95,7 @@ CASES = (
             {"samples": 2, "channels": 3, "volume": (10, 11, 12)},  # small forward, large backward
             {"samples": 3, "channels": 24, "volume": (3, 5, 4)},
             {"samples": 2, "channels": 3, "volume": (4, 5, 3), "readers": (1,)},
+            {"samples": 20, "channels": 5, "volume": (2, 3, 4)},  # more samples than are added at once
         ],
         gpu={"samples": 1},
     ),
