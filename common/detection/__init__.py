@@ -1,1 +1,1 @@
-"""Boxes in pictures: coding, annotations, COCO's scores."""
+"""Boxes in pictures: coding, annotations, COCO's metrics."""

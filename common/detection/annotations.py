@@ -1,8 +1,8 @@
-"""Boxes of ground truth as columns, read from COCO's JSON and kept in numpy's files.
+"""Ground-truth boxes as columns, read from COCO JSON and stored in ``.npy`` files.
 
 COCO's format: ``images`` with ``id``, ``height`` and ``width``; ``categories`` with ``id``; ``annotations`` with
-``image_id``, ``category_id``, ``bbox`` (x, y, width, height in pixels), ``area``, ``iscrowd`` and, where masks are
-asked for, ``segmentation``. Shapes: P pictures, K classes, N boxes.
+``image_id``, ``category_id``, ``bbox`` (x, y, width, height in pixels), ``area``, ``iscrowd`` and optionally
+``segmentation``. Shapes: P pictures, K classes, N boxes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from common.untrusted.strict_json import read_large_json
 
 @dataclass(frozen=True)
 class Annotations:
-    """Columns, in the order of the file.
+    """Columns of annotations, in the order of the file.
 
     Attributes:
-        picture_id: (P,) int64, each once.
+        picture_id: (P,) int64, unique.
         picture_height, picture_width: (P,) int64, pixels.
-        class_id: (K,) int64, each once.
+        class_id: (K,) int64, unique.
         box_picture: (N,) int64, ids of pictures.
         box_class: (N,) int64, ids of classes.
         box_xywh: (N, 4) float64, pixels.
-        box_area: (N,) float64, pixels; of the outline where there is one.
+        box_area: (N,) float64, square pixels; area of the outline if there is one.
         box_crowd: (N,) bool, whether the box is around many objects.
-        picture_name: (P,) bytes, names of the pictures' files in UTF-8; None where nobody asked for them.
-        segmentations: of the N boxes; None where nobody asked for them. They have files of their own.
+        picture_name: (P,) bytes, file names of the pictures in UTF-8; None if not requested.
+        segmentations: segmentations of the N boxes, stored in separate files; None if not requested.
     """
 
     picture_id: NDArray[np.int64]
@@ -50,17 +50,20 @@ class Annotations:
     segmentations: Segmentations | None = None
 
     def write(self, folder: Path) -> list[Path]:
-        """Write each column as ``<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+        """Write each column as ``<name>.npy`` into ``folder``, which is created if needed; return the files."""
         columns = {name: getattr(self, name) for name in _columns()}
         files = write_columns(folder, {name: column for name, column in columns.items() if column is not None})
         return files if self.segmentations is None else [*files, *self.segmentations.write(folder)]
 
     @classmethod
     def read(cls, folder: Path, pictures: int, classes: int, boxes: int, names: bool = False) -> Annotations:
-        """The columns in ``folder``, of so many pictures, classes and boxes, with ``picture_name`` or without.
+        """Return the columns in ``folder``, without segmentations; the numbers of entries must match.
+
+        Args:
+            names: whether to read ``picture_name``.
 
         Raises:
-            DataError: a file is missing, cut off, or of another type or size.
+            DataError: a file is missing, truncated, or of another type or size.
         """
         lengths = {"picture": pictures, "class": classes, "box": boxes}
         columns: dict[str, Any] = {}
@@ -72,16 +75,16 @@ class Annotations:
         return cls(**columns)
 
     def places(self) -> NDArray[np.int64]:
-        """(N,) places of the boxes' pictures among the P."""
+        """Return the index of each box's picture among the P pictures, (N,)."""
         return places_of(self.picture_id, self.box_picture)
 
     def labels(self) -> NDArray[np.int64]:
-        """(N,) classes from 1, in the order of the K."""
+        """Return the label of each box, (N,): the index of its class among the K classes, plus 1."""
         return places_of(self.class_id, self.box_class) + 1
 
 
 def places_of(ids: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each of ``wanted`` stands among ``ids``, which has all of them."""
+    """Return the index of each of ``wanted`` in ``ids``, which contains all of them."""
     order = np.argsort(ids)
     places: NDArray[np.int64] = order[np.searchsorted(ids, wanted, sorter=order)]
     return places
@@ -100,17 +103,16 @@ _DTYPES: dict[str, Any] = {
 
 
 def read_coco(path: Path, names: bool = False, segmentations: bool = False) -> Annotations:
-    """The boxes of a JSON file of COCO's format.
+    """Return the annotations of a COCO JSON file.
 
     Args:
-        path: the file.
-        names: with ``picture_name``, from ``file_name``.
-        segmentations: with these.
+        names: read ``picture_name``, from ``file_name``.
+        segmentations: read the segmentations.
 
     Raises:
-        DataError: it is not one; an id of a picture or class comes twice; a box is of an unknown one; a number is
-            missing, negative or not finite; a name is missing; a polygon or run lengths are not as
-            :mod:`common.detection.segmentations` says.
+        DataError: the file has another format; an id of a picture or class occurs twice; a box refers to an unknown
+            one; a number is missing, negative or not finite; a name is missing; a polygon or run lengths violate
+            :mod:`common.detection.segmentations`.
     """
     content = read_large_json(path)
     pictures, classes, boxes = (Entries.of(content, name, path) for name in ("images", "categories", "annotations"))

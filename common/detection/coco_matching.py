@@ -1,8 +1,8 @@
-"""Which detections take which objects of ground truth, for all pictures and classes at once.
+"""Matching of detections to ground truth, for all pictures and classes at once.
 
-A group is what belongs to one picture and one class. Detections of different groups do not compete, so the first of
-every group take theirs together, then the second of every group, and so on. Only detections that overlap an object of
-their group by the smallest threshold take part. What overlaps, boxes or masks, makes no difference here.
+A group is everything of one picture and one class. Detections of different groups do not compete. So the first
+detection of every group chooses at the same time, then the second of every group, and so on. Only detections that
+overlap an object of their group by the smallest threshold take part. Overlaps may be those of boxes or of masks.
 
 Shapes: G objects of ground truth, D detections, C detections that take part, P pairs, T thresholds, S ranges of area.
 """
@@ -23,11 +23,11 @@ PAIRS_AT_ONCE = 4_000_000
 
 @dataclass(frozen=True)
 class Judged:
-    """Which ground truth counts, and how.
+    """Ground-truth objects, and which of them count.
 
     Attributes:
-        crowd: (G,) whether it is many objects as one.
-        ignored: (G, S) whether it does not count in a range of areas; crowds never do.
+        crowd: (G,) whether the object is a crowd, that is many objects as one.
+        ignored: (G, S) whether it does not count in a range of areas; crowds never count.
     """
 
     crowd: Tensor
@@ -49,12 +49,12 @@ class Grouped:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Detections and ground truth of their group that they overlap, in any order.
+    """Pairs of a detection and a ground-truth object of its group that overlap, in any order.
 
     Attributes:
         detection: (P,) rows of detections.
         truth: (P,) rows of ground truth.
-        overlap: (P,) intersection over union, of a crowd over the detection's area; float64.
+        overlap: (P,) intersection over union, for a crowd over the detection's area; float64.
     """
 
     detection: Tensor
@@ -64,12 +64,12 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Matches:
-    """What detections took.
+    """Result of the matching.
 
     Attributes:
-        row: (C,) their rows among all detections, ascending.
-        right: (C, T, S) they took an object that counts.
-        void: (C, T, S) they took an object that does not count.
+        row: (C,) rows of the detections that take part among all detections, ascending.
+        right: (C, T, S) whether the detection took an object that counts.
+        void: (C, T, S) whether the detection took an object that does not count.
     """
 
     row: Tensor
@@ -78,12 +78,12 @@ class Matches:
 
 
 def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float, ...]) -> Matches:
-    """Let every detection take an object for each threshold, ascending, and each range of areas.
+    """Let every detection take an object, for each threshold and each range of areas.
 
     Args:
-        pairs: those of the smallest threshold and above; others do no harm.
-        truth: what is to be found; of equal overlaps the last is taken.
-        group_D: groups of the detections, those of a group in the order in which they choose.
+        pairs: pairs with at least the smallest threshold; other pairs are ignored.
+        truth: objects to find; of equal overlaps the last one is taken.
+        group_D: groups of the detections. Within a group, detections choose in this order.
         thresholds: T overlaps, ascending.
     """
     pairs = _in_order(pairs, thresholds[0])
@@ -95,8 +95,8 @@ def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float,
     if not taking:
         return Matches(row_C, right_CTS, void_CTS)
 
-    # Pairs in the order of their turns: a turn is the n-th best box of the r-th detection of every group. Detections
-    # with more boxes stand first, so that those that have an n-th box are the first rows of those that have one at all.
+    # Sort pairs by turn: a turn is the n-th best box of the r-th detection of every group. Detections with more boxes
+    # come first, so that the detections with an n-th box are the first rows among those with any box.
     most = int(count_C.max())
     nth_P = torch.arange(len(local_P), device=device) - (count_C.cumsum(0) - count_C)[local_P]
     turn_P = rank_of_equals(group_D[row_C])[local_P] * most + nth_P
@@ -104,7 +104,7 @@ def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float,
     local_P, box_P, turn_P = local_P[order_P], pairs.truth[order_P], turn_P[order_P]
     reached_PT = pairs.overlap[order_P].unsqueeze(1) >= torch.tensor(thresholds, dtype=torch.float64, device=device)
 
-    # One row more than there are boxes: detections without a box, and with a crowd, take that one.
+    # The additional last row is for detections that take no box or a crowd. It is never read as taken.
     taken_GTS = torch.zeros((boxes + 1, len(thresholds), ranges), dtype=torch.bool, device=device)
     ignored_GS = torch.cat([truth.ignored, truth.ignored.new_zeros((1, ranges))])
     taken_as_G = torch.where(truth.crowd, boxes, torch.arange(boxes, device=device))
@@ -134,7 +134,7 @@ def match(pairs: Pairs, truth: Judged, group_D: Tensor, thresholds: tuple[float,
 
 
 def rank_of_equals(values_D: Tensor) -> Tensor:
-    """How many equal values stand before each."""
+    """Return for each element how many equal values come before it."""
     sorted_D, order_D = values_D.sort(stable=True)
     place_D = torch.arange(len(values_D), device=values_D.device)
     starts_D = torch.ones_like(values_D, dtype=torch.bool)
@@ -145,11 +145,11 @@ def rank_of_equals(values_D: Tensor) -> Tensor:
 
 
 def portions(bounds: NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]:
-    """First and end of consecutive pieces that hold ``limit`` entries together at most, or of one that holds more.
+    """Yield first and end of consecutive pieces with at most ``limit`` entries together, or of one larger piece.
 
     Args:
-        bounds: where each piece begins, and where the last one ends.
-        limit: entries.
+        bounds: start of each piece, then the end of the last one.
+        limit: number of entries.
     """
     first = 0
     while first < len(bounds) - 1:
@@ -159,12 +159,12 @@ def portions(bounds: NDArray[np.int64], limit: int) -> Iterator[tuple[int, int]]
 
 
 def box_pairs(truth: Grouped, crowd_G: Tensor, found: Grouped, threshold: float) -> Pairs:
-    """Detections and ground truth of a group whose boxes overlap by ``threshold`` or more.
+    """Return pairs of detections and ground truth of one group whose boxes overlap by at least ``threshold``.
 
     Args:
-        truth: of ascending groups.
+        truth: boxes sorted by group.
         crowd_G: whether the box is around many objects.
-        found: of groups in any order.
+        found: boxes in any order of groups.
         threshold: smallest overlap.
     """
     start_D = torch.searchsorted(truth.group, found.group)
@@ -186,7 +186,7 @@ def box_pairs(truth: Grouped, crowd_G: Tensor, found: Grouped, threshold: float)
 
 
 def _in_order(pairs: Pairs, threshold: float) -> Pairs:
-    """The pairs of ``threshold`` and above; those of a detection together, by row, its best first."""
+    """Return the pairs with at least ``threshold``, by row of the detection, then by falling overlap."""
     enough = (pairs.overlap >= threshold).nonzero().squeeze(1)
     detection, truth, overlap = pairs.detection[enough], pairs.truth[enough], pairs.overlap[enough]
     order = truth.sort(stable=True, descending=True).indices  # of equal overlaps the last one is taken
@@ -196,7 +196,7 @@ def _in_order(pairs: Pairs, threshold: float) -> Pairs:
 
 
 def _overlap(detection_P4: Tensor, box_P4: Tensor, crowd_P: Tensor) -> Tensor:
-    """Intersection over union, of a crowd over the detection's area; (P,)."""
+    """Return intersection over union, for a crowd over the detection's area; (P,)."""
     x, y, width, height = detection_P4.unbind(1)
     box_x, box_y, box_width, box_height = box_P4.unbind(1)
     shared_width = torch.minimum(x + width, box_x + box_width) - torch.maximum(x, box_x)

@@ -1,4 +1,4 @@
-"""Prepared pictures of COCO: records of JPEG, in the order of the columns of their annotations."""
+"""Prepared pictures of COCO: JPEG records, in the order of the annotation columns."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ from common.formats.jpeg import REMEDY, decode, jpeg_size
 from common.formats.recordio import RecordReader
 
 SPLITS = {"train": "train_samples", "val": "eval_samples"}
-"""Split to what the manifest calls its pictures."""
+"""Split to the name of its number of pictures in the manifest."""
 
 
 class CocoPictures:
-    """The pictures of a split, by their places.
+    """Pictures of a split, by index.
 
     Args:
-        path: the records.
+        path: the record file.
         annotations: ids and sizes of the pictures, in the order of the records.
-        benchmark: whose commands make and check the data, for messages.
-
-    Attributes:
-        annotations: as given.
-        path: the records.
+        benchmark: benchmark whose commands prepare and check the data, for messages.
 
     Raises:
         DataError: the records are missing, damaged, or differ in number from the annotations.
@@ -49,7 +45,7 @@ class CocoPictures:
         return len(self.annotations.picture_id)
 
     def jpeg(self, place: int) -> bytes:
-        """The encoded picture; raises :class:`DataError` where the record is damaged or of another picture."""
+        """Return the encoded picture; raise :class:`DataError` if the record is damaged or has another picture."""
         record = self._records.image(place)
         if record.record_id != self.annotations.picture_id[place]:
             raise DataError(
@@ -59,9 +55,9 @@ class CocoPictures:
         return record.data
 
     def whole_jpeg(self, place: int) -> bytes:
-        """The encoded picture, which has the size that its annotations say; raises as :meth:`picture` does.
+        """Return the encoded picture after a check of its size; raises the same errors as :meth:`picture`.
 
-        For decoders that take a truncated picture and leave the rest of it grey.
+        For decoders that accept a truncated picture and leave the rest of it grey.
         """
         data = self.jpeg(place)
         try:
@@ -75,25 +71,25 @@ class CocoPictures:
         return data
 
     def size(self, place: int) -> tuple[int, int]:
-        """Width and height, px."""
+        """Return width and height, px."""
         return int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place])
 
     def picture(self, place: int) -> Image.Image:
-        """The picture; raises :class:`DataError` where it cannot be decoded, or as :meth:`jpeg`."""
+        """Return the decoded picture; raise :class:`DataError` if it cannot be decoded, or as :meth:`jpeg`."""
         try:
             return decode(self.jpeg(place))
         except ValueError as error:
             raise self._undecodable(place, error) from error
 
     def describe(self, place: int) -> str:
-        """The picture, for messages."""
+        """Return a description of the picture, for messages."""
         return f"{self.path}: picture {self.annotations.picture_id[place]}"
 
     def refuse_more(self, count_P: NDArray[np.integer], room: int) -> None:
-        """Refuse a picture with more than ``room`` boxes, where the pictures have ``count_P``.
+        """Refuse pictures with more than ``room`` boxes; ``count_P`` has the number of boxes of each.
 
         Raises:
-            DataError: naming the one that has most.
+            DataError: there is such a picture. The message names the one with most boxes.
         """
         place = int(count_P.argmax())
         if count_P[place] > room:
@@ -111,5 +107,5 @@ class CocoPictures:
 
 
 def prepare_command(benchmark: str) -> str:
-    """How prepared data are made, for messages."""
+    """Return the command that prepares the data, for messages."""
     return f"mlperf-suite prepare benchmark={benchmark} --raw-dir RAW --data-dir DATA"

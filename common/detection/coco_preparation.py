@@ -1,8 +1,8 @@
-"""COCO 2017 as records of pictures and columns of annotations: what the preparations of several benchmarks share.
+"""Preparation of COCO 2017 as picture records and annotation columns, shared by several benchmarks.
 
-Prepared are ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx``, whose records are the pictures' JPEG bytes as they
-are, by rising id; ``train/*.npy`` and ``val/*.npy``, the annotations in the same order; and ``manifest.json``. The
-backbone goes to a folder of its own beside the data, since it may be read before ``run_start``.
+The output is ``train.rec``, ``train.idx``, ``val.rec`` and ``val.idx`` with the unchanged JPEG bytes of the pictures,
+by rising id; ``train/*.npy`` and ``val/*.npy`` with the annotations in the same order; and ``manifest.json``. The
+backbone goes to a separate folder, because a run may read it before ``run_start``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,15 @@ _WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
 
 @dataclass(frozen=True)
 class CocoPreparation:
-    """How one benchmark prepares COCO.
+    """Description of how one benchmark prepares COCO.
 
     Attributes:
-        benchmark: its name.
-        format: of the prepared data, for the manifest.
-        backbones: names of the file that the backbone starts from; the first is the published one's.
-        segmentations: whether the annotations have them.
-        select: of a split (``train`` or ``val``) and what its file says, pictures and boxes that stay; raises
-            :class:`DataError` for what the benchmark cannot be run on.
-        counts: of a split and its selected annotations, what the manifest counts beside pictures and classes.
+        format: format of the prepared data, for the manifest.
+        backbones: accepted file names of the pretrained backbone; the first is the published name.
+        segmentations: whether the annotations include segmentations.
+        select: maps a split (``train`` or ``val``) and its annotations to the pictures and boxes to keep; raises
+            :class:`DataError` if the benchmark cannot use the data.
+        counts: maps a split and its selected annotations to additional counts for the manifest.
     """
 
     benchmark: str
@@ -61,25 +60,24 @@ class CocoPreparation:
 
     @property
     def command(self) -> str:
-        """For messages."""
+        """The command, for messages."""
         return prepare_command(self.benchmark)
 
     def prepare(
         self, raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 4, trust: bool = False
     ) -> Manifest:
-        """Write the prepared data set, and place the backbone; does nothing where both are there, and continues after
-        an interruption.
+        """Write the prepared data set and copy the backbone. Finished parts are skipped, interrupted ones continued.
 
         Args:
             raw_dir: see :mod:`common.detection.coco_raw`.
-            data_dir: receives records, columns and manifest.
-            assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
+            data_dir: output folder for records, columns and manifest.
+            assets_dir: output folder for the backbone; None: ``data_dir`` with the suffix ``-assets``.
             workers: threads that read and decode pictures.
-            trust: do not decode them.
+            trust: do not decode pictures.
 
         Raises:
             DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
-                ``assets_dir`` hold what was prepared from another source, or another process prepares now.
+                ``assets_dir`` have data from another source; or another process prepares now.
         """
         source = open_raw(raw_dir, self.benchmark, self.backbones)
         with preparation.locked(data_dir):
@@ -102,11 +100,11 @@ class CocoPreparation:
             return made
 
     def verify(self, data_dir: Path) -> Manifest:
-        """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+        """Check every checksum of ``data_dir``; raise :class:`DataError` at the first that differs."""
         return manifest.verify(data_dir, self.format, self.command)
 
     def remarks(self, made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
-        """What ``prepare`` says of the backbone."""
+        """Yield what ``prepare`` reports about the backbone."""
         if "raw_dir" in options:
             assets = assets_dir or assets_of(data_dir)
             found = [assets / name for name in self.backbones if (assets / name).is_file()]
@@ -116,7 +114,7 @@ class CocoPreparation:
                 yield f"{assets}: no backbone; put {self.backbones[0]} there, and give the folder as assets_dir"
 
     def _selected(self, source: RawData, split: str, data_dir: Path) -> Annotations:
-        """The annotations of a split that stay."""
+        """Return the annotations of a split that are kept."""
         path = source.folder / annotations_name(split)
         if path.is_file():
             found = read_coco(path, names=True, segmentations=self.segmentations)
@@ -131,7 +129,7 @@ class CocoPreparation:
         return selected
 
     def _counts(self, source: RawData, splits: dict[str, Annotations]) -> dict[str, int]:
-        """What the manifest counts; refuses other data than COCO that do not say so."""
+        """Return the counts for the manifest; raise :class:`DataError` if data without a marker differ from COCO."""
         train, val = splits["train"], splits["val"]
         if train.class_id.tolist() != val.class_id.tolist():
             raise DataError(f"{source.folder}: the categories of training and validation differ")
@@ -148,7 +146,7 @@ class CocoPreparation:
 
 
 def with_pictures(annotations: Annotations, keep_P: NDArray[np.bool_] | None = None) -> Annotations:
-    """The same with the pictures by rising id; those alone that ``keep_P`` says, if given. The boxes stay."""
+    """Return the annotations with pictures sorted by id, only those in ``keep_P`` if given. All boxes stay."""
     order = np.argsort(annotations.picture_id)
     if keep_P is not None:
         order = order[keep_P[order]]
@@ -181,10 +179,10 @@ def _require_pictures(pictures: RawPictures, wanted: Annotations, benchmark: str
 def _write(
     source: RawData, splits: dict[str, Annotations], data_dir: Path, wanted: dict[str, str], workers: int, trust: bool
 ) -> list[str]:
-    """Write records and columns; returns their names below ``data_dir``."""
+    """Write records and columns; return their names relative to ``data_dir``."""
     state, records = data_dir / STATE, [f"{split}.{kind}" for split in SPLITS for kind in ("rec", "idx")]
     if not state.exists():
-        for name in records:  # of who knows which source
+        for name in records:  # left from an unknown source
             (data_dir / name).unlink(missing_ok=True)
             (data_dir / f"{name}.partial").unlink(missing_ok=True)
     preparation.begin_or_continue(data_dir, state, wanted)

@@ -1,10 +1,10 @@
-"""COCO 2017 as it is published: annotations and pictures, as archives or unpacked.
+"""COCO 2017 as published: annotations and pictures, as archives or unpacked.
 
-- ``annotations/instances_{train,val}2017.json``, or ``annotations_trainval2017.zip`` with them in it;
-- ``{train,val}2017/*.jpg``, or ``{train,val}2017.zip`` with them in it;
-- the file that a benchmark's backbone starts from.
+- ``annotations/instances_{train,val}2017.json``, or ``annotations_trainval2017.zip`` with these files;
+- ``{train,val}2017/*.jpg``, or ``{train,val}2017.zip`` with these files;
+- the pretrained backbone of the benchmark.
 
-What is unpacked takes precedence. Archives are read in place.
+Unpacked files take precedence. Archives are read in place.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from common.untrusted.archives import BAD_ZIP, bounded_zip
 from common.untrusted.regular_file import open_file, open_regular, read_bytes
 
 SPLITS = {"train": "train2017", "val": "val2017"}
-"""Splits to the folders of their pictures, whose names with ``.zip`` are their archives'."""
+"""Split to the folder of its pictures; the archive has the same name with ``.zip``."""
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 PICTURE_BYTES = 2**28
-"""Of a picture: COCO's have less than 1 MB."""
+"""Largest accepted picture in bytes; COCO's pictures have less than 1 MB."""
 ANNOTATION_BYTES = 2**32
-"""Of annotations, inflated: those of the training pictures have 470 MB."""
+"""Largest accepted annotation file in bytes, uncompressed; that of the training pictures has 470 MB."""
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
-"""What reading a member of a damaged archive raises."""
+"""Exceptions from reading a member of a damaged archive."""
 
 
 def annotations_name(split: str) -> str:
-    """The file of a split's annotations, in the raw folder and in the archive."""
+    """Return the path of a split's annotations, in the raw folder and in the archive."""
     return f"annotations/instances_{SPLITS[split]}.json"
 
 
 @dataclass(frozen=True)
 class RawPictures:
-    """The files of a split's pictures.
+    """Picture files of a split.
 
     Attributes:
         place: folder or archive.
-        sizes: bytes of each file, by its name.
-        again: how to fetch what is missing or damaged, for messages.
+        sizes: file name to size in bytes.
+        again: how to download missing or damaged files, for messages.
     """
 
     place: Path
@@ -58,7 +58,7 @@ class RawPictures:
     _archive: zipfile.ZipFile | None = field(default=None, repr=False)
 
     def read(self, name: str) -> bytes:
-        """The encoded picture; several threads may read at once.
+        """Return the encoded picture; several threads may read at once.
 
         Raises:
             DataError: there is no such file, or the archive is damaged there.
@@ -80,10 +80,9 @@ class RawData:
     """A raw folder.
 
     Attributes:
-        folder: where it is.
-        stand_in: what the generated data are; None for COCO.
-        benchmark: that the data are for.
-        backbones: names that the file may have which the backbone starts from.
+        stand_in: description of synthetic data; None for COCO.
+        benchmark: name of the benchmark, for messages.
+        backbones: accepted file names of the pretrained backbone.
     """
 
     folder: Path
@@ -93,15 +92,15 @@ class RawData:
 
     @property
     def again(self) -> str:
-        """How to fetch what is missing or damaged, for messages."""
+        """How to download missing or damaged files, for messages."""
         return f"'mlperf-suite download benchmark={self.benchmark}' fetches it"
 
     @contextlib.contextmanager
     def annotations(self, split: str) -> Iterator[IO[bytes]]:
-        """The file of a split's annotations, open.
+        """Open the annotations of a split.
 
         Raises:
-            DataError: it is missing, or the archive is damaged.
+            DataError: the file is missing, or the archive is damaged.
         """
         path, archive = self.folder / annotations_name(split), self.folder / ANNOTATIONS_ZIP
         if path.is_file():
@@ -123,7 +122,7 @@ class RawData:
 
     @cached_property
     def pictures(self) -> dict[str, RawPictures]:
-        """The pictures of each split; raises :class:`DataError` where both folder and archive are missing."""
+        """Pictures of each split; raises :class:`DataError` if both folder and archive are missing."""
         return {split: self._pictures(name) for split, name in SPLITS.items()}
 
     def _pictures(self, name: str) -> RawPictures:
@@ -146,7 +145,7 @@ class RawData:
             raise DataError(f"{archive} is damaged or no archive: {error}; delete it, and {self.again}") from error
 
     def fingerprint(self) -> str:
-        """SHA-256 over the annotations and the names and sizes of all pictures; reads the annotations."""
+        """Return SHA-256 over the annotations and the names and sizes of all pictures; reads the annotations."""
         digest = hashlib.sha256()
         for split in SPLITS:
             with self.annotations(split) as file:
@@ -158,15 +157,15 @@ class RawData:
 
     @property
     def backbone(self) -> Path | None:
-        """The file that the backbone starts from; None where there is none."""
+        """Path of the pretrained backbone; None if there is none."""
         return next((self.folder / name for name in self.backbones if (self.folder / name).is_file()), None)
 
 
 def open_raw(raw_dir: Path, benchmark: str, backbones: tuple[str, ...]) -> RawData:
-    """Look into ``raw_dir`` without reading it; the other arguments as :class:`RawData` has them.
+    """Return the raw data in ``raw_dir``, without reading them; for other arguments see :class:`RawData`.
 
     Raises:
-        DataError: the folder is missing, or ``STAND_IN`` is damaged.
+        DataError: the folder is missing, or its ``STAND_IN`` file is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download COCO there or generate a stand-in")

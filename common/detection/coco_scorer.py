@@ -1,4 +1,4 @@
-"""Scores an evaluation's detections as COCO does; in the process of a rank, on its device, or in one of its own."""
+"""Scorer that computes COCO's metrics from an evaluation's detections, in a rank's process or in a separate one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from common.evaluation.counts import check_whole_set
 Part = TypeVar("Part", GroundTruth, Detections)
 
 MADE_UP_PICTURES = 64
-"""Of a warm-up: sorts of few numbers have other kernels than those of many."""
+"""Synthetic pictures of a warm-up. Sorting few numbers uses other kernels than sorting many."""
 
 
 class CocoScorer(Scorer):
-    """COCO's figures of what a :class:`common.detection.detections.DetectionBuffer` gathered.
+    """Computes COCO's metrics from the columns of a :class:`common.detection.detections.DetectionBuffer`.
 
     Args:
-        read: the ground truth below the data's folder; a function of a module, so that another process can have it.
-        device: where it is computed.
+        read: reads the ground truth from the data folder; must be a module-level function, so that another process
+            can receive it.
+        device: device of the computation.
     """
 
     def __init__(self, read: Callable[[Path], Annotations], device: torch.device) -> None:
@@ -33,7 +34,7 @@ class CocoScorer(Scorer):
         self._truth: GroundTruth | None = None
 
     def warm_up(self) -> None:
-        """Score made-up detections of a class in a few pictures."""
+        """Score synthetic detections of one class in a few pictures."""
         score(*made_up_boxes(self._device))
 
     def open_data(self, root: Path) -> None:
@@ -41,12 +42,14 @@ class CocoScorer(Scorer):
         self._truth = GroundTruth.of(self._read(root), self._device)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """``mean_average_precision`` (over thresholds from 0.5 to 0.95, all areas), COCO's other figures by their names
-        (:func:`common.detection.coco_scoring.score`), and ``eval_samples``.
+        """Return ``mean_average_precision``, COCO's other metrics and ``eval_samples``.
+
+        ``mean_average_precision`` is over thresholds from 0.5 to 0.95 and all areas. The other metrics have the names
+        of :func:`common.detection.coco_scoring.score`.
 
         Raises:
-            RuntimeError: not every picture was evaluated once.
-            ValueError: a detection is of an unknown picture or class, or not finite.
+            RuntimeError: not every picture was evaluated exactly once.
+            ValueError: a detection has an unknown picture or class, or is not finite.
         """
         assert self._truth is not None, "open_data comes first"
         pictures = pictures_seen(predictions, self._truth)
@@ -56,7 +59,7 @@ class CocoScorer(Scorer):
 
 
 def made_up_boxes(device: torch.device) -> tuple[GroundTruth, Detections]:
-    """A box in each of a few pictures, and detections of which some find it."""
+    """Return a synthetic box in each of a few pictures, and random detections, of which some match it."""
     pictures, random = torch.arange(MADE_UP_PICTURES), torch.Generator().manual_seed(0)
     box = torch.tensor([[8.0, 8.0, 16.0, 16.0]], dtype=torch.float64)
     truth = GroundTruth(
@@ -79,7 +82,7 @@ def made_up_boxes(device: torch.device) -> tuple[GroundTruth, Detections]:
 
 
 def pictures_seen(predictions: Predictions, truth: GroundTruth) -> int:
-    """How many pictures were evaluated; RuntimeError unless each of ``truth`` was, once."""
+    """Return the number of evaluated pictures; raise RuntimeError unless each of ``truth`` was evaluated once."""
     seen = predictions.values["pictures"]
     pictures = np.unique(seen)
     check_whole_set(len(seen), len(truth.pictures), "pictures")
@@ -88,7 +91,7 @@ def pictures_seen(predictions: Predictions, truth: GroundTruth) -> int:
 
 
 def detections_of(predictions: Predictions, device: torch.device) -> Detections:
-    """The boxes of predictions on ``device``."""
+    """Return the boxes of predictions on ``device``."""
 
     def column(name: str, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(predictions.values[name]).to(device, dtype)
@@ -102,5 +105,5 @@ def detections_of(predictions: Predictions, device: torch.device) -> Detections:
 
 
 def _moved(part: Part, device: torch.device) -> Part:
-    """The columns on the device."""
+    """Return a copy with all columns on the device."""
     return type(part)(**{name: column.to(device) for name, column in vars(part).items()})

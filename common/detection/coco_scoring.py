@@ -1,18 +1,19 @@
-"""COCO's scores of detected boxes or masks: average precision and recall, of all pictures and classes at once.
+"""COCO's metrics of detected boxes or masks: average precision and recall, for all pictures and classes at once.
 
-What COCO's own evaluation counts (Lin et al., arXiv:1405.0312; cocodataset.org/#detection-eval), in its arithmetic:
+The rules and the arithmetic are those of COCO's evaluation (Lin et al., arXiv:1405.0312;
+cocodataset.org/#detection-eval):
 
-- In each picture and class the best 100 detections, by score, take objects of ground truth one after the other: of
-  those not yet taken that they overlap by a threshold or more, the one that they overlap most, the last of equals. A
-  crowd can be taken often, and is overlapped by the intersection over the detection's own area. Crowds, and objects
-  outside a range of areas, are taken only by what can take no other; a detection that takes one is neither right nor
-  wrong, like one outside the range that takes nothing.
-- Of boxes, overlap and area are the boxes'; of masks, the pixels'.
-- The precision of a class at a recall is the largest over the lists of its best detections that reach it; the average
-  is over 101 recalls, the thresholds, and the classes that have ground truth.
+- In each picture and class the best 100 detections, by falling score, each take one object of ground truth. It is the
+  object with the largest overlap among those not yet taken that reach the threshold, and the last of equals. A crowd
+  can be taken many times, and its overlap is the intersection over the detection's area.
+- Crowds and objects outside a range of areas are taken only by a detection that can take no other object. Such a
+  detection is neither right nor wrong, like a detection outside the range that takes nothing.
+- For boxes, overlap and area are those of the boxes; for masks, those of the pixels.
+- The precision of a class at a recall is the largest precision over all lists of its best detections that reach this
+  recall. The average is over 101 recalls, the thresholds, and the classes that have ground truth.
 
-On cores that others use too, give it one thread, or threads that sleep while they wait (``OMP_WAIT_POLICY=passive``):
-those that spin take ten times as long.
+On cores that other processes use too, use one thread, or threads that sleep while they wait
+(``OMP_WAIT_POLICY=passive``): spinning threads take ten times as long.
 
 Shapes: G boxes of ground truth, D detections, C detections that overlap ground truth, T thresholds, S ranges of area,
 R recalls, M limits of detections, K classes.
@@ -48,17 +49,17 @@ AREAS: Mapping[str, tuple[float, float]] = {
     "medium": (32.0**2, 96.0**2),
     "large": (96.0**2, 1e10),
 }
-"""Least and largest area of a box, in pixels; both belong to the range."""
+"""Smallest and largest area of a box, in square pixels; both are inside the range."""
 LIMITS = (1, 10, 100)
-"""Best detections of a picture and class that count."""
+"""Numbers of best detections of a picture and class that count."""
 
 DETECTIONS_AT_ONCE = 1_500_000
-"""Detections of as many classes as fit in are scored at a time."""
+"""Classes are scored in portions with at most this many detections."""
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """The boxes to be found, and where.
+    """The boxes to find.
 
     Attributes:
         pictures: ids of all pictures, ascending, int64.
@@ -66,7 +67,8 @@ class GroundTruth:
         picture_id: (G,) ids of the boxes' pictures, int64.
         class_id: (G,) ids of their classes, int64.
         box: (G, 4) x, y, width, height in pixels, float64.
-        area: (G,) in pixels, by which ranges are judged; COCO's are of the outline, not of the box; float64.
+        area: (G,) in square pixels, compared with the ranges; in COCO the area of the outline, not of the box;
+            float64.
         crowd: (G,) whether the box is around many objects, bool.
     """
 
@@ -80,7 +82,7 @@ class GroundTruth:
 
     @staticmethod
     def of(annotations: Annotations, device: torch.device) -> GroundTruth:
-        """The boxes of ``annotations``, on ``device``."""
+        """Return the boxes of ``annotations``, on ``device``."""
 
         def column(values: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(values).to(device)
@@ -98,13 +100,13 @@ class GroundTruth:
 
 @dataclass(frozen=True)
 class Detections:
-    """The boxes that were found.
+    """Detected boxes.
 
     Attributes:
         picture_id: (D,) ids of pictures, int64.
         class_id: (D,) ids of classes, int64.
         box: (D, 4) x, y, width, height in pixels, float64.
-        score: (D,) float64. Equal ones of a picture and class keep their order.
+        score: (D,) float64. Equal scores of a picture and class keep their order.
     """
 
     picture_id: Tensor
@@ -115,12 +117,12 @@ class Detections:
 
 @dataclass(frozen=True)
 class Outlines:
-    """What is judged in place of the boxes.
+    """Overlaps and areas of masks, which replace those of the boxes.
 
     Attributes:
-        pairs: detections and ground truth of one picture and class whose outlines overlap; those below the smallest of
-            THRESHOLDS may be missing.
-        area: (D,) of the detections' outlines in pixels, float64.
+        pairs: detections and ground truth of one picture and class whose outlines overlap; pairs below the smallest
+            of THRESHOLDS may be missing.
+        area: (D,) of the detections' outlines in square pixels, float64.
     """
 
     pairs: Pairs
@@ -129,14 +131,15 @@ class Outlines:
 
 @torch.no_grad()
 def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = None) -> dict[str, float]:
-    """COCO's twelve figures of boxes, or of ``outlines``; tensors are on one device.
+    """Return COCO's twelve metrics for boxes, or for ``outlines`` if given. All tensors must be on one device.
 
     Returns:
         ``AP``, ``AP50``, ``AP75``, ``AP_small``, ``AP_medium``, ``AP_large``, ``AR_1``, ``AR_10``, ``AR_100``,
-        ``AR_small``, ``AR_medium``, ``AR_large``. One without any ground truth is -1.
+            ``AR_small``, ``AR_medium``, ``AR_large``. A metric without any ground truth is -1.
 
     Raises:
-        ValueError: a picture or class of a box is unknown, or a score, box or area is not finite or not of float64.
+        ValueError: a picture or class of a box is unknown, or a score, box, area or overlap is not finite or not
+            float64.
     """
     judged = [("score", found.score), ("box found", found.box), ("box", truth.box), ("area", truth.area)]
     if outlines is not None:
@@ -151,7 +154,7 @@ def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = Non
     group_D, group_G = (
         classes * len(truth.pictures) + pictures for classes, pictures in ((class_D, picture_D), (class_G, picture_G))
     )
-    # By class and falling score; equal scores by picture, and in their order.
+    # Sort by class, then by falling score, then by picture; otherwise keep the order.
     order_D = picture_D.sort(stable=True).indices
     order_D = order_D[found.score[order_D].sort(stable=True, descending=True).indices]
     order_D = order_D[class_D[order_D].sort(stable=True).indices]
@@ -183,14 +186,14 @@ def score(truth: GroundTruth, found: Detections, outlines: Outlines | None = Non
 
 
 def _places(rows_N: Tensor, count: int) -> Tensor:
-    """Where each of ``count`` rows stands among ``rows_N``; -1 if it does not."""
+    """Return the position in ``rows_N`` of each of ``count`` rows; -1 if it is not there."""
     place = rows_N.new_full((count,), -1)
     place[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
     return place
 
 
 def _among(pairs: Pairs, place_D: Tensor, place_G: Tensor) -> Pairs:
-    """The pairs whose detection and ground truth have places, by these."""
+    """Return the pairs whose detection and ground truth have positions, with these instead of rows."""
     detection, truth = place_D[pairs.detection], place_G[pairs.truth]
     both = ((detection >= 0) & (truth >= 0)).nonzero().squeeze(1)
     return Pairs(detection[both], truth[both], pairs.overlap[both])
@@ -198,14 +201,14 @@ def _among(pairs: Pairs, place_D: Tensor, place_G: Tensor) -> Pairs:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some classes, numbered from 0, and detections, which stand by class and falling score.
+    """Some classes, numbered from 0, and their detections, sorted by class and falling score.
 
     Attributes:
-        boxes: (K, S) ground truth of each class that counts in each range of areas.
-        number: (D,) of the class.
-        rank: (D,) how many of their picture and class stand before them.
-        in_range: (D, S) whether their area is within a range.
-        matches: what they took.
+        boxes: (K, S) number of ground-truth objects that count in each range of areas.
+        number: (D,) number of the class.
+        rank: (D,) how many detections of the same picture and class come before.
+        in_range: (D, S) whether the detection's area is within a range.
+        matches: result of the matching.
     """
 
     boxes: Tensor
@@ -223,12 +226,15 @@ class _Curves:
         self._recall_MT: list[list[Tensor]] = [[] for _ in AREAS]
 
     def add(self, part: _Part) -> None:
-        """Take in some classes. What is done for each class is few operations: on a GPU their launches count."""
+        """Add some classes.
+
+        The loop over classes has few operations, because on a GPU their launches take most of the time.
+        """
         device = part.number.device
         boxes_KS = part.boxes.cpu()
         bounds_D = _bounds(part.number, len(boxes_KS))
         bounds_C = _bounds(part.number[part.matches.row], len(boxes_KS))
-        # Counts may go on through the classes: what was counted before a class is taken away.
+        # Count over all classes at once, then subtract the counts from before each class.
         in_range_SC = part.in_range[part.matches.row].T.contiguous()
         before_SD = nn.functional.pad(part.in_range.T.contiguous().cumsum(1), (1, 0))
         until_SC = before_SD[:, 1:].index_select(1, part.matches.row)
@@ -254,7 +260,7 @@ class _Curves:
                     self._precision_TR[area].append(precision_STR[area])
 
     def figures(self) -> dict[str, float]:
-        """Averages over the classes, :func:`score`'s."""
+        """Return the averages over the classes, as in :func:`score`."""
         area = {name: number for number, name in enumerate(AREAS)}
 
         def precision(name: str, thresholds: slice = slice(None)) -> float:
@@ -273,30 +279,30 @@ class _Curves:
 
 
 def _precisions(right_STC: Tensor, judged_until_STC: Tensor, boxes: int, needed_SR: Tensor) -> Tensor:
-    """Precision at each recall, (S, T, R).
+    """Return the precision at each recall, (S, T, R).
 
-    Precision rises only with a detection that is right, so that all others can be left out.
+    Precision rises only at a right detection, so all others can be left out.
 
     Args:
-        right_STC: whether a detection is right; they stand by falling score.
-        judged_until_STC: how many until then, and with it, are right or wrong.
-        boxes: the most that there is to be found in a range.
-        needed_SR: how many must be found for each recall.
+        right_STC: whether a detection is right; sorted by falling score.
+        judged_until_STC: number of right or wrong detections up to this one, including it.
+        boxes: largest number of objects to find in any range.
+        needed_SR: number of objects to find for each recall.
     """
     found_STC = right_STC.long().cumsum(2)
     spacing = torch.finfo(torch.float64).eps
     precision_STC = torch.where(right_STC, found_STC.double() / (judged_until_STC.double() + spacing), 0.0)
     precision_STC = precision_STC.flip(2).cummax(2).values.flip(2)
-    # By how many were found with a detection that is right; what is put at 0, in any order, is not read.
+    # Index precisions by the number of objects found. Entry 0 is for detections that are not right, and is not read.
     by_found = precision_STC.new_zeros((*precision_STC.shape[:2], boxes + 1))
     by_found.scatter_(2, torch.where(right_STC, found_STC, 0), precision_STC)
     return by_found.gather(2, needed_SR.unsqueeze(1).expand(-1, by_found.shape[1], -1))
 
 
 def _needed(boxes_KS: Tensor) -> Tensor:
-    """How many of ``boxes`` must be found for each recall, (K, S, R); at least one, as without any precision is 0.
+    """Return how many of ``boxes`` must be found for each recall, (K, S, R).
 
-    Where there are no boxes, one, which is not read.
+    At least one, because without any detection the precision is 0. Without boxes it is also one, which is not read.
     """
     recall_R1 = torch.tensor(RECALLS, dtype=torch.float64).unsqueeze(1)
     boxes_KS11 = boxes_KS[..., None, None]
@@ -315,13 +321,13 @@ def _mean(values: list[Tensor]) -> float:
 
 
 def _in_range(area_D: Tensor) -> Tensor:
-    """Whether each area is within each range, (D, S)."""
+    """Return whether each area is within each range, (D, S)."""
     least_S, most_S = torch.tensor(list(AREAS.values()), dtype=torch.float64, device=area_D.device).unbind(1)
     return (area_D.unsqueeze(1) >= least_S) & (area_D.unsqueeze(1) <= most_S)
 
 
 def _row(ids_D: Tensor, known: Tensor, name: str) -> Tensor:
-    """Where each id stands among ``known``, ascending ones."""
+    """Return the position of each id in ``known``, which is ascending."""
     row_D = torch.searchsorted(known, ids_D.contiguous())
     unknown_D = row_D == len(known)
     if len(known):
@@ -332,6 +338,6 @@ def _row(ids_D: Tensor, known: Tensor, name: str) -> Tensor:
 
 
 def _bounds(number_D: Tensor, count: int) -> NDArray[np.int64]:
-    """Where the entries of each number below ``count`` begin once sorted, and where the last ones end."""
+    """Return the start of the entries of each number below ``count`` once sorted, then the end of the last."""
     ends: NDArray[np.int64] = number_D.bincount(minlength=count).cumsum(0).cpu().numpy()
     return np.concatenate([np.zeros(1, np.int64), ends])

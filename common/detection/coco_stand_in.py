@@ -1,6 +1,6 @@
-"""Drawn pictures in COCO's raw layout, so that preparing and reading them exercises the real code.
+"""Synthetic drawn pictures in COCO's raw layout, so that preparation and reading run the real code.
 
-Ids of pictures and categories have gaps, as COCO's have. Objects have polygons, crowds run lengths.
+Ids of pictures and categories have gaps, as in COCO. Objects have polygons, crowds have run lengths.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from common.detection.drawn_outlines import outlines
 from common.detection.drawn_pictures import DrawnBox, DrawnPicture, PicturePlan, draw, shape_of
 
 WORTH_PROCESSES = 256
-"""Pictures from which on other processes draw them."""
+"""Smallest number of pictures that several processes draw."""
 SLIVER = (1.0, 7.0)
-"""Width and height of a box that is none in COCO's older arithmetic, px."""
+"""Width and height, px, of a box that is empty in COCO's older arithmetic."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: pictures and boxes of each split."""
+    """Numbers of pictures and boxes that were written, by split."""
 
     pictures: dict[str, int]
     boxes: dict[str, int]
@@ -40,12 +40,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class Look:
-    """How the annotations of drawn pictures are.
+    """Options for the annotations of drawn pictures.
 
     Attributes:
-        classes: of objects.
-        points: least and largest number of points that a polygon is asked to have; (0, 0) for its corners alone.
-        slivers: numbers of pictures that have a box one pixel wide besides.
+        classes: number of classes.
+        points: smallest and largest requested number of points of a polygon; (0, 0) for its corners only.
+        slivers: numbers of pictures that have an additional box one pixel wide.
     """
 
     classes: int
@@ -57,9 +57,9 @@ def write_pictures(raw_dir: Path, plans: dict[str, list[PicturePlan]], look: Loo
     """Draw the pictures of each split (``train`` and ``val``), and write them with their annotations.
 
     Args:
-        raw_dir: a folder that is being generated.
-        plans: of each split.
-        look: of the annotations.
+        raw_dir: output folder.
+        plans: plans by split.
+        look: options for the annotations.
         workers: processes that draw.
     """
     (raw_dir / "annotations").mkdir()
@@ -71,19 +71,19 @@ def write_pictures(raw_dir: Path, plans: dict[str, list[PicturePlan]], look: Loo
 
 
 def category_ids(classes: int) -> list[int]:
-    """Ids of so many categories, with gaps."""
+    """Return the ids of ``classes`` categories, with gaps."""
     return [number for number in range(1, 2 * classes + 1) if number % 3 != 2][:classes]
 
 
 def picture_id(number: int) -> int:
-    """The id of the picture with this number, with gaps."""
+    """Return the id of the picture with this number; ids have gaps."""
     return 9 + 7 * number
 
 
 def _write_split(
     raw_dir: Path, split: str, plans: Sequence[PicturePlan], drawn: Iterator[DrawnPicture], look: Look
 ) -> int:
-    """Write the pictures of a split and their annotations; returns the number of boxes."""
+    """Write the pictures of a split and their annotations; return the number of boxes."""
     folder, ids = raw_dir / SPLITS[split], category_ids(look.classes)
     folder.mkdir()
     images: list[dict[str, Any]] = []
@@ -104,7 +104,7 @@ def _write_split(
 
 
 def _annotations(plan: PicturePlan, picture: DrawnPicture, look: Look) -> Iterator[dict[str, Any]]:
-    """The annotations of one picture, with ``class_index`` for their category."""
+    """Yield the annotations of one picture, with ``class_index`` in place of their category."""
     random = np.random.default_rng([plan.seed, plan.number, 1])
     for box in picture.boxes:
         values = {"class_index": box.class_index, "bbox": [box.x, box.y, box.width, box.height]}
@@ -131,7 +131,7 @@ def _annotations(plan: PicturePlan, picture: DrawnPicture, look: Look) -> Iterat
 
 
 def _inside(box: DrawnBox, picture: DrawnPicture) -> NDArray[np.bool_]:
-    """The pixels (H, W) of a picture that the members of a crowd have."""
+    """Return a mask (H, W) of the pixels that the members of a crowd cover."""
     inside_HW = np.zeros((picture.height, picture.width), np.bool_)
     for one in box.members:
         part_HW = inside_HW[one.y : one.y + one.height, one.x : one.x + one.width]
@@ -140,7 +140,7 @@ def _inside(box: DrawnBox, picture: DrawnPicture) -> NDArray[np.bool_]:
 
 
 def run_lengths(inside_HW: NDArray[np.bool_]) -> list[int]:
-    """Lengths of runs of pixels that alternately are outside and inside, column by column, beginning outside."""
+    """Return lengths of runs of pixels alternately outside and inside, column by column, beginning outside."""
     columns = np.concatenate([[False], inside_HW.T.reshape(-1)])
     changes = np.flatnonzero(columns[1:] != columns[:-1])
     found: list[int] = np.diff(np.concatenate([[0], changes, [inside_HW.size]])).tolist()

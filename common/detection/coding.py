@@ -1,8 +1,8 @@
-"""Boxes as offsets from anchors, and back. Boxes are corners x1, y1, x2, y2. Shapes: A anchors.
+"""Coding of boxes as offsets from anchors, and back. Boxes are corners x1, y1, x2, y2. Shapes: A anchors.
 
-Girshick et al., arXiv:1311.2524, appendix C: of an anchor with centre (ax, ay) and size (aw, ah), a box (x, y, w, h) is
-``((x - ax) / aw, (y - ay) / ah, ln(w / aw), ln(h / ah))``, each times a weight. All arithmetic is in fp32, in fp64 of
-fp64. ``pixel`` is that of :mod:`common.ops.boxes`.
+Girshick et al., arXiv:1311.2524, appendix C: relative to an anchor with centre (ax, ay) and size (aw, ah), a box (x,
+y, w, h) is ``((x - ax) / aw, (y - ay) / ah, ln(w / aw), ln(h / ah))``, each times a weight. All arithmetic is in
+fp32, or in fp64 for fp64 inputs. For ``pixel`` see :mod:`common.ops.boxes`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from common.ops.triton_support import widen
 
 @dataclass(frozen=True)
 class BoxCoding:
-    """How boxes are coded.
+    """Options of the coding.
 
     Attributes:
-        weights: of x, y, width and height. SSD's variances 0.1 and 0.2 are weights of 10 and 5.
-        most_growth: width and height of a decoded box are at most so many times the anchor's; None sets no limit.
-        pixel: of the sides; a centre is half a side from the first corner.
+        weights: weights of x, y, width and height. SSD's variances 0.1 and 0.2 are weights of 10 and 5.
+        most_growth: largest ratio of a decoded box's width or height to the anchor's; None sets no limit.
+        pixel: number added to x2 - x1 and y2 - y1 to get width and height; a centre is half a side from (x1, y1).
     """
 
     weights: tuple[float, float, float, float]
@@ -32,9 +32,9 @@ class BoxCoding:
     pixel: float = 0.0
 
     def encode(self, boxes_A4: Tensor, anchors_A4: Tensor) -> Tensor:
-        """Offsets, (..., A, 4), of ``boxes_A4``, (..., A, 4), from ``anchors_A4``, which broadcast against them.
+        """Return the offsets, (..., A, 4), of ``boxes_A4``, (..., A, 4), from ``anchors_A4``, which broadcast.
 
-        A box without width or height has an infinite offset: select it away, a product with 0 makes NaN of it.
+        A box without width or height has an infinite offset. Exclude it with ``where``: a product with 0 would be NaN.
         """
         (x, y, width, height), (anchor_x, anchor_y, anchor_width, anchor_height) = (
             _centres(widen(boxes), self.pixel) for boxes in (boxes_A4, anchors_A4)
@@ -51,7 +51,7 @@ class BoxCoding:
         )
 
     def decode(self, offsets_A4: Tensor, anchors_A4: Tensor) -> Tensor:
-        """Boxes, (..., A, 4), of ``offsets_A4``, (..., A, 4), from ``anchors_A4``, which broadcast against them."""
+        """Return the boxes, (..., A, 4), of ``offsets_A4``, (..., A, 4), from ``anchors_A4``, which broadcast."""
         anchor_x, anchor_y, anchor_width, anchor_height = _centres(widen(anchors_A4), self.pixel)
         dx, dy, dw, dh = (
             offset / weight for offset, weight in zip(widen(offsets_A4).unbind(-1), self.weights, strict=True)
@@ -68,7 +68,7 @@ class BoxCoding:
 
 
 def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor, pixel: float = 0.0) -> Tensor:
-    """Boxes, (..., A, 4), within pictures of ``height`` and ``width``, which broadcast against (..., A)."""
+    """Return boxes, (..., A, 4), clipped to pictures of ``height`` and ``width``, which broadcast against (..., A)."""
     if pixel:
         height, width = height - pixel, width - pixel
     x1, y1, x2, y2 = boxes_A4.clamp(min=0).unbind(-1)

@@ -1,4 +1,4 @@
-"""Columns in numpy's files: written whole or not at all, and read with the type and size that they must have."""
+"""Columns in ``.npy`` files: written completely or not at all, and read with the expected type and size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.formats import npy
 
 
 def write_columns(folder: Path, columns: Mapping[str, NDArray[Any]]) -> list[Path]:
-    """Write each column as ``<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+    """Write each column as ``<name>.npy`` into ``folder``, which is created if needed; return the files."""
     made = {folder / f"{name}.npy": column for name, column in columns.items()}
     for path, column in made.items():
         with written(path) as partial, open(partial, "wb") as file:
@@ -24,10 +24,10 @@ def write_columns(folder: Path, columns: Mapping[str, NDArray[Any]]) -> list[Pat
 
 
 def read_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of numpy's file ``path``; a ``dtype`` of bytes without a length stands for any length.
+    """Return the array of a ``.npy`` file. A ``dtype`` of bytes without a length accepts any length.
 
     Raises:
-        DataError: the file is missing, cut off, or of another type or size.
+        DataError: the file is missing, truncated, or of another type or size.
     """
     try:
         column = npy.load(path, dtype, shape)

@@ -1,7 +1,7 @@
-"""What a network found in the pictures of an evaluation: on the device at fixed shapes, then as columns on the host.
+"""Detections of a network in an evaluation: on the device at fixed shapes, then as columns on the host.
 
-Shapes: B pictures of a batch, P pictures, K detections of a picture at most, D detections, S height and width of a
-mask within its box.
+Shapes: B pictures of a batch, P pictures, K largest number of detections of a picture, D detections, S height and
+width of a mask within its box.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor
 from common.distributed.layout import Layout
 
 _FARTHEST = 1e30
-"""Px, in place of infinity; areas in fp64 stay finite."""
+"""Replacement for infinite coordinates, px; areas in fp64 stay finite."""
 PADDING = -1
-"""In the place of a picture's id: the slot of the batch holds none."""
+"""Picture id of an empty slot of a batch."""
 
 
 RunLengths = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""How masks become runs.
+"""Function that converts masks to runs.
 
-Called with (D, S, S) probabilities, (D, 4) corners, (D, 2) heights and widths of the pictures and (D,) whether there is
-a mask. Returns how many runs each has, (D,) int32, 0 where there is none, and all runs, int32: how many pixels outside,
-inside, outside and so on follow each other, column by column of the whole picture.
+Called with (D, S, S) probabilities, (D, 4) corners, (D, 2) heights and widths of the pictures and (D,) whether there
+is a mask. Returns the number of runs of each mask, (D,) int32, 0 without a mask; and all runs, int32: numbers of
+pixels alternately outside and inside, column by column of the whole picture.
 """
 
 
 @dataclass(frozen=True)
 class FoundMasks:
-    """Where the objects of a batch are within their boxes.
+    """Masks of the objects of a batch within their boxes.
 
     Attributes:
-        corners: (B, K, 4) x1, y1, x2, y2 in pixels of the picture as it was read, fp32.
-        probability: (B, K, S, S) that a cell of the box belongs to the object.
-        size: (B, 2) height and width of the pictures as they were read.
+        corners: (B, K, 4) x1, y1, x2, y2 in pixels of the original picture, fp32.
+        probability: (B, K, S, S) probability that a cell of the box belongs to the object.
+        size: (B, 2) height and width of the original pictures.
     """
 
     corners: Tensor
@@ -53,11 +53,11 @@ class Found:
     """Detections of a batch.
 
     Attributes:
-        box: (B, K, 4) x, y, width, height in pixels of the picture as it was read, fp32.
+        box: (B, K, 4) x, y, width, height in pixels of the original picture, fp32.
         score: (B, K) fp32.
         class_id: (B, K) int64.
-        there: (B, K) whether there is one, bool; the other slots hold anything.
-        masks: None of a network that finds boxes alone.
+        there: (B, K) whether the slot has a detection, bool; other slots have arbitrary values.
+        masks: masks; None for a network that finds only boxes.
     """
 
     box: Tensor
@@ -68,16 +68,16 @@ class Found:
 
 
 def corners_in_picture(corners_BK4: Tensor, height: float | Tensor, width: float | Tensor, size_B2: Tensor) -> Tensor:
-    """Corners x1, y1, x2, y2 in pixels of the pictures as they were read. Capturable.
+    """Return corners x1, y1, x2, y2 in pixels of the original pictures. Capturable.
 
     Args:
-        corners_BK4: in a resized picture.
-        height, width: of the resized pictures; of each, (B, 1), where they differ.
-        size_B2: height and width of the pictures as they were read.
+        corners_BK4: corners in a resized picture.
+        height, width: size of the resized pictures; (B, 1) if it differs.
+        size_B2: height and width of the original pictures.
 
     Returns:
-        (B, K, 4), fp32, always finite, since scores have no place for others: a box whose decoding overflowed, of a
-        network that diverged or has not learnt yet, becomes one that finds nothing.
+        (B, K, 4), fp32, always finite, because scoring refuses other values. A box whose decoding overflowed, because
+            the network diverged or is untrained, becomes a box that matches nothing.
     """
     height_B1, width_B1 = size_B2.float().split(1, 1)
     scale_y_B1, scale_x_B1 = height_B1 / height, width_B1 / width
@@ -87,23 +87,23 @@ def corners_in_picture(corners_BK4: Tensor, height: float | Tensor, width: float
 
 
 def as_origin_and_size(corners_BK4: Tensor, pixel: float = 0.0) -> Tensor:
-    """Boxes x, y, width, height of finite corners; a box from x1 to x2 is x2 - x1 + ``pixel`` wide. Capturable."""
+    """Return boxes x, y, width, height of finite corners; width is x2 - x1 + ``pixel``. Capturable."""
     x1, y1, x2, y2 = corners_BK4.unbind(2)
     return torch.stack([x1, y1, x2 - x1 + pixel, y2 - y1 + pixel], 2)
 
 
 def in_picture(corners_BK4: Tensor, height: float, width: float, size_B2: Tensor) -> Tensor:
-    """Boxes x, y, width, height in pixels of the pictures as they were read; see :func:`corners_in_picture`."""
+    """Return boxes x, y, width, height in pixels of the original pictures; see :func:`corners_in_picture`."""
     return as_origin_and_size(corners_in_picture(corners_BK4, height, width, size_B2))
 
 
 class DetectionBuffer:
-    """The detections of a rank's part of the evaluation set, kept on the device until all of it has been seen.
+    """Buffer on the device for the detections of a rank's part of the evaluation set.
 
     Args:
         layout: ranks that share the set, along ``dp``.
         keep: K.
-        run_lengths: of detections with masks, how these become runs; None where there are none.
+        run_lengths: converts masks to runs; None if there are no masks.
     """
 
     def __init__(self, layout: Layout, keep: int, run_lengths: RunLengths | None = None) -> None:
@@ -114,17 +114,17 @@ class DetectionBuffer:
         self._filled = 0
 
     def begin(self, pictures: int) -> None:
-        """Begin an evaluation of ``pictures`` slots on this rank, padding included; equal on all ranks."""
+        """Begin an evaluation of ``pictures`` slots on this rank, including padding; equal on all ranks."""
         if self._pictures is None or len(self._pictures) != pictures:
             device = self._layout.device
-            # x, y, width, height, score, class; classes are exact in fp32. A missing one has the class PADDING.
+            # x, y, width, height, score, class; classes are exact in fp32. A missing detection has class PADDING.
             self._rows = torch.empty((pictures, self._keep, 6), dtype=torch.float32, device=device)
             self._pictures = torch.empty(pictures, dtype=torch.int64, device=device)
             self._masks = None
         self._filled = 0
 
     def add(self, picture_B: Tensor, found: Found) -> None:
-        """Keep the detections of a batch of pictures, which are given by id; waits for nothing."""
+        """Store the detections of a batch; ``picture_B`` has the ids of the pictures. Does not wait for the device."""
         assert self._rows is not None, "begin comes first"
         assert self._pictures is not None
         part = slice(self._filled, self._filled + len(picture_B))
@@ -145,14 +145,14 @@ class DetectionBuffer:
         self._filled += len(picture_B)
 
     def columns(self) -> dict[str, NDArray[Any]] | None:
-        """All ranks' pictures and detections on the first rank of ``dp``, None on the others; waits for the device.
+        """Return the pictures and detections of all ranks on the first rank of ``dp``, None on the others.
 
-        Collective.
+        Collective; waits for the device.
 
         Returns:
-            ``pictures`` (P,): ids of all pictures that were seen; ``picture_id`` (D,) and ``class_id`` (D,), int64;
-            ``box`` (D, 4) and ``score`` (D,), fp32. Padding and missing detections are not among them. Of masks also
-            ``run_count`` (D,), how many runs each has, and ``runs``, all of them, int32.
+            ``pictures`` (P,): ids of all evaluated pictures; ``picture_id`` (D,) and ``class_id`` (D,), int64;
+                ``box`` (D, 4) and ``score`` (D,), fp32. Padding and missing detections are left out. With masks also
+                ``run_count`` (D,), the number of runs of each mask, and ``runs``, all runs, int32.
         """
         assert self._rows is not None
         assert self._pictures is not None
@@ -178,11 +178,11 @@ class DetectionBuffer:
         return columns
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._rows = self._pictures = self._masks = None
 
     def _room_for(self, masks: FoundMasks) -> FoundMasks:
-        """Where masks such as these are kept."""
+        """Return the mask buffer; allocate it at the first call."""
         if self._masks is None:
             assert self._rows is not None
             pictures, side = len(self._rows), masks.probability.shape[2:]
@@ -194,7 +194,7 @@ class DetectionBuffer:
         return self._masks
 
     def _gathered_runs(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """Number of runs of every slot of all ranks, (P, K), and all runs, on the first rank; None without masks."""
+        """Return the number of runs of each slot of all ranks, (P, K), and all runs, on the first rank; else None."""
         if self._run_lengths is None:
             return None
         assert self._rows is not None
@@ -216,7 +216,7 @@ class DetectionBuffer:
 
 
 def _gathered(part: Tensor, layout: Layout) -> Tensor | None:
-    """The parts of all ranks of ``dp`` behind one another, on the first of them; None on the others."""
+    """Return the parts of all ranks of ``dp``, concatenated, on the first of them; None on the others."""
     group = layout.group("dp")
     if group is None:
         return part
@@ -227,7 +227,7 @@ def _gathered(part: Tensor, layout: Layout) -> Tensor | None:
 
 
 def _gathered_ragged(part: Tensor, layout: Layout) -> Tensor | None:
-    """As :func:`_gathered`, of parts (N,) of different lengths; waits for the device."""
+    """Do the same as :func:`_gathered` for parts (N,) of different lengths; wait for the device."""
     group = layout.group("dp")
     if group is None:
         return part

@@ -1,7 +1,7 @@
-"""The outlines of the shapes of :mod:`common.detection.drawn_pictures`, as polygons.
+"""Outlines of the shapes of :mod:`common.detection.drawn_pictures`, as polygons.
 
-A saltire has two polygons, which cross; a ring has three, a frame four, which touch; other shapes have one. The shapes'
-numbers are those of :func:`common.detection.drawn_pictures.shape_of`.
+A saltire (an X) has two polygons, which cross; a ring has three and a frame four, which touch; other shapes have one.
+The numbers of the shapes are those of :func:`common.detection.drawn_pictures.shape_of`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ from common.detection.drawn_pictures import SHAPES, is_recognisable
 Points = list[tuple[float, float]]
 
 _ARC = 24
-"""Points of a whole circle."""
+"""Number of points of a whole circle."""
 _HOLE = math.sqrt(0.3)
-"""Radius of a ring's hole; the ring's is 1."""
+"""Radius of a ring's hole, relative to the ring's radius."""
 _ARM = 0.3
-"""Half the width of a cross's arms, and by how much a saltire's edges miss the corners."""
+"""Half the width of the arms of a cross; distance of a saltire's edges from the corners."""
 _BAR = 0.55
-"""From where to 1 a frame's bars lie."""
+"""Inner edge of a frame's bars; the outer edge is at 1."""
 
 
 def outlines(class_index: int, height: int, width: int, points: int = 0) -> list[NDArray[np.float64]]:
-    """The polygons of an object, (n, 2) each: x and y in px from the upper left corner of its box.
+    """Return the polygons of an object, (n, 2) each: x and y in px from the upper left corner of its box.
 
     Args:
-        class_index: of the object.
-        height, width: of its box, px.
-        points: of each polygon at least, which lie on its edges between its corners and on arcs.
+        height, width: size of its box, px.
+        points: smallest number of points of each polygon; additional points are on its edges and arcs.
     """
     shape = SHAPES[class_index % len(SHAPES)] if is_recognisable(height, width) else "rectangle"
     arc = max(_ARC, 4 * math.ceil(points / 4))
@@ -40,7 +39,7 @@ def outlines(class_index: int, height: int, width: int, points: int = 0) -> list
 
 
 def _parts(shape: str, arc: int) -> list[Points]:
-    """Polygons of a shape from -1 to 1, with ``arc`` points of a whole circle."""
+    """Return the polygons of a shape between -1 and 1; a whole circle has ``arc`` points."""
     if shape == "disc":
         return [_arc(0, 1, 1, arc)[:-1]]
     if shape == "triangle":
@@ -65,7 +64,7 @@ def _parts(shape: str, arc: int) -> list[Points]:
 
 
 def _arc(first: float, last: float, radius: float, whole: int) -> Points:
-    """Points of a circle from ``first`` to ``last``, as shares of a turn, where a whole turn has so many."""
+    """Return points of a circle from ``first`` to ``last``, in fractions of a turn; a turn has ``whole`` points."""
     steps = max(1, round((last - first) * whole))
     turns = [2 * math.pi * (first + (last - first) * step / steps) for step in range(steps + 1)]
     return [(radius * math.cos(turn), radius * math.sin(turn)) for turn in turns]
@@ -76,7 +75,7 @@ def _rectangle(left: float, top: float, right: float, bottom: float) -> Points:
 
 
 def _divided(polygon: Points, points: int) -> NDArray[np.float64]:
-    """The polygon with further points on its edges, as many on each, so that there are ``points`` at least."""
+    """Return the polygon with equally many new points on each edge, so that it has at least ``points``."""
     corners_N2 = np.array(polygon, np.float64)
     each = math.ceil(points / len(polygon)) if points else 1
     shares_E = np.arange(each)[None, :, None] / each

@@ -1,7 +1,7 @@
-"""Drawn pictures with known boxes, as JPEG: stand-ins for the photographs of detection's data sets.
+"""Synthetic drawn pictures with known boxes, as JPEG, in place of the photographs of detection data sets.
 
-A class is a shape, a colour and a filling; classes that follow one another differ in shape and colour. Objects lie on
-grain of a muted colour, each mostly in view. Everything about a picture follows from its plan.
+A class is a shape, a colour and a filling; consecutive classes differ in shape and colour. Objects are drawn on a
+noisy background of a muted colour, and each is mostly visible. A picture is a function of its plan.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ COLOURS: tuple[tuple[int, int, int], ...] = (
     (110, 40, 160),
     (120, 220, 90),
 )
-"""RGB, with room for the grain above."""
+"""RGB. The largest value plus the noise stays below 256."""
 SHAPES = ("disc", "rectangle", "triangle", "cross", "ring", "diamond", "frame", "saltire")
 FILLINGS = ("plain", "rows", "columns", "squares")
 LOOKS = len(SHAPES) * len(COLOURS) * len(FILLINGS)
-"""Classes that can be told apart; a class beyond them looks like an earlier one."""
+"""Number of classes that can be told apart; a higher class looks like an earlier one."""
 
 MANY = 310
 """Objects of a picture of the form ``many``: more than a detector keeps."""
 TINY = 2
-"""Sides of a tiny object, px."""
+"""Side of a tiny object, px."""
 LEAST_SIDE = 40
-"""Sides of the smallest picture, px: ``many`` objects have room."""
+"""Side of the smallest picture, px: ``many`` objects fit."""
 _RECOGNISABLE = 8
-"""Sides, px, below which an object is a rectangle, whatever its class."""
+"""Smallest side of an object with its class's shape, px; smaller objects are rectangles."""
 _GRAIN = 32
 """Levels of the noise: it adds 0 to 31."""
 _TABLE = 1536
-"""Sides of the table of noise, px; pictures that are larger repeat it."""
+"""Side of the noise table, px; larger pictures repeat it."""
 _GREY = (70, 130)
-"""Levels that the background lies between, before grain and slope."""
+"""Range of the background's levels, before noise and slope."""
 _SLOPE = 30
-"""Levels by which the background rises at most from left to right, and from top to bottom."""
+"""Largest rise of the background's level from left to right, and from top to bottom."""
 _BANDS = 5
-"""Bands of an object's filling, every other one paler."""
+"""Number of bands of an object's filling; every second band is paler."""
 _ATTEMPTS = 12
 _HIDDEN = 0.15
-"""Share of an object that others may hide, and the reverse."""
+"""Largest overlap of two boxes, as a fraction of the smaller one."""
 
 
 @dataclass(frozen=True)
 class PicturePlan:
-    """What to draw.
+    """Plan of a picture.
 
     Attributes:
-        seed, number: decide everything random; each number is another picture.
-        classes: those of the objects, each as likely.
-        sides: least and largest width and height, px, both included.
-        boxes: objects at most, at least 1; how many is uniform, fewer where there is no room.
-        crowd: probability of a cluster of small objects with one box around, beside the others.
-        tiny: probability of an object of 2 px, beside the others.
-        form: ``plain``; ``many``: 310 small objects; ``one tiny``: nothing but an object of 2 px; ``crowd``: nothing
-            but a cluster; ``empty``.
-        size: width and height, px; None for any within ``sides``.
+        seed, number: seed of all random choices; each number is another picture.
+        classes: classes of the objects, equally likely.
+        sides: smallest and largest width and height, px, both included.
+        boxes: largest number of objects, at least 1. The number is uniform; fewer are drawn if they do not fit.
+        crowd: probability of an additional cluster of small objects with one box around it.
+        tiny: probability of an additional object of 2 px.
+        form: ``plain``; ``many``: 310 small objects; ``one tiny``: only an object of 2 px; ``crowd``: only a cluster;
+            ``empty``.
+        size: width and height, px; None: random, within ``sides``.
     """
 
     seed: int
@@ -99,7 +99,7 @@ class PicturePlan:
 
 
 class DrawnBox(NamedTuple):
-    """The pixels of an object, or of a crowd of one class: left, top, width and height in px; a crowd's members."""
+    """Box of an object or a crowd of one class, in px from the left and top; ``members`` are the boxes of a crowd."""
 
     class_index: int
     x: int
@@ -129,7 +129,7 @@ def draw(plan: PicturePlan) -> DrawnPicture:
 
 
 def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
-    """The pixels (H, W, 3) before they are encoded, and the boxes."""
+    """Return the pixels (H, W, 3) before encoding, and the boxes."""
     random = np.random.default_rng([plan.seed, plan.number])
     width, height = plan.size or (int(side) for side in random.integers(plan.sides[0], plan.sides[1] + 1, 2))
     pixels_HWC = _background(height, width, random)
@@ -146,7 +146,7 @@ def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
         crowded = random.random() < plan.crowd
         for number in range(int(random.integers(1, plan.boxes + 1))):
             _place(pixels_HWC, _one_of(plan.classes, random), _size(width, height, random), boxes, random)
-            if number == 0 and crowded:  # while there is room
+            if number == 0 and crowded:  # early, while there is space
                 _place_crowd(pixels_HWC, _one_of(plan.classes, random), boxes, random)
         if random.random() < plan.tiny:
             _place(pixels_HWC, _one_of(plan.classes, random), (TINY, TINY), boxes, random)
@@ -154,16 +154,16 @@ def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:
 
 
 def is_recognisable(height: int, width: int) -> bool:
-    """Whether an object of this size has its class's shape; a smaller one is a rectangle."""
+    """Return whether an object of this size has the shape of its class; a smaller one is a rectangle."""
     return min(height, width) >= _RECOGNISABLE
 
 
 def shape_of(class_index: int, height: int, width: int) -> NDArray[np.bool_]:
-    """The pixels (height, width) that an object of the class has in its box: some in every outer row and column."""
+    """Return a mask (height, width) of an object's pixels; every outer row and column has some."""
     shape = SHAPES[class_index % len(SHAPES)]
     v = np.abs(np.arange(1 - height, height, 2, dtype=np.float32) / np.float32(height))[:, None]
     u = np.abs(np.arange(1 - width, width, 2, dtype=np.float32) / np.float32(width))[None, :]
-    # of a pixel's points the one nearest to the middle; 0 to below 1 from the middle to the border
+    # coordinates of the point of each pixel that is nearest to the centre; from 0 at the centre to below 1
     b, a = np.maximum(v - np.float32(1 / height), 0), np.maximum(u - np.float32(1 / width), 0)
     whole: NDArray[np.bool_] = np.ones((height, width), np.bool_)
     if not is_recognisable(height, width) or shape == "rectangle":
@@ -189,7 +189,7 @@ def _one_of(classes: Sequence[int], random: np.random.Generator) -> int:
 
 
 def _size(width: int, height: int, random: np.random.Generator) -> tuple[int, int]:
-    """Width and height of an object: a tenth to three fifths of the shorter side, of a ratio of 0.6 to 1.7."""
+    """Return width and height of an object: 0.1 to 0.6 of the picture's shorter side, aspect ratio 0.6 to 1.7."""
     shorter = min(width, height)
     side = shorter * math.exp(random.uniform(math.log(0.1), math.log(0.6)))
     stretch = math.exp(random.uniform(-0.25, 0.25))
@@ -204,7 +204,7 @@ def _place(
     boxes: list[DrawnBox],
     random: np.random.Generator,
 ) -> None:
-    """Draw an object where it hides little of the others, and note its box; draw none where there is no such place."""
+    """Draw an object where it hides little of the others, and add its box; do nothing if no position was found."""
     if found := _free_place(pixels_HWC, size, boxes, random):
         boxes.append(DrawnBox(class_index, *found))
         _put(pixels_HWC, boxes[-1], random)
@@ -213,7 +213,7 @@ def _place(
 def _place_crowd(
     pixels_HWC: NDArray[np.uint8], class_index: int, boxes: list[DrawnBox], random: np.random.Generator
 ) -> None:
-    """Draw a cluster of small objects, and note one box around them."""
+    """Draw a cluster of small objects, and add one box around them."""
     shorter = min(pixels_HWC.shape[:2])
     across, down = (int(side) for side in random.integers(shorter // 4, shorter // 2 + 1, 2))
     if found := _free_place(pixels_HWC, (across, down), boxes, random):
@@ -228,7 +228,7 @@ def _place_crowd(
 def _free_place(
     pixels_HWC: NDArray[np.uint8], size: tuple[int, int], boxes: list[DrawnBox], random: np.random.Generator
 ) -> tuple[int, int, int, int] | None:
-    """Left, top, width and height somewhere, so that of no two boxes much lies in the other."""
+    """Return left, top, width and height of a random box that overlaps others little; None if none was found."""
     height, width = pixels_HWC.shape[:2]
     for _ in range(_ATTEMPTS):
         x, y = int(random.integers(width - size[0] + 1)), int(random.integers(height - size[1] + 1))
@@ -244,7 +244,7 @@ def _free_place(
 
 
 def _grid(place: tuple[int, int, int, int], count: int, random: np.random.Generator) -> list[tuple[int, int, int, int]]:
-    """``count`` cells of ``place``, both as left, top, width and height; each is an object smaller than its cell."""
+    """Return ``count`` objects in the cells of a grid over ``place``, both as left, top, width and height."""
     left, top, width, height = place
     columns = min(max(1, math.ceil(math.sqrt(count * width / height))), count)
     wide, high = width // columns, height // math.ceil(count / columns)
@@ -276,7 +276,7 @@ def _fill(
     colour: NDArray[np.float64],
     random: np.random.Generator,
 ) -> None:
-    """Give the pixels of the mask the colour, with grain."""
+    """Set the pixels of the mask to the colour, with noise."""
     painted = _grain_of(box.height, box.width, random)
     painted += np.tile(colour.astype(np.uint8), box.width)
     region_HWC = pixels_HWC[box.y : box.y + box.height, box.x : box.x + box.width]
@@ -284,7 +284,7 @@ def _fill(
 
 
 def _background(height: int, width: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Grain on a slope of a random muted colour, as pixels (H, W, 3)."""
+    """Return noise on a slope of a random muted colour, as pixels (H, W, 3)."""
     base, across, down = random.integers(*_GREY, 3), random.integers(_SLOPE), random.integers(_SLOPE)
     pixels = _grain_of(height, width, random)  # (H, 3 W): numpy is slow over rows of three values
     pixels += (base + np.linspace(0, across, width)[:, None]).astype(np.uint8).reshape(-1)
@@ -293,7 +293,7 @@ def _background(height: int, width: int, random: np.random.Generator) -> NDArray
 
 
 def _grain_of(height: int, width: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Noise (H, 3 W), cut from the table."""
+    """Return noise (H, 3 W), cut from the table."""
     rows, columns = (-(-side // _TABLE) for side in (height, width))
     table = _grain() if rows == columns == 1 else np.tile(_grain(), (rows, columns))
     top, left = int(random.integers(len(table) - height + 1)), int(random.integers(table.shape[1] // 3 - width + 1))
@@ -302,5 +302,5 @@ def _grain_of(height: int, width: int, random: np.random.Generator) -> NDArray[n
 
 @functools.cache
 def _grain() -> NDArray[np.uint8]:
-    """The table of noise, (H, 3 W), uniform from 0."""
+    """Return the noise table, (H, 3 W), uniform from 0."""
     return np.random.default_rng(0).integers(_GRAIN, size=(_TABLE, 3 * _TABLE), dtype=np.uint8)

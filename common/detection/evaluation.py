@@ -1,4 +1,4 @@
-"""The evaluation of a network that finds objects in pictures: every picture once, at fixed shapes, without a wait."""
+"""Evaluation of a detection network: every picture once, at fixed shapes, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from common.evaluation.forward import ForwardPass
 from common.evaluation.model_weights import evaluating
 
 Detect = Callable[[Mapping[str, Tensor]], Found]
-"""What a network finds in a batch; capturable."""
+"""Function that returns the detections of a batch; capturable."""
 
 SPREAD = 0.02
 """Standard deviation of random weights of the heads, large enough to detect objects of many classes in noise."""
@@ -29,9 +29,9 @@ class BatchShape:
     """Batches of one shape.
 
     Attributes:
-        detect: what is found in them; uses the network.
-        inputs: made-up ones on the device, for warm-up, of which batches have a part each: ``picture`` (B,), ids with
-            -1 for padding, and what ``detect`` reads.
+        detect: runs the network on a batch.
+        inputs: synthetic inputs on the device, for warm-up: ``picture`` (B,), ids with -1 for padding, and the inputs
+            of ``detect``. Real batches have the same keys.
     """
 
     detect: Detect
@@ -39,11 +39,11 @@ class BatchShape:
 
 
 def of_pictures(detect: Detect, example: Tensor) -> BatchShape:
-    """Batches of pictures alike.
+    """Return the shape of batches of pictures of one size.
 
     Args:
-        detect: what is found in ``image`` (B, C, H, W), pictures of ``size`` (B, 2), height and width before resizing.
-        example: such pictures.
+        detect: finds objects in ``image`` (B, C, H, W), pictures of original height and width ``size`` (B, 2).
+        example: example pictures.
     """
     batch, _, height, width = example.shape
     inputs = {
@@ -84,19 +84,18 @@ class SyntheticPictures:
 
 
 class DetectionEvaluation(Evaluation):
-    """Gathers the detections of all ranks, and has a scorer judge them.
+    """Gathers the detections of all ranks, which a scorer then scores.
 
-    The network that trains can be the one that is evaluated.
+    The model may be the one that trains.
 
     Args:
         model: the network, whose weights an evaluation may replace.
-        shapes: of batches, by their key; all of as many pictures.
+        shapes: shapes of batches by key; all with the same number of pictures.
         open_source: opens this rank's share of the evaluation pictures.
-        keep: detections of a picture at most.
+        keep: largest number of detections of a picture.
         layout: the ranks that share the evaluation set.
-        capture: replay the forward passes as CUDA graphs, one of each shape, which share their memory.
-        scorer: judges them.
-        run_lengths: how masks become runs, where the network finds masks.
+        capture: replay the forward passes as CUDA graphs, one for each shape, which share their memory.
+        run_lengths: converts masks to runs, if the network finds masks.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class DetectionEvaluation(Evaluation):
         (self._batch,) = {len(shape.inputs["picture"]) for shape in shapes.values()}
 
     def warm_up(self) -> None:
-        """Passes over made-up pictures of each shape, and gathering what they give. Collective."""
+        """Run and gather synthetic pictures of each shape. Collective."""
         for forward in self._forward.values():
             found = forward.warm_up()
             self._buffer.begin(self._batch)
@@ -150,12 +149,12 @@ class DetectionEvaluation(Evaluation):
         return self
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Find objects in every picture; their columns on the first rank. Collective."""
+        """Find objects in every picture; return their columns on the first rank. Collective."""
         self.find(weights)
         return self.gathered()
 
     def find(self, weights: Weights) -> None:
-        """Find objects in every picture of this rank, without a wait for the device."""
+        """Find objects in every picture of this rank, without waiting for the device."""
         assert self._source is not None, "open_data comes first"
         with evaluating(self._model, weights):
             self._buffer.begin(len(self._source) * self._batch)
@@ -165,7 +164,7 @@ class DetectionEvaluation(Evaluation):
                 self._buffer.add(batch["picture"], forward(batch))
 
     def gathered(self) -> Predictions | None:
-        """The columns of what all ranks found, on the first rank; see :meth:`DetectionBuffer.columns`. Collective."""
+        """Return the columns of all ranks on the first rank; see :meth:`DetectionBuffer.columns`. Collective."""
         columns = self._buffer.columns()
         return None if columns is None else Predictions(columns)
 

@@ -1,4 +1,4 @@
-"""Lists of objects in JSON, whose values are taken as columns once they are found to be of the kind expected."""
+"""Lists of objects in JSON, whose values are checked and returned as columns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from common.errors import DataError
 
 @dataclass(frozen=True)
 class Entries:
-    """A list of a file, whose entries have numbers under names.
+    """A list of objects in a file.
 
     Attributes:
         place: file and list, for messages.
-        entries: objects.
+        entries: the objects.
     """
 
     place: str
@@ -33,18 +33,18 @@ class Entries:
         return Entries(f"{path}: {name}", entries)
 
     def ids(self, key: str) -> NDArray[np.int64]:
-        """Integers."""
+        """Return the integers under ``key``."""
         self._refuse_others(key, _is_integer, "an integer")
         return np.array([entry[key] for entry in self.entries], np.int64)
 
     def integers(self, key: str) -> NDArray[np.int64]:
-        """Integers of 0 or more."""
+        """Return the integers under ``key``, which must not be negative."""
         values = self.ids(key)
         self.refuse(values < 0, key, "0 or more")
         return values
 
     def numbers(self, key: str, width: int = 0) -> NDArray[np.float64]:
-        """Finite numbers, or lists of ``width`` of them."""
+        """Return the finite numbers under ``key``, or lists of ``width`` numbers."""
 
         def fit(value: Any) -> bool:
             if width:
@@ -57,17 +57,17 @@ class Entries:
         return values if width else values[:, 0]
 
     def names(self, key: str) -> NDArray[np.bytes_]:
-        """Texts, in UTF-8."""
+        """Return the texts under ``key``, in UTF-8."""
         self._refuse_others(key, _is_name, "a name")
         return np.array([entry[key].encode() for entry in self.entries], np.bytes_)
 
     def refuse(self, wrong: NDArray[np.bool_], key: str, expected: str) -> None:
-        """Raise DataError with the first entry that is ``wrong``."""
+        """Raise DataError for the first entry where ``wrong`` is true."""
         if wrong.any():
             self.fail(int(wrong.argmax()), key, expected)
 
     def check_once(self, ids: NDArray[np.int64], key: str) -> None:
-        """Raise DataError with the first entry whose id came before."""
+        """Raise DataError for the first entry with a repeated id."""
         again = np.ones(len(ids), np.bool_)
         again[np.unique(ids, return_index=True)[1]] = False
         self.refuse(again, key, "one that no entry before has")
@@ -78,14 +78,14 @@ class Entries:
                 self.fail(number, key, expected)
 
     def fail(self, number: int, key: str, expected: str) -> NoReturn:
-        """Raise DataError with one entry."""
+        """Raise DataError for one entry."""
         entry = self.entries[number]
         said = f"is {entry[key]!r:.80}" if key in entry else "is missing"
         raise DataError(f"{self.place}[{number}]: {key!r} {said}, but must be {expected}")
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether a value of JSON is an integer of 64 bits; ``true`` is none."""
+    """Return whether a JSON value is an integer of 64 bits; ``true`` is not."""
     return type(value) is int and abs(value) < 2**63
 
 

@@ -1,9 +1,8 @@
-"""How far detected masks overlap those of the ground truth, through the functions of COCO's mask API on run lengths.
+"""Overlaps of detected masks with ground truth, computed on run lengths by the functions of COCO's mask API.
 
-Detections and ground truth meet picture by picture and class by class, so pictures can be dealt to several processes,
-of which none needs PyTorch.
+Pictures are independent, so they can be distributed over several processes, which do not need PyTorch.
 
-Shapes: D detections, M of the pictures here, P pairs.
+Shapes: D detections, M detections of this process's pictures, P pairs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from common.data.ragged import bounds_of, take
 from common.detection.annotations import Annotations, places_of
 
 MASKS_AT_ONCE = 16_384
-"""Whose areas are summed at a time."""
+"""Masks whose areas are summed at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class MaskColumns:
 
     Attributes:
         picture_id, class_id: (D,) int64.
-        run_count: (D,) int32, how many runs each mask has.
-        runs: all of them, px outside and inside by turns, column by column of the whole picture; int32.
+        run_count: (D,) int32, number of runs of each mask.
+        runs: all runs: pixels outside and inside alternately, column by column of the whole picture; int32.
     """
 
     picture_id: NDArray[np.int64]
@@ -41,14 +40,13 @@ class MaskColumns:
 
 @dataclass(frozen=True)
 class MaskOverlaps:
-    """What was found out of some detections.
+    """Areas and overlaps of some detections.
 
     Attributes:
         row: (M,) rows of the detections, int64.
-        area: (M,) their areas, px, float64.
-        detection, truth: (P,) rows of detections, and of ground truth of their picture and class that they overlap,
-            int64.
-        overlap: (P,) intersection over union, of a crowd over the detection's area; float64.
+        area: (M,) their areas, square px, float64.
+        detection, truth: (P,) rows of detections and ground truth of the same picture and class that overlap, int64.
+        overlap: (P,) intersection over union, for a crowd over the detection's area; float64.
     """
 
     row: NDArray[np.int64]
@@ -60,7 +58,7 @@ class MaskOverlaps:
 
 @dataclass(frozen=True)
 class _Group:
-    """Ground truth of one picture and class: its rows, masks as COCO's compressed runs, and crowds."""
+    """Ground truth of one picture and class: its rows, masks in COCO's compressed runs, and crowd flags."""
 
     row: NDArray[np.int64]
     masks: list[dict[str, Any]]
@@ -68,12 +66,12 @@ class _Group:
 
 
 class TruthMasks:
-    """The masks of ground truth of every ``shares``-th picture.
+    """Ground-truth masks of every ``shares``-th picture.
 
     Args:
-        truth: with segmentations.
-        share: the number of the first of these pictures.
-        shares: how many such sets there are.
+        truth: annotations with segmentations.
+        share: index of the first of these pictures.
+        shares: number of such sets.
     """
 
     def __init__(self, truth: Annotations, share: int = 0, shares: int = 1) -> None:
@@ -96,10 +94,10 @@ class TruthMasks:
             )
 
     def overlaps(self, found: MaskColumns, threshold: float) -> MaskOverlaps:
-        """Areas of the detections in these pictures, and their overlaps of ``threshold`` and above.
+        """Return the areas of the detections in these pictures, and their overlaps of at least ``threshold``.
 
         Raises:
-            ValueError: a detection is of an unknown picture, or its runs do not cover the picture.
+            ValueError: a detection has an unknown picture, or its runs do not cover the picture.
         """
         place_D = np.searchsorted(self._picture_id, found.picture_id)
         known_D = np.take(self._picture_id, place_D, mode="clip") == found.picture_id
@@ -143,7 +141,7 @@ class TruthMasks:
 
 
 def joined(parts: Sequence[MaskOverlaps]) -> MaskOverlaps:
-    """What was found out of all detections, in their order, from that of disjoint parts of them."""
+    """Combine the results for disjoint parts of the detections; rows are in the order of the detections."""
     row = np.concatenate([part.row for part in parts])
     area = np.empty(len(row))
     area[row] = np.concatenate([part.area for part in parts])
@@ -157,14 +155,14 @@ def joined(parts: Sequence[MaskOverlaps]) -> MaskOverlaps:
 
 
 def _alike(place: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Rows of one picture and one class, each set in its order."""
+    """Return sets of rows with the same picture and class, each in ascending order."""
     order = np.lexsort((number, place))
     changes = (np.diff(place[order]) != 0) | (np.diff(number[order]) != 0)
     return np.split(order, np.flatnonzero(changes) + 1) if len(order) else []
 
 
 def _compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
-    """A mask as COCO's compressed runs, of polygons, which are joined, or of run lengths."""
+    """Return a mask in COCO's compressed runs, from run lengths or from polygons, which are merged."""
     if isinstance(segmentation, dict):
         (runs,) = coco_mask.frPyObjects([segmentation], height, width)
     else:
@@ -174,7 +172,7 @@ def _compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
 
 
 def _pixels(runs: NDArray[np.int32], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each mask the pixels that its runs cover, and those inside; a block of masks at a time."""
+    """Return for each mask the pixels that its runs cover, and those inside."""
     masks = len(bounds) - 1
     covered, inside = np.zeros(masks, np.int64), np.zeros(masks, np.int64)
     for first in range(0, masks, MASKS_AT_ONCE):

@@ -1,5 +1,6 @@
-"""Scores an evaluation's boxes and masks side by side, as COCO does: where the masks overlap is found by processes of
-their own while the boxes are scored.
+"""Scorer that computes COCO's metrics of boxes and masks.
+
+Separate processes compute the overlaps of masks while this process scores the boxes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from common.detection.overlap_processes import OverlapProcesses
 
 
 class MaskScorer(Scorer):
-    """COCO's figures of boxes and masks that a :class:`common.detection.detections.DetectionBuffer` gathered.
+    """Computes COCO's metrics of the boxes and masks of a :class:`common.detection.detections.DetectionBuffer`.
 
     Args:
-        read: the ground truth below the data's folder, with segmentations; a function of a module, so that another
-            process can have it.
-        device: where boxes and masks are matched.
-        processes: among which the overlaps of masks are dealt out; one is this process itself.
+        read: reads the ground truth, with segmentations, from the data folder; must be a module-level function, so
+            that another process can receive it.
+        device: device on which boxes and masks are matched.
+        processes: number of processes that compute the overlaps of masks. 1: this process computes them.
     """
 
     def __init__(self, read: Callable[[Path], Annotations], device: torch.device, processes: int) -> None:
@@ -37,12 +38,12 @@ class MaskScorer(Scorer):
         self._processes: OverlapProcesses | None = None
 
     def warm_up(self) -> None:
-        """Start the processes, and score made-up detections meanwhile."""
+        """Start the processes, and score synthetic detections."""
         self._start()
         score(*made_up_boxes(self._device))
 
     def open_data(self, root: Path) -> None:
-        """Load the ground truth, and hand its masks to the processes."""
+        """Load the ground truth, and send its masks to the processes."""
         annotations = self._read(root)
         self._truth = GroundTruth.of(annotations, self._device)
         if self._count == 1:
@@ -53,12 +54,14 @@ class MaskScorer(Scorer):
             self._processes.open_truth(annotations)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """``BBOX`` and ``SEGM``, average precision over thresholds from 0.5 to 0.95 and all areas; COCO's other figures
-        by their names (:func:`common.detection.coco_scoring.score`) behind these; and ``eval_samples``.
+        """Return ``BBOX`` and ``SEGM``, COCO's other metrics, and ``eval_samples``.
+
+        ``BBOX`` and ``SEGM`` are average precisions over thresholds from 0.5 to 0.95 and all areas. The other metrics
+        append the names of :func:`common.detection.coco_scoring.score` to these names.
 
         Raises:
-            RuntimeError: not every picture was evaluated once.
-            ValueError: a detection is of an unknown picture or class, or not finite, or its mask does not cover the
+            RuntimeError: not every picture was evaluated exactly once.
+            ValueError: a detection has an unknown picture or class, or is not finite, or its mask does not cover the
                 picture.
             RankFailure: a process has ended.
         """
@@ -97,5 +100,5 @@ class MaskScorer(Scorer):
 
 
 def _named(kind: str, figures: dict[str, float]) -> dict[str, float]:
-    """COCO's figures with the ``kind`` before their names, and its main one under that name alone."""
+    """Return COCO's metrics with ``kind`` before their names; AP is named ``kind`` alone."""
     return {kind if name == "AP" else f"{kind}_{name}": value for name, value in figures.items()}

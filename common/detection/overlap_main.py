@@ -1,7 +1,7 @@
-"""What a process runs that overlaps masks: ``python -m common.detection.overlap_main DESCRIPTOR PARENT SHARE SHARES``.
+"""Program of a mask-overlap process: ``python -m common.detection.overlap_main DESCRIPTOR PARENT SHARE SHARES``.
 
-Ground truth comes first, then detections again and again, each answered once; it ends when the other end of the
-connection is gone.
+It receives ground truth once, then detections repeatedly, and sends one answer for each. It ends when the other end
+of the connection is closed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until there is nobody to serve; returns the exit code.
+    """Serve until the connection is closed; return the exit code.
 
     Args:
-        argv: the descriptor of the connection, the id of the process that has its other end, which share of the
-            pictures is this process's, and how many shares there are.
+        argv: descriptor of the connection, process id of the parent, index of this process's share of the pictures,
+            and number of shares.
     """
     descriptor, parent, share, shares = map(int, argv)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also while it computes, and looks at nothing else
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # works also during a computation
     if os.getppid() != parent:
         return 1
-    for signum in (signal.SIGINT, signal.SIGTERM):  # schedulers signal all processes of a job; whoever scores goes on
+    for signum in (signal.SIGINT, signal.SIGTERM):  # schedulers signal all processes of a job; the scorer goes on
         signal.signal(signum, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(descriptor)
     try:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             found, threshold = _received(connection)
             try:
                 answer: object = truth.overlaps(found, threshold)
-            except Exception:  # noqa: BLE001 - whoever scores ends with it, whatever it is
+            except Exception:  # noqa: BLE001 - any error is sent to the scorer, which raises it
                 answer = traceback.format_exc()
             connection.send(answer)
     except (EOFError, ConnectionError):

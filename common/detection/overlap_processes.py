@@ -1,7 +1,6 @@
-"""Processes among which the overlaps of masks are dealt out, picture by picture, as whoever scores sees them.
+"""Processes that compute overlaps of masks, each for a share of the pictures, from the scorer's point of view.
 
-They are programs of their own, without PyTorch or a GPU, which end when they are told to or when whoever started them
-is gone.
+They are separate programs without PyTorch or a GPU. They end on request or when their parent ends.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ENDING_SECONDS = 10.0
 
 
 class OverlapProcesses:
-    """``count`` processes; a context manager, whose end is theirs."""
+    """Pool of ``count`` processes; a context manager that ends them on exit."""
 
     def __init__(self, count: int) -> None:
         self._processes = [_Process(share, count) for share in range(count)]
@@ -39,37 +38,37 @@ class OverlapProcesses:
         self.close()
 
     def open_truth(self, truth: Annotations) -> None:
-        """Hand them the ground truth, with segmentations; does not wait until they have prepared it.
+        """Send the ground truth, with segmentations, to all processes; do not wait until they have processed it.
 
         Raises:
-            RankFailure: one has ended.
+            RankFailure: a process has ended.
         """
         self._tell_all(truth)
 
     def begin(self, found: MaskColumns, threshold: float) -> None:
-        """Have the overlaps of ``threshold`` and above found; does not wait. Raises as :meth:`open_truth`."""
+        """Start to compute the overlaps of at least ``threshold``; do not wait. Raises as :meth:`open_truth`."""
         self._tell_all((found, threshold))
 
     def end(self) -> MaskOverlaps:
-        """What :meth:`begin` asked for.
+        """Return the result of :meth:`begin`.
 
         Raises:
-            RankFailure: one has ended.
-            RuntimeError: one could not do it; the message has its traceback.
+            RankFailure: a process has ended.
+            RuntimeError: a process failed; the message has its traceback.
         """
-        answers = [process.answer() for process in self._processes]  # all, so that none is left for the next time
+        answers = [process.answer() for process in self._processes]  # read all, so that none is left for the next call
         for answer in answers:
             if isinstance(answer, str):
                 raise RuntimeError(f"a process failed to find overlaps of masks:\n{answer}")
         return joined([answer for answer in answers if isinstance(answer, MaskOverlaps)])
 
     def close(self) -> None:
-        """End them, whatever they do; a second call changes nothing."""
+        """Kill the processes; a second call does nothing."""
         for process in self._processes:
             process.close()
 
     def _tell_all(self, content: object) -> None:
-        """Copy ``content`` once, into memory that all of them see."""
+        """Copy ``content`` once, into memory that all processes share."""
         descriptor, sizes = pack(content)
         try:
             for process in self._processes:
@@ -79,7 +78,7 @@ class OverlapProcesses:
 
 
 class _Process:
-    """One of them, that of a share of the pictures."""
+    """One process, for one share of the pictures."""
 
     def __init__(self, share: int, shares: int) -> None:
         mine, its = socket.socketpair()
@@ -102,7 +101,7 @@ class _Process:
             raise self._ended() from error
 
     def answer(self) -> MaskOverlaps | str:
-        """What it found, or the traceback of its failure."""
+        """Return the overlaps, or the traceback of a failure."""
         try:
             answer: MaskOverlaps | str = self._connection.recv()
         except (EOFError, ConnectionError) as error:

@@ -1,4 +1,4 @@
-"""An iteration of torchvision's detection models, which the suite's are timed against."""
+"""Training iteration of torchvision's detection models, the baseline for the suite's timings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ def peer_step(
     targets: Sequence[dict[str, Tensor]],
     device: torch.device,
 ) -> Callable[[], Tensor]:
-    """Forward, losses, backward, update over the same pictures, on a GPU in mixed fp16 with a gradient scaler.
+    """Return a function that runs forward, losses, backward and update over the same pictures.
+
+    On a GPU it uses mixed fp16 with a gradient scaler.
 
     Args:
-        model: of ``torchvision.models.detection``, in training.
-        optimizer: of its trained parameters.
-        pictures, targets: in torchvision's form.
-        device: of all of them.
+        model: a model of ``torchvision.models.detection``, in training mode.
+        optimizer: optimizer of its trained parameters.
+        pictures, targets: inputs in torchvision's format.
+        device: device of model and inputs.
 
     Returns:
-        What runs an iteration and gives the sum of its losses.
+        A function that runs one iteration and returns the sum of its losses.
     """
     gpu = device.type == "cuda"
     scaler = torch.amp.GradScaler(device.type, enabled=gpu)

@@ -1,4 +1,4 @@
-"""Annotations as batches have them: boxes to train on, by the picture's place, and what an evaluation is told."""
+"""Annotations in the form that batches need: boxes for training, and ids and sizes for evaluation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from common.errors import DataError
 
 @dataclass(frozen=True)
 class PictureBoxes:
-    """What :class:`Annotations` say, by the place of a picture among them; boxes in their order.
+    """Boxes of :class:`Annotations` grouped by picture index; within a picture they keep their order.
 
     Attributes:
         size: (P, 2) int64, height and width of each picture, px.
-        bounds: (P + 1,) int64, where the boxes of each picture begin, and where the last one's end.
+        bounds: (P + 1,) int64, start of the boxes of each picture, then the end of the last one's.
         corners: (N, 4) float32, x1, y1, x2, y2, px, clamped to the picture and never empty.
         class_id: (N,) int64, ids of classes.
     """
@@ -33,7 +33,7 @@ class PictureBoxes:
 
     @classmethod
     def of(cls, annotations: Annotations) -> PictureBoxes:
-        """Boxes around many objects are among them; those of which nothing lies in the picture are not."""
+        """Return the boxes of ``annotations``, with crowds but without boxes that are empty inside the picture."""
         place_N = annotations.places()
         size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
         limits_N2 = size_P2[place_N][:, ::-1]
@@ -47,11 +47,11 @@ class PictureBoxes:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """(P,) boxes of each picture."""
+        """Number of boxes of each picture, (P,)."""
         return np.diff(self.bounds)
 
     def require_room(self, room: int, names: NDArray[np.bytes_], remedy: str) -> None:
-        """Raise :class:`DataError` with a picture of more than ``room`` boxes, by its name, and the ``remedy``."""
+        """Raise :class:`DataError` with name and ``remedy`` if a picture has more than ``room`` boxes."""
         most = int(self.counts.argmax())
         if self.counts[most] > room:
             name = names[most].decode()
@@ -60,12 +60,12 @@ class PictureBoxes:
     def resized(
         self, place: int, height: int, width: int, mirrored: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The corners (M, 4) and classes (M,) of a picture's boxes once it is mirrored, or not, and then resized.
+        """Return the corners (M, 4) and classes (M,) of a picture's boxes, optionally mirrored, then resized.
 
         Args:
-            place: of the picture.
-            height, width: that it is resized to, px.
-            mirrored: left to right.
+            place: index of the picture.
+            height, width: new size of the picture, px.
+            mirrored: mirror left to right.
         """
         part = slice(self.bounds[place], self.bounds[place + 1])
         corners_M4 = self.corners[part].copy()
@@ -77,12 +77,12 @@ class PictureBoxes:
 
 
 def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str, Tensor]:
-    """``boxes`` (B, M, 4) fp32, ``label`` (B, M) int64 and ``count`` (B,) int64 of a batch, all zero.
+    """Return zeros for a batch: ``boxes`` (B, M, 4) fp32, ``label`` (B, M) int64 and ``count`` (B,) int64.
 
     Args:
         pictures: B.
         room: M.
-        pin_memory: for copies to a GPU that nobody waits for.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     return {
         "boxes": torch.zeros((pictures, room, 4), pin_memory=pin_memory),
@@ -94,7 +94,7 @@ def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str,
 def put_boxes(
     tensors: dict[str, Tensor], slot: int, corners_M4: NDArray[np.float32], class_M: NDArray[np.int64]
 ) -> None:
-    """Write the boxes of one picture into ``slot`` of what :func:`empty_boxes` made."""
+    """Write the boxes of one picture into ``slot`` of the result of :func:`empty_boxes`."""
     count = len(class_M)
     tensors["boxes"][slot, :count] = torch.from_numpy(corners_M4)
     tensors["label"][slot, :count] = torch.from_numpy(class_M)
@@ -104,13 +104,13 @@ def put_boxes(
 def evaluation_columns(
     annotations: Annotations, places: Sequence[int], batch: int, pin_memory: bool = False
 ) -> dict[str, Tensor]:
-    """``picture`` (B,) int64 and ``size`` (B, 2) fp32 of the pictures at ``places``: their ids, height and width.
+    """Return ``picture`` (B,) int64, ids, and ``size`` (B, 2) fp32, height and width, of the pictures at ``places``.
 
     Args:
-        annotations: of all pictures.
-        places: of at most ``batch`` pictures; the others are padding, which has the id -1 and no size.
+        annotations: annotations of all pictures.
+        places: indices of at most ``batch`` pictures. The remaining slots are padding, with id -1 and size 0.
         batch: B.
-        pin_memory: for copies to a GPU that nobody waits for.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     chosen = np.asarray(places, np.int64)
     picture_B = torch.full((batch,), -1, pin_memory=pin_memory)

@@ -1,4 +1,4 @@
-"""Outlines of objects as one table of polygons: three columns, on the host or on a device."""
+"""Outlines of objects as a table of polygons: three columns, on the host or on a device."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _PREFIX = "polygons_"
 
 @dataclass(frozen=True)
 class Polygons:
-    """The polygons of N objects, Q in all, of S points in all; an object may have several parts.
+    """Polygons of N objects; Q polygons with S points in total. An object may have several polygons.
 
     Attributes:
-        object_bounds: (N + 1,) int32, where the polygons of each object begin, and where the last one's end.
-        polygon_bounds: (Q + 1,) int32, where the points of each polygon begin, and where the last one's end.
-        xy: (S, 2) px of the picture as it is published; float64 where masks are compared with others', float32 where
-            networks are trained on them.
+        object_bounds: (N + 1,) int32, start of the polygons of each object, then the end of the last one's.
+        polygon_bounds: (Q + 1,) int32, start of the points of each polygon, then the end of the last one's.
+        xy: (S, 2) px of the original picture; float64 for comparing masks, float32 for training.
     """
 
     object_bounds: NDArray[np.int32]
@@ -32,26 +31,26 @@ class Polygons:
 
     @property
     def objects(self) -> int:
-        """N."""
+        """Number of objects, N."""
         return len(self.object_bounds) - 1
 
     @property
     def polygons(self) -> int:
-        """Q."""
+        """Number of polygons, Q."""
         return len(self.polygon_bounds) - 1
 
     @property
     def points(self) -> int:
-        """S."""
+        """Number of points, S."""
         return len(self.xy)
 
     def of_object(self, number: int) -> list[NDArray[np.floating]]:
-        """The polygons of one object, each of shape (points, 2)."""
+        """Return the polygons of one object, each of shape (points, 2)."""
         parts = range(self.object_bounds[number], self.object_bounds[number + 1])
         return [self.xy[self.polygon_bounds[part] : self.polygon_bounds[part + 1]] for part in parts]
 
     def taken(self, objects: NDArray[np.integer]) -> Polygons:
-        """The polygons of the ``objects`` alone, in the order of these numbers."""
+        """Return the polygons of the objects with these indices, in this order."""
         parts = _rows(self.object_bounds, objects)
         points = _rows(self.polygon_bounds, parts)
         counts = np.diff(self.object_bounds)[objects], np.diff(self.polygon_bounds)[parts]
@@ -59,19 +58,19 @@ class Polygons:
         return Polygons(bounds[0], bounds[1], self.xy[points])
 
     def single_precision(self) -> Polygons:
-        """The same with float32 points."""
+        """Return a copy with float32 points."""
         return Polygons(self.object_bounds, self.polygon_bounds, self.xy.astype(np.float32))
 
     def write(self, folder: Path) -> list[Path]:
-        """Write each column as ``polygons_<name>.npy`` into ``folder``, which is made if need be; returns the files."""
+        """Write each column as ``polygons_<name>.npy`` into ``folder``, created if needed; return the files."""
         return write_columns(folder, {f"{_PREFIX}{field.name}": getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def read(cls, folder: Path, objects: int, polygons: int, points: int, dtype: type[np.floating[Any]]) -> Polygons:
-        """The columns in ``folder``, of so many objects, polygons and points of ``dtype``.
+        """Return the columns in ``folder``; the numbers of objects, polygons and points and ``dtype`` must match.
 
         Raises:
-            DataError: a file is missing, cut off, or of another type or size.
+            DataError: a file is missing, truncated, or of another type or size.
         """
         integer = np.dtype(np.int32)
         return cls(
@@ -82,7 +81,7 @@ class Polygons:
 
 
 def _rows(bounds: NDArray[np.integer], pieces: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Indices of all that lies in the ``pieces``, piece by piece."""
+    """Return the indices of all elements of ``pieces``, piece by piece."""
     lengths = np.diff(bounds)[pieces].astype(np.int64)
     shift = bounds[:-1][pieces] - bounds_of(lengths)[:-1]
     return np.arange(int(lengths.sum())) + np.repeat(shift, lengths)

@@ -1,4 +1,4 @@
-"""How pictures with boxes are read: the section ``reader`` of a recipe."""
+"""Options for reading pictures with boxes: the section ``reader`` of a recipe."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from common.config.ranges import AtLeast, Share
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How pictures are read.
+    """Options for reading pictures.
 
     Attributes:
         threads: CPU threads of the reader.
-        prefetch: batches that the reader works ahead.
-        max_boxes: boxes that a batch has room for, of each picture.
-        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
+        prefetch: batches that the reader reads ahead.
+        max_boxes: capacity of a batch, in boxes per picture.
+        hw_decoder_load: fraction of the pictures that the GPU's JPEG engine decodes.
         input_batch_multiplier: micro-batches of one run of DALI's pipeline.
         eval_batch: pictures of one evaluation batch on one rank.
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
+        reader: ``dali``, ``torchvision``, or ``auto``: DALI if it is installed.
     """
 
     threads: Annotated[int, AtLeast(1)]

@@ -1,8 +1,8 @@
-"""Which pixels objects have, as COCO says it: polygons, or run lengths where a box is around many objects.
+"""Masks of objects in COCO's form: polygons, or run lengths if a box is around many objects.
 
 COCO's format: ``segmentation`` of an annotation is a list of polygons, each a list x, y, x, y ... of three points or
-more; or an object with ``size``, the picture's height and width, and ``counts``, lengths of runs of pixels that
-alternately are outside and inside, column by column, beginning outside.
+more; or an object with ``size``, the picture's height and width, and ``counts``, lengths of runs of pixels
+alternately outside and inside, column by column, beginning outside.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from common.detection.json_entries import Entries
 from common.detection.polygons import Polygons
 
 LEAST_POINTS = 3
-"""Of a polygon."""
+"""Smallest number of points of a polygon."""
 FARTHEST = 1 << 14
-"""Largest coordinate of a polygon's point, px, to either side: rasterisers count in integers."""
+"""Largest absolute coordinate of a polygon's point, px, because rasterisers use integers."""
 _KEY = "segmentation"
 _POLYGONS = f"polygons of at least {LEAST_POINTS} points, each an x and a y"
 
 
 @dataclass(frozen=True)
 class Segmentations:
-    """Of N objects; each has polygons, or runs instead. T runs in all.
+    """Segmentations of N objects; each has either polygons or runs. T runs in total.
 
     Attributes:
-        polygons: (N); none for an object that has runs. float64 as the file has them.
-        run_bounds: (N + 1,) int64, where the runs of each object begin, and where the last one's end.
+        polygons: (N) polygons, float64 as in the file; none for an object with runs.
+        run_bounds: (N + 1,) int64, start of the runs of each object, then the end of the last one's.
         run_lengths: (T,) int32, px.
     """
 
@@ -44,7 +44,7 @@ class Segmentations:
     run_lengths: NDArray[np.int32]
 
     def taken(self, objects: NDArray[np.integer]) -> Segmentations:
-        """Those of the ``objects`` alone, in the order of these numbers."""
+        """Return the segmentations of the objects with these indices, in this order."""
         counts = np.diff(self.run_bounds)[objects]
         bounds = bounds_of(counts)
         shift = self.run_bounds[:-1][objects] - bounds[:-1]
@@ -52,27 +52,27 @@ class Segmentations:
         return Segmentations(self.polygons.taken(objects), bounds, self.run_lengths[rows])
 
     def has_runs(self) -> NDArray[np.bool_]:
-        """(N,) whether an object has runs."""
+        """Return whether each object has runs, (N,)."""
         return np.diff(self.run_bounds) > 0
 
     def coco(self, number: int, height: int, width: int) -> list[list[float]] | dict[str, list[int]]:
-        """One object in COCO's form, in a picture of ``height`` x ``width`` px."""
+        """Return one object in COCO's form, in a picture of ``height`` x ``width`` px."""
         first, last = self.run_bounds[number : number + 2]
         if last > first:
             return {"size": [height, width], "counts": self.run_lengths[first:last].tolist()}
         return [xy_S2.reshape(-1).tolist() for xy_S2 in self.polygons.of_object(number)]
 
     def write(self, folder: Path) -> list[Path]:
-        """Write each column as a file of ``folder``, which is made if need be; returns the files."""
+        """Write each column as a file into ``folder``, which is created if needed; return the files."""
         runs: dict[str, NDArray[Any]] = {"run_bounds": self.run_bounds, "run_lengths": self.run_lengths}
         return [*self.polygons.write(folder), *write_columns(folder, runs)]
 
     @classmethod
     def read(cls, folder: Path, objects: int, polygons: int, points: int, runs: int) -> Segmentations:
-        """The columns in ``folder``, of so many objects, polygons, points and runs.
+        """Return the columns in ``folder``; the numbers of objects, polygons, points and runs must match.
 
         Raises:
-            DataError: a file is missing, cut off, or of another type or size.
+            DataError: a file is missing, truncated, or of another type or size.
         """
         return cls(
             Polygons.read(folder, objects, polygons, points, np.float64),
@@ -82,12 +82,12 @@ class Segmentations:
 
     @classmethod
     def of(cls, boxes: Entries, height_N: NDArray[np.int64], width_N: NDArray[np.int64]) -> Segmentations:
-        """Those of ``annotations`` of COCO's JSON, in pictures of these heights and widths.
+        """Return the segmentations of COCO's ``annotations``, in pictures of these heights and widths.
 
         Raises:
-            DataError: an object has neither polygons nor runs; a polygon has fewer than three points, an odd number of
-                coordinates, or one that is no number or far outside; runs are of another size than the picture, or
-                compressed.
+            DataError: an object has neither polygons nor runs; a polygon has fewer than three points, an odd number
+                of coordinates, or a coordinate that is not a number or far outside; runs have another size than the
+                picture, or are compressed.
         """
         polygons: list[list[float]] = []
         parts_N, runs_N = np.zeros(len(boxes.entries), np.int64), np.zeros(len(boxes.entries), np.int64)
@@ -117,7 +117,7 @@ def _is_polygon(value: Any) -> bool:
 
 
 def _runs(boxes: Entries, number: int, value: dict[str, Any], size: list[int]) -> list[int]:
-    """The lengths of an object's runs, which cover a picture of the ``size`` (height, width)."""
+    """Return the lengths of an object's runs, which must cover a picture of ``size`` (height, width)."""
     if value.get("size") != size:
         boxes.fail(number, _KEY, f"run lengths of 'size' {size}, the picture's height and width")
     counts = value.get("counts")
@@ -133,15 +133,15 @@ def _are_lengths(value: Any) -> TypeGuard[list[int]]:
 def _coordinates(
     boxes: Entries, polygons: list[list[float]], points: int, bounds_N: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(points, 2) of all polygons; of object n they are those from ``bounds_N[n]`` on."""
+    """Return (points, 2) of all polygons; those of object n are the polygons from ``bounds_N[n]`` on."""
     kinds = set(map(type, chain.from_iterable(polygons)))
     flat: NDArray[np.float64] | None = None
     if kinds <= {int, float}:
         try:
             flat = np.fromiter(chain.from_iterable(polygons), np.float64, 2 * points)
-        except OverflowError:  # of an integer
+        except OverflowError:  # an integer was too large
             flat = None
-    if flat is None or not np.all(np.abs(flat) <= FARTHEST):  # a number that is none is no less
+    if flat is None or not np.all(np.abs(flat) <= FARTHEST):  # NaN fails this comparison too
         wrong = next(_misplaced(polygons))
         number = int(np.searchsorted(bounds_N, wrong, side="right")) - 1
         boxes.fail(number, _KEY, f"{_POLYGONS}, numbers from {-FARTHEST} to {FARTHEST}")
@@ -149,7 +149,7 @@ def _coordinates(
 
 
 def _misplaced(polygons: list[list[float]]) -> Iterator[int]:
-    """Those polygons that have what is no number, or one that is too large."""
+    """Yield the indices of polygons with a value that is not a number or too large."""
     for place, polygon in enumerate(polygons):
         if not all(type(value) in (int, float) and -FARTHEST <= value <= FARTHEST for value in polygon):
             yield place

@@ -1,1 +1,1 @@
-"""Files of others' formats, read and written: RecordIO, JPEG, tars in place, numpy's, TensorFlow's checkpoints."""
+"""Readers and writers of external formats: RecordIO, JPEG, tar, NumPy, safetensors, Zarr, TensorFlow checkpoints."""

@@ -1,10 +1,11 @@
 """CRC-32C (Castagnoli; RFC 3720, section 12.1 and appendix B.4) in NumPy, a gigabyte in a few seconds.
 
 The register of a CRC is linear over GF(2): after words w_0 ... w_{n-1} of 32 bits, lowest bit first, it is the sum of
-``A^(n-i) w_i``, where A is what 32 zero bits do to it. So ``LANES`` registers run side by side, lane k taking words k,
-k + LANES, k + 2 LANES, ..., and each step is one application of ``A^LANES``. At the end the first half of the lanes,
-times the power of A that it is ahead by, is added to the second, and so on down to one. The usual start value amounts
-to inverting the first word; zero words before the data change nothing, so any length can be padded at its front.
+``A^(n-i) w_i``, where A is the effect of 32 zero bits. So ``LANES`` registers run in parallel. Lane k takes words k,
+k + LANES, k + 2 LANES, ..., and each step multiplies by ``A^LANES``. At the end the first half of the lanes, times
+the power of A by which it is ahead, is added to the second half, and so on until one lane is left. The usual start
+value equals inverting the first word. Zero words before the data change nothing, so data of any length can be padded
+at the front.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint32]
 
 LANES = 1 << 14
-"""Registers side by side: 64 KiB, which stay in a core's cache together with the tables."""
+"""Number of parallel registers: 64 KiB, which stay in a core's cache together with the tables."""
 
 _POLYNOMIAL = 0x82F63B78  # reflected
 _MASK_DELTA = 0xA282EAD8
@@ -30,7 +31,7 @@ def _after_bits(register: int, bits: int) -> int:
 
 
 def _apply(columns: Words, values: Words) -> Words:
-    """Product of a matrix, given by its 32 columns, with each of ``values``."""
+    """Return the product of a matrix, given by its 32 columns, with each of ``values``."""
     product = np.zeros_like(values)
     for bit in range(32):
         product ^= columns[bit] * (values >> np.uint32(bit) & np.uint32(1))
@@ -39,7 +40,7 @@ def _apply(columns: Words, values: Words) -> Words:
 
 @cache
 def _power_of_two(exponent: int) -> Words:
-    """Columns of ``A^(2^exponent)``."""
+    """Return the columns of ``A^(2^exponent)``."""
     if exponent == 0:
         return np.array([_after_bits(1 << bit, 32) for bit in range(32)], dtype=np.uint32)
     root = _power_of_two(exponent - 1)
@@ -48,13 +49,13 @@ def _power_of_two(exponent: int) -> Words:
 
 @cache
 def _tables() -> tuple[Words, Words]:
-    """``A^LANES`` times every low and every high half of a word."""
+    """Return ``A^LANES`` times every low and every high half of a word."""
     columns, halves = _power_of_two(LANES.bit_length() - 1), np.arange(1 << 16, dtype=np.uint32)
     return _apply(columns, halves), _apply(columns, halves << np.uint32(16))
 
 
 def crc32c(data: bytes | NDArray[np.uint8]) -> int:
-    """CRC-32C of ``data``."""
+    """Return the CRC-32C of ``data``."""
     source = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
     size = source.size
     if size < 4:
@@ -79,6 +80,6 @@ def crc32c(data: bytes | NDArray[np.uint8]) -> int:
 
 
 def masked_crc32c(data: bytes | NDArray[np.uint8]) -> int:
-    """The form in which TensorFlow stores checksums: rotated right by 15 bits, plus a constant."""
+    """Return the CRC in the form that TensorFlow stores: rotated right by 15 bits, plus a constant."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF

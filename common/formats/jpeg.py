@@ -1,4 +1,4 @@
-"""JPEG: pictures that are decoded as they are stored, and other pictures made into JPEG."""
+"""Decoding of JPEG pictures, and conversion of other pictures to JPEG."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import io
 from PIL import Image
 
 _END = b"\xff\xd9"
-"""The marker EOI (ITU-T T.81 section B.1.1.3), which data between markers never contain."""
+"""The end marker EOI (ITU-T T.81 section B.1.1.3), which never occurs in the data between markers."""
 _TAIL = 4096
-"""Bytes at the end, some of which may be none of the picture's."""
+"""Bytes at the end of a file in which the end marker is searched, because other bytes may follow it."""
 _DAMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
-"""Errors that Pillow raises for damaged pictures, beside ValueError."""
+"""Errors that Pillow raises for damaged pictures, in addition to ValueError."""
 REMEDY = "check the data with 'mlperf-suite verify', and if that finds nothing, prepare them again without --trust"
-"""For messages of training about a picture that cannot be decoded."""
+"""Remedy in messages about a picture that cannot be decoded in training."""
 
 
 def decode(data: bytes) -> Image.Image:
-    """JPEG to an RGB picture.
+    """Return the RGB picture of a JPEG.
 
     Raises:
-        ValueError: ``data`` is truncated or no JPEG.
+        ValueError: ``data`` is truncated or not a JPEG.
     """
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
@@ -30,12 +30,12 @@ def decode(data: bytes) -> Image.Image:
 
 
 def jpeg_size(data: bytes) -> tuple[int, int]:
-    """Width and height, px, of a JPEG that is whole.
+    """Return width and height, px, of a complete JPEG.
 
-    Only what does not end as JPEGs do is decoded to find out.
+    Decodes the picture only if the end marker is missing.
 
     Raises:
-        ValueError: ``data`` is truncated or no JPEG.
+        ValueError: ``data`` is truncated or not a JPEG.
     """
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as picture:
@@ -47,14 +47,13 @@ def jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def checked_size(data: bytes, trust: bool) -> tuple[int, int]:
-    """Width and height, px, of a JPEG that is decoded completely, as the readers of training decode it.
+    """Return width and height, px, of a JPEG after decoding it completely, as the readers of training do.
 
     Args:
-        data: the JPEG.
-        trust: read the size alone and decode nothing.
+        trust: read only the size and decode nothing.
 
     Raises:
-        ValueError: ``data`` is no JPEG or, where it is decoded, truncated.
+        ValueError: ``data`` is not a JPEG or, if decoded, truncated.
     """
     if not trust:
         return decode(data).size
@@ -66,7 +65,7 @@ def checked_size(data: bytes, trust: bool) -> tuple[int, int]:
 
 
 def to_rgb_jpeg(data: bytes) -> bytes:
-    """``data`` itself when it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
+    """Return ``data`` if it is a grey or three-channel JPEG, otherwise the picture as RGB JPEG of quality 100.
 
     Raises:
         ValueError: ``data`` is neither JPEG nor PNG, or has 16 bits per channel.
@@ -75,12 +74,12 @@ def to_rgb_jpeg(data: bytes) -> bytes:
         if jpeg_components(data) in (1, 3):
             return data
     except ValueError:
-        pass  # no JPEG, or one with stray bytes between its segments, which decoders tolerate
+        pass  # not a JPEG, or one with extra bytes between its segments, which decoders accept
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG", "PNG")) as picture:
             if picture.format == "JPEG" and picture.mode in ("L", "RGB"):
                 return data
-            if picture.mode.startswith("I"):  # Pillow would cut off every value above 255
+            if picture.mode.startswith("I"):  # Pillow would clip every value above 255
                 raise ValueError("a grey picture of 16 bits per pixel, where pictures have 8 bits per channel")
             rgb = picture.convert("RGB")
     except _DAMAGE as error:
@@ -91,7 +90,7 @@ def to_rgb_jpeg(data: bytes) -> bytes:
 
 
 def jpeg_components(data: bytes) -> int:
-    """Colour components of a JPEG as its frame header (SOF, ITU-T T.81 section B.2.2) says.
+    """Return the number of colour components in the frame header of a JPEG (SOF, ITU-T T.81 section B.2.2).
 
     Raises:
         ValueError: there is no frame header.

@@ -1,7 +1,7 @@
-"""Arrays in numpy's files, read by several threads at a time.
+"""Arrays in ``.npy`` files, read by several threads at a time.
 
-Files that this program wrote are read as fast as the disk allows; every other one as anybody's file
-(:mod:`common.untrusted.array_file`).
+Files with the header that this program writes are read at the speed of the disk. All others are read as untrusted
+files (:mod:`common.untrusted.array_file`).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from common.untrusted.regular_file import open_file
 __all__ = ["HEADER_BYTES", "MAGIC", "Header", "load", "mapped", "read_header"]
 
 HEADER_BYTES = 128
-"""What ``numpy.save`` writes before the values of a small number of dimensions."""
+"""Size of the header that ``numpy.save`` writes for an array of few dimensions."""
 
 
 def load(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Read an array that is expected to be of ``dtype`` and ``shape``; one that is not comes as it is, and mapped.
+    """Return an array that should have ``dtype`` and ``shape``. Any other array is returned too, memory-mapped.
 
     Raises:
-        OSError, ValueError: the file is missing, cut off, none of numpy's, or of objects.
+        OSError, ValueError: the file is missing, truncated, not in NumPy's format, or has objects.
     """
     expected = io.BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

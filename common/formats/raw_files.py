@@ -1,11 +1,11 @@
-"""Listings of folders and archives of data, without the files that operating systems and notebooks leave there."""
+"""Listings of data folders and archives, without the files that operating systems and notebooks leave there."""
 
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
 LEFT_BEHIND = frozenset({"__macosx", "$recycle.bin", "@eadir", "desktop.ini", "ehthumbs.db", "lost+found", "thumbs.db"})
-"""Names in lower case, beside all that begin with a dot: ``.DS_Store``, ``._a.jpg``, ``.ipynb_checkpoints``."""
+"""Ignored names in lower case, in addition to all that begin with a dot (``.DS_Store``, ``._a.jpg``)."""
 
 
 def is_data(name: str) -> bool:

@@ -1,11 +1,11 @@
 """MXNet RecordIO: many small payloads in one ``.rec`` file, with a text index ``.idx`` beside it.
 
-A record is ``uint32 magic, uint32 flag << 29 | length, payload, zero padding to 4 bytes``, little-endian, flag 0. Where
-a payload itself holds the magic number at a multiple of four bytes, it is cut there into several records (flags
-1, 2, ..., 3) and the magic is left out, so that scanning for the magic always finds the start of a record.
-An image payload starts with ``uint32 flag, float32 label, uint64 id, uint64 id2``; with flag n > 0 the labels are the n
-float32 values behind that header. A line of the index is ``id <tab> byte offset of the record``.
-(Format: dmlc-core ``recordio.h`` and MXNet ``recordio.py``.)
+A record is ``uint32 magic, uint32 flag << 29 | length, payload, zero padding to 4 bytes``, little-endian, flag 0. If
+a payload contains the magic number at a multiple of four bytes, it is split there into several records (flags 1, 2,
+..., 3) and the magic is left out, so that scanning for the magic always finds the start of a record. An image payload
+starts with ``uint32 flag, float32 label, uint64 id, uint64 id2``; with flag n > 0 the labels are the n float32 values
+after that header. A line of the index is ``id <tab> byte offset of the record``. (Format: dmlc-core ``recordio.h``
+and MXNet ``recordio.py``.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One labelled picture as a RecordIO payload holds it; ``data`` is the encoded picture."""
+    """One labelled picture of a RecordIO payload; ``data`` is the encoded picture."""
 
     record_id: int
     labels: tuple[float, ...]
@@ -42,7 +42,7 @@ class ImageRecord:
 
 
 def pack_image(record: ImageRecord) -> bytes:
-    """The payload of ``record``; a single label goes into the header itself."""
+    """Return the payload of ``record``. A single label is stored in the header."""
     if len(record.labels) == 1:
         return _IMAGE_HEADER.pack(0, record.labels[0], record.record_id, 0) + record.data
     header = _IMAGE_HEADER.pack(len(record.labels), 0.0, record.record_id, 0)
@@ -50,7 +50,7 @@ def pack_image(record: ImageRecord) -> bytes:
 
 
 def unpack_image(payload: bytes) -> ImageRecord:
-    """The picture in ``payload``.
+    """Return the picture in ``payload``.
 
     Raises:
         ValueError: the payload is shorter than its header says.
@@ -68,10 +68,10 @@ def unpack_image(payload: bytes) -> ImageRecord:
 
 
 def frame(payload: bytes) -> bytes:
-    """``payload`` as the bytes of one record, cut where it holds the magic number.
+    """Return ``payload`` as the bytes of one record, split where it contains the magic number.
 
     Raises:
-        ValueError: a part is longer than the 29 bits of its length can say.
+        ValueError: a part is too long for the 29 bits of its length.
     """
     cuts = []
     at = payload.find(_MAGIC_BYTES)
@@ -100,14 +100,14 @@ def frame(payload: bytes) -> bytes:
 class RecordReader:
     """Random access to the records of one ``.rec`` file, in the order of the file.
 
-    Reads with ``pread`` alone, so that threads and forked processes can share one reader.
+    Reads only with ``pread``, so that threads and forked processes can share one reader.
 
     Args:
-        rec: the records.
-        idx: their index; default: ``rec`` with the suffix ``.idx``.
+        rec: path of the records.
+        idx: path of their index; default: ``rec`` with the suffix ``.idx``.
 
     Raises:
-        DataError: a file is missing, the index cannot be parsed, or points outside of the records.
+        DataError: a file is missing, or the index cannot be parsed or has offsets outside of the records.
     """
 
     def __init__(self, rec: Path, idx: Path | None = None) -> None:
@@ -135,7 +135,7 @@ class RecordReader:
         return len(self.offsets)
 
     def read(self, position: int) -> bytes:
-        """The payload of the record at ``position`` in the file.
+        """Return the payload of the record at ``position`` in the file.
 
         Raises:
             DataError: the record is truncated, has no magic number, or its parts are out of order.
@@ -151,18 +151,18 @@ class RecordReader:
         return self._parse(block, position)
 
     def image(self, position: int) -> ImageRecord:
-        """The labelled picture at ``position``; raises as :meth:`read`."""
+        """Return the labelled picture at ``position``; raises as :meth:`read`."""
         try:
             return unpack_image(self.read(position))
         except ValueError as error:
             raise self._error(position, f"is no picture: {error}") from error
 
     def describe(self, position: int) -> str:
-        """File, record and offset of ``position``, for messages."""
+        """Return file, record and offset of ``position``, for messages."""
         return f"{self.path}: record {self.ids[position]} at byte {self.offsets[position]}"
 
     def end_of(self, position: int) -> int:
-        """The byte behind the record at ``position`` and its padding; raises as :meth:`read`."""
+        """Return the offset behind the record at ``position`` and its padding; raises as :meth:`read`."""
         return int(self.offsets[position]) + len(frame(self.read(position)))
 
     def close(self) -> None:
@@ -202,13 +202,13 @@ class RecordReader:
 
 
 class RecordWriter:
-    """Write ``rec`` and its ``.idx`` beside their names (``.partial``) and rename both when all is written.
+    """Writes ``rec`` and its ``.idx`` under temporary names (``.partial``) and renames both when all is written.
 
-    With ``resume`` the complete records of an interrupted writer are kept; ``written`` says how many there are.
-    Leaving the context by an exception keeps the partial files for the next attempt.
+    With ``resume`` the complete records of an interrupted writer are kept; ``written`` is their number. If the
+    context ends with an exception, the partial files stay for the next attempt.
 
     Args:
-        rec: the final name of the records.
+        rec: final path of the records.
         resume: continue partial files, if there are any, instead of starting over.
     """
 
@@ -228,7 +228,7 @@ class RecordWriter:
         self._idx: BinaryIO = open(self._partial_index, "ab")  # noqa: SIM115
 
     def write(self, record_id: int, payload: bytes) -> int:
-        """Append one record; returns the byte offset at which it starts."""
+        """Append one record; return the byte offset at which it starts."""
         block, start = frame(payload), self._offset
         self._rec.write(block)
         self._idx.write(b"%d\t%d\n" % (record_id, start))
@@ -237,7 +237,7 @@ class RecordWriter:
         return start
 
     def finish(self) -> None:
-        """Flush to the disk and give both files their names, the index last."""
+        """Flush to the disk and rename both files, the index last."""
         for file in (self._rec, self._idx):
             file.flush()
             os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""Whole safetensors files, written and read with no second copy of the tensors in memory.
+"""Complete safetensors files, written and read without a second copy of the tensors in memory.
 
-The library's own writer copies every tensor into a string of bytes first; a checkpoint of gigabytes is written here
-straight from the memory that it lies in (https://github.com/huggingface/safetensors, "Format").
+The library's writer first copies every tensor into a byte string. This module writes a checkpoint of gigabytes
+directly from the tensors' memory (https://github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NAMES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write ``tensors``, contiguous and in host memory, to ``path``; on the disk when this returns.
+    """Write ``tensors``, contiguous and in host memory, durably to ``path``.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written to.
-        KeyError: the format has no name for a dtype.
+        KeyError: the format does not support a dtype.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     place = 0
@@ -49,13 +49,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def read_tensors(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of ``path`` on ``device``, by name.
+    """Return the tensors of ``path`` on ``device``, by name.
 
     Raises:
-        CheckpointError: it is missing, cut off, or no file of the format.
+        CheckpointError: the file is missing, truncated, or of another format.
     """
     try:
-        read_header(path)  # the library reads headers of any size that the format allows
+        read_header(path)  # check first, because the library reads headers of any size that the format allows
         with safe_open(path, framework="pt", device=str(device)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, CheckpointError) as error:

@@ -1,4 +1,4 @@
-"""Tar files whose members are read in place, and the members of new ones."""
+"""Tar files: read members in place, and add members to new files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from common.untrusted.archives import tar_members
 
 
 def members(file: IO[bytes], source: Path, start: int = 0) -> Iterator[tuple[str, int, int]]:
-    """Name without folders, absolute offset and size of every file in the tar that begins at ``start`` of ``file``.
+    """Yield name without folders, absolute offset and size of every file in the tar at offset ``start`` of ``file``.
 
-    Files that belong to no data set (:func:`common.formats.raw_files.is_data`) are left out.
+    Skips files that do not belong to a data set (:func:`common.formats.raw_files.is_data`).
 
     Raises:
-        DataError: the tar is truncated or damaged; ``source`` is named.
+        DataError: the tar is truncated or damaged; the message names ``source``.
     """
     file.seek(start)
     for _, member in tar_members(file, f"{source}: the tar at byte {start} is truncated or damaged", "r:"):
@@ -27,7 +27,7 @@ def members(file: IO[bytes], source: Path, start: int = 0) -> Iterator[tuple[str
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Write one file."""
+    """Add one file to a tar."""
     member = tarfile.TarInfo(name)
     member.size = len(data)
     tar.addfile(member, io.BytesIO(data))

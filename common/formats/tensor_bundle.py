@@ -1,10 +1,10 @@
-"""Reads TensorFlow's "tensor bundle", the checkpoint format V2, without TensorFlow.
+"""Reader of TensorFlow's "tensor bundle", the checkpoint format V2, without TensorFlow.
 
 A checkpoint ``P`` is ``P.index`` and one or more ``P.data-00000-of-00001``. The index is a sorted string table as in
 LevelDB (doc/table_format.md there): a footer of 48 bytes points to the index block, whose values point to the data
-blocks; a block's entries share prefixes of keys, and a block ends with a byte for its compression and a checksum. The
-key "" holds a BundleHeaderProto, every other key is a tensor's name and holds a BundleEntryProto (tensorflow/core/
-protobuf/tensor_bundle.proto): dtype, shape, and where in which data file its bytes are, with their checksum.
+blocks. Entries of a block share prefixes of keys, and a block ends with a byte for its compression and a checksum.
+The key "" has a BundleHeaderProto; every other key is a tensor's name and has a BundleEntryProto
+(tensorflow/core/protobuf/tensor_bundle.proto) with dtype, shape, data file, offset and checksum.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ _DTYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-"""Numbers of tensorflow/core/framework/types.proto."""
+"""Dtype numbers of tensorflow/core/framework/types.proto."""
 
 Field = int | bytes
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor is: the content of a BundleEntryProto.
+    """Position of a tensor: the content of a BundleEntryProto.
 
     Attributes:
-        dtype: number of TensorFlow's.
-        shape: of the tensor.
+        dtype: TensorFlow's dtype number.
         shard: number of the data file.
-        offset, size: bytes in it.
-        checksum: masked CRC-32C of the bytes; 0 where the entry has none, as the format writes no zeros.
-        sliced: whether the tensor was partitioned, and its pieces have keys of their own.
+        offset, size: position and length in it, in bytes.
+        checksum: masked CRC-32C of the bytes; 0 if the entry has none, because the format does not store zeros.
+        sliced: whether the tensor is partitioned, and its pieces have separate keys.
     """
 
     dtype: int
@@ -68,11 +67,11 @@ class Entry:
 
 
 class _Malformed(Exception):
-    """The index breaks its format; turned into a CheckpointError that names the file."""
+    """The index violates its format; converted to a CheckpointError that names the file."""
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at ``at``, and the place behind it."""
+    """Return the number at ``at``, and the position behind it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -91,7 +90,7 @@ def _piece(data: bytes, at: int, size: int) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, list[Field]]:
-    """Fields of a protocol buffer message by number: integers, or bytes of whatever is nested."""
+    """Return the fields of a protocol buffer message by number: integers, or the bytes of nested messages."""
     found: dict[int, list[Field]] = {}
     at = 0
     while at < len(message):
@@ -115,7 +114,7 @@ def _fields(message: bytes) -> dict[int, list[Field]]:
 
 
 def _number(fields: dict[int, list[Field]], number: int) -> int:
-    """The last value of an integer field, 0 if there is none."""
+    """Return the last value of an integer field, 0 if there is none."""
     value = fields.get(number, [0])[-1]
     if not isinstance(value, int):
         raise _Malformed(f"field {number} is not a number")
@@ -131,7 +130,7 @@ def _messages(fields: dict[int, list[Field]], number: int) -> list[bytes]:
 
 
 def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the block at ``offset``."""
+    """Yield keys and values of the block at ``offset``."""
     if size < 4:
         raise _Malformed(f"the block at byte {offset} has {size} bytes")
     stored = _piece(table, offset, size + _BLOCK_TRAILER_BYTES)
@@ -156,7 +155,7 @@ def _block(table: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 def _table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a sorted string table in order."""
+    """Yield keys and values of a sorted string table in order."""
     footer = table[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise _Malformed("it does not end as an index does: it is another kind of file, or cut off")
@@ -189,13 +188,13 @@ class TensorBundle:
 
     Args:
         prefix: path of the checkpoint without ``.index``.
-        data_prefix: path of the data files without ``.data-00000-of-00001``; None where it is ``prefix``.
+        data_prefix: path of the data files without ``.data-00000-of-00001``; default: ``prefix``.
 
     Attributes:
         entries: name to entry, of all tensors.
 
     Raises:
-        CheckpointError: a file is missing, cannot be read, or is not what its format asks for.
+        CheckpointError: a file is missing, cannot be read, or violates the format.
     """
 
     def __init__(self, prefix: Path, data_prefix: Path | None = None) -> None:
@@ -222,11 +221,11 @@ class TensorBundle:
             raise CheckpointError(f"{self.index}: not a TensorFlow checkpoint index: it is {reason}")
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor, checking its bytes against their checksum.
+        """Return one tensor after a check of its checksum.
 
         Raises:
-            CheckpointError: there is none of that name, its dtype is none of numbers, its bytes are missing,
-                truncated or wrong, or they have no checksum.
+            CheckpointError: the name is unknown, the dtype is not numeric, or the bytes are missing, truncated, wrong
+                or without checksum.
         """
         entry = self.entries.get(name)
         if entry is None:

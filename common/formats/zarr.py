@@ -1,11 +1,11 @@
 """Uncompressed Zarr arrays of version 2, read by region and written, without a library.
 
-An array is a folder. ``.zarray`` says its shape, dtype and the shape of its chunks; a file ``i.j.k`` is the chunk at
-that place of the grid, in C order. All chunks have the same size, also those that reach beyond the array, where what
-they hold means nothing (https://zarr-specs.readthedocs.io, "Zarr Storage Specification Version 2").
+An array is a folder. ``.zarray`` has its shape, dtype and chunk shape; a file ``i.j.k`` is the chunk at that position
+of the grid, in C order. All chunks have the same size. In chunks that extend beyond the array, the values outside are
+undefined (https://zarr-specs.readthedocs.io, "Zarr Storage Specification Version 2").
 
-The format lets a chunk be missing, which then is the fill value. Whoever wrote a checkpoint wrote all of it, so that
-here a missing chunk is damage.
+The format allows missing chunks, which mean the fill value. Checkpoints are always written completely, so this module
+treats a missing chunk as damage.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _DTYPES = {
     "<i4": torch.int32,
     "<i8": torch.int64,
 }
-"""Names of dtypes. TensorStore writes ``bfloat16``; zarr-python, for which it is two bytes of something, ``<V2``."""
+"""Names of dtypes. TensorStore writes ``bfloat16``; zarr-python, which sees two opaque bytes, writes ``<V2``."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items() if not name.endswith("V2")}
 
 Region = Sequence[tuple[int, int]]
-"""Of each dimension the first index and the one behind the last."""
+"""For each dimension the first index and the last index + 1."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a region has of one chunk.
+    """Part of a region in one chunk.
 
     Attributes:
-        chunk: its place in the grid.
-        inside: the part of the chunk, from the chunk's own start.
-        place: where it is in the region.
+        chunk: position of the chunk in the grid.
+        inside: ranges within the chunk, relative to its start.
+        place: slices within the region.
     """
 
     chunk: tuple[int, ...]
@@ -63,14 +63,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class ZarrArray:
-    """An array in a folder; :meth:`open` it or :meth:`create` it. No value is read before it is wanted.
+    """An array in a folder; :meth:`open` it or :meth:`create` it. Values are read only on request.
 
     Attributes:
-        folder: see the module.
-        shape: of the array.
         chunks: the shape of a chunk.
-        dtype: of the values.
-        separator: between the numbers in a chunk's name.
+        separator: separator of the numbers in a chunk's name.
     """
 
     folder: Path
@@ -81,11 +78,11 @@ class ZarrArray:
 
     @classmethod
     def open(cls, folder: Path) -> ZarrArray:
-        """The array in ``folder``.
+        """Return the array in ``folder``, without reading values.
 
         Raises:
-            CheckpointError: there is none, what describes it is damaged, or it is compressed, in Fortran's order or of
-                another dtype or version than can be read.
+            CheckpointError: there is no array, its metadata are damaged, or its compression, order, dtype or version
+                is not supported.
         """
         path = folder / METADATA
         found = _metadata(path)
@@ -108,10 +105,10 @@ class ZarrArray:
 
     @classmethod
     def create(cls, folder: Path, shape: Sequence[int], chunks: Sequence[int], dtype: torch.dtype) -> ZarrArray:
-        """Describe a new array in ``folder``, made if need be; its chunks are yet to be written.
+        """Write the metadata of a new array into ``folder``, created if needed. Chunks must be written afterwards.
 
         Raises:
-            ValueError: the format has no name for the dtype, or the chunks do not go with the shape.
+            ValueError: the format does not support the dtype, or chunks and shape do not match.
         """
         if dtype not in _NAMES:
             raise ValueError(f"no Zarr array is written of {dtype}")
@@ -133,18 +130,18 @@ class ZarrArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """Of the file of every chunk."""
+        """Size of every chunk's file in bytes."""
         return math.prod(self.chunks) * self.dtype.itemsize
 
     def file(self, chunk: Sequence[int]) -> Path:
-        """Of a chunk."""
+        """Return the path of a chunk."""
         return self.folder / self.separator.join(map(str, chunk))
 
     def pieces(self, region: Region) -> Iterator[Piece]:
-        """The chunks that a region touches, in C order, and what it has of each.
+        """Yield the pieces of a region, one for each chunk that it overlaps, in C order.
 
         Raises:
-            ValueError: the region lies outside the array, or is empty.
+            ValueError: the region is outside the array, or empty.
         """
         if len(region) != len(self.shape) or any(
             not 0 <= start < stop <= size for (start, stop), size in zip(region, self.shape, strict=True)
@@ -161,10 +158,10 @@ class ZarrArray:
             yield Piece(chunk, tuple(inside), tuple(place))
 
     def check(self, region: Region) -> None:
-        """Look whether all chunks of a region are there and whole, by their sizes alone.
+        """Check that all chunks of a region exist and are complete, from their sizes only.
 
         Raises:
-            CheckpointError: one is missing, cut off or too long.
+            CheckpointError: one is missing, truncated or too long.
         """
         for piece in self.pieces(region):
             path = self.file(piece.chunk)
@@ -181,14 +178,14 @@ class ZarrArray:
                 )
 
     def read_piece(self, piece: Piece, pin: bool = False) -> Tensor:
-        """What a region has of a chunk, from its first to its last value in one read; any number of threads may.
+        """Return the values of a piece, read with one call from its first to its last value. Thread-safe.
 
         Args:
-            piece: of :meth:`pieces`.
-            pin: into memory that a GPU copies from by itself.
+            piece: a result of :meth:`pieces`.
+            pin: use pinned memory, for asynchronous copies to a GPU.
 
         Raises:
-            CheckpointError: the chunk is missing, cut off or cannot be read.
+            CheckpointError: the chunk is missing, truncated or cannot be read.
         """
         strides = [math.prod(self.chunks[dim + 1 :]) for dim in range(len(self.chunks))]
         first = sum(start * stride for (start, _), stride in zip(piece.inside, strides, strict=True))
@@ -198,7 +195,7 @@ class ZarrArray:
         return flat.as_strided([stop - start for start, stop in piece.inside], strides)
 
     def read(self, region: Region | None = None) -> Tensor:
-        """The values of a region, or all.
+        """Return the values of a region; default: the whole array.
 
         Raises:
             CheckpointError: see :meth:`read_piece`.
@@ -211,16 +208,16 @@ class ZarrArray:
         return out
 
     def write(self, values: Tensor, origin: Sequence[int] | None = None) -> None:
-        """Write whole chunks.
+        """Write complete chunks.
 
         Args:
-            values: of any floating dtype and on any device; they are rounded to that of the array.
-            origin: where in the array they begin; None for its start. They begin and end where chunks do, or where the
-                array ends.
+            values: of any floating dtype and on any device; rounded to the dtype of the array.
+            origin: position of the first value in the array; default: its start. Start and end must be chunk
+                boundaries, or the end of the array.
 
         Raises:
             OSError: the disk is full, or the folder cannot be written to.
-            ValueError: they do not cover their chunks, or reach beyond the array.
+            ValueError: the values do not cover their chunks, or extend beyond the array.
         """
         origin = origin or (0,) * len(self.shape)
         region = [(start, start + size) for start, size in zip(origin, values.shape, strict=True)]

@@ -1,1 +1,1 @@
-"""Optimizers over flat buffers: rules, reduction, shards, loss scale."""
+"""Optimizers that work on flat buffers: update rules, gradient reduction, sharding and loss scaling."""

@@ -1,13 +1,13 @@
-"""Adagrad on shards, with the sum of squares of each element (not of each row).
+"""Adagrad on shards. The sum of squares is kept for each element (not for each row).
 
-With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay and lr
-the learning rate times the group's scale:
+With g the gradient times the group's multiplier and the factor, w the fp32 weight, lambda the weight decay and lr the
+learning rate times the group's scale:
 
     d = g + lambda * w;  s <- s + d^2;  w <- w - lr * d / (sqrt(s) + epsilon)
 
-s starts at 0; the rate does not decay with the steps. Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online
-Learning and Stochastic Optimization" (2011), figure 1 with diagonal matrices; epsilon stands outside the root as in
-``torch.optim.Adagrad``. An element whose gradients were all 0 stays: 0 / (0 + epsilon).
+s starts at 0, and the learning rate does not decay. Source: Duchi, Hazan, Singer, "Adaptive Subgradient Methods for
+Online Learning and Stochastic Optimization" (2011), figure 1 with diagonal matrices. Epsilon is outside the root, as
+in ``torch.optim.Adagrad``. An element whose gradients were all 0 keeps its value: 0 / (0 + epsilon) = 0.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupporte
 
 @dataclass(frozen=True)
 class Adagrad(Rule, Formula):
-    """Adagrad; the weight decay is part of the gradient.
+    """Hyperparameters of Adagrad. The weight decay is added to the gradient.
 
     Args:
         epsilon: added to the root of the sum of squares.
 
     Raises:
-        ValueError: epsilon is 0, or so small that float32 does not hold it: an element without a gradient would
-            become 0 / 0.
+        ValueError: epsilon is 0 in fp32. An element without a gradient would become 0 / 0.
     """
 
     instead: ClassVar[str] = "LAMB"
@@ -54,7 +53,7 @@ class Adagrad(Rule, Formula):
 
 
 class ReferenceAdagrad(Update):
-    """Adagrad in plain PyTorch: one chain of operations per group."""
+    """Adagrad in plain PyTorch: one chain of operations for each run of neighbouring fragments of a group."""
 
     implementation = "reference"
     kinds = ("sum",)
@@ -73,7 +72,7 @@ class ReferenceAdagrad(Update):
             stats[1] += wide.square().sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`; Adagrad does not depend on ``step``."""
+        """See :class:`common.optim.rules.Update`. Adagrad does not use ``step``."""
         for run in self._runs:
             (total,) = run.states
             gradients = run.gradients(grad_factor)
@@ -91,4 +90,4 @@ ADAGRAD = Operation(
     {"triton": Implementation("common.optim.adagrad_triton:TritonAdagrad", triton_unsupported)},
     cases="common.optim.update_cases:ADAGRAD",
 )
-"""How Adagrad runs: multi-tensor kernels, or plain PyTorch."""
+"""Implementations of Adagrad: plain PyTorch (the reference) and multi-tensor Triton kernels."""

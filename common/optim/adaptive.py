@@ -1,18 +1,18 @@
 """LAMB, AdamW and Adam on shards.
 
-With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay, lr the
+With g the gradient times the group's multiplier and the factor, w the fp32 weight, lambda the weight decay, lr the
 learning rate times the group's scale and t = 1, 2, ... the number of the update:
 
     m <- beta1 * m + (1 - beta1) * g
     v <- beta2 * v + (1 - beta2) * g^2
     u  = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + lambda * w
-    r  = |w| / |u|    by tensor; 1 where |w| or |u| is 0, and without trust ratio
+    r  = |w| / |u|    for each tensor; 1 where |w| or |u| is 0, and without trust ratio
     w <- w - lr * r * u
 
 LAMB: You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm 2, with the identity as phi. A group
-without decay still has its ratio unless that is switched off too: MLPerf BERT excludes biases and norms from both.
-AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), without r. Adam: Kingma and Ba (2015),
-without r, and with the decay in the gradient (g + lambda * w) instead of in u.
+without weight decay still has a trust ratio unless that is switched off too; MLPerf BERT switches off both for biases
+and norms. AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), without r. Adam: Kingma and
+Ba (2015), without r, and with the decay in the gradient (g + lambda * w) instead of in u.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
 
 SMALLEST_EPSILON = torch.finfo(torch.float32).tiny
-"""Below this epsilon is 0 in float32, and a weight that never had a gradient becomes 0 / 0."""
+"""Smallest epsilon. A smaller one is 0 in fp32, and a weight that never had a gradient would become 0 / 0."""
 
 
 @dataclass(frozen=True)
 class LAMB(Rule):
-    """Adam with decoupled weight decay and one trust ratio for each tensor.
+    """Hyperparameters of LAMB: Adam with decoupled weight decay and one trust ratio for each tensor.
 
     Args:
         beta1, beta2: decay of the moments, in [0, 1).
         epsilon: added outside the square root.
         bias_correction: divide the moments by 1 - beta^t.
-        norm_of: take |w| of the float32 masters or of the weights that the model computes with.
+        norm_of: take |w| of the fp32 masters or of the model's weights.
 
     Raises:
         ValueError: a beta or epsilon is out of its range.
@@ -64,7 +64,7 @@ class LAMB(Rule):
 
 @dataclass(frozen=True)
 class AdamW(Rule):
-    """Adam with decoupled weight decay.
+    """Hyperparameters of AdamW: Adam with decoupled weight decay.
 
     Args:
         beta1, beta2: decay of the moments, in [0, 1).
@@ -90,7 +90,7 @@ class AdamW(Rule):
 
 @dataclass(frozen=True)
 class Adam(Rule):
-    """Adam; the weight decay is part of the gradient.
+    """Hyperparameters of Adam. The weight decay is added to the gradient.
 
     Args:
         beta1, beta2: decay of the moments, in [0, 1).
@@ -116,7 +116,7 @@ class Adam(Rule):
 
 @dataclass(frozen=True)
 class Moments(MomentsValues, Formula):
-    """LAMB, AdamW and Adam; see the formulas at the top."""
+    """Common formula of LAMB, AdamW and Adam. The module docstring has it."""
 
     takes_remainders: ClassVar[bool] = True
 
@@ -126,7 +126,7 @@ class Moments(MomentsValues, Formula):
 
 
 class ReferenceAdaptive(Update):
-    """LAMB, AdamW and Adam in plain PyTorch: flat operations by run, norms and ratios by tensor."""
+    """LAMB, AdamW and Adam in plain PyTorch: flat operations for each run, norms and trust ratios for each tensor."""
 
     implementation = "reference"
     kinds = ("exp_avg", "exp_avg_sq")
@@ -161,17 +161,17 @@ class ReferenceAdaptive(Update):
             run.write(write, run.masters - rates_G[run.group] * direction)
 
     def _corrections(self, step: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """What m and sqrt(v) are multiplied with; float64, since 1 - beta cancels."""
+        """Return the factors for m and sqrt(v) that correct the bias."""
         formula = self._formula
         if not formula.bias_correction:
             return 1.0, 1.0
-        count = (step + 1).double()
+        count = (step + 1).double()  # fp64, because 1 - beta^t cancels most digits
         return 1.0 / (1.0 - formula.beta1**count), (1.0 - formula.beta2**count).rsqrt()
 
     def _direction(
         self, run: Run, corrections: tuple[Tensor | float, Tensor | float], grad_factor: Tensor, write: Tensor
     ) -> Tensor:
-        """Update the moments of one run; returns its u."""
+        """Update the moments of one run and return its direction u."""
         formula, decay, weights = self._formula, run.settings.weight_decay, run.masters
         average, square_average = run.states
         gradient = run.gradients(grad_factor)
@@ -213,4 +213,4 @@ ADAPTIVE = Operation(
     {"triton": Implementation("common.optim.adaptive_triton:TritonAdaptive", triton_unsupported)},
     cases="common.optim.update_cases:LAMB_AND_ADAM",
 )
-"""How LAMB, AdamW and Adam run: multi-tensor kernels, or plain PyTorch."""
+"""Implementations of LAMB, AdamW and Adam: plain PyTorch (the reference) and multi-tensor Triton kernels."""

@@ -1,4 +1,4 @@
-"""Tables of the update rules' Triton kernels: which block works on which part of a shard."""
+"""Tables for the Triton kernels of the update rules: which thread block works on which part of a shard."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from common.optim.shard import FRAGMENT_ALIGNMENT, Fragment
 
 
 class BlockTables:
-    """Blocks of equal size over fragments, none of which straddles two.
+    """Blocks of equal size that cover fragments. No block contains parts of two fragments.
 
-    Blocks cover the padding behind a fragment too: it is zero everywhere and stays zero, and the mask then keeps a
-    granularity that allows vector loads.
+    Blocks also cover the padding behind a fragment. The padding is zero and stays zero, and including it keeps the
+    mask aligned enough for vector loads.
 
     Args:
-        fragments: of one shard, or of several, one after the other.
-        block: elements for one program.
-        device: of the tables.
+        fragments: fragments of one shard, or of several shards one after the other.
+        block: elements per block.
 
     Attributes:
-        count: how many blocks there are.
-        first_blocks: on the host, the first block of each fragment, and the end of the last one's.
-        block_start: int64 (count,), offset of the first element.
-        block_fragment: int32 (count,), number of the fragment.
-        fragment_block: int32 (fragments + 1,), ``first_blocks``.
+        count: number of blocks.
+        first_blocks: index of the first block of each fragment, then the end of the last fragment's blocks; on the
+            host.
+        block_start: int64 (count,), offset of the block's first element.
+        block_fragment: int32 (count,), index of the block's fragment.
+        fragment_block: int32 (fragments + 1,), ``first_blocks`` on the device.
         fragment_tensor: int32 (fragments,), ``Fragment.tensor``.
 
     Raises:
@@ -52,9 +52,9 @@ class BlockTables:
         self.fragment_tensor = self.table([f.tensor for f in fragments], torch.int32)
 
     def by_block(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """A table (count,) of what each block's fragment has, of ``values`` by fragment."""
+        """Return a table (count,): for each block, the entry of ``values`` that belongs to its fragment."""
         return self.table([values[owner] for owner in self._owners], dtype)
 
     def table(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        """``values`` on the device."""
+        """Return ``values`` as a tensor on the device."""
         return torch.tensor(values, dtype=dtype, device=self._device)

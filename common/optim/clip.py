@@ -1,10 +1,11 @@
-"""Clip gradients by their global norm: after the reduction, or each micro-batch's own before it.
+"""Clip gradients by their global norm, either after the reduction or per micro-batch before it.
 
-After it, there is one norm, that of the averaged gradient; its factor is applied inside the update. Before it, every
-micro-batch of every replica is clipped by its own norm, and the clipped gradients are summed: the MLPerf BERT
-reference's order, which the rules allow beside the other (training rules, section on benchmark-specific rules). The
-factor is min(1, max_norm / (norm + 1e-6)) in both. Ranks that split samples have parts of the gradient of a micro-batch
-each, and so may those that split layers: where clipping comes first, it is summed over them before its norm is taken.
+- After the reduction there is one norm, that of the averaged gradient. The update applies the factor.
+- Before the reduction, every micro-batch of every replica is clipped by its own norm, and the clipped gradients are
+  summed. The MLPerf BERT reference does this, and the training rules allow both (benchmark-specific rules).
+
+The factor is min(1, max_norm / (norm + 1e-6)) in both cases. Where ranks split samples or layers, each may have a
+part of a micro-batch's gradient; clipping before the reduction first sums these parts.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from common.ops.triton_support import no_triton
 from common.optim.flat import FlatBuffer
 from common.optim.precision import gradient_dtype
 
-NORM_EPSILON = 1e-6  # of apex's distributed optimizer
+NORM_EPSILON = 1e-6  # as in apex's distributed optimizer
 
 
 @dataclass(frozen=True)
 class ClipNorm:
-    """Clipping by the global norm over all parameters.
+    """Options for clipping by the global norm over all parameters.
 
     Args:
-        max_norm: of the gradient as a mean, without loss scale.
-        when: ``after_reduction``: the mean over the global batch. ``before_reduction``: the mean over each micro-batch
-            of each replica; nothing can then be reduced before the last backward pass has ended.
+        max_norm: largest norm of the mean gradient, without loss scale.
+        when: ``after_reduction`` clips the mean over the global batch. ``before_reduction`` clips the mean over each
+            micro-batch of each replica; the reduction can then start only after the last backward pass.
 
     Raises:
-        ValueError: ``max_norm`` is not positive, or ``when`` is neither of the two.
+        ValueError: ``max_norm`` is not positive, or ``when`` is unknown.
     """
 
     max_norm: float
@@ -49,28 +50,29 @@ class ClipNorm:
             raise ValueError(f"when={self.when!r}: clip before_reduction or after_reduction")
 
     def factor(self, norm: Tensor) -> Tensor:
-        """What gradients of ``norm`` are multiplied with; not finite where the norm is not, so that nobody updates."""
+        """Return the factor for gradients of this norm. It is NaN if the norm is not finite; then no rank updates."""
         factor = (self.max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
         return torch.where(torch.isfinite(norm), factor, torch.full_like(norm, float("nan")))
 
 
 class MicroBatchClipper:
-    """Clips each micro-batch's gradient in the flat buffers and, with several of them, adds them up in float32.
+    """Clips the gradient of each micro-batch in the flat buffers. Several micro-batches are added up in fp32.
 
     A norm that is not finite turns the gradients into NaN, which the reduction carries to all ranks.
 
     Args:
-        clip: with ``when="before_reduction"``.
-        buffers: the flat buffers.
-        mean_factors: per parameter group what turns a micro-batch's gradient, summed over ``sharing``, into its mean.
-        norm_shares: per parameter group 1 over the other ranks that hold it redundantly.
-        micro_batches: of one iteration; the float32 sums exist only where there are several.
-        sum_over_other_ranks: sums over the ranks that hold the rest of this replica's parameters, in a fixed order.
-        sharing: per parameter group the ranks that each have a part of a micro-batch's gradient; gradients leave the
-            clipper summed over them.
+        clip: options with ``when="before_reduction"``.
+        mean_factors: for each parameter group, the factor that turns the gradient of a micro-batch, summed over
+            ``sharing``, into its mean.
+        norm_shares: for each parameter group, 1 / (number of ranks that hold it redundantly).
+        micro_batches: micro-batches of one iteration. The fp32 sums exist only if there are several.
+        sum_over_other_ranks: sums in place over the ranks that hold the other parameters of this replica, in a fixed
+            order.
+        sharing: for each parameter group, the ranks that each have a part of a micro-batch's gradient. The clipper
+            sums gradients over them.
 
     Attributes:
-        sends: False sums no gradients over ``sharing``; for measurements only.
+        sends: False disables the sum over ``sharing``; for measurements only.
     """
 
     def __init__(
@@ -100,9 +102,9 @@ class MicroBatchClipper:
         self._collected = 0
 
     def collect(self, last: bool, loss_scale: Tensor | None) -> None:
-        """Clip what the backward pass of one micro-batch has left in the gradients.
+        """Clip the gradient of one micro-batch after its backward pass.
 
-        After the last one the gradients hold the sum of all clipped ones, before it they are zeroed.
+        After the last micro-batch the gradients hold the sum of all clipped gradients; after the others they are zero.
 
         Raises:
             RuntimeError: there are several micro-batches, but the optimizer was built for one.
@@ -128,7 +130,7 @@ class MicroBatchClipper:
             buffer.zero_gradients()
 
     def norm(self, loss_scale: Tensor | None) -> Tensor:
-        """Norm of the mean gradient of this micro-batch, 0-d float32, or float64 with parameters of that dtype."""
+        """Return the norm of this micro-batch's mean gradient: 0-d fp32, or fp64 with fp64 parameters."""
         squares: list[Tensor] = []
         for buffer in self._buffers:
             dtype = torch.promote_types(buffer.dtype, torch.float32)
@@ -144,7 +146,7 @@ class MicroBatchClipper:
 
 
 def _scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
-    """``result = factor * x``, or with ``add`` ``result += factor * x``; the factor is 0-d."""
+    """Compute ``result = factor * x``, or ``result += factor * x`` with ``add``. The factor is 0-d."""
     if x.is_cuda and factor.dtype == torch.float32 and no_triton(x.device) is None:
         from common.optim import scale_triton  # triton is imported only where it is used
 
@@ -165,7 +167,7 @@ class _Run(NamedTuple):
 
 
 def _runs_to_sum(buffer: FlatBuffer, sharing: Sequence[dist.ProcessGroup | None]) -> list[_Run]:
-    """What of ``buffer`` is summed over whom, in its order; ``sharing`` says it by parameter group."""
+    """Return the runs of ``buffer`` to sum, in buffer order; ``sharing`` has the ranks of each parameter group."""
     runs = []
     for group, buckets in itertools.groupby(buffer.buckets, key=lambda bucket: sharing[bucket.group]):
         if group is not None:

@@ -1,11 +1,11 @@
-"""Averages of the weights, updated beside the optimizer and evaluated in their place.
+"""Exponential moving averages of the weights, which replace the weights in an evaluation.
 
-After every update, with w the float32 weight and d the decay:
+After every update, with w the fp32 weight and d the decay:
 
     a <- d * a + (1 - d) * w
 
-from a = w at the start, without correction of the first updates. A rank averages the weights that it updates and no
-others, so that the work and the memory are sharded as the optimizer's are.
+a starts as w, without bias correction. A rank averages only the weights that it updates, so work and memory are
+sharded like those of the optimizer.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from common.optim.optimizer import Optimizer
 from common.optim.partition import Partition
 
 KIND = "average"
-"""What the averages are called among the state."""
+"""Name of the averages in the state."""
 
 
 class WeightAverage:
-    """The updater (:class:`common.optim.updater.Updater`) that averages the weights of an optimizer.
+    """Updater (:class:`common.optim.updater.Updater`) that averages the weights of an optimizer.
 
-    It writes after the optimizer, so it stands behind it among the updaters of a step. Building it takes the weights as
-    they are: load them before.
+    It must come after the optimizer in the updaters of a step. The averages start as the current weights, so load
+    these before building it.
 
     Args:
-        optimizer: whose weights are averaged: the masters of half parameters, the parameters themselves otherwise.
+        optimizer: owner of the weights. Its fp32 masters are averaged where parameters are half precision.
         decay: d, at least 0 and below 1.
 
     Attributes:
-        loss_scale: None: no gradient is read.
+        loss_scale: always None, because no gradient is read.
 
     Raises:
         ValueError: the decay is out of its range.
@@ -48,7 +48,7 @@ class WeightAverage:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay={decay}: the average of the weights keeps at least 0 and less than 1 of itself")
         self._partitions, self._plan = optimizer.partitions, optimizer.plan
-        # No zero has a minus: writing nothing would take it away.
+        # Adding 0.0 turns -0.0 into 0.0. An update that is not allowed could otherwise change the sign bit.
         self._averages = [partition.shard.read_masters(slice(None)) + 0.0 for partition in self._partitions]
         device = self._averages[0].device
         self._shares = [torch.full((), 1.0 - decay, dtype=average.dtype, device=device) for average in self._averages]
@@ -56,33 +56,34 @@ class WeightAverage:
         self._whole: list[Tensor] = []
 
     def begin(self) -> None:
-        """Nothing: there are no gradients."""
+        """Do nothing: there are no gradients."""
 
     def arm(self, part: nn.Module | None = None) -> None:
-        """Nothing is reduced."""
+        """Do nothing: there is no reduction."""
 
     def collect(self) -> None:
-        """Nothing comes with a micro-batch."""
+        """Do nothing: micro-batches are not used."""
 
     def measure(self) -> Tensor:
-        """Nothing is measured: never an overflow (0-d bool)."""
+        """Return false (0-d bool): there is no gradient that could overflow."""
         return self._never
 
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
-        """Take the weights of the update into the averages, which stay where ``allowed`` (0-d bool) is false."""
+        """Add the updated weights to the averages, which do not change where ``allowed`` (0-d bool) is false."""
         for partition, average, share in zip(self._partitions, self._averages, self._shares, strict=True):
             masters = partition.shard.read_masters(slice(None))
-            average.lerp_(masters, share * allowed)  # one pass; a share of 0 moves nothing
+            average.lerp_(masters, share * allowed)  # one pass; a share of 0 changes nothing
 
     def materialize(self) -> None:
-        """Nothing: the model's weights are the optimizer's; :meth:`weights` gathers the averages."""
+        """Do nothing: the optimizer updates the model's weights, and :meth:`weights` gathers the averages."""
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:
-        """The averages in the parameters' dtypes by name, for an evaluation. Collective over the ranks that share.
+        """Return the averages by parameter name, in the parameters' dtypes, for an evaluation.
 
-        Their memory is not the parameters', and the same at every call, which updates it; nothing waits for the device.
+        Collective over the ranks that share shards. Every call returns and overwrites the same memory, which is
+        separate from the parameters. Nothing waits for the device.
         """
         found: dict[str, Tensor] = {}
         for partition, whole in zip(self._partitions, self._filled(), strict=True):
@@ -91,13 +92,13 @@ class WeightAverage:
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """The flat averages of this rank's shards."""
+        """Return the flat averages of this rank's shards."""
         names = [str(partition.buffer.dtype).removeprefix("torch.") for partition in self._partitions]
         return [(f"{KIND}.{name}", average) for name, average in zip(names, self._averages, strict=True)]
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Full averages in float32 by parameter name, on the CPU of the ranks that write them; on others nothing.
+        """Return full averages in fp32 by parameter name, on the CPU; empty on ranks that do not write the state.
 
         Collective over the ranks that share shards.
         """
@@ -108,7 +109,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned on any number of ranks.
+        """Load the result of :meth:`state_dict`, which may come from any number of ranks.
 
         Raises:
             CheckpointError: an entry is missing, unexpected, or has another shape. Nothing is changed then.
@@ -121,11 +122,11 @@ class WeightAverage:
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """Nothing to report."""
+        """Return an empty dict: there are no metrics."""
         return {}
 
     def _filled(self) -> list[Tensor]:
-        """The averages of all ranks in the layout and dtype of each flat buffer."""
+        """Return the averages of all ranks, in the layout and dtype of each flat buffer."""
         if not self._whole:
             self._whole = [self._room(*of) for of in zip(self._partitions, self._averages, strict=True)]
         for partition, average, whole in zip(self._partitions, self._averages, self._whole, strict=True):
@@ -142,7 +143,7 @@ class WeightAverage:
 
     @staticmethod
     def _room(partition: Partition, average: Tensor) -> Tensor:
-        """Where a whole average goes: the average itself if it is whole and in the parameters' dtype."""
+        """Return the buffer for a whole average; the average itself if it is whole and has the parameters' dtype."""
         if partition.is_whole and average.dtype == partition.buffer.dtype:
             return average
         return torch.empty_like(partition.buffer.parameters)

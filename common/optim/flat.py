@@ -1,13 +1,12 @@
-"""Flat buffers: all parameters of one dtype in one allocation, their gradients in another.
+"""Flat buffers: all parameters of one dtype in one allocation, and their gradients in another.
 
-One fill zeroes every gradient, one slice is a communication bucket, and a multi-tensor kernel needs one pointer
-and a table instead of hundreds of pointers. Parameters and ``.grad`` become views that keep their own strides, so a
-channels_last weight stays channels_last. All flat tensors of one dtype (parameters, gradients, FP32 masters, optimizer
-state) share the same element offsets, hence an update is elementwise on slices whatever the strides of the views are.
+One fill zeroes every gradient, one slice is a communication bucket, and a multi-tensor kernel needs one pointer and a
+table. Parameters and ``.grad`` become views with unchanged strides, so a channels_last weight stays channels_last.
+All flat tensors of one dtype (parameters, gradients, fp32 masters, optimizer state) share the same element offsets.
+An update therefore works elementwise on slices, independent of the strides of the views.
 
-Gradients may have another dtype than their parameters: float32 of half weights, so that what micro-batches add is not
-rounded to 8 or 11 bits each time. Autograd is told so (``Tensor.grad_dtype``): it casts what a backward pass has made
-before it adds up the uses of a parameter, or adds to what is there.
+Gradients may have another dtype than their parameters. With fp32 gradients of half-precision weights, the sum over
+micro-batches is not rounded to 8 or 11 bits each time.
 """
 
 from __future__ import annotations
@@ -22,25 +21,24 @@ from common.optim.precision import GradientPrecision, gradient_dtype
 from common.optim.shard import FRAGMENT_ALIGNMENT
 
 ALIGNMENT_BYTES = 256
-"""Every tensor starts on a multiple of this, so that kernels use their widest loads and matrix products stay fast."""
+"""Alignment of every tensor in bytes. It allows the widest loads in kernels and fast matrix products."""
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
-WHOLE = 1 << 62  # a bucket size that no group reaches
+WHOLE = 1 << 62  # bucket size in bytes that no group reaches: one bucket per group
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Where one parameter lies in the flat buffers of its dtype.
+    """Position of one parameter in the flat buffers of its dtype.
 
     Attributes:
-        name: name of the parameter.
         parameter: the parameter, a view of the flat parameter buffer.
         group: index of its parameter group.
         start: offset of its first element.
-        numel: its elements.
+        numel: number of its elements.
         stop: offset behind its padding; elements from ``start + numel`` to ``stop`` stay zero.
-        parts: as how many tensors it counts: equal pieces, one after the other.
+        parts: number of tensors that it counts as: equal pieces, one after the other.
     """
 
     name: str
@@ -54,14 +52,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bucket:
-    """A slice of a flat buffer that is reduced and gathered in one collective.
+    """Slice of a flat buffer that is reduced and gathered in one collective.
 
     Attributes:
         segments: the parameters in it, all of one group.
         group: index of that group.
         start: offset of its first element.
         stop: offset behind its padding; ``stop - start`` divides into aligned pieces, one for each rank of a shard.
-        readiness: share of its group's parameters that the backward pass goes through before the bucket is complete.
+        readiness: estimated fraction of its group's parameters whose gradients are complete when the bucket is.
     """
 
     segments: tuple[Segment, ...]
@@ -72,21 +70,22 @@ class Bucket:
 
 
 class FlatBuffer:
-    """The parameters of one dtype and their gradients in flat tensors.
+    """Parameters of one dtype and their gradients in flat tensors.
 
     Building it moves the parameters: ``parameter.data`` and ``parameter.grad`` become views of the flat buffers.
 
     Args:
-        groups: per parameter group its parameters of one dtype and one device, by name, in the order of the model.
-        parts: name of a parameter to the number of tensors that it counts as; others count as one.
-        pieces: ranks that share the buffer; every bucket divides into as many aligned pieces.
-        bucket_bytes: a bucket is closed when its gradients hold at least this many bytes.
-        gradient_dtype: of the gradients; None for that of the parameters.
+        groups: for each parameter group, its parameters of one dtype and one device, by name, in the order of the
+            model.
+        parts: parameter name to the number of tensors that it counts as; default 1.
+        pieces: number of ranks that share the buffer; every bucket divides into this many aligned pieces.
+        bucket_bytes: a bucket is closed when its gradients have at least this many bytes.
+        gradient_dtype: dtype of the gradients; None for that of the parameters.
 
     Attributes:
-        dtype, device: of the parameters.
-        segments: the parameters in the order of the buffer: group after group.
-        buckets: in the order of the buffer.
+        dtype, device: dtype and device of the parameters.
+        segments: the parameters in the order of the buffer, group after group.
+        buckets: the buckets in the order of the buffer.
         parameters: 1-d, ``dtype``.
         gradients: 1-d, the gradients' dtype.
 
@@ -124,16 +123,15 @@ class FlatBuffer:
     def _attach_gradient(self, segment: Segment) -> None:
         parameter = segment.parameter
         if parameter.grad_dtype != self._gradient_dtype:
-            parameter.grad = None  # of another dtype, which the assignment would refuse to leave behind
-            parameter.grad_dtype = self._gradient_dtype
+            parameter.grad = None  # PyTorch refuses to change grad_dtype while a gradient of another dtype exists
+            parameter.grad_dtype = self._gradient_dtype  # autograd casts to it before it adds gradients up
         parameter.grad = self.view(self.gradients, segment)
 
     def view(self, flat: Tensor, segment: Segment, first: int = 0) -> Tensor:
-        """The part of ``flat`` for ``segment``, with the parameter's strides.
+        """Return the part of ``flat`` for ``segment``, with the parameter's strides.
 
         Args:
-            flat: a flat tensor of this layout from element ``first`` on.
-            segment: the parameter.
+            flat: a flat tensor of this layout, from element ``first`` on.
             first: offset in the layout of the first element of ``flat``.
         """
         return flat.as_strided(segment.parameter.shape, segment.parameter.stride(), segment.start - first)
@@ -143,7 +141,7 @@ class FlatBuffer:
         self.gradients.zero_()
 
     def check(self) -> None:
-        """Make sure that parameters and gradients still are views of the buffers; compares pointers on the host.
+        """Check on the host, by pointers, that parameters and gradients still are views of the buffers.
 
         Raises:
             RuntimeError: ``.to()``, an assignment to ``.data`` or ``.grad`` or ``zero_grad(set_to_none=True)``
@@ -165,7 +163,7 @@ class FlatBuffer:
     def _plan(
         self, groups: Sequence[Mapping[str, nn.Parameter]], parts: Mapping[str, int], pieces: int, bucket_bytes: int
     ) -> list[Bucket]:
-        """Lay the groups out one after the other, each cut into buckets from its end."""
+        """Place the groups one after the other, and cut each into buckets from its end."""
         buckets: list[Bucket] = []
         start = 0
         for group, members in enumerate(groups):
@@ -182,9 +180,10 @@ class FlatBuffer:
         return buckets
 
     def _cut(self, named: Sequence[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[tuple[int, int]]:
-        """First and last + 1 of each bucket's members.
+        """Return first and last + 1 of each bucket's members.
 
-        From the end, where backward passes begin: so the bucket that may stay small is the one that comes last.
+        Cuts start at the end, where backward passes begin. The bucket that may be small is then the last one to
+        complete.
         """
         cuts, last, held = [], len(named), 0
         for first in range(len(named) - 1, -1, -1):
@@ -212,15 +211,15 @@ def build_flat_buffers(
     bucket_bytes: int = WHOLE,
     gradients: GradientPrecision = "same",
 ) -> list[FlatBuffer]:
-    """One FlatBuffer for each dtype, in the order in which the dtypes first appear in ``groups``.
+    """Return one FlatBuffer for each dtype, in the order in which the dtypes first appear in ``groups``.
 
     Args:
         groups, parts, pieces, bucket_bytes: see :class:`FlatBuffer`.
-        gradients: in which precision they add up.
+        gradients: precision in which gradients are added up.
 
     Raises:
-        ValueError: no parameter at all, a dtype that is not floating point, parts of an unknown parameter, or what
-            FlatBuffer raises.
+        ValueError: no parameter at all, a dtype that is not floating point, parts of an unknown parameter, or a
+            reason of FlatBuffer.
     """
     dtypes = list(dict.fromkeys(p.dtype for group in groups for p in group.values()))
     if not dtypes:
@@ -261,7 +260,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether the strides enumerate numel consecutive elements, in whatever order of the dimensions."""
+    """Return whether the strides cover numel consecutive elements, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si > 1):
         if stride != expected:

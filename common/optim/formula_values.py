@@ -1,4 +1,4 @@
-"""The numbers of the two families of update formulas, which plain PyTorch and Triton read alike."""
+"""Hyperparameters of the two families of update formulas, shared by the PyTorch and Triton implementations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MomentumValues:
-    """What LARS and SGD come down to; see the formulas at the top of :mod:`common.optim.momentum`."""
+    """Hyperparameters of LARS and SGD; see the formulas in :mod:`common.optim.momentum`."""
 
     momentum: float
     nesterov: bool
@@ -18,7 +18,7 @@ class MomentumValues:
 
 @dataclass(frozen=True)
 class MomentsValues:
-    """What LAMB, AdamW and Adam come down to; see the formulas at the top of :mod:`common.optim.adaptive`."""
+    """Hyperparameters of LAMB, AdamW and Adam; see the formulas in :mod:`common.optim.adaptive`."""
 
     beta1: float
     beta2: float

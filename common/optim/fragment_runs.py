@@ -1,4 +1,4 @@
-"""What the update rules in plain PyTorch work on: neighbouring fragments of one group, updated in one go."""
+"""Runs of neighbouring fragments of one group, which update rules in plain PyTorch update together."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from common.optim.shard import Fragment, Shard
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring fragments of one group: what one chain of flat operations updates.
+    """Neighbouring fragments of one group, which one chain of flat operations updates.
 
-    Padding is part of it; it is zero and stays zero.
+    A run includes padding, which is zero and stays zero.
 
     Attributes:
-        shard: where they lie.
-        part: from the first one's start to the last one's stop.
-        settings: of the group.
-        fragments: in order, at least one.
-        states: the run's part of the update's states, in the order of its kinds.
+        shard: the shard that contains the fragments.
+        part: slice from the start of the first fragment to the stop of the last.
+        settings: settings of the group.
+        fragments: at least one, in order.
+        states: the slice ``part`` of each state tensor, in the order of the update's ``kinds``.
     """
 
     shard: Shard
@@ -34,25 +34,25 @@ class Run:
 
     @property
     def group(self) -> int:
-        """Its number."""
+        """Index of the parameter group."""
         return self.fragments[0].group
 
     @property
     def masters(self) -> Tensor:
-        """The weights that are updated."""
+        """The weights to update, in fp32 or fp64."""
         return self.shard.read_masters(self.part)
 
     def gradients(self, grad_factor: Tensor) -> Tensor:
-        """The mean gradients in the dtype of the masters, times ``grad_factor`` (0-d)."""
+        """Return the mean gradients in the dtype of the masters, times ``grad_factor`` (0-d)."""
         gradients = self.shard.gradients[self.part].to(self.shard.wide)
         return gradients * (self.settings.grad_multiplier * grad_factor)
 
     def weights_for_norms(self, of_model: bool) -> Tensor:
-        """The weights whose norm counts: those that the model computes with, or the masters."""
+        """Return the weights for the norm: the model's weights with ``of_model``, else the masters."""
         return self.shard.parameters[self.part] if of_model else self.masters
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The fragments in ``flat``, a tensor that starts where the run starts."""
+        """Return a view of ``flat`` for each fragment, without padding. ``flat`` starts at the start of the run."""
         first = self.part.start
         return [flat[f.start - first : f.start - first + f.numel] for f in self.fragments]
 
@@ -67,12 +67,11 @@ class Run:
 
 
 def runs_of(binding: Binding, states: Sequence[Sequence[Tensor]], alone: bool) -> list[Run]:
-    """The runs of all shards, in order.
+    """Return the runs of all shards, in order.
 
     Args:
-        binding: the shards and the groups.
-        states: by kind and shard.
-        alone: whether a fragment with a trust ratio is a run by itself.
+        states: state tensors, by kind and then by shard.
+        alone: put each fragment with a trust ratio in a separate run.
     """
     runs: list[Run] = []
     for index, shard in enumerate(binding.shards):

@@ -1,4 +1,4 @@
-"""Parameter groups: parameters that are updated alike."""
+"""Parameter groups: parameters that share update settings such as weight decay."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from common.optim.learning_rate import Schedule
 from common.optim.rules import GroupSettings
 
 SUMMED_AXES = ("dp", "cp")
-"""Axes over which gradients are summed: their ranks hold the same weights and have other samples, or other parts of
-the same samples. The ranks of the other axes hold other weights, but for layers that are ``replicated_over`` them, or
-whose gradients are ``summed_over`` them.
+"""Layout axes over which gradients are summed.
+
+Their ranks hold the same weights and have other samples (``dp``), or other parts of the same samples (``cp``). Ranks
+of the other axes hold other weights, except layers that are ``replicated_over`` or ``summed_over`` these axes.
 """
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are updated alike.
+    """Parameters that share their update settings.
 
     Attributes:
         parameters: name to parameter, in the order of the model.
-        weight_decay: lambda; part of the gradient (LARS, SGD, Adam) or of the step (LAMB, AdamW).
+        weight_decay: lambda; added to the gradient (LARS, SGD, Adam, Adagrad) or to the step (LAMB, AdamW).
         lr_scale: factor on the schedule's learning rate.
-        schedule: of this group's learning rate; None for the optimizer's, which is the one that metrics report.
-        trust_ratio: scale the learning rate by tensor (LARS, LAMB).
-        grad_scale: what the gradient, summed over ranks and micro-batches, is multiplied with before anything else,
-            beside the optimizer's own ``grad_divisor``.
-        learning_rate_in_momentum: whether the momentum buffer holds steps (m <- mu m - lr d; w <- w + m) or directions
-            (m <- mu m + d; w <- w - lr m); see :mod:`common.optim.momentum`.
-        replicated_over: axes of the layout whose ranks compute these layers redundantly, on the same input; over them
-            the gradients are averaged, not summed, and a norm over all parameters counts them once. Layers that see
-            only this rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.
-        summed_over: further axes whose ranks hold the same weights and have parts of the gradient each, such as ``tp``
-            where each of its ranks sees tokens of its own. Over them the gradients are summed, not averaged, and a norm
-            over all parameters counts them once.
-        tied_over: axes whose first and last rank hold the same weights and have parts of the gradient each, such as
-            ``pp`` where an embedding is the head's weight too. The gradients are summed over these two, and a norm over
-            all parameters counts them once. Ranks between the two have the group without parameters.
-        parts: name of a parameter to the number of tensors that it counts as for norms by tensor, equal pieces along
-            its first dimension (query, key and value in one weight: 3). Others count as one.
+        schedule: learning-rate schedule of this group. None for the optimizer's schedule, which metrics report.
+        trust_ratio: scale the learning rate for each tensor (LARS, LAMB).
+        grad_scale: factor on the gradient that is summed over ranks and micro-batches, applied together with the
+            optimizer's ``grad_divisor``.
+        learning_rate_in_momentum: whether the momentum buffer holds steps (m <- mu m - lr d; w <- w + m) or
+            directions (m <- mu m + d; w <- w - lr m); see :mod:`common.optim.momentum`.
+        replicated_over: axes whose ranks compute these layers redundantly, on the same input. Over them the gradients
+            are averaged, not summed, and a norm over all parameters counts them once. Layers that see only this
+            rank's part of a sample (``cp``) are not redundant: their gradients are parts of a sum.
+        summed_over: further axes whose ranks hold the same weights and each have a part of the gradient, such as
+            ``tp`` if each of its ranks sees other tokens. Over them the gradients are summed, and a norm over all
+            parameters counts them once.
+        tied_over: axes whose first and last rank hold the same weights and each have a part of the gradient, such as
+            ``pp`` if an embedding and the output head share a weight. The gradients of these two are summed, and a
+            norm over all parameters counts them once. Ranks between the two have the group without parameters.
+        parts: parameter name to the number of tensors that it counts as for norms: equal pieces along its first
+            dimension (query, key and value in one weight: 3). Default 1.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -60,10 +61,10 @@ class ParameterGroup:
 
 
 def check_groups(groups: Sequence[ParameterGroup]) -> None:
-    """Make sure that every parameter is listed once, and every axis and name is known.
+    """Check that every parameter is listed once and that every axis is known and used in one way.
 
     Raises:
-        ValueError: naming what is wrong.
+        ValueError: a check failed; the message names the parameter or axis.
     """
     names: dict[str, int] = {}
     owners: dict[int, str] = {}
@@ -91,12 +92,11 @@ def check_groups(groups: Sequence[ParameterGroup]) -> None:
 
 
 def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> GroupSettings:
-    """What the update rule needs of ``group``.
+    """Return the settings of ``group`` for the update rule.
 
     Args:
-        group: the parameters.
-        layout: of all ranks.
-        grad_divisor: what the gradient in the shard divided by is the mean, redundant ranks aside.
+        grad_divisor: divisor that turns the summed gradient into the mean over the global batch, if no ranks are
+            redundant.
     """
     return GroupSettings(
         grad_multiplier=group.grad_scale / (grad_divisor * redundant_ranks(group, layout, AXES)),
@@ -108,16 +108,16 @@ def settings_of(group: ParameterGroup, layout: Layout, grad_divisor: float) -> G
 
 
 def redundant_ranks(group: ParameterGroup, layout: Layout, axes: Sequence[str]) -> int:
-    """How many ranks along ``axes`` compute ``group`` redundantly: 1 where it is not replicated over any of them."""
+    """Return how many ranks along ``axes`` compute ``group`` redundantly; 1 if it is replicated over none of them."""
     return layout.size(*(axis for axis in axes if axis in group.replicated_over))
 
 
 def _holders_in_a_replica(group: ParameterGroup, layout: Layout) -> int:
-    """How many ranks that hold one replica's parameters together hold those of ``group``."""
+    """Return how many ranks of one replica hold the parameters of ``group``."""
     ends = math.prod(min(layout.size(axis), 2) for axis in group.tied_over)
     return ends * layout.size(*(axis for axis in _axes_of_equal_weights(group) if axis not in SUMMED_AXES))
 
 
 def _axes_of_equal_weights(group: ParameterGroup) -> set[str]:
-    """Axes whose ranks hold the same weights of ``group``, and after the reduction the same gradients."""
+    """Return the axes whose ranks hold the same weights of ``group``, and after the reduction the same gradients."""
     return {*SUMMED_AXES, *group.replicated_over, *group.summed_over}

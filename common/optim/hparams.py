@@ -1,6 +1,6 @@
-"""Tunable hyperparameters of the optimizers, as the rules' tables have them.
+"""Tunable hyperparameters of the optimizers, named as in the tables of the training rules.
 
-A workload's ``Hparams`` extends one of these, so that the keys ``hparams.*`` of all workloads mean the same.
+The ``Hparams`` of a workload extends one of these classes, so the keys ``hparams.*`` mean the same in all workloads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ AdaptiveEpsilon = Range(
 
 @dataclass(frozen=True)
 class SgdHparams:
-    """Those of stochastic gradient descent with momentum.
+    """Hyperparameters of stochastic gradient descent with momentum.
 
     Attributes:
-        source: where the set was published.
-        global_batch_size: samples of one optimizer step.
-        base_learning_rate: the highest.
+        source: publication of the set.
+        global_batch_size: samples per optimizer step.
+        base_learning_rate: highest learning rate.
     """
 
     source: str
@@ -36,13 +36,13 @@ class SgdHparams:
     weight_decay: Annotated[float, FiniteNotNegative]
 
     def sgd(self, nesterov: bool = False) -> SGD:
-        """The update rule. Without momentum, Nesterov's step equals the ordinary one."""
+        """Return the update rule. Nesterov is ignored without momentum, where it makes no difference."""
         return SGD(self.momentum, nesterov=nesterov and self.momentum > 0)
 
 
 @dataclass(frozen=True)
 class LarsHparams(SgdHparams):
-    """Those of LARS.
+    """Hyperparameters of LARS.
 
     Attributes:
         lars_eta: the trust coefficient.
@@ -53,19 +53,19 @@ class LarsHparams(SgdHparams):
     lars_epsilon: Annotated[float, FiniteNotNegative]
 
     def lars(self) -> LARS:
-        """The update rule."""
+        """Return the update rule."""
         return LARS(self.momentum, self.lars_eta, self.lars_epsilon)
 
 
 @dataclass(frozen=True)
 class MomentsHparams:
-    """Those of Adam's family.
+    """Hyperparameters that LAMB, Adam and AdamW share.
 
     Attributes:
-        source: where the set was published.
-        global_batch_size: samples of one optimizer step.
-        base_learning_rate: the highest.
-        beta_1, beta_2: how much of themselves the moments keep.
+        source: publication of the set.
+        global_batch_size: samples per optimizer step.
+        base_learning_rate: highest learning rate.
+        beta_1, beta_2: decay of the first and second moment.
         epsilon: added to the root of the second moment.
     """
 
@@ -80,39 +80,39 @@ class MomentsHparams:
 
 @dataclass(frozen=True)
 class LambHparams(MomentsHparams):
-    """Those of LAMB."""
+    """Hyperparameters of LAMB."""
 
     def lamb(self) -> LAMB:
-        """The update rule."""
+        """Return the update rule."""
         return LAMB(self.beta_1, self.beta_2, self.epsilon)
 
 
 @dataclass(frozen=True)
 class AdamHparams(MomentsHparams):
-    """Those of Adam."""
+    """Hyperparameters of Adam."""
 
     def adam(self) -> Adam:
-        """The update rule."""
+        """Return the update rule."""
         return Adam(self.beta_1, self.beta_2, self.epsilon)
 
 
 @dataclass(frozen=True)
 class AdamWHparams(MomentsHparams):
-    """Those of AdamW."""
+    """Hyperparameters of AdamW."""
 
     def adamw(self) -> AdamW:
-        """The update rule."""
+        """Return the update rule."""
         return AdamW(self.beta_1, self.beta_2, self.epsilon)
 
 
 @dataclass(frozen=True)
 class AdagradHparams:
-    """Those of Adagrad.
+    """Hyperparameters of Adagrad.
 
     Attributes:
-        source: where the set was published.
-        global_batch_size: samples of one optimizer step.
-        base_learning_rate: of every step.
+        source: publication of the set.
+        global_batch_size: samples per optimizer step.
+        base_learning_rate: learning rate of every step.
         epsilon: added to the root of the sum of squares.
     """
 
@@ -122,5 +122,5 @@ class AdagradHparams:
     epsilon: Annotated[float, AdaptiveEpsilon]
 
     def adagrad(self) -> Adagrad:
-        """The update rule."""
+        """Return the update rule."""
         return Adagrad(self.epsilon)

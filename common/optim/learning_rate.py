@@ -1,7 +1,8 @@
 """Learning-rate schedules that run on the device.
 
-A schedule maps the optimizer's step counter (0-d int64 device tensor: applied updates, from 0) to the learning rate
-(0-d float32 device tensor). Nothing waits for the device, so a schedule can be part of a captured iteration.
+A schedule maps the optimizer's step counter (0-d int64 device tensor: number of applied updates, from 0) to the
+learning rate (0-d fp32 device tensor). Nothing waits for the device, so a schedule can be part of a captured
+iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class ScheduleSteps:
 
 
 def constant(learning_rate: float) -> Schedule:
-    """The same learning rate at every step."""
+    """Return a schedule with the same learning rate at every step."""
 
     def schedule(step: Tensor) -> Tensor:
         return torch.full_like(step, learning_rate, dtype=torch.float32)
@@ -43,14 +44,16 @@ def polynomial(
     total_steps: int,
     first_step: Literal[0, 1] = 0,
 ) -> Schedule:
-    """Linear warm-up from 0 to ``base``, then polynomial decay to ``end``.
+    """Return a schedule with linear warm-up from 0 to ``base``, then polynomial decay to ``end``.
 
-    With s = counter + first_step, W = warmup_steps and D = total_steps - W + 1 - first_step:
-    base * s / W while s <= W, then end + (base - end) * (1 - min((s - W) / D, 1)) ** power. The first of the
-    ``total_steps`` updates runs at s = first_step. The MLPerf ResNet reference in TensorFlow counts from 0 (its first
-    update has learning rate 0); NVIDIA's submissions count from 1. The reference stays at ``end`` after the decay;
-    NVIDIA's polynomial goes on, and with an even power rises again. Ours stays at ``end`` in both, on purpose: only a
-    run that did not converge in time gets there, and a learning rate that rises would not help it.
+    With s = counter + first_step, W = warmup_steps and D = total_steps - W + 1 - first_step: base * s / W while s <=
+    W, then end + (base - end) * (1 - min((s - W) / D, 1)) ** power. The first of the ``total_steps`` updates has s =
+    first_step. The MLPerf ResNet reference in TensorFlow counts from 0 (its first update has learning rate 0);
+    NVIDIA's submissions count from 1.
+
+    After the decay the rate stays at ``end``, as in the reference. NVIDIA's polynomial goes on, and rises again with
+    an even power. We differ on purpose: only a run that did not converge in time gets there, and a rising rate would
+    not help it.
 
     Args:
         base: learning rate at the end of the warm-up.
@@ -58,7 +61,7 @@ def polynomial(
         power: exponent of the decay.
         warmup_steps: W; 0 starts at ``base``.
         total_steps: steps of warm-up and decay together.
-        first_step: what the first update counts as.
+        first_step: s of the first update.
 
     Raises:
         ValueError: the warm-up is negative or leaves no step for the decay.
@@ -87,21 +90,21 @@ def warmup_then_constant(
     steps_per_update: int = 1,
     offset: int = 0,
 ) -> Schedule:
-    """Linear warm-up from ``initial`` to ``base``, then ``base`` for ever.
+    """Return a schedule with linear warm-up from ``initial`` to ``base``, then constant ``base``.
 
-    With s = counter, k = steps_per_update, W = warmup_steps and n = (floor(s / k) + first_step) * k:
-    initial + (base - initial) * min((n + offset) / (W + offset), 1). The MLPerf 3D U-Net reference changes the rate at
-    the start of each epoch, and its first epoch counts as 1: k is the steps of an epoch. NVIDIA's submissions change it
-    at each step, the first being 1, after an offset of 20: their counter keeps the iterations that they warm up with,
-    and their warm-up is as much longer.
+    With s = counter, k = steps_per_update, W = warmup_steps and n = (floor(s / k) + first_step) * k: initial + (base
+    - initial) * min((n + offset) / (W + offset), 1). The MLPerf 3D U-Net reference changes the rate at the start of
+    each epoch (k = steps per epoch), and its first epoch counts as 1. NVIDIA's submissions change it at each step,
+    from 1, with an offset of 20: their counter includes the iterations before the timed run, and their warm-up is
+    longer by this number.
 
     Args:
         base: learning rate at the end of the warm-up and after it.
-        initial: learning rate that the warm-up starts from.
-        warmup_steps: W, in optimizer steps; 0 is no warm-up, and ``offset`` then counts for nothing.
-        first_step: what the first update, or the first ``steps_per_update`` of them, count as.
+        initial: learning rate at the start of the warm-up.
+        warmup_steps: W, in optimizer steps; 0 disables the warm-up and ``offset``.
+        first_step: index of the first update, or of the first ``steps_per_update`` updates.
         steps_per_update: k, optimizer steps between two changes of the rate.
-        offset: steps by which the warm-up is longer, and that it is taken to have done before the first update.
+        offset: steps that the warm-up has done before the first update; it is longer by as many.
 
     Raises:
         ValueError: a length is negative, or ``steps_per_update`` is not positive.
@@ -129,19 +132,19 @@ def linear_from_zero(
     start_warmup_step: int = 0,
     first_step_with_offset: Literal[0, 1] = 0,
 ) -> Schedule:
-    """Linear decay to 0, counted from step 0 and not from the end of the warm-up, which may have begun before step 0.
+    """Return a schedule with linear decay to 0 that counts from step 0, not from the end of the warm-up.
 
-    With s = counter, N = training_steps, W = warmup_steps and S = start_warmup_step: base * (s - S) / W while
-    s - S < W, then base * (1 - min(s, N) / N): at the end of the warm-up the learning rate drops to the line. This is
-    the MLPerf BERT reference's. NVIDIA's submissions put s + 1 in place of s where S is not 0; the 1e-6 that they add
-    to W is below float32's resolution and left out.
+    With s = counter, N = training_steps, W = warmup_steps and S = start_warmup_step: base * (s - S) / W while s - S <
+    W, then base * (1 - min(s, N) / N). At the end of the warm-up the learning rate drops to the line. The MLPerf BERT
+    reference uses this schedule. NVIDIA's submissions use s + 1 for s if S is not 0. They also add 1e-6 to W, which
+    we leave out because it is below the resolution of fp32.
 
     Args:
         base: learning rate at the start of the line.
         training_steps: N.
-        warmup_steps: W; 0 is no warm-up, and ``start_warmup_step`` then counts for nothing.
-        start_warmup_step: S, 0 or below: updates that the warm-up is taken to have done before the first.
-        first_step_with_offset: what the first update counts as where S is not 0: 0 in the reference, 1 in NVIDIA's.
+        warmup_steps: W; 0 disables the warm-up and ``start_warmup_step``.
+        start_warmup_step: S, 0 or negative: the warm-up has done -S updates before the first.
+        first_step_with_offset: index of the first update if S is not 0: 0 in the reference, 1 in NVIDIA's submissions.
 
     Raises:
         ValueError: no training step, a negative warm-up, or one that starts after the first update.
@@ -167,13 +170,13 @@ def linear_from_zero(
 
 
 def cosine(base: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
-    """Linear warm-up from 0, then half a cosine from ``base`` to 0, where it stays.
+    """Return a schedule with linear warm-up from 0, then half a cosine from ``base`` to 0, where it stays.
 
-    With s = counter, W = warmup_steps and T = training_steps: base * s / W while s < W, then
-    base * (1 + cos(pi * min((s - W) / (T - W), 1))) / 2 (Loshchilov and Hutter, arXiv:1608.03983, without restarts).
+    With s = counter, W = warmup_steps and T = training_steps: base * s / W while s < W, then base * (1 + cos(pi *
+    min((s - W) / (T - W), 1))) / 2 (Loshchilov and Hutter, arXiv:1608.03983, without restarts).
 
     Args:
-        base: the highest learning rate.
+        base: highest learning rate.
         training_steps: T.
         warmup_steps: W.
 
@@ -195,15 +198,15 @@ def cosine(base: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
 
 
 def cosine_to(base: float, end: float, training_steps: int, warmup_steps: int = 0) -> Schedule:
-    """Linear warm-up, whose first update is above 0, then half a cosine from ``base`` to ``end``, where it stays.
+    """Return a schedule with linear warm-up, then half a cosine from ``base`` to ``end``, where it stays.
 
-    With s = counter, W = warmup_steps and T = training_steps: base * (s + 1) / (W + 1) while s <= W, then
-    end + (base - end) * (1 + cos(pi * min((s - W) / (T - W), 1))) / 2. It is NeMo's ``CosineAnnealing``, whose warm-up
-    has W + 1 updates, the last of them with ``base``.
+    With s = counter, W = warmup_steps and T = training_steps: base * (s + 1) / (W + 1) while s <= W, then end + (base
+    - end) * (1 + cos(pi * min((s - W) / (T - W), 1))) / 2. This is NeMo's ``CosineAnnealing``: its first update has a
+    rate above 0, and its warm-up has W + 1 updates, the last of them with ``base``.
 
     Args:
-        base: the highest learning rate.
-        end: the one at the end of the cosine.
+        base: highest learning rate.
+        end: learning rate at the end of the cosine.
         training_steps: T.
         warmup_steps: W.
 
@@ -232,20 +235,20 @@ def cosine_of_samples(
     consumed: int = 0,
     first_update: int = 0,
 ) -> Schedule:
-    """Linear warm-up from 0, then half a cosine from ``base`` to ``end``, where it stays, both counted in samples.
+    """Return a schedule with linear warm-up from 0, then half a cosine to ``end``, both counted in samples.
 
-    With t = consumed + (counter - first_update) * global_batch, the samples before an update, W and D:
-    base * t / W while t <= W, then end + (base - end) * (1 + cos(pi * min((t - W) / (D - W), 1))) / 2. It is
-    Megatron-LM's scheduler, whose first update of all has the rate 0.
+    With t = consumed + (counter - first_update) * global_batch, the samples before an update, W and D: base * t / W
+    while t <= W, then end + (base - end) * (1 + cos(pi * min((t - W) / (D - W), 1))) / 2. This is Megatron-LM's
+    scheduler, whose very first update has learning rate 0.
 
     Args:
-        base: the highest learning rate.
-        end: the one at the end of the cosine.
+        base: highest learning rate.
+        end: learning rate at the end of the cosine, and after it.
         warmup_samples: W; 0 starts at ``base``.
-        decay_samples: D, with the warm-up's.
-        global_batch: samples of an update.
-        consumed: samples before the first update of this training, which goes on with an earlier one.
-        first_update: what the counter shows at that update.
+        decay_samples: D, which includes the warm-up.
+        global_batch: samples per update.
+        consumed: samples before the first update of this training, if it continues an earlier one.
+        first_update: value of the counter at that update.
 
     Raises:
         ValueError: the warm-up is negative, or leaves no sample.
@@ -272,20 +275,21 @@ def held_polynomial(
     power: float = 2.0,
     first_step: Literal[0, 1] = 1,
 ) -> Schedule:
-    """Linear warm-up from 0, a plateau, then polynomial decay; between its regions the rate is held where it was.
+    """Return a schedule with linear warm-up from 0, a plateau, then polynomial decay and a constant end.
 
-    With s = counter + first_step, W, S and D: base * s / W while s < W; base * ((D - (s - S)) / D) ** power while
-    S <= s < S + D; elsewhere what the step before had. So the plateau is base * (W - 1) / W and the end is
-    base / D ** power; without decay steps the rate is base from W on. This is the MLPerf DLRM reference's scheduler,
-    whose first update counts as 1 and whose floor of 1e-7 no published run reaches; HugeCTR's on the GPU counts from 0.
+    With s = counter + first_step, W, S and D: base * s / W while s < W; base * ((D - (s - S)) / D) ** power while S
+    <= s < S + D; at every other step the rate of the step before. So the plateau is base * (W - 1) / W and the end is
+    base / D ** power. Without decay steps the rate is base from W on. This is the scheduler of the MLPerf DLRM
+    reference, whose first update counts as 1; we leave out its floor of 1e-7, which no published run reaches.
+    HugeCTR's GPU scheduler counts from 0.
 
     Args:
-        base: the learning rate that the warm-up heads for.
-        warmup_steps: W; 0 is no warm-up.
+        base: learning rate that the warm-up approaches.
+        warmup_steps: W; 0 disables the warm-up.
         decay_start_step: S.
-        decay_steps: D; 0 is no decay, and ``decay_start_step`` then counts for nothing.
+        decay_steps: D; 0 disables the decay and ``decay_start_step``.
         power: exponent of the decay.
-        first_step: what the first update counts as.
+        first_step: s of the first update.
 
     Raises:
         ValueError: a length is negative, or the decay starts within the warm-up.
@@ -318,13 +322,13 @@ def held_exponential(
     warmup_epochs: int,
     hold_epochs: int,
 ) -> Schedule:
-    """Linear warm-up, a plateau, then the same factor at the start of each epoch, and a floor under it all.
+    """Return a schedule with linear warm-up, a plateau, then exponential decay per epoch down to a floor.
 
-    With s = counter + 1, epoch e = ceil(s / steps_per_epoch), W and H the steps of warm-up and plateau:
-    base * (s + 1) / (W + 1) while s < W; base while s < W + H; then base * rate ** (e - warmup_epochs - hold_epochs);
-    never less than the floor. So the first step has base * 2 / (W + 1), and step W + H, the last of an epoch, still
-    has base. This is the MLPerf RNN-T reference's, whose logs call the rate per epoch the power of a polynomial.
-    Counted are updates that were made, so an overflow moves all that follows by its one step.
+    With s = counter + 1, epoch e = ceil(s / steps_per_epoch), W and H the steps of warm-up and plateau: base * (s +
+    1) / (W + 1) while s < W; base while s < W + H; then base * rate ** (e - warmup_epochs - hold_epochs); never less
+    than the floor. So the first step has base * 2 / (W + 1), and step W + H, the last of an epoch, still has base.
+    This is the schedule of the MLPerf RNN-T reference, whose logs call the rate per epoch the power of a polynomial.
+    Only applied updates count, so an overflow delays the rest of the schedule by one step.
 
     Args:
         base: learning rate of the plateau.
@@ -361,10 +365,10 @@ def reference_steps(
     evaluation_offset: int = 0,
     evaluation_period: int = 4,
 ) -> ScheduleSteps:
-    """Schedule lengths as the MLPerf ResNet reference (TensorFlow 2) counts them.
+    """Return the schedule lengths of the MLPerf ResNet reference (TensorFlow 2), for ``polynomial(first_step=0)``.
 
-    An epoch is floor(train_samples / global_batch) steps; the epochs are rounded up so that the last one is evaluated:
-    offset + ceil((epochs - offset) / period) * period. For ``polynomial(first_step=0)``.
+    An epoch has floor(train_samples / global_batch) steps. The epochs are rounded up so that the last one is
+    evaluated: offset + ceil((epochs - offset) / period) * period.
     """
     steps_per_epoch = train_samples // global_batch
     blocks = -(-(epochs - evaluation_offset) // evaluation_period)
@@ -375,10 +379,9 @@ def reference_steps(
 def nvidia_steps(
     train_samples: int, micro_batches: int, micro_batch: int, epochs: int, warmup_epochs: int
 ) -> ScheduleSteps:
-    """Schedule lengths as NVIDIA's ResNet submissions count them.
+    """Return the schedule lengths of NVIDIA's ResNet submissions, for ``polynomial(first_step=1)``.
 
-    An epoch is ceil(floor(train_samples / micro_batches) / micro_batch) steps. For ``polynomial(first_step=1)``, which
-    unlike theirs stays at its end.
+    An epoch has ceil(floor(train_samples / micro_batches) / micro_batch) steps.
 
     Args:
         train_samples: size of the training set.

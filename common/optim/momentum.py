@@ -1,6 +1,6 @@
 """LARS and SGD on shards.
 
-With g the gradient times the group's multiplier and the factor, w the float32 weight, lambda the weight decay, mu the
+With g the gradient times the group's multiplier and the factor, w the fp32 weight, lambda the weight decay, mu the
 momentum and lr the learning rate times the group's scale:
 
     tau = eta * |w| / (|g| + lambda * |w| + epsilon)    trust ratio; 1 where |w| or |g| is 0, and without trust ratio
@@ -9,10 +9,10 @@ momentum and lr the learning rate times the group's scale:
     outside:                         m <- mu * m + d;       w <- w - lr * m;  Nesterov:  w <- w - lr * (mu * m + d)
 
 Both forms agree while the learning rate is constant. LARS: You, Gitman, Ginsburg, "Large Batch Training of
-Convolutional Networks" (2017), algorithm 1; the first form is the MLPerf ResNet reference's, the second with LARS
-equals the momentum correction of NVIDIA's submissions. Nesterov: Bengio, Boulanger-Lewandowski, Pascanu, "Advances in
-Optimizing Recurrent Networks" (2013), where w is the point that the gradient was taken at; the second form is that of
-``torch.optim.SGD(nesterov=True)``, the MLPerf 3D U-Net reference's.
+Convolutional Networks" (2017), algorithm 1. The MLPerf ResNet reference uses the first form; the second form with
+LARS equals the momentum correction of NVIDIA's submissions. Nesterov: Bengio, Boulanger-Lewandowski, Pascanu,
+"Advances in Optimizing Recurrent Networks" (2013), where w is the point at which the gradient was taken. The second
+Nesterov form is ``torch.optim.SGD(nesterov=True)``, which the MLPerf 3D U-Net reference uses.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupporte
 
 @dataclass(frozen=True)
 class LARS(Rule):
-    """Layer-wise adaptive rate scaling with momentum.
+    """Hyperparameters of LARS: layer-wise adaptive rate scaling with momentum.
 
     Args:
         momentum: mu.
         eta: trust coefficient.
         epsilon: added to the denominator of the trust ratio.
-        norm_of: take |w| of the float32 masters or of the weights that the model computes with.
+        norm_of: take |w| of the fp32 masters or of the model's weights.
     """
 
     momentum: float
@@ -52,11 +52,11 @@ class LARS(Rule):
 
 @dataclass(frozen=True)
 class SGD(Rule):
-    """Stochastic gradient descent with momentum; the weight decay is part of the gradient.
+    """Hyperparameters of stochastic gradient descent with momentum. The weight decay is added to the gradient.
 
     Args:
         momentum: mu.
-        nesterov: step one decay of the momentum ahead; see the formulas at the top.
+        nesterov: use Nesterov's step; see the formulas in the module docstring.
 
     Raises:
         ValueError: Nesterov without momentum.
@@ -78,7 +78,7 @@ class SGD(Rule):
 
 @dataclass(frozen=True)
 class Momentum(MomentumValues, Formula):
-    """LARS and SGD; see the formulas at the top."""
+    """Common formula of LARS and SGD. The module docstring has it."""
 
     def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""
@@ -86,7 +86,7 @@ class Momentum(MomentumValues, Formula):
 
 
 class ReferenceMomentum(Update):
-    """LARS and SGD in plain PyTorch: one chain of operations per tensor with a trust ratio, per group without."""
+    """LARS and SGD in plain PyTorch: one chain of operations per run; a tensor with a trust ratio is one run."""
 
     implementation = "reference"
     kinds = ("momentum",)
@@ -111,7 +111,7 @@ class ReferenceMomentum(Update):
         self._complete_squares()
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`; momentum does not depend on ``step``."""
+        """See :class:`common.optim.rules.Update`. LARS and SGD do not use ``step``."""
         weight_norms, gradient_norms = self._squares.sqrt()
         for run in self._runs:
             ratio = None
@@ -150,4 +150,4 @@ MOMENTUM = Operation(
     {"triton": Implementation("common.optim.momentum_triton:TritonMomentum", triton_unsupported)},
     cases="common.optim.update_cases:LARS_AND_SGD",
 )
-"""How LARS and SGD run: multi-tensor kernels, or plain PyTorch."""
+"""Implementations of LARS and SGD: plain PyTorch (the reference) and multi-tensor Triton kernels."""

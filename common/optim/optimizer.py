@@ -1,8 +1,8 @@
-"""The optimizer: flat buffers, reduction of gradients, one update rule on shards, and gathering of the weights.
+"""The optimizer: flat buffers, gradient reduction, one update rule on shards, and gathering of the weights.
 
-Nothing here waits for the device: learning rate, step counter, overflow flag, clip factor, loss scale and the decision
-to write are device tensors, so the whole iteration can be captured in a CUDA graph. With one rank it is simply a fused
-optimizer.
+Nothing here waits for the device. Learning rate, step counter, overflow flag, clip factor, loss scale and the
+decision to write are device tensors, so the whole iteration can be captured in a CUDA graph. On one rank it is a
+fused optimizer.
 """
 
 from __future__ import annotations
@@ -32,51 +32,50 @@ from common.optim.weight_gather import WeightGatherer
 
 
 class Optimizer:
-    """The one concrete updater: groups of parameters under one rule.
+    """The updater that applies one update rule to groups of parameters.
 
-    Building it moves all parameters into flat buffers; cast and move the model before. Every rank builds it with the
-    same groups in the same order; of the stages of a pipeline (``pp``) each gives them its own parameters.
+    Building it moves all parameters into flat buffers, so cast and move the model before. Every rank builds it with
+    the same groups in the same order; pipeline stages (``pp``) list different parameters in them.
 
     Args:
-        groups: the parameters; no parameter and no name may occur twice.
-        rule: LARS, SGD, LAMB, Adam or AdamW.
-        schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device; of all groups that have
-            none of their own.
-        layout: gradients are summed over its ``dp`` and ``cp`` axes, whose ranks hold the same weights; each rank of
-            ``cp`` has a part of every sample, and its gradients are parts of that sample's. Groups name further axes
-            (``summed_over``).
-        grad_divisor: the gradients, summed over all micro-batches and all ranks of ``dp`` and ``cp``, divided by this
-            are the mean over the global batch. Splitting samples over ``cp`` does not change it.
-        bucket_bytes: size from which on a bucket of gradients is reduced.
+        groups: the parameters; each parameter and each name may occur once.
+        rule: LARS, SGD, LAMB, Adam, AdamW or Adagrad.
+        schedule: maps the step counter (0-d int64) to the learning rate (0-d fp32) on the device; used by all groups
+            without a schedule.
+        layout: gradients are summed over its ``dp`` and ``cp`` axes, whose ranks hold the same weights. Each rank of
+            ``cp`` has a part of every sample and of its gradient. Groups can add axes (``summed_over``).
+        grad_divisor: divisor that turns the gradients, summed over all micro-batches and all ranks of ``dp`` and
+            ``cp``, into the mean over the global batch. Splitting samples over ``cp`` does not change it.
+        bucket_bytes: a bucket of gradients is closed when it has at least this many bytes.
         overlap: reduce buckets during the last backward pass rather than after it, and gather updated weights during
             the next forward pass rather than after the update.
-        implementation: of the rule: ``auto`` or the name of an implementation.
-        shard: who updates what. ``none``: every rank all parameters. ``all``: the ranks of ``dp`` and ``cp`` share
-            them. ``node``: of these, those of one node do, and each node holds all.
+        implementation: name of an implementation of the rule, or ``auto``.
+        shard: ``none``: every rank updates all parameters. ``all``: the ranks of ``dp`` and ``cp`` share the
+            parameters. ``node``: the ranks of ``dp`` and ``cp`` on one node share them, and each node holds all.
         reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).
-        ranks_per_node: with ``shard="node"``: consecutive ranks in a node.
+        ranks_per_node: number of consecutive ranks in a node, for ``shard="node"``.
         blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
             (see :class:`common.optim.weight_gather.WeightGatherer`). Without them gathers are not overlapped.
-        clip: clip by the global norm.
-        micro_batches: of one iteration; only clipping before the reduction needs to know.
-        loss_scale: what the loss was multiplied with. Several optimizers of one loss have the same.
-        masters: of bfloat16 parameters: ``fp32``, or ``remainder``: the 16 bits that a float32 has beyond its
-            parameter, with which the two are that float32 exactly (:func:`common.optim.shard.split_masters`).
-        gradients: of half parameters: ``same`` adds them up, over micro-batches and ranks, in the parameters' dtype,
-            ``fp32`` in float32.
+        clip: options for clipping by the global norm.
+        micro_batches: micro-batches per iteration; used only for clipping before the reduction.
+        loss_scale: scale of the loss. Several optimizers of one loss share it.
+        masters: master weights of bfloat16 parameters. ``fp32``: fp32 tensors. ``remainder``: the other 16 bits of
+            the fp32 master, which with the parameter give the exact master
+            (:func:`common.optim.shard.split_masters`).
+        gradients: precision in which gradients of half-precision parameters are added up over micro-batches and
+            ranks. ``same``: the parameters' dtype.
 
     Attributes:
-        loss_scale: as given.
-        implementation: the implementation that was chosen.
-        choices: how gradients are reduced and weights gathered, in words, for the log.
+        implementation: name of the chosen implementation.
+        choices: text for the log about how gradients are reduced and weights gathered.
         plan: which ranks share the parameters.
-        partitions: the flat buffers and this rank's shards of them, for updaters beside this one, which only read them.
+        partitions: the flat buffers and this rank's shards of them. Other updaters may read them.
 
     Raises:
-        ValueError: no parameters, one that occurs twice or cannot lie in a flat buffer, an unknown axis, or an
-            argument without sense.
-        UnsupportedImplementation: there is no such implementation, or it cannot serve these parameters.
-        ConfigError: a node's ranks do not divide those of ``dp`` and ``cp``.
+        ValueError: no parameters, one that occurs twice or does not fit a flat buffer, an unknown axis, or an
+            argument out of its range.
+        UnsupportedImplementation: the implementation does not exist or does not support these parameters.
+        ConfigError: the ranks of a node do not divide the ranks of ``dp`` and ``cp``.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class Optimizer:
         self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce")
         self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, plan.ranks // routes[0].pieces, early)
-        # Of the stages of a pipeline some may have nothing to reduce, and report the same as those that have.
+        # Some pipeline stages may have nothing to reduce. They must report the same metrics as the others.
         tied = any(layout.size(*group.tied_over) > 1 for group in groups)
         self._reports_wait = self._reducer.wait_ms is not None or tied
         self._armed = False
@@ -176,20 +175,20 @@ class Optimizer:
 
     def arm(self, part: nn.Module | None = None) -> None:
         """Let the next backward pass start reductions: it is the last of the iteration, or the last of ``part``."""
-        self._gatherer.start_all()  # blocks may not have run: each rank could have their gathers among other reductions
+        self._gatherer.start_all()  # blocks that did not run would start gathers between reductions, in other orders
         if part is None:
             self._armed = True
         self._reducer.arm(None if part is None else part.parameters())
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the gradient of the micro-batch whose backward pass has ended: clip it, if clipping comes first."""
+        """Clip the gradient of a micro-batch after its backward pass, if clipping comes before the reduction."""
         if self._clipper is not None:
             self._clipper.collect(self._armed, None if self._scaling is None else self._scaling.applied)
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Wait for the reduction; returns whether a gradient is not finite on any rank: 0-d bool."""
+        """Wait for the reduction; return whether a gradient is not finite on any rank (0-d bool)."""
         self._gatherer.join()
         self._reducer.finish()
         self._set_rates()
@@ -201,14 +200,14 @@ class Optimizer:
 
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
-        """Update with what was measured; not even the step counter changes where ``allowed`` (0-d bool) is false."""
+        """Update the weights. Where ``allowed`` (0-d bool) is false nothing changes, not even the step counter."""
         self._update.apply(self._rates_G, self._step, self._factor, allowed)
         self._step.add_(allowed)
         if not self._gatherer.overlapped:
             self._gatherer.gather()
 
     def _set_rates(self) -> None:
-        """The learning rate of the next update, and that of each group."""
+        """Compute the learning rate of the next update, for the optimizer and for each group."""
         self._learning_rate.copy_(self._schedule(self._step))
         self._rates_G.copy_(self._learning_rate)
         for index, group in enumerate(self._groups):
@@ -217,7 +216,7 @@ class Optimizer:
         self._rates_G.mul_(self._rate_scales_G)
 
     def _judge(self) -> tuple[Tensor, Tensor]:
-        """What every gradient is multiplied with, and whether one is not finite: 0-d tensors."""
+        """Return the factor for every gradient, and whether a gradient is not finite: 0-d tensors."""
         factor = torch.ones_like(self._stats[0])
         overflow = self._stats[0] > 0
         if self._scaling is not None:
@@ -226,7 +225,7 @@ class Optimizer:
             norm = self._stats[1].sqrt() * factor
             self._gradient_norm.copy_(norm)
             clipped = self._clip.factor(norm)
-            overflow = overflow | ~torch.isfinite(clipped)  # the norm can be too large where no gradient is
+            overflow = overflow | ~torch.isfinite(clipped)  # the norm can overflow even if every gradient is finite
             factor = factor * clipped
         return factor, overflow
 
@@ -237,10 +236,11 @@ class Optimizer:
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update, by the optimizer's schedule.
+        """``learning_rate`` of the last update, from the optimizer's schedule, and optional metrics.
 
-        With several ranks also ``comm_wait_ms``: milliseconds that the update waited for the reduction. Where they
-        exist ``gradient_norm`` (before clipping after the reduction) and ``loss_scale`` (for the next iteration).
+        - ``comm_wait_ms``, with several ranks: milliseconds that the update waited for the reduction.
+        - ``gradient_norm``, with clipping after the reduction: the norm before clipping.
+        - ``loss_scale``, if enabled: the scale for the next iteration.
         """
         found = {"learning_rate": self._learning_rate}
         wait = self._reducer.wait_ms
@@ -253,7 +253,7 @@ class Optimizer:
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """Step counter, loss scale, and the flat tensors of masters (half parameters only), state and own shards."""
+        """Return the step counter, loss scale and flat tensors: state, masters of half parameters, shard parameters."""
         named = [("step", self._step), *(self.loss_scale.named_state() if self.loss_scale is not None else ())]
         for index, partition in enumerate(self.partitions):
             dtype = str(partition.buffer.dtype).removeprefix("torch.")
@@ -266,10 +266,11 @@ class Optimizer:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the state on the CPU: ``step``, and per kind (``masters``, ``momentum``) name to full tensor.
+        """Return copies of the state on the CPU: ``step``, and for each kind the full tensors by parameter name.
 
-        Collective over the ranks that share shards. Only the first rank of ``dp`` and ``cp`` at each model-parallel
-        place receives it; on the others it is empty.
+        Kinds are ``masters`` and those of the rule, such as ``momentum``. Collective over the ranks that share
+        shards. Only the first rank of ``dp`` and ``cp`` at each model-parallel position receives the state; on the
+        others it is empty.
         """
         plan = self.plan
         if not plan.near_writer:
@@ -281,9 +282,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned on any number of ranks; load the model before.
+        """Load the result of :meth:`state_dict`, which may come from any number of ranks; load the model before.
 
-        Half parameters are set to their rounded masters; the others are taken from the model.
+        Half-precision parameters are set to their rounded masters; the others are taken from the model.
 
         Raises:
             CheckpointError: an entry is missing, unexpected, or has another shape. Nothing is changed then.
@@ -304,13 +305,14 @@ class Optimizer:
 
     @torch.no_grad()
     def put(self, name: str, **tensors: Tensor) -> None:
-        """Set one parameter, and its state, from whole tensors of its shape: one of many that another format has.
+        """Set one parameter and its state from full tensors, for example from another checkpoint format.
 
-        Every rank that has the parameter does so, whatever part of it is its own to update; nothing is communicated.
+        Every rank that has the parameter must call this. Nothing is communicated.
 
         Args:
-            name: of the parameter.
-            tensors: ``masters``, which the parameter is set to as well, and every kind of the rule's state.
+            name: name of the parameter.
+            tensors: ``masters``, to which the parameter is also set, and every kind of the rule's state, in the
+                parameter's shape.
 
         Raises:
             CheckpointError: there is no such parameter, a kind is missing or unknown, or a tensor has another shape.
@@ -324,12 +326,12 @@ class Optimizer:
 
     @torch.no_grad()
     def reset_masters(self) -> None:
-        """Take over the model's weights, after these were loaded without a state of the optimizer."""
+        """Set the masters to the model's weights, after these were loaded without optimizer state."""
         for partition in self.partitions:
             partition.read_parameters()
 
     def check_views(self) -> None:
-        """Compare pointers on the host.
+        """Check by pointers, on the host, that parameters and gradients still are views of the flat buffers.
 
         Raises:
             RuntimeError: a parameter or gradient was detached from its flat buffer.
@@ -338,7 +340,7 @@ class Optimizer:
             buffer.check()
 
     def stop_sending(self) -> None:
-        """Send no gradients and no weights from the next iteration on; sums of single numbers still couple ranks."""
+        """Send no gradients and weights from the next iteration on. Sums of single numbers still synchronise ranks."""
         self._reducer.sends = self._gatherer.sends = False
         if self._clipper is not None:
             self._clipper.sends = False
@@ -370,5 +372,5 @@ class Optimizer:
 
 
 def _fits(value: object, scalar: Tensor) -> bool:
-    """Whether a scalar can take over a value; that of a damaged file may be anything."""
+    """Return whether a loaded value has a scalar's shape. A damaged file may contain any type."""
     return isinstance(value, Tensor) and value.shape == scalar.shape

@@ -1,4 +1,4 @@
-"""A flat buffer cut over the ranks that share it: each updates one piece of every bucket."""
+"""Partition of a flat buffer over the ranks that share it: each rank updates one piece of every bucket."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class Piece:
     """This rank's part of one bucket.
 
     Attributes:
-        bucket: the bucket.
-        inside: its place in the flat buffer.
-        place: its place in the shard's flat tensors.
+        inside: its slice of the flat buffer.
+        place: its slice of the shard's flat tensors.
     """
 
     bucket: Bucket
@@ -28,20 +27,19 @@ class Piece:
 
 
 class Partition:
-    """One flat buffer, and this rank's shard of it.
+    """One flat buffer and this rank's shard of it.
 
     Args:
-        buffer: built for as many pieces as there are ranks.
-        ranks: ranks that share the buffer.
-        index: this rank's place among them.
-        first_tensor: number of the buffer's first tensor among those of all buffers.
-        remainders: masters of bfloat16 parameters are kept as what they have beyond these.
+        buffer: a buffer that was built with ``pieces=ranks``.
+        ranks: number of ranks that share the buffer.
+        index: position of this rank among them.
+        first_tensor: number of the buffer's first tensor among the tensors of all buffers.
+        remainders: keep masters of bfloat16 parameters as int16 remainders (:func:`common.optim.shard.split_masters`).
 
     Attributes:
-        buffer: the flat buffer.
-        shard: with one rank its tensors are those of the buffer, else copies of this rank's pieces.
+        shard: with one rank it holds the buffer's tensors, else copies of this rank's pieces.
         pieces: one for each bucket, in the order of the buffer.
-        tensors: how many the buffer's parameters count as.
+        tensors: number of tensors that the buffer's parameters count as.
     """
 
     def __init__(self, buffer: FlatBuffer, ranks: int, index: int, first_tensor: int, remainders: bool = False) -> None:
@@ -60,15 +58,15 @@ class Partition:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank updates everything: the shard's tensors are the buffer's."""
+        """Whether this rank updates everything. The shard's tensors are then the buffer's tensors."""
         return self.shard.parameters is self.buffer.parameters
 
     def take(self, flat: Tensor, out: Tensor) -> None:
-        """Copy this rank's pieces of ``flat``, a tensor of the buffer's layout, into ``out``, one of the shard's."""
+        """Copy this rank's pieces of ``flat``, in the buffer's layout, into ``out``, in the shard's layout."""
         torch._foreach_copy_([out[p.place] for p in self.pieces], [flat[p.inside] for p in self.pieces])
 
     def read_parameters(self) -> None:
-        """Set the shard's parameters and masters to the model's weights, after these were written by others."""
+        """Set the shard's parameters and masters to the model's weights, after other code changed these."""
         if not self.is_whole:
             self.take(self.buffer.parameters, self.shard.parameters)
         if self.shard.has_remainders:
@@ -80,7 +78,7 @@ class Partition:
 def build_partitions(
     buffers: Sequence[FlatBuffer], ranks: int, index: int, remainders: bool = False
 ) -> list[Partition]:
-    """A Partition for each buffer; tensors are numbered through all of them."""
+    """Return a Partition for each buffer. Tensors are numbered through all buffers."""
     partitions: list[Partition] = []
     for buffer in buffers:
         partitions.append(Partition(buffer, ranks, index, sum(p.tensors for p in partitions), remainders))

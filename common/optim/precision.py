@@ -1,4 +1,4 @@
-"""Names of precisions, the dtypes that they mean, and the loss scale that fp16 needs."""
+"""Names of precisions and their dtypes, and the loss scale that fp16 needs."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ DTYPES: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""Dtype of weights, activations and gradients. Masters, statistics and losses are fp32; with fp64, for checks, fp64."""
+"""Dtype of weights, activations and gradients. Masters, statistics and losses are fp32, but fp64 with fp64 weights."""
 
 GradientPrecision = Literal["same", "fp32"]
-"""In which precision gradients of weights add up: that of the weights, or fp32 at least."""
+"""Precision in which gradients of weights are added up: that of the weights, or at least fp32."""
 
 
 def gradient_dtype(weights: torch.dtype, precision: GradientPrecision) -> torch.dtype:
-    """The dtype in which gradients of weights of a dtype add up."""
+    """Return the dtype in which gradients of weights are added up."""
     return torch.promote_types(weights, torch.float32) if precision == "fp32" else weights
 
 
 class LossScale:
-    """A factor on the loss that keeps small fp16 gradients from vanishing; it adapts itself on the device.
+    """Factor on the loss that keeps small fp16 gradients from becoming 0. It adapts on the device.
 
-    The loss is multiplied with :attr:`applied` before the backward pass and the update divides by it. After a gradient
-    that is not finite nothing is written, and the scale falls, with ``hysteresis`` only at that overflow of several in
-    a row and at those that follow it (as in apex's ``update_scale_hysteresis``); after ``growth_interval`` updates in a
-    row without one it rises. The other dtypes have the range of float32 and need none: the scale is then 1 for ever and
-    costs nothing.
+    The loss is multiplied with :attr:`applied` before the backward pass, and the update divides by it. If a gradient
+    is not finite, nothing is written, and the scale falls if this is at least overflow number ``hysteresis`` in a row
+    (as in apex's ``update_scale_hysteresis``). After ``growth_interval`` updates in a row without overflow the scale
+    grows. Other dtypes do not need it: the scale is then always 1 and costs nothing.
 
     Args:
-        device: of the loss.
-        dtype: of the gradients; anything but float16 switches the scale off.
+        device: device of the loss.
+        dtype: dtype of the gradients; anything but float16 disables the scale.
         initial: the first scale.
         growth_interval: updates without overflow after which the scale grows.
-        growth, backoff: factors; powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
-        hysteresis: which overflow in a row is the first that lowers the scale.
-        predivide: what the loss is divided by beside, so that a sum of gradients over many ranks stays in range.
+        growth, backoff: factors; use powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
+        hysteresis: number of overflows in a row from which on each one lowers the scale.
+        predivide: additional divisor of the loss, so that a sum of fp16 gradients over many ranks stays in range.
 
     Attributes:
         enabled: whether there is anything to scale.
-        value: the scale before ``predivide``, 0-d float32: what adapts, and what logs and checkpoints have.
-        good_steps: updates without overflow since the scale last changed, 0-d int64; behind overflows that did not
-            change it their number below 0.
+        value: the scale before ``predivide``, 0-d fp32. It adapts, and logs and checkpoints contain it.
+        good_steps: updates without overflow since the scale last changed, 0-d int64. After overflows that did not
+            change it, minus their number.
 
     Raises:
-        ValueError: a factor or the interval makes no sense.
+        ValueError: a factor or the interval is out of its range.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class LossScale:
 
     @property
     def applied(self) -> Tensor:
-        """What the loss is multiplied with and the update divides by: :attr:`value` over ``predivide``, 0-d float32."""
+        """Factor on the loss, by which the update divides: :attr:`value` / ``predivide``, 0-d fp32."""
         return self.value if self._predivide == 1.0 else self.value / self._predivide
 
     def scale(self, loss: Tensor) -> Tensor:
-        """``loss`` times :attr:`applied`."""
+        """Return ``loss`` times :attr:`applied`."""
         return loss * self.applied if self.enabled else loss
 
     @torch.no_grad()
@@ -94,7 +93,7 @@ class LossScale:
 
         Args:
             overflow: 0-d bool, a gradient was not finite.
-            skip: 0-d bool, the iteration leaves no trace: the scale stays too.
+            skip: 0-d bool, the iteration must change nothing, including the scale.
         """
         if not self.enabled:
             return
@@ -111,5 +110,5 @@ class LossScale:
         self.good_steps.copy_(torch.where(skip, self.good_steps, good))
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """The persistent device tensors; none when switched off."""
+        """Return the persistent device tensors; none when disabled."""
         return [("loss_scale", self.value), ("loss_scale_good_steps", self.good_steps)] if self.enabled else []

@@ -1,16 +1,16 @@
 """Sum gradients over replicas, bucket by bucket, while the backward pass still runs.
 
-A bucket is a contiguous slice of a flat gradient buffer, so nothing is copied. Always a sum, never an average: the
-factor is applied once in the update, and summing over ranks then equals accumulating over micro-batches.
+A bucket is a contiguous slice of a flat gradient buffer, so nothing is copied. Gradients are summed, never averaged:
+the update applies the factor once, and summing over ranks then equals accumulating over micro-batches.
 
-Without shards every rank receives the whole sum (all-reduce). With shards it needs its own piece of each bucket: a
-reduce-scatter over the ranks that share the shards, then, where several such neighbourhoods hold the same shards, an
-all-reduce of the pieces between them. Of ranks that had the same gradients before, each keeps its piece of what the
-scatter gives all of them. ``all_reduce=True`` instead sums whole buckets over all ranks at once, what networks that
-reduce in their switches are made for, and keeps the piece.
+- Without shards every rank receives the whole sum (all-reduce).
+- With shards each rank needs only its piece of each bucket: a reduce-scatter over the ranks that share the shards,
+  then an all-reduce of the pieces over ranks that hold the same shard, if there are several.
+- ``all_reduce=True`` instead sums whole buckets over all ranks at once and keeps the piece, which suits networks
+  whose switches reduce.
 
-A sum in float16 may leave its range where the terms do not: the loss scale then divides all gradients beforehand
-(``predivide`` of :class:`common.optim.precision.LossScale`).
+A sum in fp16 may overflow although its terms do not. ``predivide`` of :class:`common.optim.precision.LossScale`
+divides all gradients beforehand.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from common.optim.partition import Partition
 
 @dataclass(frozen=True)
 class Route:
-    """The ranks over which the gradients of one parameter group are summed; None where it is this rank alone.
+    """The ranks over which the gradients of one parameter group are summed. None means this rank alone.
 
-    Ranks that have the same gradients, summed over these ranks before, are never in one of the groups together.
+    If gradients were summed over some ranks before, so that these have the same gradients, no group has two of them.
 
     Attributes:
         shard: ranks that share the shards.
         across: ranks that hold the same shard.
         everyone: both together.
-        late: whether to reduce these gradients after all others: some ranks have them early, others at the end.
-        pieces: how many of a bucket a scatter over ``shard`` leaves this rank with: one for each rank that shares
-            shards with it and had the same gradients before.
+        late: reduce these gradients after all others, because some ranks have them early and others at the end.
+        pieces: number of pieces of a bucket that this rank receives from a scatter over ``shard``, of which it keeps
+            one. There is one for each rank that shares shards with it and had the same gradients before.
     """
 
     shard: dist.ProcessGroup | None
@@ -53,9 +53,14 @@ class Route:
 
 @dataclass(frozen=True)
 class _Reduction:
-    """One bucket: its gradients, this rank's piece of them, where the piece's sum goes (None: in place), over whom.
+    """One bucket and the tensors of its reduction.
 
-    ``scattered`` is where a scatter puts what it leaves this rank with: ``piece``, or several pieces of the gradients.
+    Attributes:
+        gradients: the whole bucket.
+        own: this rank's piece of ``gradients``.
+        piece: destination of the sum of this rank's piece; None: in place.
+        scattered: output of the scatter: ``piece``, or several pieces of ``gradients``.
+        route: ranks to sum over.
     """
 
     bucket: Bucket
@@ -69,21 +74,20 @@ class _Reduction:
 class GradientReducer:
     """Sums the gradients of flat buffers over process groups.
 
-    Once armed, a bucket is reduced as soon as the gradients of all its parameters are final. Buckets start in one fixed
-    order, the same on every rank even where some ranks leave parameters unused. Inside CUDA graph capture the
-    collectives are captured with the backward pass. A model that is compiled as a whole makes all its gradients final
-    at the end of its backward pass: compile it block by block.
+    Once armed, a bucket is reduced as soon as the gradients of all its parameters are final. Buckets start in one
+    fixed order, which is the same on every rank even if some ranks leave parameters unused. Inside CUDA graph capture
+    the collectives are captured with the backward pass. Compile a model block by block: compiled as a whole, it makes
+    all gradients final only at the end of its backward pass, and nothing overlaps.
 
     Args:
-        partitions: the flat buffers and this rank's shards of them.
-        routes: per parameter group the ranks to sum over.
+        routes: for each parameter group, the ranks to sum over.
         overlap: False reduces everything in :meth:`finish`.
         all_reduce: with shards, sum whole buckets over all ranks and keep the piece.
 
     Attributes:
-        buckets: how many are reduced in an iteration.
-        launched: how many of them have been launched in this iteration.
-        sends: False launches no collective, so that every rank keeps its own gradients; for measurements only.
+        buckets: number of buckets that are reduced in an iteration.
+        launched: number of buckets launched so far in this iteration.
+        sends: False launches no collective, so that every rank keeps its local gradients; for measurements only.
     """
 
     def __init__(
@@ -124,10 +128,11 @@ class GradientReducer:
     def arm(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Let the next backward pass launch buckets: it is the last of the iteration, or the last of ``parameters``.
 
-        The first call registers the hooks, on the stream that the backward passes use.
+        The first call registers the hooks. Call it on the stream that the backward passes use.
 
         Args:
-            parameters: that get no gradient in the iteration but this one; None for all.
+            parameters: parameters whose last gradient of the iteration comes from the next backward pass; None for
+                all.
         """
         if not self._overlap:
             return
@@ -139,9 +144,9 @@ class GradientReducer:
             self._armed_parameters.update(id(parameter) for parameter in parameters)
 
     def finish(self) -> None:
-        """Launch what is left (parameters without a gradient in this iteration) and wait for all buckets.
+        """Launch the remaining buckets (with parameters that got no gradient) and wait for all.
 
-        On a GPU it is the current stream that waits, not the host.
+        On a GPU the current stream waits, not the host.
         """
         self._armed = False
         self._armed_parameters = set()
@@ -161,9 +166,9 @@ class GradientReducer:
 
     @property
     def wait_ms(self) -> Tensor | None:
-        """Milliseconds that the last :meth:`finish` waited: what the backward pass did not hide of the reduction.
+        """Milliseconds that the last :meth:`finish` waited: reduction time that the backward pass did not hide.
 
-        0-d float32 on the device; None where there is nothing to reduce.
+        0-d fp32 on the device; None if there is nothing to reduce.
         """
         return milliseconds(self._moments[0], self._moments[1]) if self._reductions else None
 
@@ -213,7 +218,7 @@ class GradientReducer:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[None]:
-        """A stream on which one collective may wait for another while the backward pass goes on."""
+        """Use a side stream, where one collective may wait for another while the backward pass goes on."""
         if self._side is None:
             yield
             return
@@ -223,7 +228,7 @@ class GradientReducer:
 
 
 def _in_stages(route: Route) -> bool:
-    """Whether a scatter alone does not give a rank the sum of its piece."""
+    """Return whether a rank needs more than a scatter to get the sum of its piece."""
     return route.pieces > 1 or route.across is not None
 
 
@@ -240,10 +245,10 @@ def _scattered(piece: Tensor, values: Tensor, group: dist.ProcessGroup | None) -
 
 
 def _plan(partitions: Sequence[Partition], routes: Sequence[Route]) -> list[_Reduction]:
-    """What is to be reduced, ordered by when the backward pass completes it.
+    """Return all reductions, in the estimated order in which the backward pass completes their buckets.
 
-    Groups interleave in the model (weights and biases of the same layers), so a bucket's place is estimated from
-    where in its group its first parameter stands: backward passes reach that one last.
+    Groups interleave in the model (weights and biases of the same layers), so the position of a bucket is estimated
+    from the position of its first parameter within its group. Backward passes reach that parameter last.
     """
     reductions = []
     for partition in partitions:

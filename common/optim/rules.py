@@ -1,13 +1,11 @@
-"""Update rules on shards: what all of them share.
+"""Interfaces that all update rules share.
 
-A Rule holds hyperparameters only. It comes down to a Formula, which several rules may share (LARS and SGD, LAMB and
-Adam) and which knows its implementations. Bound to shards it becomes an Update, which works in two halves: ``measure``
-reads what the update depends on (norms, and whether all gradients are finite), ``apply`` writes. Between the two the
-training step decides on the device whether anything may be written, and the optimizer what all gradients are multiplied
-with.
+A Rule holds only hyperparameters. It reduces to a Formula, which several rules may share (LARS and SGD, LAMB and
+Adam) and which lists its implementations. Bound to shards it becomes an Update with two methods: ``measure`` reads
+gradients and computes norms and the overflow flag, ``apply`` writes. Between the two, the training step decides on
+the device whether to write, and the optimizer computes the factor for all gradients.
 
-A new rule is a Rule, a Formula and an Update for each implementation: its arithmetic, and the names of its states. Its
-cases are in :mod:`common.optim.update_cases`.
+A new rule needs a Rule, a Formula, an Update for each implementation, and cases in :mod:`common.optim.update_cases`.
 """
 
 from __future__ import annotations
@@ -25,17 +23,18 @@ from common.ops.triton_support import no_triton
 from common.optim.shard import Shard
 
 SumOverShards = Callable[[Tensor], None]
-"""Sums a small tensor in place over the ranks that share the shards, in a fixed order; nothing on one rank."""
+"""Sums a small tensor in place over the ranks that share the shards, in a fixed order; does nothing on one rank."""
 
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """What a rule needs to know of a parameter group.
+    """Settings of a parameter group for a rule.
 
     Attributes:
-        grad_multiplier: turns the gradient in the shard into the mean over the global batch.
+        grad_multiplier: factor that turns the gradient in the shard into the mean over the global batch.
         weight_decay, trust_ratio, learning_rate_in_momentum: see ``ParameterGroup``.
-        norm_share: what the group's squares count in ``stats[1]``: 1 over the ranks that hold the group redundantly.
+        norm_share: weight of the group's squares in ``stats[1]``: 1 / (number of ranks that hold the group
+            redundantly).
     """
 
     grad_multiplier: float
@@ -47,13 +46,13 @@ class GroupSettings:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a rule is bound to.
+    """Shards and settings to which a rule is bound.
 
     Attributes:
-        shards: this rank's, one for each dtype.
+        shards: this rank's shards, one for each dtype.
         settings: one entry for each parameter group.
-        tensors: how many tensors there are on all ranks that share the shards; ``Fragment.tensor`` is below it.
-        sum_over_shards: for norms of tensors; every rank calls it equally often.
+        tensors: number of tensors on all ranks that share the shards; ``Fragment.tensor`` is below it.
+        sum_over_shards: completes norms of tensors. Every rank must call it equally often.
     """
 
     shards: Sequence[Shard]
@@ -66,9 +65,9 @@ class Update(ABC):
     """A rule bound to shards, with its state. Nothing in it waits for the device.
 
     Attributes:
-        implementation: the name of the implementation.
-        kinds: the names of the state, in the order in which implementations use it.
-        states: for each kind one flat tensor per shard.
+        implementation: name of the implementation.
+        kinds: names of the state, in the order in which implementations use it.
+        states: for each kind, one flat tensor per shard.
     """
 
     implementation: ClassVar[str]
@@ -82,8 +81,8 @@ class Update(ABC):
         self._sum_over_shards = binding.sum_over_shards
         self._any_trust = any(group.trust_ratio for group in binding.settings)
         widest = torch.float64 if any(s.wide == torch.float64 for s in shards) else torch.float32
-        # Sums of squares by tensor with a trust ratio: of weights, and of what the rule compares them with. One tensor,
-        # so that one collective sums both.
+        # For tensors with a trust ratio, sums of squares of weights (row 0) and of gradients or directions (row 1). One
+        # tensor, so that one collective sums both.
         self._squares = torch.zeros((2, binding.tensors), dtype=widest, device=shards[0].masters.device)
 
     @abstractmethod
@@ -91,9 +90,9 @@ class Update(ABC):
         """Read gradients and weights.
 
         Args:
-            stats: [2] statistics of the gradients, float32, float64 with parameters of that dtype; zero before.
-                ``stats[0]`` is made positive if a gradient of this rank's shards is not finite; ``stats[1]`` becomes
-                the sum of squares of gradient times ``grad_multiplier`` over this rank's shards, each group's times its
+            stats: [2] statistics of the gradients, fp32, or fp64 with fp64 parameters; zero before. Make ``stats[0]``
+                positive if a gradient of this rank's shards is not finite. Add to ``stats[1]`` the sum of squares of
+                gradient times ``grad_multiplier`` over this rank's shards, with each group's squares times its
                 ``norm_share``.
         """
 
@@ -102,45 +101,45 @@ class Update(ABC):
         """Update weights, masters and state if ``write`` is true; otherwise leave every bit as it is.
 
         Args:
-            rates_G: the learning rate of each parameter group, float32.
-            step: 0-d int64, updates done before this one.
-            grad_factor: 0-d, dtype of ``stats``; every gradient is multiplied with it (clipping, loss scale).
+            rates_G: the learning rate of each parameter group, fp32.
+            step: 0-d int64, number of updates before this one.
+            grad_factor: 0-d, dtype of ``stats``; factor on every gradient (clipping, loss scale).
             write: 0-d bool.
         """
 
     def _complete_squares(self) -> None:
-        """Add up the squares of the ranks that share the shards, if there are trust ratios."""
+        """Sum the squares over the ranks that share the shards, if there are trust ratios."""
         if self._any_trust:
             self._sum_over_shards(self._squares)
 
 
 class Formula(ABC):
-    """Hyperparameters that several rules come down to.
+    """Hyperparameters to which several rules reduce.
 
     Attributes:
-        takes_remainders: whether all its implementations update masters that are kept as remainders, where no group has
-            a trust ratio.
+        takes_remainders: whether all its implementations support masters that are kept as remainders, in groups
+            without trust ratio.
     """
 
     takes_remainders: ClassVar[bool] = False
 
     @abstractmethod
     def operation(self) -> Operation:
-        """The operation that computes it: its implementations map (formula, Binding) to an Update."""
+        """Return the operation that computes it. Its implementations map (formula, Binding) to an Update."""
 
 
 class Rule(ABC):
     """Hyperparameters of an update rule.
 
     Attributes:
-        instead: the rule that has trust ratios, for one that has none; otherwise empty.
+        instead: for a rule without trust ratios, the name of a rule that has them; otherwise empty.
     """
 
     instead: ClassVar[str] = ""
 
     @abstractmethod
     def formula(self) -> Formula:
-        """What the rule comes down to."""
+        """Return the formula to which the rule reduces."""
 
     def bind(
         self,
@@ -150,15 +149,16 @@ class Rule(ABC):
         sum_over_shards: SumOverShards,
         implementation: str,
     ) -> Update:
-        """Allocate the state for ``shards``.
+        """Return an Update for ``shards``, with newly allocated state.
 
         Args:
             shards, settings, tensors, sum_over_shards: see :class:`Binding`.
-            implementation: ``auto`` or a name.
+            implementation: name of an implementation, or ``auto``.
 
         Raises:
-            ValueError: a group asks for a trust ratio that the rule does not have.
-            UnsupportedImplementation: there is no such implementation, or it cannot serve these shards.
+            ValueError: a group needs a trust ratio that the rule does not have, or the rule does not support
+                remainders.
+            UnsupportedImplementation: the implementation does not exist or does not support these shards.
         """
         if self.instead and any(group.trust_ratio for group in settings):
             name = type(self).__name__
@@ -181,7 +181,7 @@ class Rule(ABC):
 
 
 def triton_unsupported(request: OperationRequest) -> str | None:
-    """Why the multi-tensor kernels of the update rules cannot serve ``request``; None if they can."""
+    """Return why the multi-tensor kernels of the update rules do not support ``request``; None if they do."""
     if request.dtype == torch.float64:
         return "the kernel computes in float32, the parameters are float64"
     return no_triton(request.device)

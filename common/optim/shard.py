@@ -1,7 +1,7 @@
-"""What an update rule works on: this rank's part of the parameters of one dtype.
+"""This rank's part of the parameters of one dtype, on which an update rule works.
 
-Without sharding a Shard's tensors are the flat buffers themselves. With sharding they are tensors of their own: this
-rank's pieces of all buckets, one after the other. A reduce-scatter writes into ``gradients``, an all-gather reads from
+Without sharding the tensors of a Shard are the flat buffers. With sharding they are separate tensors with this rank's
+pieces of all buckets, one after the other. A reduce-scatter writes into ``gradients``, and an all-gather reads from
 ``parameters``.
 """
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 FRAGMENT_ALIGNMENT = 64
-"""Elements that every fragment's start is a multiple of: kernels then load vectors whatever the dtype."""
+"""Alignment of the start of every fragment, in elements. It allows vector loads for every dtype."""
 
 _AT_ONCE = 1 << 26
-"""Masters that are split at a time: an embedding of 0.5 billion would take gigabytes where a GPU has none left."""
+"""Masters that are split at a time. Splitting 0.5 billion at once would need gigabytes of additional GPU memory."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Fragment:
             ``ParameterGroup.parts`` says.
         group: index of its ParameterGroup.
         start: offset of the first element in the shard's flat tensors, a multiple of ``FRAGMENT_ALIGNMENT``.
-        numel: its elements, at least one.
-        stop: end of what belongs to the fragment; from ``start + numel`` on it is padding: zero in all flat tensors.
+        numel: number of its elements, at least one.
+        stop: end of its padding. Elements from ``start + numel`` on are zero in all flat tensors.
     """
 
     tensor: int
@@ -41,14 +41,14 @@ class Fragment:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """This rank's part of the parameters of one dtype; all flat tensors of it share the same offsets.
+    """This rank's part of the parameters of one dtype. All its flat tensors share the same offsets.
 
     Attributes:
-        parameters: 1-d, the model's dtype: what an update writes and the other ranks gather.
-        gradients: 1-d, the model's dtype or float32: summed over the replicas.
-        masters: 1-d float32; ``parameters`` itself when that is float32 or float64; int16 where it is what the float32
-            master has beyond its bfloat16 parameter (:func:`split_masters`).
-        fragments: in the order of their starts; there may be none, and elements between them are padding.
+        parameters: 1-d, the model's dtype. An update writes it, and the other ranks gather it.
+        gradients: 1-d, the model's dtype or fp32, summed over the replicas.
+        masters: 1-d. fp32 for half precision; ``parameters`` itself for fp32 and fp64 parameters; int16 if masters
+            are kept as remainders (:func:`split_masters`).
+        fragments: ordered by start; may be empty. Elements between them are padding.
 
     Raises:
         ValueError: a tensor is not contiguous.
@@ -65,31 +65,31 @@ class Shard:
 
     @property
     def has_masters(self) -> bool:
-        """Whether the masters are tensors of their own."""
+        """Whether the masters are separate tensors."""
         return self.masters is not self.parameters
 
     @property
     def has_remainders(self) -> bool:
-        """Whether a master is a parameter and a remainder together."""
+        """Whether masters are kept as int16 remainders of bfloat16 parameters."""
         return self.masters.dtype == torch.int16
 
     @property
     def wide(self) -> torch.dtype:
-        """The dtype of the masters' values: float32, or float64 of float64."""
+        """Dtype of the masters' values: fp32, or fp64 for fp64 parameters."""
         return torch.float32 if self.has_remainders else self.masters.dtype
 
     def new_state(self) -> Tensor:
-        """A flat tensor of zeros with the masters' dtype and offsets: one kind of optimizer state."""
+        """Return a flat tensor of zeros with the masters' offsets and the dtype ``wide``: one kind of state."""
         return torch.zeros_like(self.masters, dtype=self.wide)
 
     def read_masters(self, part: slice) -> Tensor:
-        """The values of some masters; a view of them where they are there as such."""
+        """Return the values of some masters: a view, or with remainders a new tensor."""
         if not self.has_remainders:
             return self.masters[part]
         return joined_masters(self.parameters[part], self.masters[part])
 
     def write_parameters(self, out: Tensor, values: Tensor) -> None:
-        """Set parameters of the model, of any rank's part, to what those of masters with these values are."""
+        """Write the rounded values of masters into ``out``, parameters of the model on any rank's part."""
         if not self.has_remainders:
             out.copy_(values)
             return
@@ -97,7 +97,7 @@ class Shard:
             parameters.copy_(split_masters(piece)[0])
 
     def write_masters(self, part: slice, values: Tensor) -> None:
-        """Set some masters, and the parameters where these are others, to values in the dtype ``wide``."""
+        """Set some masters, and the parameters if these are separate, to values in the dtype ``wide``."""
         if self.has_remainders:
             flats = (values, self.parameters[part], self.masters[part])
             for piece, parameters, remainders in zip(*(flat.split(_AT_ONCE) for flat in flats), strict=True):
@@ -111,10 +111,10 @@ class Shard:
 
 
 def split_masters(values: Tensor) -> tuple[Tensor, Tensor]:
-    """A bfloat16 and an int16 for every float32, which together are that float32 bit for bit.
+    """Return a bfloat16 and an int16 for every fp32 value, which together give that value bit for bit.
 
-    The bfloat16 is the nearest one; of two that are equally near, the larger in magnitude. The int16 is the difference
-    of the bit patterns.
+    The bfloat16 is the nearest one, or of two equally near the larger in magnitude. The int16 is the difference of
+    the bit patterns.
     """
     bits = values.contiguous().view(torch.int32)
     nearest = (bits + (1 << 15)).bitwise_right_shift_(16)
@@ -122,6 +122,6 @@ def split_masters(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def joined_masters(parameters: Tensor, remainders: Tensor) -> Tensor:
-    """The float32 values that :func:`split_masters` has split."""
+    """Return the fp32 values from the two results of :func:`split_masters`."""
     bits = parameters.contiguous().view(torch.int16).to(torch.int32)
     return bits.bitwise_left_shift_(16).add_(remainders).view(torch.float32)

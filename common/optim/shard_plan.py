@@ -1,4 +1,4 @@
-"""Which ranks share the parameters: each of them updates its shard, and all of them together hold the whole."""
+"""The ranks that share the parameters: each updates its shard, and together they hold all parameters."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from common.optim.reduce import Route
 class ShardPlan:
     """The ranks that share shards, and sums over them.
 
-    The ranks of the ``dp`` and ``cp`` axes hold the same weights, and share shards whatever of the two tells them
-    apart: neighbours on both axes taken as one, of which ``cp`` is the inner.
+    The ranks of the ``dp`` and ``cp`` axes hold the same weights, so both axes share shards: adjacent ranks on the
+    two axes taken as one, with ``cp`` as the inner axis.
 
     Args:
-        layout: of all ranks; collective, every rank builds it alike.
-        shard: ``none``: every rank updates everything. ``all``: the ranks of ``dp`` and ``cp`` share. ``node``: of
-            these, those of one node do.
-        ranks_per_node: consecutive ranks in a node, for ``node``.
+        layout: layout of all ranks. Collective: every rank builds the plan with the same arguments.
+        shard: ``none``: every rank updates everything. ``all``: the ranks of ``dp`` and ``cp`` share. ``node``: the
+            ranks of ``dp`` and ``cp`` on one node share.
+        ranks_per_node: number of consecutive ranks in a node, for ``node``.
 
     Attributes:
-        ranks: how many share.
-        index: this rank's place among them.
-        group: they; None where it is this rank alone.
-        other_ranks: those that hold the other parameters of this replica (``pp``, ``tp``); None likewise.
-        writes: whether this rank writes the state for all that have the same parameters.
-        near_writer: whether one of the ranks that it shares with does.
+        ranks: number of ranks that share.
+        index: position of this rank among them.
+        group: process group of these ranks; None if it is this rank alone.
+        other_ranks: ranks that hold the other parameters of this replica (``pp``, ``tp``); None if it is this rank
+            alone.
+        writes: whether this rank writes the state for all ranks that have the same parameters.
+        near_writer: whether this rank shares with a rank that writes, or is one.
 
     Raises:
-        ValueError: an unknown word, or nodes that cut the ranks of ``cp`` or ``tp`` into unequal parts.
-        ConfigError: the ranks of a node do not divide those of ``dp`` and ``cp``.
+        ValueError: ``shard`` is unknown, or nodes split the ranks of ``cp`` or ``tp`` into unequal parts.
+        ConfigError: the ranks of a node do not divide the ranks of ``dp`` and ``cp``.
     """
 
     def __init__(self, layout: Layout, shard: str, ranks_per_node: int | None = None) -> None:
@@ -49,14 +50,13 @@ class ShardPlan:
         self.near_writer = layout.index(*SUMMED_AXES) < self.ranks
 
     def route(self, group: ParameterGroup, done: Sequence[str] = ()) -> Route:
-        """The ranks over which the gradients of ``group`` are summed. Collective.
+        """Return the ranks over which the gradients of ``group`` are summed. Collective.
 
-        Where they have been summed over ``cp`` before, each of its ranks has the whole sum: they are scattered over the
-        replicas that share, and of what a rank receives it keeps the piece that is its own.
+        If gradients have been summed over ``cp`` before, each of its ranks has the whole sum. They are then scattered
+        over the replicas that share, and a rank keeps only its own piece of the result.
 
         Args:
-            group: the parameters.
-            done: axes over which they have been summed before.
+            done: axes over which the gradients have been summed before.
         """
         axes = dict.fromkeys(
             axis for axis in (*SUMMED_AXES, *group.replicated_over, *group.summed_over) if axis not in done
@@ -71,10 +71,10 @@ class ShardPlan:
         return Route(self._layout.subgroup(shared, ranks), across, everyone, bool(ends), self.ranks // ranks)
 
     def check_tied(self, groups: Sequence[ParameterGroup], routes: Sequence[Route], device: torch.device) -> None:
-        """Make sure that both ends of an axis have as many weights in the groups that tie them. Collective.
+        """Check that both ends of a tied axis have equally many weights in each tied group. Collective.
 
         Raises:
-            ValueError: they have not.
+            ValueError: the numbers differ.
         """
         for group, route in zip(groups, routes, strict=True):
             if route.late and route.everyone is not None:
@@ -88,7 +88,7 @@ class ShardPlan:
                     )
 
     def parts_of_a_micro_batch(self, group: ParameterGroup) -> dist.ProcessGroup | None:
-        """The ranks that have parts of the gradient of one micro-batch; None where this rank has all. Collective."""
+        """Return the ranks that have parts of one micro-batch's gradient; None if this rank has it all. Collective."""
         return self._layout.group(*micro_batch_axes(group))
 
     def sum_over_shards(self, values: Tensor) -> None:
@@ -97,7 +97,7 @@ class ShardPlan:
             _sum_in_order(values, self.group, self.ranks)
 
     def sum_over_replica(self, values: Tensor) -> None:
-        """Sum a small tensor in place over the ranks that hold the parameters of one replica together."""
+        """Sum a small tensor in place over the ranks that together hold the parameters of one replica."""
         self.sum_over_shards(values)
         self.sum_over_other_ranks(values)
 
@@ -108,14 +108,14 @@ class ShardPlan:
 
 
 def micro_batch_axes(group: ParameterGroup) -> tuple[str, ...]:
-    """Axes over which the gradients of one micro-batch are parts of a sum."""
+    """Return the axes over which the gradients of one micro-batch are parts of a sum."""
     return tuple(dict.fromkeys(axis for axis in ("cp", *group.summed_over) if axis != "dp"))
 
 
 def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
-    """Sum rank by rank.
+    """Sum in the order of the ranks.
 
-    An all-reduce may add in another order on another node, and then nodes that hold the same shards would drift apart.
+    An all-reduce may add in another order on another node, and then nodes that hold the same shards would diverge.
     """
     gathered = values.new_empty(ranks * values.numel())
     dist.all_gather_into_tensor(gathered, values.flatten(), group=group)
@@ -123,13 +123,13 @@ def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
 
 
 def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
-    """How many neighbouring ranks of ``dp`` and ``cp`` share the parameters.
+    """Return how many adjacent ranks of ``dp`` and ``cp`` share the parameters.
 
     Args:
         shard, layout, ranks_per_node: see :class:`ShardPlan`.
 
     Raises:
-        ValueError: see there.
+        ValueError: see :class:`ShardPlan`.
     """
     if shard == "none":
         return 1
@@ -137,7 +137,7 @@ def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
         return layout.size(*SUMMED_AXES)
     if shard != "node":
         raise ValueError(f"shard={shard!r}: use none, node or all")
-    places = max((ranks_per_node or 0) // layout.size("tp"), 1)  # on dp and cp, which a node has
+    places = max((ranks_per_node or 0) // layout.size("tp"), 1)  # positions on dp and cp within a node
     if not (_fits(ranks_per_node or 0, layout.size("tp")) and _fits(places, layout.size("cp"))):
         inner = layout.size("cp", "tp")
         raise ValueError(f"shard='node' with ranks_per_node={ranks_per_node}: it must fit cp x tp = {inner} ranks")
@@ -145,5 +145,5 @@ def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:
 
 
 def _fits(ranks: int, axis: int) -> bool:
-    """Whether so many neighbouring ranks are those of an axis once or several times, or a whole share of them."""
+    """Return whether ``ranks`` adjacent ranks are a multiple or a whole fraction of an axis of size ``axis``."""
     return ranks > 0 and (ranks % axis == 0 or axis % ranks == 0)

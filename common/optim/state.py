@@ -1,4 +1,4 @@
-"""The optimizer's state by parameter name, in full tensors: independent of ranks, shards and offsets."""
+"""Optimizer state as full tensors by parameter name, independent of ranks, shards and offsets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Named = dict[str, dict[str, Tensor]]
 def collect(
     partitions: Sequence[Partition], kinds: Kinds, group: dist.ProcessGroup | None, ranks: int, keep: bool
 ) -> Named:
-    """Full tensors on the CPU, bucket by bucket; collective over ``group``.
+    """Return full tensors on the CPU, gathered bucket by bucket. Collective over ``group``.
 
     Args:
-        partitions: the flat buffers and this rank's shards of them.
-        kinds: the state; masters of half parameters alone.
-        group: ranks that share the shards, ``ranks`` of them.
-        keep: whether this rank wants the tensors; else it only gives its pieces.
+        kinds: the state. Masters of fp32 and fp64 parameters are left out.
+        group: ranks that share the shards.
+        ranks: number of these ranks.
+        keep: whether this rank needs the tensors. Other ranks only send their pieces.
     """
     found: Named = {}
     for kind, flats in kinds.items():
@@ -49,10 +49,10 @@ def collect(
 
 
 def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Put this rank's pieces of full tensors into its flat tensors; the inverse of :func:`collect`.
+    """Copy this rank's pieces of full tensors into its flat tensors; the inverse of :func:`collect`.
 
-    Half parameters are set to their rounded masters, those of the model and those of the shard. Parameters that are
-    their own masters are taken from the model.
+    Half-precision parameters, in the model and in the shard, are set to their rounded masters. Other parameters are
+    taken from the model.
     """
     for kind, flats in kinds.items():
         for partition, flat in zip(partitions, flats, strict=True):
@@ -64,7 +64,7 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
                     shard, bucket = partition.shard, piece.bucket
                     shard.write_masters(piece.place, _own(whole, piece))
                     if partition.is_whole:
-                        continue  # the shard's parameters are the buffer's
+                        continue  # the shard's parameters are those of the buffer
                     shard.write_parameters(partition.buffer.parameters[bucket.start : bucket.stop], whole)
                 else:
                     flat[piece.place].copy_(_own(whole, piece))
@@ -74,12 +74,11 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
 
 
 def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Set one parameter and its state from whole tensors: what :func:`distribute` does for all of them.
+    """Set one parameter and its state from full tensors, as :func:`distribute` does for all of them.
 
     Args:
-        partitions: the flat buffers and this rank's shards of them.
-        kinds: the state, with ``masters``, which those of parameters that are their own masters are, too.
-        name: of the parameter.
+        kinds: the state, always with ``masters``. Setting the master of an fp32 or fp64 parameter sets the parameter.
+        name: name of the parameter.
         tensors: for every kind a tensor of the parameter's shape, on any device and in any floating dtype.
 
     Raises:
@@ -103,7 +102,7 @@ def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mappi
     own, shift = slice(first - segment.start, stop - segment.start), piece.place.start - piece.inside.start
     for kind, tensor in tensors.items():
         flat = _flat(tensor.detach().to(shard.parameters.device, shard.wide), segment)
-        if kind == "masters" and not partition.is_whole:  # else the shard's parameters are the buffer's
+        if kind == "masters" and not partition.is_whole:  # else the shard's parameters are those of the buffer
             shard.write_parameters(partition.buffer.parameters[segment.start : end], flat)
         if first < stop:
             place = slice(first + shift, stop + shift)
@@ -114,7 +113,7 @@ def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mappi
 
 
 def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Make sure that ``named`` is what :func:`collect` gives for these parameters.
+    """Check that ``named`` has the entries and shapes that :func:`collect` returns for these parameters.
 
     Raises:
         CheckpointError: an entry is missing, unexpected, or has another shape.
@@ -129,7 +128,7 @@ def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Map
         f"{kind}.{name}": tensor.shape
         for kind, entries in named.items()
         for name, tensor in entries.items()
-        if isinstance(tensor, Tensor)  # of a damaged file it may be anything
+        if isinstance(tensor, Tensor)  # a damaged file may contain any type
     }
     complain(
         {
@@ -145,10 +144,10 @@ def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Map
 
 
 def complain(problems: Mapping[str, Sequence[str]]) -> None:
-    """Raise one error for all entries that do not fit, by what is wrong with them; nothing where there are none.
+    """Raise one error that lists all entries that do not fit, by problem; do nothing if there are none.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: there are such entries.
     """
     told = [
         f"{what}: {', '.join(entries[:5])}{f' and {len(entries) - 5} more' if len(entries) > 5 else ''}"
@@ -160,7 +159,7 @@ def complain(problems: Mapping[str, Sequence[str]]) -> None:
 
 
 def _flat(tensor: Tensor, segment: Segment) -> Tensor:
-    """The values in the order in which the parameter's lie in memory: the tensor itself where that is its own order."""
+    """Return the values of ``tensor`` as 1-d, in the order in which the parameter's elements are in memory."""
     if segment.parameter.is_contiguous():
         return tensor.reshape(-1)
     flat = torch.empty_like(segment.parameter, dtype=tensor.dtype).copy_(tensor)
@@ -168,7 +167,7 @@ def _flat(tensor: Tensor, segment: Segment) -> Tensor:
 
 
 def _place(partitions: Sequence[Partition], name: str) -> tuple[int, Piece, Segment]:
-    """Number of the partition that has the parameter, this rank's part of its bucket, and its place there."""
+    """Return the index of the parameter's partition, this rank's piece of its bucket, and its segment."""
     for number, partition in enumerate(partitions):
         for piece in partition.pieces:
             for segment in piece.bucket.segments:
@@ -178,8 +177,8 @@ def _place(partitions: Sequence[Partition], name: str) -> tuple[int, Piece, Segm
 
 
 def _views(partition: Partition, bucket: Bucket, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Name and view with the parameter's shape of each parameter in ``whole``, the content of a bucket."""
-    # A view's offset counts from the start of the storage, which is not that of a slice.
+    """Yield name and view of each parameter in ``whole``, the content of a bucket; views have parameter shapes."""
+    # as_strided counts offsets from the start of the storage, which is not the start of a slice.
     first = bucket.start - int(whole.storage_offset())
     for segment in bucket.segments:
         yield segment.name, partition.buffer.view(whole, segment, first)

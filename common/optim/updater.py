@@ -1,4 +1,4 @@
-"""What a training step drives: the contract of everything that applies gradients, and how several do it together."""
+"""Interfaces of objects that apply gradients, and how several of them do one update together."""
 
 from __future__ import annotations
 
@@ -16,101 +16,102 @@ from common.optim.precision import LossScale
 class Updater(Protocol):
     """Applies gradients.
 
-    An iteration is ``begin``; for each micro-batch forward, ``arm`` before the backward pass of the last one, backward,
-    ``collect``; then ``measure`` and, when all updaters have measured, ``write``. :func:`apply_gradients` does both.
-    ``write`` does not read the loss scale, which has adapted by then, and changes no metric.
+    An iteration is ``begin``; for each micro-batch forward, ``arm`` before the backward pass of the last one,
+    backward, ``collect``; then ``measure`` and, after all updaters have measured, ``write``. :func:`apply_gradients`
+    calls the last two. ``write`` must not read the loss scale, which has adapted by then, and must not change
+    metrics.
     """
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """What the loss was multiplied with; None where it was not. Several updaters may have the same one."""
+        """Scale of the loss; None if it was not scaled. Several updaters may share it."""
 
     def begin(self) -> None:
-        """Start an iteration: zero the gradients in place, start to gather weights that other ranks updated."""
+        """Start an iteration: zero the gradients in place, and start to gather weights that other ranks updated."""
 
     def arm(self, part: nn.Module | None = None) -> None:
-        """Called before the backward pass of the last micro-batch: reductions may start from now on.
+        """Allow reductions to start; called before the backward pass of the last micro-batch.
 
         Args:
-            part: of the model, whose last backward pass it is while others have more to come; None for the last of all.
+            part: part of the model whose last backward pass comes next, while other parts have more; None for all.
         """
 
     def collect(self) -> None:
-        """Called after the backward pass of each micro-batch."""
+        """Process the gradient of a micro-batch; called after each backward pass."""
 
     def measure(self) -> Tensor:
-        """Wait for the reduction and look at the gradients; writes nothing that lasts.
+        """Wait for the reduction and check the gradients; change no persistent state.
 
         Returns:
             0-d bool on the device, the same on every rank: whether a gradient is not finite.
         """
 
     def write(self, allowed: Tensor) -> None:
-        """Update with the gradients that were measured; writes nothing at all where ``allowed`` (0-d bool) is false."""
+        """Update with the gradients that were measured; write nothing where ``allowed`` (0-d bool) is false."""
 
     def materialize(self) -> None:
-        """Bring the model's weights up to date: before evaluation, checkpoint and export. Collective, idempotent."""
+        """Bring the model's weights up to date, before evaluation, checkpoint and export. Collective, idempotent."""
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """All persistent device tensors: masters, momentum, step counter."""
+        """Return all persistent device tensors: masters, momentum, step counter."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state by parameter name: full tensors on the CPU of the ranks that write it. Collective."""
+        """Return the state by parameter name: full tensors on the CPU of the ranks that write it. Collective."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned, after the model was loaded."""
+        """Load the result of ``state_dict``, after the model was loaded."""
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """Name to 0-d device tensor, about the last update; ``learning_rate`` at least, where there is one."""
+        """Name to 0-d device tensor, about the last update; includes ``learning_rate`` if there is one."""
 
 
 @runtime_checkable
 class LimitedUpdater(Protocol):
-    """An :class:`Updater` that may meet more than it has room for, and counts that on the device, among its metrics."""
+    """Updater with a limited capacity, which counts on the device, in its metrics, how often it was exceeded."""
 
     def check_limits(self, metrics: MutableMapping[str, float]) -> None:
-        """Take the counts of an iteration, which wrote nothing if there was too much, out of its metrics.
+        """Remove the counts of an iteration from its metrics, and raise if a capacity was exceeded.
 
         Args:
-            metrics: of an iteration, means over the ranks, the same on all of them.
+            metrics: metrics of an iteration, means over the ranks, the same on all of them.
 
         Raises:
-            SuiteError: saying what was too much; the run is to end.
+            SuiteError: a capacity was exceeded, so the iteration wrote nothing. The run must end.
         """
 
 
 @runtime_checkable
 class SendingUpdater(Updater, Protocol):
-    """An updater that sends gradients or weights to the ranks that hold the same parameters."""
+    """Updater that sends gradients or weights to the ranks that hold the same parameters."""
 
     def stop_sending(self) -> None:
-        """Send neither from the next iteration on. Only for measurements: the ranks' weights then differ.
+        """Send no gradients and weights from the next iteration on. Only for measurements: ranks then differ.
 
-        Everything else that couples ranks remains: sums of single numbers such as norms and flags, and exchanges that
-        belong to the model, such as those of embeddings or of a pipeline.
+        Everything else that couples ranks remains: sums of single numbers such as norms and flags, and exchanges of
+        the model, such as those of embeddings or of a pipeline.
         """
 
 
 @runtime_checkable
 class StreamingUpdater(Updater, Protocol):
-    """An updater with more state than one rank holds, or a host: every rank brings its own part to a checkpoint.
+    """Updater whose state exceeds the memory of one rank or host: every rank writes its part of a checkpoint.
 
-    Its ``state_dict`` has the rest, which all ranks load.
+    Its ``state_dict`` has the remaining state, which all ranks load.
     """
 
     def save_shards(self, folder: Path) -> None:
-        """Write this rank's part into files of its own in ``folder``, durably; not collective.
+        """Write this rank's part into separate files in ``folder``, durably. Not collective.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: a file cannot be written.
         """
 
     def load_shards(self, folder: Path) -> None:
-        """Take over this rank's part from what all ranks wrote, however many they were; after ``load_state_dict``.
+        """Load this rank's part from the files of all ranks, whose number may differ; call after ``load_state_dict``.
 
         Raises:
-            CheckpointError: something is missing or damaged, or of another model.
+            CheckpointError: something is missing or damaged, or belongs to another model.
         """
 
 
@@ -119,13 +120,13 @@ def apply_gradients(
 ) -> Tensor:
     """Let all updaters write, or none of them. Capturable: nothing waits for the device.
 
-    One gradient that is not finite, whosever it is, keeps every updater from writing; each loss scale adapts once. One
-    updater alone decides with its own flag, without a kernel more.
+    One gradient that is not finite, in any updater, stops all updaters from writing. Each loss scale adapts once. A
+    single updater uses its own flag, without an additional kernel.
 
     Args:
         updaters: in the order in which they write.
-        skip: 0-d float32 on the device; where it is not 0 nothing is written, loss scales included.
-        measured: called with the result before anything is written; the updaters' metrics are final then.
+        skip: 0-d fp32 on the device; if it is not 0, nothing is written, including loss scales.
+        measured: called with the result before anything is written, when the updaters' metrics are final.
 
     Returns:
         0-d bool on the device: whether a gradient of any updater is not finite.

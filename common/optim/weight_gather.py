@@ -1,15 +1,9 @@
 """Gather the weights that the ranks of a shard have updated, bucket by bucket, while the forward pass already runs.
 
-An update leaves each rank with the new weights of its own shard. The gathers open the *next* iteration rather than
-close this one: they start in the order in which the forward pass reads the weights, and each block of the model waits
-for its own just before it runs. A captured iteration is complete in itself that way: every gather that it starts it
-also waits for. Between iterations the model holds the weights of one update before; :meth:`WeightGatherer.gather`
-brings it up to date.
-
-They do not start all at once: behind a hundred captured gathers the first block, which needed one of them, was seen to
-wait until most were done, probably because a GPU's queue holds only so many kernels, in the order of their capture. So
-each block starts those of a block further on, which the graph then holds in between. What that gave:
-docs/performance.md, "Every workload on two GPUs".
+An update leaves each rank with the new weights of its shard only. The gathers start at the beginning of the *next*
+iteration, in the order in which the forward pass reads the weights, and each block of the model waits for its weights
+just before it runs. A captured iteration therefore waits for every gather that it starts. Between iterations the
+model has the weights of the update before the last; :meth:`WeightGatherer.gather` brings it up to date.
 """
 
 from __future__ import annotations
@@ -24,12 +18,20 @@ from torch.utils.hooks import RemovableHandle
 from common.optim.partition import Partition, Piece
 
 AHEAD = 2
-"""Blocks from one that runs to the one whose gathers it starts: those of the block between are underway, or done."""
+"""A block that runs starts the gathers of the block this many positions later.
+
+Starting all gathers at once was slow: behind a hundred captured gathers, the first block was seen to wait until most
+were done, probably because a GPU's queue holds only so many kernels, in capture order. Measurements:
+docs/performance.md, "Every workload on two GPUs".
+"""
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """One bucket: this rank's piece, where the whole goes, and the blocks that read it (-1: it is read anywhere)."""
+    """The gather of one bucket from ``piece`` into ``weights``.
+
+    ``readers`` are the indices of the blocks that read it; -1 stands for other code.
+    """
 
     piece: Tensor
     weights: Tensor
@@ -40,15 +42,14 @@ class WeightGatherer:
     """Gathers shards into the flat parameter buffers.
 
     Args:
-        partitions: the flat buffers and this rank's shards of them.
-        group: ranks that share the shards; None where there is nothing to gather.
-        blocks: parts of the model by name, in the order of the forward pass; a block's parameters are read only while
-            it runs, or after it. Those of no block are waited for at once. Without blocks nothing is overlapped. Of a
-            block that is compiled alone, give what ``torch.compile(block)`` returned.
+        group: ranks that share the shards; None if there is nothing to gather.
+        blocks: parts of the model by name, in the order of the forward pass. A block's parameters must be read only
+            while it runs, or later. Parameters outside all blocks are waited for at once. Without blocks nothing is
+            overlapped. For a block that is compiled alone, give the result of ``torch.compile(block)``.
 
     Attributes:
-        overlapped: whether gathers open the next iteration; else they close the update.
-        sends: False starts no gather, so that the model keeps the weights that it has; for measurements only.
+        overlapped: whether gathers run at the start of the next iteration; else they run right after the update.
+        sends: False starts no gather, so that the model keeps its weights; for measurements only.
 
     Raises:
         ValueError: a block is a container that never runs itself.
@@ -63,7 +64,7 @@ class WeightGatherer:
         self._group = group
         self.overlapped = group is not None and bool(blocks)
         self.sends = True
-        self._started = 0  # of the gathers, in their order
+        self._started = 0  # number of gathers started, in their order
         self._works: dict[int, dist.Work] = {}
         self._hooks: list[RemovableHandle] = []
         self._gathers: list[_Gather] = []
@@ -83,10 +84,10 @@ class WeightGatherer:
             self._hooks.append(self._register(block, module))
 
     def begin(self) -> None:
-        """Start the gathers that open an iteration.
+        """Start the gathers at the beginning of an iteration.
 
         Raises:
-            RuntimeError: a block was compiled in place, so that the hook that waits would be compiled along.
+            RuntimeError: a block was compiled in place, so the hook that waits would be compiled with it.
         """
         for name, module in self._blocks:
             if module._compiled_call_impl is not None:
@@ -95,23 +96,23 @@ class WeightGatherer:
                     "torch.compile(block) returns, in the model and in blocks"
                 )
         if self.overlapped:
-            self.join()  # an iteration that was given up may have left some, and other ranks may have started them
+            self.join()  # an aborted iteration may have left some, which other ranks may have started already
             self._started = 0
             self._start(AHEAD - 1)
             self._wait_for(-1)
 
     def start_all(self) -> None:
-        """Start what no block has started: to be called before other collectives of the group."""
+        """Start all remaining gathers. Call this before other collectives of the group."""
         self._start(len(self._blocks))
 
     def join(self) -> None:
-        """Wait for what no block has waited for, or even started."""
+        """Start all remaining gathers, and wait for those that no block has waited for."""
         self.start_all()
         for at in list(self._works):
             self._works.pop(at).wait()
 
     def gather(self) -> None:
-        """Gather everything and wait for it; on a GPU it is the current stream that waits."""
+        """Gather everything and wait for it; on a GPU the current stream waits."""
         self.join()
         self._started = 0
         self.join()
@@ -130,7 +131,7 @@ class WeightGatherer:
         return module.register_forward_pre_hook(enter)
 
     def _start(self, block: int) -> None:
-        """Start what ``block`` and those before it read first, as far as it has not been started."""
+        """Start the remaining gathers that ``block`` or an earlier block reads first."""
         if not self.sends:
             return
         while self._started < len(self._gathers) and min(self._gathers[self._started].readers) <= block:
@@ -146,9 +147,9 @@ class WeightGatherer:
 
 
 def wait_for_weights(block: nn.Module) -> None:
-    """Wait for the weights of a block where something else reads them before it runs.
+    """Wait for the weights of a block if other code reads them before the block runs.
 
-    As the block itself does, this starts gathers of others: all ranks do it in one order.
+    Like the block itself, this starts gathers of later blocks, so all ranks must call it in the same order.
     """
     for hook in block._forward_pre_hooks.values():
         hook(block, ())

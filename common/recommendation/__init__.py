@@ -1,1 +1,1 @@
-"""What workloads of recommendation share: many large embedding tables, dealt over ranks."""
+"""Recommendation workloads: many large embedding tables that are sharded over ranks."""

@@ -1,14 +1,14 @@
-"""The area under the ROC curve, exact over any number of samples.
+"""Area under the ROC curve, exact for any number of samples.
 
-Each prediction becomes one int32 key: the bits of a probability in float32, which order as the probabilities do, and
-the label as the lowest bit. Sorted once, the keys hold all that the area depends on: it is
+Each prediction becomes an int32 key: the bits of its float32 probability, which sort like the probabilities, then the
+label as the lowest bit. The area follows from the sorted keys:
 
-    (pairs of a positive and a negative that are in order + half of those that are tied) / (positives * negatives)
+    (pairs of a positive and a negative in order + half of the tied pairs) / (positives * negatives)
 
-(Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982), which is the trapezoid rule over the
-whole curve with ties merged. Twice the numerator is a whole number, and is counted in integers. In the sorted keys a
-positive at index i with k positives before it has i - k negatives before it, tied ones included, since within equal
-probabilities negatives come first; half of the tied pairs is then taken off.
+(Hanley and McNeil, "The meaning and use of the area under a ROC curve", 1982). This is the trapezoid rule over the
+whole curve with ties merged. Twice the numerator is an integer and is counted exactly. Within equal probabilities
+negatives come first. So a positive at index i with k positives before it has i - k negatives before it, including
+tied ones, and half of the tied pairs is subtracted afterwards.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from torch import Tensor
 from common.errors import DataError, SuiteError
 
 PADDING = 2**31 - 1
-"""The key of what is no sample; it sorts behind all others."""
+"""Key of padding; sorts after all others."""
 INVALID = 2**31 - 2
-"""The key of a sample whose prediction is no number."""
+"""Key of a sample whose prediction is not a number."""
 ONE = 0x3F800000
-"""The bits of 1.0, the highest probability."""
+"""Bits of 1.0, the highest probability."""
 CHUNK = 2**24
-"""Keys of which indices are added up at once: their products take 8 bytes each."""
+"""Keys whose indices are added up at a time; their products take 8 bytes each."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What the area follows from.
+    """Counts from which the area follows.
 
     Attributes:
-        positives, negatives: samples of each label.
-        doubled_wins: pairs of a positive and a negative in order, twice, and tied ones, once.
+        positives, negatives: number of samples of each label.
+        doubled_wins: 2 for each pair of a positive and a negative in order, 1 for each tied pair.
     """
 
     positives: int
@@ -46,10 +46,10 @@ class Ranking:
 
     @property
     def area(self) -> float:
-        """The area under the ROC curve: the rounded quotient of exact integers.
+        """Area under the ROC curve: the rounded quotient of exact integers.
 
         Raises:
-            DataError: all samples have one label, so that there is no curve.
+            DataError: all samples have one label, so there is no curve.
         """
         if not self.positives or not self.negatives:
             raise DataError(
@@ -60,15 +60,15 @@ class Ranking:
 
 
 def ranking_keys(logit_B: Tensor, label_B: Tensor, real: Tensor | int | None = None) -> Tensor:
-    """The keys of a batch of predictions. Capturable: nothing waits for the device.
+    """Return the keys of a batch of predictions. Capturable: nothing waits for the device.
 
     Args:
-        logit_B: predictions, before the sigmoid, which is taken in float32.
+        logit_B: predictions before the sigmoid, which is computed in float32.
         label_B: 0 or 1, any dtype.
-        real: how many of the batch are samples, the first ones (0-d tensor or number); None for all.
+        real: number of samples in the batch (0-d tensor or int); the rest is padding. None: no padding.
 
     Returns:
-        int32 (B,); :data:`PADDING` for what is no sample, :data:`INVALID` where the logit is no number.
+        int32 (B,); :data:`PADDING` for padding, :data:`INVALID` where the logit is not a number.
     """
     probability_B = torch.sigmoid(logit_B.float())
     bits_B = probability_B.view(torch.int32)
@@ -82,15 +82,15 @@ def ranking_keys(logit_B: Tensor, label_B: Tensor, real: Tensor | int | None = N
 
 
 def rank(keys_N: Tensor) -> Ranking:
-    """Sort the keys and count pairs; waits for the device.
+    """Sort the keys and count pairs; wait for the device.
 
-    Besides the keys it takes some 24 bytes for each of them, for the sort, and 8 for each probability of both labels.
+    Needs about 24 bytes of memory for each key, for the sort, and 8 for each probability that occurs with both labels.
 
     Args:
-        keys_N: int32, of :func:`ranking_keys`, in any order, padding included; not changed.
+        keys_N: int32, from :func:`ranking_keys`, in any order, including padding; not changed.
 
     Raises:
-        SuiteError: a prediction is no number.
+        SuiteError: a prediction is not a number.
     """
     sorted_N = torch.sort(keys_N).values
     ends = torch.searchsorted(sorted_N, torch.tensor([INVALID, PADDING], dtype=torch.int32, device=keys_N.device))
@@ -107,7 +107,7 @@ def rank(keys_N: Tensor) -> Ranking:
 
 
 def _positives(key_S: Tensor) -> tuple[int, int]:
-    """How many positives there are, and the sum of their indices."""
+    """Return the number of positives and the sum of their indices."""
     sums = torch.zeros(2, dtype=torch.int64, device=key_S.device)
     for start in range(0, len(key_S), CHUNK):
         label_C = (key_S[start : start + CHUNK] & 1).to(torch.int64)
@@ -118,10 +118,9 @@ def _positives(key_S: Tensor) -> tuple[int, int]:
 
 
 def _tied_pairs(key_S: Tensor) -> int:
-    """Pairs of a positive and a negative of the same probability.
+    """Return the number of pairs of a positive and a negative with the same probability.
 
-    A probability with both labels shows itself where its first positive follows its last negative: the keys there
-    differ by 1, and the second is odd.
+    Where the first positive of a probability follows its last negative, the keys differ by 1, and the second is odd.
     """
     first_positive = [torch.zeros(0, dtype=torch.int64, device=key_S.device)]
     for start in range(1, len(key_S), CHUNK):
@@ -137,13 +136,13 @@ def _tied_pairs(key_S: Tensor) -> int:
 
 
 def gather_keys(keys_N: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:
-    """The keys of all ranks, on the group's first; None on the others. Collective.
+    """Return the keys of all ranks on the group's first rank; None on the others. Collective.
 
-    89 million keys are 357 MB, which NVLink brings to one GPU in milliseconds.
+    89 million keys are 357 MB, which NVLink sends to one GPU in milliseconds.
 
     Args:
-        keys_N: of this rank; of the same number on every rank, filled up with :data:`PADDING`.
-        group: of the ranks that predicted; None for this one alone.
+        keys_N: keys of this rank, padded with :data:`PADDING` to the same number on every rank.
+        group: ranks that predicted; None for a single rank.
     """
     if group is None:
         return keys_N

@@ -1,13 +1,13 @@
 """Simulated annealing for a plan whose ranks finish together; ``embeddings.plan=balanced``.
 
-An iteration reads rows, exchanges vectors, their gradients and ids, and updates rows, and every exchange waits for the
-last rank. So a plan costs the lookups of the rank that has most of them, plus the bytes of the rank that sends most.
-The greedy search of :mod:`common.recommendation.planner` weighs the sum of both on each rank instead, and splits tables
+An iteration reads rows, exchanges vectors, gradients and ids, and updates rows. Every exchange waits for the slowest
+rank. So the cost of a plan is the lookups of the rank with most lookups plus the bytes of the rank that sends most.
+The greedy search of :mod:`common.recommendation.planner` instead uses the sum of both on each rank, and splits tables
 in a fixed order.
 
-A change that makes the plan dearer is accepted with the probability exp(-increase / temperature), and the temperature
-falls (Kirkpatrick, Gelatt, Vecchi: Optimization by Simulated Annealing, 1983). Plans beyond the memory are passed
-through, at a price, because large tables leave no room to move one before another.
+A change that increases the cost is accepted with the probability exp(-increase / temperature), and the temperature
+falls (Kirkpatrick, Gelatt, Vecchi: Optimization by Simulated Annealing, 1983). The search may pass through plans that
+exceed the memory, at a cost, because otherwise large tables could not be moved one after the other.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Holders = tuple[tuple[int, ...], ...]
-"""The ranks that hold the shards of each table."""
+"""Ranks that hold the shards of each table."""
 
 STARTS = 8
 STEPS = 10_000
-"""Changes of a plan that are tried from each start."""
+"""Changes that are tried from each start."""
 HOTTEST, COLDEST = 0.1, 0.0005
-"""The temperature falls from the first to the second, as fractions of the starting plan's cost."""
+"""First and last temperature, as fractions of the starting plan's cost."""
 SPREAD = 0.05
-"""What the imbalance among all ranks counts beside the largest, which alone would not guide a search."""
+"""Weight of the imbalance among all ranks beside the maximum, which alone would not guide a search."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class SearchTable:
     """A table whose shards are placed.
 
     Attributes:
-        rows: of the table.
+        rows: rows of the table.
         lookups: rows that a sample reads.
-        sent: what a shard sends and receives for a sample, in lookups that take as long.
+        sent: cost of what a shard sends and receives for a sample, in lookups of equal duration.
     """
 
     rows: int
@@ -44,18 +44,17 @@ class SearchTable:
     sent: float
 
     def shard_rows(self, shards: int) -> int:
-        """Rows of the largest shard."""
+        """Return the rows of the largest shard."""
         return -(-self.rows // shards)
 
 
 def search(tables: Sequence[SearchTable], ranks: int, capacity: int, starts: Sequence[Holders]) -> Holders:
-    """The cheapest plan that was found; deterministic, and never dearer than a start that fits.
+    """Return the cheapest plan found. It is deterministic and never costs more than a start that fits.
 
     Args:
-        tables: the tables to place.
-        ranks: that may hold shards.
-        capacity: rows of a rank.
-        starts: plans to start from. The first is returned where no plan that fits into the memory was found.
+        ranks: number of ranks that may hold shards.
+        capacity: rows that fit on a rank.
+        starts: plans to start from. The first is returned if no plan was found that fits the memory.
     """
     generator = random.Random(0)
     states = [_State(tables, ranks, capacity, start) for start in starts]
@@ -73,7 +72,7 @@ def _cost(found: tuple[float, Holders]) -> float:
 
 
 class _State:
-    """A plan that is changed shard by shard, and may exceed the memory meanwhile."""
+    """A plan that is changed shard by shard and may temporarily exceed the memory."""
 
     def __init__(self, tables: Sequence[SearchTable], ranks: int, capacity: int, holders: Holders) -> None:
         self.tables, self.capacity = tables, capacity
@@ -94,27 +93,27 @@ class _State:
 
     @property
     def cost(self) -> float:
-        """Of the plan, in lookups of a sample."""
+        """Cost of the plan, in lookups per sample."""
         return max(self.lookups) + max(self.sent)
 
     @property
     def excess(self) -> int:
-        """Rows beyond the memory, over all ranks."""
+        """Rows beyond the capacity, over all ranks."""
         return sum(max(0, rows - self.capacity) for rows in self.rows)
 
     @property
     def cost_if_it_fits(self) -> float:
-        """Infinite where the plan exceeds the memory."""
+        """Cost of the plan; infinite if it exceeds the memory."""
         return math.inf if self.excess else self.cost
 
     def energy(self, excess_cost: float) -> float:
-        """What annealing minimises; a row beyond the memory costs ``excess_cost``."""
+        """Return the quantity that annealing minimises; a row beyond the capacity costs ``excess_cost``."""
         spread = sum(value * value for value in self.lookups) + sum(value * value for value in self.sent)
         return self.cost + SPREAD * math.sqrt(spread / len(self.lookups)) + excess_cost * self.excess
 
 
 def _anneal(state: _State, generator: random.Random) -> tuple[float, Holders]:
-    """The cheapest plan that is met from ``state`` on, with its cost."""
+    """Return the cheapest plan met from ``state`` on, after its cost."""
     cheapest, best = state.cost_if_it_fits, tuple(state.holders)
     unit = state.cost
     excess_cost = unit / state.capacity
@@ -134,7 +133,7 @@ def _anneal(state: _State, generator: random.Random) -> tuple[float, Holders]:
 
 
 def _change(state: _State, generator: random.Random) -> list[tuple[int, tuple[int, ...]]]:
-    """Move, add, remove or swap a shard at random; returns the tables that changed with their holders before."""
+    """Move, add, remove or swap a shard at random; return the changed tables with their previous holders."""
     ranks, number = len(state.rows), generator.randrange(len(state.tables))
     held = state.holders[number]
     other, to = generator.randrange(len(state.tables)), generator.randrange(ranks)

@@ -27,38 +27,38 @@ from common.recommendation.tables import Tables
 from common.step.train_step import Losses
 
 PROBED_ROWS = 1 << 12
-"""Of a table where only the memory of an iteration is measured."""
+"""Largest number of rows of a table when only the memory of an iteration is measured."""
 
 
 class Embeddings(Protocol):
-    """Gives x0."""
+    """Computes x0, the input of the network's head."""
 
     def start(self, ids_BL: Tensor) -> None:
-        """Begin to look up these ids beside what is computed meanwhile."""
+        """Start the lookup of these ids, concurrently with other computations."""
 
     def forward(self, bottom_BW: Tensor, ids_BL: Tensor) -> Tensor:
-        """x0 (B, X): ``bottom_BW``, then the vectors of all tables. Collective."""
+        """Return x0 (B, X): ``bottom_BW``, then the vectors of all tables. Collective."""
 
 
 class ClickModel:
     """Network and embeddings as one function.
 
     Args:
-        network: bottom MLP and all that follows the embeddings.
-        embeddings: of all tables.
+        network: bottom MLP and head.
+        embeddings: embeddings of all tables.
     """
 
     def __init__(self, network: ClickNetwork, embeddings: Embeddings) -> None:
         self._network, self._embeddings = network, embeddings
 
     def logits(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Logits (B,) of ``dense`` (B, D) and ``ids`` (B, L), int32. Collective; capturable."""
+        """Return logits (B,) from ``dense`` (B, D) and ``ids`` (B, L), int32. Collective; capturable."""
         ids_BL = tensors["ids"]
         self._embeddings.start(ids_BL)
         return self._network.head(self._embeddings.forward(self._network.bottom(tensors["dense"]), ids_BL))
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Binary cross-entropy of the logits with ``label`` (B,), the mean over the micro-batch."""
+        """Return the binary cross-entropy of the logits with ``label`` (B,), as mean over the micro-batch."""
         logit_B = self.logits(micro_batch.tensors)
         label_B = micro_batch.tensors["label"].to(logit_B.dtype)
         mean = loss(logit_B, label_B)
@@ -74,19 +74,17 @@ def sharded_embeddings(
     ranks_per_node: int,
     dtype: torch.dtype,
 ) -> tuple[ShardedEmbeddings, str]:
-    """Embeddings by the plan that a recipe asks for. Collective.
+    """Build the embeddings with the plan of a recipe. Collective.
 
     Args:
-        tables: the tables.
         settings: section ``embeddings`` of the recipe.
-        implementation: of :mod:`common.ops.embedding_bags`.
-        rule: how rows will be updated: whether they have a state.
-        layout: the ranks.
-        ranks_per_node: of them.
-        dtype: of the network; the rows are in fp64 with it, for checks.
+        implementation: implementation of :mod:`common.ops.embedding_bags`.
+        rule: update rule of the rows, which determines whether they have a state.
+        ranks_per_node: number of ranks per node.
+        dtype: dtype of the network; if it is fp64, for checks, the rows are fp64 too.
 
     Returns:
-        The embeddings, and their plan as a text.
+        The embeddings, and their plan as text.
 
     Raises:
         ConfigError: there is no such plan, or the tables do not fit.
@@ -106,9 +104,9 @@ def sharded_embeddings(
 
 
 def probed(cfg: RunConfig) -> RunConfig:
-    """The configuration with short tables, which one rank holds, and an iteration of one micro-batch.
+    """Return a configuration with short tables on one rank and one micro-batch per iteration.
 
-    A micro-batch needs as much memory beside the tables as with the real ones.
+    Apart from the tables, a micro-batch needs the same memory as with the real tables.
     """
     own = cfg.workload
     facts = replace(own.facts, table_rows=tuple(min(rows, PROBED_ROWS) for rows in own.facts.table_rows))
@@ -117,11 +115,11 @@ def probed(cfg: RunConfig) -> RunConfig:
 
 
 def table_bytes(cfg: RunConfig, rule: Rule) -> int:
-    """Bytes of rows and their state on the rank that holds most. Collective, as :func:`make_plan`.
+    """Return the largest number of bytes of rows and their state on any rank. Collective, as :func:`make_plan`.
 
     Args:
-        cfg: of a workload with ``facts.tables`` and ``embeddings``.
-        rule: how rows will be updated.
+        cfg: configuration of a workload with ``facts.tables`` and ``embeddings``.
+        rule: update rule of the rows.
 
     Raises:
         ConfigError: there is no such plan, or the tables do not fit.
@@ -134,12 +132,12 @@ def table_bytes(cfg: RunConfig, rule: Rule) -> int:
 
 
 def row_bytes(tables: Tables, settings: EmbeddingSettings, rule: Rule, precision: str) -> int:
-    """Bytes of a row with its optimizer's state, for a network of this precision."""
+    """Return the bytes of a row with its optimizer state, for a network of this precision."""
     return _rows(tables, settings, rule, DTYPES[precision])[1]
 
 
 def _rows(tables: Tables, settings: EmbeddingSettings, rule: Rule, dtype: torch.dtype) -> tuple[torch.dtype, int]:
-    """The rows' dtype, and bytes of a row with its state; rows are in fp64 beside a network in fp64, for checks."""
+    """Return the rows' dtype and the bytes of a row with its state; rows are fp64 if the network is, for checks."""
     rows_dtype = torch.float64 if dtype == torch.float64 else DTYPES[settings.rows]
     state_bytes = max(4, rows_dtype.itemsize) if isinstance(rule, AdagradRows) else 0
     return rows_dtype, tables.width * (rows_dtype.itemsize + state_bytes)
@@ -153,15 +151,13 @@ def made_up(
     generator: torch.Generator,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Samples without a meaning, as a reader decodes them.
+    """Return random synthetic samples in the format of a reader.
 
     Args:
-        tables: of the ids.
         dense_features: D.
         samples: B.
-        distribution: of the ids, see :mod:`common.recommendation.made_up_ids`.
-        generator: of the CPU.
-        device: of the tensors.
+        distribution: distribution of the ids, see :mod:`common.recommendation.made_up_ids`.
+        generator: generator on the CPU.
 
     Returns:
         ``label`` (B,) and ``dense`` (B, D), float32; ``ids`` (B, L), int32.

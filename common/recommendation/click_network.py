@@ -1,7 +1,7 @@
-"""What the dense networks of click models have in common: an MLP below the embeddings, and one logit at the end.
+"""Interface of the dense networks of click models: an MLP before the embeddings, and one logit at the end.
 
-The embeddings are not part of a network: between :meth:`ClickNetwork.bottom` and :meth:`ClickNetwork.head` stands
-whatever makes x0.
+The embeddings are not part of a network: the caller computes x0 between :meth:`ClickNetwork.bottom` and
+:meth:`ClickNetwork.head`.
 
 Legend: B samples, D dense features, W width of an embedding, X = (1 + tables) W.
 """
@@ -23,13 +23,13 @@ from common.nn.mlp import MLP, padded_columns
 
 @dataclass(frozen=True)
 class ClickArchitecture:
-    """What the rules fix of every dense network.
+    """Architecture options that the rules fix for every dense network.
 
     Attributes:
         dense_features: D.
-        width: W, of an embedding and of the bottom MLP's result.
-        bottom_mlp: outputs of its layers, all with ReLU; the last is ``width``.
-        top_mlp: outputs of its layers, with ReLU but for the last, whose only output is the logit.
+        width: W, size of an embedding and of the bottom MLP's output.
+        bottom_mlp: output sizes of its layers, all with ReLU; the last is ``width``.
+        top_mlp: output sizes of its layers, with ReLU except the last, whose only output is the logit.
     """
 
     dense_features: Annotated[int, AtLeast(1)]
@@ -45,14 +45,13 @@ class ClickArchitecture:
 
 
 class ClickNetwork(nn.Module, ABC):
-    """What stands before and behind the embeddings.
+    """Dense network before and after the embeddings.
 
     Args:
         inputs: X.
-        dtype: of weights and activations.
+        dtype: dtype of weights and activations.
 
     Attributes:
-        inputs: as given.
         choices: implementation by operation; the subclass fills it.
     """
 
@@ -65,13 +64,13 @@ class ClickNetwork(nn.Module, ABC):
     @property
     @abstractmethod
     def bottom_mlp(self) -> MLP:
-        """Of the dense features, under its published name."""
+        """MLP of the dense features; the attribute has its published name."""
 
     def bottom(self, dense_BD: Tensor) -> Tensor:
-        """The bottom MLP.
+        """Return the output of the bottom MLP.
 
         Args:
-            dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and count for nothing.
+            dense_BD: (B, D), of any floating dtype; columns beyond D must be finite and are ignored.
 
         Returns:
             (B, W), in the dtype of the network.
@@ -84,21 +83,21 @@ class ClickNetwork(nn.Module, ABC):
 
     @abstractmethod
     def head(self, x0_BX: Tensor) -> Tensor:
-        """All that follows the embeddings.
+        """Return the logits from x0.
 
         Args:
-            x0_BX: (B, X), contiguous, in the dtype of the network: the bottom MLP's result, then a vector of every
-                table, in their order.
+            x0_BX: (B, X), contiguous, in the dtype of the network: the bottom MLP's output, then one vector per
+                table, in the order of the tables.
 
         Returns:
-            Logits (B,), fp32 (fp64 of a network in fp64).
+            Logits (B,), fp32 (fp64 for a network in fp64).
         """
 
     @abstractmethod
     def sample_flops(self) -> float:
-        """FLOPs of a sample's forward pass three times, which is forward and backward."""
+        """Return the FLOPs per sample of forward and backward, estimated as three times those of the forward pass."""
 
 
 def loss(logit_B: Tensor, label_B: Tensor) -> Tensor:
-    """Mean binary cross-entropy of the logits, 0-d; labels are 0 or 1, (B,), in the dtype of the logits."""
+    """Return the mean binary cross-entropy of the logits, 0-d; labels are 0 or 1, (B,), in the logits' dtype."""
     return F.binary_cross_entropy_with_logits(logit_B, label_B)

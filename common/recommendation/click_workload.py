@@ -1,6 +1,6 @@
-"""What all click models have in common as workloads: embeddings, two updaters, reader and evaluation.
+"""Base of all click models as workloads: embeddings, two updaters, reader and evaluation.
 
-A workload adds its network, the format of its samples, its rules of updating and its learning rate.
+A workload adds its network, the format of its samples, its update rules and its learning rate.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from common.step.train_step import Losses, TrainStep
 
 
 class ClickPrediction(Workload):
-    """Clicks on advertisements, by a dense network around tables of embeddings.
+    """Prediction of clicks on advertisements, by a dense network around embedding tables.
 
     Its configuration has ``facts`` with ``tables`` and ``dense_features``, ``model`` with a constant ``loss_scale``,
     ``embeddings`` and ``reader`` (:mod:`common.recommendation.config`).
     """
 
     sample_format: ClassVar[SampleFormat]
-    """Of the prepared samples."""
+    """Format of the prepared samples."""
     model: ClickNetwork
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
@@ -67,37 +67,37 @@ class ClickPrediction(Workload):
 
     @abstractmethod
     def network(self, generator: torch.Generator) -> ClickNetwork:
-        """The dense network, with initial weights of ``generator``."""
+        """Return the dense network, with initial weights from ``generator``."""
 
     @classmethod
     @abstractmethod
     def row_rule(cls, cfg: RunConfig) -> embedding_bags.Rule:
-        """How rows of tables are updated."""
+        """Return the update rule for rows of tables."""
 
     @abstractmethod
     def dense_rule(self) -> Rule:
-        """How dense weights are updated."""
+        """Return the update rule for dense weights."""
 
     @abstractmethod
     def learning_rate(self) -> Callable[[Tensor], Tensor]:
-        """Of dense weights and rows, by the number of updates before."""
+        """Return the schedule for dense weights and rows; it maps the number of earlier updates to the rate."""
 
     @classmethod
     def probe(cls, cfg: RunConfig, layout: Layout) -> Workload:
-        """With short tables: those of all ranks fit no device."""
+        """Build the workload with short tables, because the real tables of all ranks do not fit one device."""
         return cls(probed(cfg), layout)
 
     @classmethod
     def unprobed_bytes(cls, cfg: RunConfig) -> float:
-        """The tables."""
+        """Return the bytes of the tables."""
         return table_bytes(cfg, cls.row_rule(cfg))
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All of the dense network, alike; tables are no parameters."""
+        """Return one group with all parameters of the dense network; the tables are not parameters."""
         return [ParameterGroup(dict(self.model.named_parameters()))]
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then an update of dense weights and of rows, or of neither."""
+        """Build a step: accumulated micro-batches, then an update of both dense weights and rows, or of neither."""
         cfg, rate = self.cfg, self.learning_rate()
         rows = EmbeddingUpdater(
             self._embeddings,
@@ -111,11 +111,11 @@ class ClickPrediction(Workload):
         return self.step_with(self.dense_rule(), rate, loss_scale=self._scale, beside=[rows])
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Binary cross-entropy, the mean over the micro-batch; see :mod:`common.recommendation.click_model`."""
+        """Return the mean binary cross-entropy over the micro-batch; see :mod:`common.recommendation.click_model`."""
         return self._clicks.loss(micro_batch)
 
     def example_batches(self) -> Iterable[Batch]:
-        """A micro-batch whose ids are as ``embeddings.example_ids`` says."""
+        """Yield a synthetic micro-batch, whose ids follow ``embeddings.example_ids``."""
         yield Batch(self._made_up(self.cfg.micro_batch), self.nominal_samples)
 
     def _made_up(self, samples: int) -> dict[str, Tensor]:
@@ -136,12 +136,12 @@ class ClickPrediction(Workload):
         return open_training(root, self.sample_format, own.facts.tables, mine, layout.device, own.reader)
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy rows to the device, and take them apart there."""
+        """Copy rows to the device, and decode them there."""
         words_BW = batch.tensors["words"].to(self.layout.device, non_blocking=True)
         return Batch(self.sample_format.decode(words_BW), batch.samples, batch.key)
 
     def evaluation(self, layout: Layout) -> ClickRanking:
-        """The area under the ROC curve."""
+        """Return the evaluation, which computes the area under the ROC curve."""
         facts, reader = self.own.facts, self.own.reader
         example = self._made_up(reader.eval_batch)
         example["count"] = torch.full((), reader.eval_batch, dtype=torch.int64, device=layout.device)
@@ -157,9 +157,9 @@ class ClickPrediction(Workload):
         )
 
     def sample_flops(self) -> float:
-        """Of the dense network; those of the embeddings are few."""
+        """Return the FLOPs of the dense network; the embeddings need few."""
         return self.model.sample_flops()
 
     def memory_plan(self) -> str:
-        """Where the tables are, and how many bytes they take with their optimizer's state."""
+        """Return a text with the placement of the tables and their bytes with optimizer state."""
         return self._plan

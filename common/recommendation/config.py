@@ -1,4 +1,4 @@
-"""What the configurations of the recommendation workloads share."""
+"""Configuration sections that the recommendation workloads share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from common.recommendation.tables import Table, Tables
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSettings(PlannerSettings):
-    """Where the tables lie and how they are looked up and updated; changes no result but by rounding.
+    """Placement, lookup and update of the tables; apart from rounding, it does not change results.
 
     Attributes:
         plan: ``auto``, ``balanced``, ``hier_auto``, ``table_wise``, ``row_wise`` or the path of a plan
             (:func:`common.recommendation.planner.make_plan`).
-        rows: dtype of the rows; those in fp16 are rounded up or down by chance. The optimizer's state is fp32.
-        overlap: look up, sort and exchange gradients beside the dense network.
-        example_ids: of the samples that are made up for warm-up and ``bench``: ``uniform`` or skewed, ``zipf``.
+        rows: dtype of the rows; fp16 rows use stochastic rounding. The optimizer state is fp32.
+        overlap: look up, sort and exchange gradients concurrently with the dense network.
+        example_ids: distribution of the ids of synthetic samples for warm-up and ``bench``: ``uniform``, or skewed,
+            ``zipf``.
     """
 
     plan: str = "auto"
@@ -35,7 +36,7 @@ class EmbeddingSettings(PlannerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ClickReader(ReaderSettings):
-    """How the prepared samples are read.
+    """Options for reading the prepared samples.
 
     Attributes:
         eval_batch: samples of an evaluation batch of one rank.
@@ -45,12 +46,12 @@ class ClickReader(ReaderSettings):
 
 
 def criteo_tables(rows: Sequence[int], hotness: Sequence[int], width: int) -> Tables:
-    """The tables of Criteo's categorical features, C1 to C26.
+    """Return the tables of Criteo's categorical features, C1 to C26.
 
     Args:
-        rows: of each table.
-        hotness: ids of a sample, of each.
-        width: of a row.
+        rows: number of rows of each table.
+        hotness: number of ids per sample in each table.
+        width: elements of a row.
 
     Raises:
         ConfigError: there are not 26 of each, or a number is out of range.

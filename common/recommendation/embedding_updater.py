@@ -1,4 +1,4 @@
-"""Trains the rows of sharded embeddings, beside the optimizer of the dense network.
+"""Training of the rows of sharded embeddings, in parallel to the optimizer of the dense network.
 
 Legend: see :mod:`common.recommendation.exchange`; M micro-batches, R rows of a store.
 """
@@ -24,26 +24,23 @@ from common.recommendation.row_store import RowStore, require_memory
 
 
 class EmbeddingUpdater:
-    """An :class:`common.optim.updater.StreamingUpdater` of all tables.
+    """An :class:`common.optim.updater.StreamingUpdater` for all tables.
 
-    The gradient of a row is the sum over all its ids in the global batch, of all ranks and micro-batches; then row and
-    state are read and written once. Ids are sorted beside the forward pass that follows the last lookup.
+    The gradient of a row is the sum over all its ids in the global batch, over all ranks and micro-batches. Row and
+    state are then read and written once. Ids are sorted concurrently with the forward pass after the last lookup.
 
     Args:
         embeddings: the rows. The updater attaches itself.
-        rule: of the update.
-        schedule: learning rate (0-d float32) from the step counter (0-d int64), on the device.
-        grad_divisor: the gradients, summed over all micro-batches and ranks, divided by this are the mean over the
-            global batch; as the :class:`common.optim.optimizer.Optimizer`'s.
-        micro_batches: of an iteration.
-        loss_scale: what the loss was multiplied with; the Optimizer's.
-        stochastic_rounding: round rows in fp16 up or down by chance, so that small updates are not lost.
-
-    Attributes:
-        loss_scale: as given.
+        rule: update rule.
+        schedule: maps the step counter (0-d int64) to the learning rate (0-d float32), on the device.
+        grad_divisor: divisor that turns the gradients, summed over all micro-batches and ranks, into the mean over
+            the global batch; see :class:`common.optim.optimizer.Optimizer`.
+        micro_batches: micro-batches per iteration.
+        loss_scale: scale of the loss, shared with the Optimizer.
+        stochastic_rounding: round fp16 rows stochastically, so that small updates are not lost.
 
     Raises:
-        ValueError: a number without sense.
+        ValueError: a number is out of its range.
         ConfigError: the device lacks the memory.
     """
 
@@ -68,14 +65,14 @@ class EmbeddingUpdater:
         if embeddings.rare is not None:
             self._stores.append(("rare_rows", embeddings.rare.store))
         self._states = [_state(store, rule, self._wide) for _, store in self._stores]
-        # How many ranks had too few slots for a shard of each hybrid table, in the last iteration.
+        # Shards with too few slots by hybrid table in the last iteration, summed over lookups and ranks.
         self._beyond_H = torch.zeros(len(embeddings.plan.hybrids), dtype=self._wide, device=device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._factor = torch.ones((), dtype=self._wide, device=device)
         by_chance = stochastic_rounding and rows.dtype == torch.float16
         self._rounding = torch.zeros((), dtype=torch.int64, device=device) if by_chance else None
-        # Replicated rows are rounded alike everywhere: their bits are those of no rank.
+        # All ranks round replicated rows with the same random bits, which differ from those of every rank's shards.
         self._rounding_seed = embeddings.layout.shared_generator("rounding of rows").initial_seed() >> 8
         self._lookups: list[Lookup] = []
         self._gradients: list[tuple[Tensor, Tensor]] = []
@@ -90,22 +87,22 @@ class EmbeddingUpdater:
         embeddings.attach(self)
 
     def begin(self) -> None:
-        """Forget what an earlier iteration left."""
+        """Discard the data of an earlier iteration."""
         self._forget()
 
     def arm(self, part: nn.Module | None = None) -> None:
-        """Nothing: gradients are exchanged as they come."""
+        """Do nothing: every micro-batch exchanges its gradients."""
 
     def collect(self) -> None:
-        """Nothing: every backward pass has left its gradients."""
+        """Do nothing: every backward pass has stored its gradients."""
 
     @torch.no_grad()
     def looked_up(self, lookup: Lookup) -> None:
-        """Keep the ids of a micro-batch; after the last, sort those of all."""
+        """Store the ids of a micro-batch; after the last one, sort the ids of all."""
         self._lookups.append(lookup)
         if len(self._lookups) == self._micro_batches:
             rare = self._embeddings.rare
-            # Kept until the update: another stream reads them meanwhile.
+            # Keep references until the update, because another stream reads them.
             every_NL = _joined([found.local_BL for found in self._lookups])
             every_own_NL = _joined([found.own_NL for found in self._lookups])
             asked = [found.asked.row_Q1 for found in self._lookups if found.asked is not None]
@@ -117,10 +114,9 @@ class EmbeddingUpdater:
 
     @torch.no_grad()
     def differentiated(self, gradient_BX: Tensor) -> None:
-        """Bring the gradients of a micro-batch to the ranks that have the rows; sum those of replicated rows at last.
+        """Send the gradients of a micro-batch to the ranks that have the rows; after the last, sum replicated rows.
 
-        With the last micro-batch all is known that the ranks sum, and is summed beside what is left of its backward
-        pass: the bottom MLP's.
+        The sums run concurrently with the rest of the last backward pass, that of the bottom MLP.
         """
         embeddings = self._embeddings
         last = len(self._gradients) + 1 == self._micro_batches
@@ -133,7 +129,7 @@ class EmbeddingUpdater:
         elif not last:
             own_NKW = self._exchanged(gradient_BX, every_BFW)
         else:
-            self._exchanging = gradient_BX  # kept until the update: another stream reads it meanwhile
+            self._exchanging = gradient_BX  # keep a reference until the update, because another stream reads it
             with embeddings.beside():
                 own_NKW = self._exchanged(gradient_BX, every_BFW)
         self._gradients.append((own_NKW, replicated_BDW))
@@ -143,9 +139,9 @@ class EmbeddingUpdater:
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """Wait for the sums of replicated rows; returns whether a gradient is not finite on any rank: 0-d bool.
+        """Wait for the sums of replicated rows; return whether a gradient is not finite on any rank (0-d bool).
 
-        It is also true where a rank had too few slots for its rare rows, which :meth:`check_limits` tells apart.
+        The result is also true if a rank had too few slots for its rare rows; :meth:`check_limits` reports that case.
 
         Raises:
             RuntimeError: the iteration had another number of forward or backward passes than micro-batches.
@@ -167,11 +163,11 @@ class EmbeddingUpdater:
         return (counts != 0).any()
 
     def _reduce_replicated(self) -> tuple[Tensor, Tensor]:
-        """Over all ranks the gradients of replicated rows (R, W); then how many had what :meth:`measure` looks for."""
+        """Sum over all ranks the gradients of replicated rows (R, W), and the counts that :meth:`measure` checks."""
         rows_RW = self._embeddings.replicated.rows_RW
         replicated_NDW = _joined([replicated for _, replicated in self._gradients])
-        # One buffer, and so one reduction: the sums, and behind them how many ranks have a gradient that is not finite,
-        # and too few slots for each hybrid table.
+        # One buffer, so one reduction: the sums, then how many ranks have a gradient that is not finite, then how many
+        # have too few slots for each hybrid table.
         values = rows_RW.numel()
         sums = torch.zeros(values + 1 + len(self._beyond_H), dtype=self._wide, device=rows_RW.device)
         sum_RW = sums[:values].view_as(rows_RW)
@@ -211,12 +207,12 @@ class EmbeddingUpdater:
         self._forget()
 
     def stop_sending(self) -> None:
-        """Send no gradients of replicated rows from the next iteration on; those of others still travel."""
+        """Send no gradients of replicated rows from the next iteration on; those of sharded rows are still sent."""
         self._sends = False
 
     @torch.no_grad()
     def materialize(self) -> None:
-        """Bring frequent rows of hybrid tables to their places in the shards; all rows are where they are looked up."""
+        """Copy frequent rows of hybrid tables to their positions in the shards; other rows are always up to date."""
         rare = self._embeddings.rare
         if rare is not None:
             rare.settle(self._embeddings.replicated.rows_RW, rare.store.rows_RW)
@@ -224,28 +220,28 @@ class EmbeddingUpdater:
                 rare.settle(self._states[1], self._states[2])
 
     def check_limits(self, metrics: MutableMapping[str, float]) -> None:
-        """Take this updater's counts out of the metrics of an iteration.
+        """Remove this updater's counts from the metrics of an iteration.
 
         Raises:
-            ConfigError: a rank had too few slots for its rare rows; it names the table.
+            ConfigError: a rank had too few slots for its rare rows. The message names the table.
         """
         beyond = [metrics.pop(name) for name in self._limits]
         if self._embeddings.rare is not None:
             self._embeddings.rare.refuse(beyond)
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """Rows, their state, and the step counter."""
+        """Return rows, their state, and the step counter."""
         named = [("step", self._step)]
         for (name, store), state in zip(self._stores, self._states, strict=True):
             named += [(name, store.rows_RW)] + ([] if state is None else [(f"{name}.state", state)])
         return named
 
     def state_dict(self) -> dict[str, Any]:
-        """The step counter, and what the tables are; rows and state are streamed."""
+        """Return the step counter and a description of the tables; rows and state are streamed."""
         return {"step": self._step.cpu().clone(), "tables": row_files.description(self._embeddings.plan.tables)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the step counter.
+        """Load the step counter.
 
         Raises:
             CheckpointError: the checkpoint has other tables.
@@ -257,9 +253,9 @@ class EmbeddingUpdater:
         self._step.copy_(step)
 
     def save_shards(self, folder: Path) -> None:
-        """Write this rank's rows and their state into files of its own in ``folder``; rank 0 replicated tables too.
+        """Write this rank's rows and their state into separate files in ``folder``; rank 0 adds replicated tables.
 
-        Frequent rows are written with the shards, where :meth:`materialize` brought them.
+        Frequent rows are written with the shards, into which :meth:`materialize` copied them.
 
         Raises:
             OSError: they cannot be written.
@@ -271,16 +267,16 @@ class EmbeddingUpdater:
         row_files.write(folder, names, self._embeddings.layout.rank, stores)
 
     def load_shards(self, folder: Path) -> None:
-        """Read this rank's rows and their state from the files of all ranks that wrote into ``folder``.
+        """Read this rank's rows and their state from the files of all ranks in ``folder``.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or of other tables, dtypes or another rule.
+            CheckpointError: a file is missing or damaged, or has other tables or dtypes, or another rule's state.
         """
         row_files.read(folder, self._embeddings.plan.tables, self._stored())
 
     @property
     def metrics(self) -> dict[str, Tensor]:
-        """``learning_rate`` of the last update, and of every hybrid table the shards with too few slots."""
+        """``learning_rate`` of the last update, and for every hybrid table the number of shards with too few slots."""
         return {"learning_rate": self._learning_rate, **dict(zip(self._limits, self._beyond_H, strict=True))}
 
     @property
@@ -292,7 +288,7 @@ class EmbeddingUpdater:
         return [(store, state) for (_, store), state in zip(self._stores, self._states, strict=True)]
 
     def _exchanged(self, gradient_BX: Tensor, every_BFW: Tensor) -> Tensor:
-        """The gradients of this rank's shards; those of rare rows are kept."""
+        """Return the gradients of this rank's shards, and store those of rare rows."""
         own_NKW = self._embeddings.exchange.gradients(gradient_BX)
         self._not_finite.append(not_finite(own_NKW))
         rare, asked = self._embeddings.rare, self._lookups[len(self._gradients)].asked
@@ -307,7 +303,11 @@ class EmbeddingUpdater:
         return None if bags is None else self._embeddings.ops.sort(ids_NL, bags)
 
     def _next_seed(self, place: int) -> Tensor | None:
-        """A seed of this step: of every rank's shards, of what is replicated, or of every rank's rare rows."""
+        """Return the seed for this step and for the rows that ``place`` stands for.
+
+        A rank's number stands for its shards, ``ranks`` for replicated rows, ``ranks + 1 + rank`` for a rank's rare
+        rows.
+        """
         if self._rounding is None:
             return None
         plan = self._embeddings.plan
@@ -321,7 +321,7 @@ class EmbeddingUpdater:
 
 
 def _state(store: RowStore, rule: Rule, dtype: torch.dtype) -> Tensor | None:
-    """What Adagrad has added up so far: nothing yet."""
+    """Return the initial state of Adagrad, zeros; None for other rules."""
     if not isinstance(rule, AdagradRows):
         return None
     require_memory(store.rows_RW.numel() * dtype.itemsize, "Adagrad's state", store.rows_RW.device)
@@ -333,7 +333,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def not_finite(values: Tensor) -> Tensor:
-    """Whether a number is infinite or none at all: 0-d bool, found in one pass."""
+    """Return whether a value is infinite or NaN: 0-d bool, computed in one pass."""
     if not values.numel():
         return torch.zeros((), dtype=torch.bool, device=values.device)
     return ~torch.linalg.vector_norm(values, ord=math.inf).isfinite()

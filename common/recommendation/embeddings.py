@@ -1,8 +1,8 @@
-"""Embeddings of many tables whose rows the data-parallel ranks hold together.
+"""Embeddings of many tables whose rows are sharded over the data-parallel ranks.
 
-The tables are no parameters, no buffers, and no part of a workload's weights: nothing copies them. Who trains them is
-:class:`common.recommendation.embedding_updater.EmbeddingUpdater`; while one is attached and gradients are on, the
-forward pass leaves it what it needs.
+The tables are neither parameters nor buffers nor part of a workload's weights, so nothing copies them.
+:class:`common.recommendation.embedding_updater.EmbeddingUpdater` trains them: while it is attached and gradients are
+enabled, the forward pass passes ids and gradients to it.
 
 Legend: see :mod:`common.recommendation.exchange`; X = (1 + F) W.
 """
@@ -31,14 +31,14 @@ from common.recommendation.row_store import RowStore
 
 @dataclass(frozen=True)
 class Lookup:
-    """What was looked up for a micro-batch.
+    """Ids and result of the lookup for a micro-batch.
 
     Attributes:
         ids_BL: ids of this rank's samples.
-        own_NL: ids of all ranks' samples, of the tables of this rank's shards.
-        x0_BX: the result, whose first W columns wait for the bottom's vector.
-        local_BL: ids of this rank's samples, of hybrid tables those of their frequent rows.
-        asked: the rare rows of hybrid tables; None where there are no such tables.
+        own_NL: ids of all ranks' samples, for the tables of this rank's shards.
+        x0_BX: the result; its first W columns are reserved for the bottom's vector.
+        local_BL: ids of this rank's samples; for hybrid tables the indices of frequent rows.
+        asked: the rare rows of hybrid tables; None without such tables.
     """
 
     ids_BL: Tensor
@@ -49,44 +49,43 @@ class Lookup:
 
 
 class Recorder(Protocol):
-    """Who trains the rows."""
+    """Receiver of ids and gradients, which trains the rows."""
 
     def looked_up(self, lookup: Lookup) -> None:
-        """Called in the forward pass of a micro-batch."""
+        """Receive the ids of a micro-batch; called in its forward pass."""
 
     def differentiated(self, gradient_BX: Tensor) -> None:
-        """Called in the backward pass of the micro-batch, with the gradient of x0."""
+        """Receive the gradient of x0; called in the backward pass of the micro-batch."""
 
 
 class ShardedEmbeddings:
-    """Sums of rows for every sample and table, beside a vector of the sample's own.
+    """Sums of rows for every sample and table, concatenated with the bottom MLP's vector.
 
     Args:
-        plan: of the tables over the ranks of the layout's ``dp`` axis.
-        layout: the ranks; no other axis has several.
-        dtype: of the vectors, which ranks send each other.
-        rows_dtype: of the rows: fp32, or fp16, or fp64 for checks.
-        implementation: of :mod:`common.ops.embedding_bags`: ``auto`` or a name.
-        ranks_per_node: with it, ranks on several nodes whose tables have several shards on one exchange in two steps
+        plan: placement of the tables over the ranks of the layout's ``dp`` axis.
+        layout: the ranks; all other axes have size 1.
+        dtype: dtype of the vectors, which ranks send each other.
+        rows_dtype: dtype of the rows: fp32, or fp16, or fp64 for checks.
+        implementation: name of an implementation of :mod:`common.ops.embedding_bags`, or ``auto``.
+        ranks_per_node: if given, and tables have several shards on one of several nodes, ranks exchange in two steps
             (:mod:`common.recommendation.exchange_over_nodes`).
-        overlap: on a GPU, look up, sort and exchange gradients on a stream beside the dense network's.
+        overlap: on a GPU, look up, sort and exchange gradients on a side stream.
 
     Attributes:
-        plan: as given; of one rank, nothing is replicated.
-        layout, dtype: as given.
+        plan: the placement; on one rank nothing is replicated.
         ops: the chosen implementation.
-        choices: operation to its implementation, in words, for the log.
-        exchange: with the other ranks.
-        store, replicated: the rows of this rank's shards, and those that all ranks have: the replicated tables, then
-            the frequent rows of hybrid ones.
-        bags: of the store, over the ids of :attr:`Lookup.own_NL`; None where it is empty.
-        replicated_bags: of the other, over the ids of :attr:`Lookup.local_BL`; None where it is empty.
-        replicated_D: int64, on the device, the numbers of the tables of these bags.
-        rare: the other rows of hybrid tables; None where there are no such tables.
+        choices: text about the implementation and the placement, for the log.
+        exchange: exchange with the other ranks.
+        store: rows of this rank's shards.
+        replicated: rows that all ranks have: the replicated tables, then the frequent rows of hybrid tables.
+        bags: bags of ``store``, over the ids of :attr:`Lookup.own_NL`; None if it is empty.
+        replicated_bags: bags of ``replicated``, over the ids of :attr:`Lookup.local_BL`; None if it is empty.
+        replicated_D: int64, on the device, table numbers of ``replicated_bags``.
+        rare: the other rows of hybrid tables; None without such tables.
 
     Raises:
         ConfigError: plan and layout differ in ranks, or the device lacks the memory.
-        UnsupportedImplementation: there is no such implementation, or it cannot serve these tables.
+        UnsupportedImplementation: the implementation does not exist or does not support these tables.
     """
 
     def __init__(
@@ -142,26 +141,26 @@ class ShardedEmbeddings:
         self._side = torch.cuda.Stream(layout.device) if overlap and layout.device.type == "cuda" else None
 
     def attach(self, recorder: Recorder) -> None:
-        """Let ``recorder`` have all that forward and backward passes leave from now on."""
+        """Pass ids and gradients of forward and backward passes to ``recorder`` from now on."""
         self._recorder = recorder
 
     def start(self, ids_BL: Tensor) -> None:
-        """Begin to look up beside the computations before :meth:`forward`, which is to be called with the same ids."""
+        """Start the lookup concurrently with other computations; call :meth:`forward` with the same ids afterwards."""
         with self.beside():
             self._started = self._look_up(ids_BL)
 
     def forward(self, bottom_BW: Tensor, ids_BL: Tensor) -> Tensor:
-        """One buffer with the bottom's vector and the sums of all tables, in their order.
+        """Return one buffer with the bottom's vector and the sums of all tables, in their order.
 
         Args:
-            bottom_BW: of the vectors' dtype; its gradient is handed on.
-            ids_BL: int32; ids outside of their table count for nothing.
+            bottom_BW: the bottom's vector, in the vectors' dtype; it receives its gradient.
+            ids_BL: int32; ids outside of their table are ignored.
 
         Returns:
             (B, X), contiguous.
 
         Raises:
-            ValueError: the rows are to be trained, but the bottom's vector has no gradient to be asked for.
+            ValueError: the rows are to be trained, but the bottom's vector does not require a gradient.
         """
         lookup, self._started = self._started, None
         if lookup is None or lookup.ids_BL is not ids_BL:
@@ -181,10 +180,10 @@ class ShardedEmbeddings:
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:
-        """Lookups inside that nothing is trained from have slots enough for their rare rows. Collective.
+        """Check that lookups without training inside this context have enough slots for their rare rows. Collective.
 
         Raises:
-            ConfigError: at the end, on every rank: a hybrid table has too few; it names the table.
+            ConfigError: at the end, on every rank: a hybrid table has too few slots. The message names the table.
         """
         if self.rare is None:
             yield
@@ -195,7 +194,7 @@ class ShardedEmbeddings:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """A stream of its own that begins where the current one is; :meth:`join` waits for it."""
+        """Run the block on a side stream that first waits for the current stream; :meth:`join` waits for it."""
         if self._side is None:
             yield
             return
@@ -204,7 +203,7 @@ class ShardedEmbeddings:
             yield
 
     def join(self) -> None:
-        """Let the current stream wait for what was begun :meth:`beside`."""
+        """Let the current stream wait for the side stream of :meth:`beside`."""
         if self._side is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
@@ -235,11 +234,11 @@ class ShardedEmbeddings:
 
 
 class _Joined(torch.autograd.Function):
-    """Puts the bottom's vector before those of the tables."""
+    """Writes the bottom's vector into x0, before the vectors of the tables."""
 
     @staticmethod
     def forward(ctx: Any, bottom_BW: Tensor, x0_BX: Tensor, recorder: Recorder) -> Tensor:
-        """x0, complete."""
+        """Return the complete x0."""
         ctx.recorder, ctx.width = recorder, bottom_BW.shape[1]
         ctx.mark_dirty(x0_BX)
         x0_BX[:, : ctx.width] = bottom_BW
@@ -247,7 +246,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """The bottom's gradient; the recorder gets that of the tables."""
+        """Return the bottom's gradient, and pass the gradient of x0 to the recorder."""
         gradient_BX = gradients[0].contiguous()
         ctx.recorder.differentiated(gradient_BX)
         return gradient_BX[:, : ctx.width], None, None

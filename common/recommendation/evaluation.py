@@ -1,7 +1,7 @@
-"""Evaluation of click models: the area under the ROC curve over all samples, each once.
+"""Evaluation of click models: the area under the ROC curve over all samples.
 
-All ranks predict, since the tables lie on all of them, with batches and a captured forward pass of their own. What they
-keep of a sample is the key that it is ranked by, 4 bytes; the first rank gathers and sorts them.
+All ranks predict, because the tables are sharded over all of them, with a separate batch size and a captured forward
+pass. For each sample they store only its ranking key, 4 bytes. The first rank gathers and sorts the keys.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from common.recommendation.criteo.evaluation_rows import EvaluationRows
 
 
 class AreaUnderCurve(Scorer):
-    """The area under the ROC curve of counted pairs."""
+    """Scorer that computes the area under the ROC curve from counted pairs."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """The area, as ``auc``.
+        """Return the area, as ``auc``.
 
         Raises:
             RuntimeError: not all samples were evaluated.
@@ -41,14 +41,14 @@ class ClickRanking(Evaluation):
     """Ranks samples by the predicted probability of a click.
 
     Args:
-        model: the network, whose weights are those that are given while it evaluates.
-        logits: of a batch's tensors ``dense`` (B, D) and ``ids`` (B, L), (B,); collective over the ranks of ``layout``,
-            capturable.
-        example: made-up tensors of a batch: these, and ``label`` (B,) and ``count``, 0-d: how many are samples.
-        open_source: opens this rank's batches under a folder.
+        model: the network, which uses the given weights during an evaluation.
+        logits: maps a batch's tensors ``dense`` (B, D) and ``ids`` (B, L) to logits (B,); collective over the ranks
+            of ``layout``, capturable.
+        example: synthetic tensors of a batch: these, and ``label`` (B,) and ``count``, 0-d, the number of samples.
+        open_source: opens this rank's batches in a folder.
         layout: the ranks that share the evaluation samples.
         capture: replay the forward pass as a CUDA graph.
-        checked: entered around the forward passes of an evaluation; it raises at the end if they were worth nothing.
+        checked: context around the forward passes of an evaluation; raises at its end if their results are invalid.
     """
 
     def __init__(
@@ -69,22 +69,22 @@ class ClickRanking(Evaluation):
         self._keys_NB = torch.empty((0, len(example["label"])), dtype=torch.int32, device=layout.device)
 
     def warm_up(self) -> None:
-        """Forward passes on made-up samples, and a sort. Collective."""
+        """Run the forward pass on synthetic samples, and a sort. Collective."""
         keys_B = self._forward.warm_up()
         every = gather_keys(keys_B, self._group)
         if every is not None:
             rank(every)
 
     def open_data(self, root: Path) -> None:
-        """Open this rank's batches, and make room for their keys."""
+        """Open this rank's batches, and allocate memory for their keys."""
         self._source = self._open_source(root)
         self._keys_NB = self._keys_NB.new_full((len(self._source), self._keys_NB.shape[1]), PADDING)
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Predict over all samples, and count pairs on the first rank. Collective.
+        """Predict all samples, and count pairs on the first rank. Collective.
 
         Raises:
-            SuiteError: a prediction is no number, or the forward passes were worth nothing.
+            SuiteError: a prediction is not a number, or ``checked`` raised.
         """
         assert self._source is not None, "open_data comes first"
         with self._checked(), self._forward.evaluating(weights):
@@ -104,7 +104,7 @@ class ClickRanking(Evaluation):
         )
 
     def close(self) -> None:
-        """Free the graph and the batches."""
+        """Free the graph and close the batches."""
         self._forward.close()
         if self._source is not None:
             self._source.close()

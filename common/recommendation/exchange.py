@@ -1,12 +1,13 @@
-"""What ranks send each other: ids to those that hold the rows, sums of rows back, and the sums' gradients the same way.
+"""Exchange between ranks: ids to the ranks that hold the rows, sums of rows back, and gradients of the sums.
 
-Every rank has samples of its own and shards of tables. It sends the owners of shards all ids of their tables; an owner
-leaves out those of other shards. It sums rows for the samples of all ranks and sends each rank its samples' sums. Who
-receives them adds up what several owners found for one table. All sizes follow from plan and batch: nothing is counted,
-and nothing can overflow. Rare rows of hybrid tables take another way (:mod:`common.recommendation.rare_rows`).
+Every rank has different samples and different shards of tables. It sends all ids of a table to every owner of a shard
+of it; the owner ignores ids of other shards, sums rows for the samples of all ranks, and sends each rank the sums of
+its samples. The receiver adds up the sums of several owners of one table. All sizes follow from plan and batch, so
+nothing can overflow. Rare rows of hybrid tables are exchanged differently (:mod:`common.recommendation.rare_rows`).
 
 Legend: B samples of this rank, G ranks, N = G B, L ids of a sample, F tables, K shards of this rank, J shards of all
-ranks, D sums of a rank's own (:attr:`common.recommendation.placement.Plan.own_sums`), W width.
+ranks, D sums that a rank computes for its own samples (:attr:`common.recommendation.placement.Plan.own_sums`), W
+width.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from common.recommendation.placement import Plan, Shard
 
 
 class Meeting(Protocol):
-    """How the ranks bring together ids and rows; every rank of the group calls the same methods in the same order."""
+    """Interface of an exchange; every rank of the group calls the same methods in the same order."""
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Of this rank."""
+        """Shards of this rank."""
 
     @property
     def bags(self) -> Bags | None:
-        """Of the shards, over the ids that :meth:`ids` returns; None where there are none."""
+        """Bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards."""
 
     def ids(self, ids_BL: Tensor) -> Tensor:
-        """The ids of all ranks' samples for the tables of this rank's shards, at least.
+        """Return the ids of all ranks' samples for at least the tables of this rank's shards.
 
         Args:
             ids_BL: int32.
@@ -44,19 +45,19 @@ class Meeting(Protocol):
         """
 
     def vectors(self, own_NKW: Tensor, replicated_BDW: Tensor, out_BFW: Tensor) -> None:
-        """Bring the sums of rows to the ranks that have the samples.
+        """Send the sums of rows to the ranks that have the samples.
 
         Args:
             own_NKW: sums of this rank's shards, contiguous.
-            replicated_BDW: those that this rank made for its own samples, in the order of ``Plan.own_sums``.
-            out_BFW: written: the vector of every table; dense vectors any distance apart.
+            replicated_BDW: sums that this rank computed for its own samples, in the order of ``Plan.own_sums``.
+            out_BFW: output: the vector of every table. Each vector is contiguous; the outer strides are arbitrary.
         """
 
     def gradients(self, gradient_BX: Tensor) -> Tensor:
-        """The gradients of the sums of this rank's shards.
+        """Return the gradients of the sums of this rank's shards.
 
         Args:
-            gradient_BX: of x0, contiguous: the bottom's vector, and one of every table.
+            gradient_BX: gradient of x0, contiguous: the bottom's vector, then one vector per table.
 
         Returns:
             (N, K, W), the samples rank by rank.
@@ -70,8 +71,8 @@ def all_to_all(
 
     Args:
         received, sent: one-dimensional.
-        receive, send: elements of each rank's piece.
-        group: the ranks; None for one alone.
+        receive, send: number of elements of each rank's piece.
+        group: the ranks; None for a single rank.
     """
     if group is None:
         received.copy_(sent)
@@ -80,18 +81,16 @@ def all_to_all(
 
 
 class Exchange:
-    """A :class:`Meeting` in which every rank sends to every other one.
+    """A :class:`Meeting` in which every rank sends directly to every other rank.
 
     Args:
-        plan: of the tables, over the ranks of the group.
-        rank: of this process in the group.
-        group: the ranks; None for one alone.
-        ops: the implementation that adds up parts.
-        device: of all tensors.
+        plan: placement of the tables over the ranks of the group.
+        rank: rank of this process in the group.
+        group: the ranks; None for a single rank.
+        ops: implementation that adds up parts.
 
     Attributes:
-        shards: of this rank.
-        bags: of the shards, over the ids that :meth:`ids` returns; None where there are none.
+        bags: bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Exchange:
     def ids(self, ids_BL: Tensor) -> Tensor:
         """See :meth:`Meeting.ids`."""
         batch, ranks = len(ids_BL), self._plan.ranks
-        # Transposed, what goes to a rank is one piece.
+        # Transpose, so that the ids for one rank are contiguous.
         sent = ids_BL.t().contiguous().index_select(0, self._columns).flatten()
         received = sent.new_empty(ranks * self._own_lookups * batch)
         counts = [lookups * batch for lookups in self._lookups_of]
@@ -158,7 +157,7 @@ class Exchange:
         return self._plan.tables.tables[shard.table].hotness
 
     def _places(self, batch: int) -> Places:
-        """Made outside of captures: warm-up meets every batch size first."""
+        """Return the positions for a batch size. Warm-up creates them, because they cannot be made inside a capture."""
         if batch not in self._places_of:
             senders = [[shard.table for shard in shards] for shards in self._shards_of]
             senders.append(list(self._plan.own_sums))  # this rank itself, after all others

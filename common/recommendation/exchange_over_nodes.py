@@ -1,9 +1,9 @@
-"""The exchange of ranks on several nodes, in two steps: what crosses nodes does so once for a sample and a table.
+"""Exchange of ranks on several nodes, in two steps, so that one vector per sample and table crosses nodes.
 
-The ranks with the same place in each node are a rail, the ranks of a node its neighbours. Ids go along the rail to the
-nodes that have their tables, and from there to all neighbours. Sums of rows are first added up among the neighbours,
-each of which gets those of its rail's samples; what they found together is one vector along the rail. Gradients go the
-same way back.
+The ranks with the same position in each node are a rail; the ranks of a node are neighbours. Ids go along the rail to
+the nodes that have their tables, and from there to all neighbours. Sums of rows are first added up among the
+neighbours, each of which receives those of its rail's samples; the result is one vector along the rail. Gradients
+take the reverse way.
 
 Legend: see :mod:`common.recommendation.exchange`; A nodes, R ranks of a node, U tables with shards on this node.
 """
@@ -22,7 +22,7 @@ from common.recommendation.placement import Plan
 
 
 def pays(plan: Plan, ranks_per_node: int) -> bool:
-    """Whether there are several whole nodes, and a table has several shards on one of them."""
+    """Return whether there are several complete nodes, and a table has several shards on one of them."""
     if not 1 < ranks_per_node < plan.ranks or plan.ranks % ranks_per_node:
         return False
     return any(len({rank // ranks_per_node for rank in ranks}) < len(ranks) for ranks in plan.holders)
@@ -32,14 +32,13 @@ class ExchangeOverNodes:
     """A :class:`common.recommendation.exchange.Meeting` along rails and among neighbours.
 
     Args:
-        plan: of the tables.
+        plan: placement of the tables.
         layout: the ranks, on its ``dp`` axis.
-        ranks_per_node: R, which divides them.
-        ops: the implementation that adds up parts.
+        ranks_per_node: R, which must divide the number of ranks.
+        ops: implementation that adds up parts.
 
     Attributes:
-        shards: of this rank.
-        bags: of the shards, over the ids that :meth:`ids` returns; None where there are none.
+        bags: bags of the shards, over the ids that :meth:`ids` returns; None if there are no shards.
     """
 
     def __init__(self, plan: Plan, layout: Layout, ranks_per_node: int, ops: EmbeddingBags) -> None:
@@ -128,7 +127,7 @@ class ExchangeOverNodes:
         return Bags(bags, self._device) if bags else None
 
     def _places(self, batch: int) -> tuple[Places, Places]:
-        """Among the neighbours, and along the rail; made outside of captures: warm-up meets every batch size first."""
+        """Return the positions among neighbours and along the rail. Warm-up creates them, not a capture."""
         if batch not in self._places_of:
             number = {table: place for place, table in enumerate(self._tables)}
             among = [[number[shard.table] for shard in shards] for shards in self._shards_of]

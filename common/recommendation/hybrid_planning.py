@@ -1,8 +1,8 @@
-"""Makes tables of a plan hybrid: finds their frequent rows, and how many slots rare ones need, on training samples.
+"""Makes tables of a plan hybrid: measures frequent rows and slots for rare rows on training samples.
 
-The most frequent categories of all such tables together are replicated, as in NVIDIA's submissions of DLRM from v1.0
-on, which count them over 20 batches. A shard gets as many slots as the most different rare rows of it that a
-micro-batch of a rank has had, and ten standard deviations of such a count, but no more than it has rows.
+The most frequent categories of all these tables together are replicated, as in NVIDIA's submissions of DLRM from v1.0
+on, which count them over 20 batches. The slots of a shard are the largest number of different rare rows in a
+micro-batch of a rank plus ten standard deviations of this number, but at most the rows of the shard.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ DEVIATIONS = 10
 
 
 def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Sequence[str] = ()) -> Plan:
-    """The plan with hybrid tables, over all ranks.
+    """Return a plan with hybrid tables, over all ranks.
 
     Args:
-        plan: of the other tables.
+        plan: plan without hybrid tables.
         batches: int32 ids (B, L), each of a micro-batch of one rank; all of one size.
-        frequent: rows that are replicated, of all hybrid tables together; fewer if not so many occur.
-        names: of the tables; none for those of which hybrid rows send fewer vectors than their shards in ``plan``.
+        frequent: number of replicated rows of all hybrid tables together; fewer if fewer occur.
+        names: tables that become hybrid. If empty, those for which hybrid rows send fewer vectors than their shards
+            in ``plan``.
 
     Raises:
-        ConfigError: there is no such table, the batches are none or of several sizes, or the plan has hybrid tables.
+        ConfigError: there is no such table, there are no batches or batches of several sizes, or the plan has hybrid
+            tables.
     """
     if plan.hybrids:
         raise ConfigError("the plan has hybrid tables already; begin with one that has none")
@@ -60,7 +62,7 @@ def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Seq
     samples = sizes.pop()
     hybrids = _measured(plan, batches, samples, frequent, numbers)
     while worse := set() if asked else _worse(plan, hybrids):
-        # The places of their rows go to other tables, which need no more slots than before.
+        # Other tables get their share of the frequent rows, and then need no more slots than before.
         numbers = [number for number in numbers if number not in worse]
         hybrids = _measured(plan, batches, samples, frequent, numbers)
     hybrid_tables = {hybrid.table for hybrid in hybrids}
@@ -69,13 +71,12 @@ def hybrid_plan(plan: Plan, batches: Sequence[Tensor], frequent: int, names: Seq
 
 
 def most_frequent(batches: Sequence[Tensor], tables: Tables, numbers: Sequence[int], frequent: int) -> list[Tensor]:
-    """The most frequent ids of several tables together.
+    """Return the most frequent ids of several tables together.
 
     Args:
         batches: int32 ids (B, L).
-        tables: of the ids.
-        numbers: of the tables that are counted.
-        frequent: ids that are wanted; of equally frequent ones those of earlier tables, and the lower ones.
+        numbers: numbers of the tables that are counted.
+        frequent: number of ids. Among equally frequent ids, those of earlier tables and lower ids come first.
 
     Returns:
         For each of ``numbers`` int64, the most frequent first.
@@ -114,7 +115,7 @@ def _measured(
 
 
 def _worse(plan: Plan, hybrids: Sequence[Hybrid]) -> set[int]:
-    """The tables of which slots would send no fewer vectors than the shards of the plan."""
+    """Return the tables for which slots would send no fewer vectors than the shards of the plan."""
     return {
         hybrid.table
         for hybrid in hybrids
@@ -123,24 +124,24 @@ def _worse(plan: Plan, hybrids: Sequence[Hybrid]) -> set[int]:
 
 
 def _known(ids_BL: Tensor, tables: Tables, number: int) -> Tensor:
-    """The ids of a table that are rows of it, flat."""
+    """Return the ids of a table that are inside it, flat."""
     table, first = tables.tables[number], tables.columns[number]
     ids = ids_BL[:, first : first + table.hotness].flatten().long()
     return ids[(ids >= 0) & (ids < table.rows)]
 
 
 def read_batches(root: Path, run: RunConfig, sample_format: SampleFormat, batches: int) -> list[Tensor]:
-    """The ids of the first micro-batches of all ranks, in the order in which they are trained on.
+    """Return the ids of the first micro-batches of all ranks, in training order.
 
     Args:
         root: prepared data.
-        run: whose batches they are.
-        sample_format: of the data.
-        batches: global batches, or as many as there are.
+        run: configuration with the batch sizes.
+        sample_format: format of the data.
+        batches: number of global batches; fewer if there are fewer.
 
     Raises:
-        DataError: the data are incomplete, or of other tables.
-        ConfigError: there is no whole global batch.
+        DataError: the data are incomplete, or have other tables.
+        ConfigError: there is no complete global batch.
     """
     prepared = open_prepared(root, sample_format, run.workload.facts.tables)
     whole = min(batches, prepared.train_samples // run.global_batch)
@@ -156,7 +157,7 @@ def read_batches(root: Path, run: RunConfig, sample_format: SampleFormat, batche
 
 
 def main(benchmark: str, workload_type: type[ClickPrediction], arguments: Sequence[str]) -> None:
-    """Write a plan for a recipe; arguments that no option takes are its overrides, a scale among them.
+    """Write a plan for a recipe. Arguments that are not options are overrides of the recipe, including the scale.
 
     Raises:
         SuiteError: the recipe or the data are wrong, or the plan does not fit the memory.

@@ -1,7 +1,6 @@
-"""Initial rows of tables: each element is a function of the seed, the table, its row and its column, and so of no plan.
+"""Initial rows of tables. Each element depends only on the seed, the table, its row and its column, not on the plan.
 
-A table of n rows is uniform between -1/sqrt(n) and +1/sqrt(n): of 2^23 values at the same distance, which lie evenly
-around 0.
+A table of n rows is uniform between -1/sqrt(n) and +1/sqrt(n): 2^23 equally spaced values, symmetric around 0.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from torch import Tensor
 from common.ops.random_bits.reference import words
 
 CHUNK = 1 << 22
-"""Elements that are made at a time: a few dozen bytes of memory for each."""
+"""Elements that are generated at a time; each needs a few dozen bytes of memory."""
 PLACES = 1 << 10
-"""Sites of a table: one for every 2^32 elements."""
+"""Sites of random bits per table: one for every 2^32 elements."""
 
 
 @torch.no_grad()
@@ -24,14 +23,14 @@ def fill(rows_RW: Tensor, table: int, table_rows: int, seed: int, shard: int = 0
     """Fill the rows of a table, or of a shard of it.
 
     Args:
-        rows_RW: written: row r is row ``shard`` + r ``shards`` of the table; fp64 gets what fp32 gets.
-        table: the table's number.
-        table_rows: of the whole table.
-        seed: of the run's tables, 0 ... 2**63 - 1.
-        shard, shards: which of the table's rows these are.
+        rows_RW: output; row r is row ``shard`` + r ``shards`` of the table. fp64 rows get the fp32 values.
+        table: number of the table.
+        table_rows: rows of the whole table.
+        seed: seed of the run's tables, 0 ... 2**63 - 1.
+        shard, shards: index of the shard and number of shards.
 
     Raises:
-        ValueError: the table has more elements than there are bits for.
+        ValueError: the table has more elements than there are random bits.
     """
     step = max(1, CHUNK // rows_RW.shape[1])
     for first in range(0, len(rows_RW), step):
@@ -45,12 +44,12 @@ def fill_chosen(rows_RW: Tensor, table: int, table_rows: int, seed: int, row_R: 
     """Fill chosen rows of a table; see :func:`fill`.
 
     Args:
-        rows_RW: written.
-        table, table_rows, seed: as there.
-        row_R: int64, the row of the table that each of them is.
+        rows_RW: output.
+        table, table_rows, seed: see :func:`fill`.
+        row_R: int64, row of the table for each row of ``rows_RW``.
 
     Raises:
-        ValueError: the table has more elements than there are bits for.
+        ValueError: the table has more elements than there are random bits.
     """
     step = max(1, CHUNK // rows_RW.shape[1])
     for rows_CW, row_C in zip(rows_RW.split(step), row_R.split(step), strict=True):
@@ -62,7 +61,7 @@ def _fill(rows_CW: Tensor, table: int, table_rows: int, seed: int, row_C: Tensor
     if table_rows * width > PLACES << 32:
         raise ValueError(f"a table of {table_rows:,} rows of {width} elements; at most 2**42 elements have own bits")
     element_CW = row_C.unsqueeze(1) * width + torch.arange(width, device=device)
-    first_CV = element_CW[:, :1] if width & (width - 1) == 0 else element_CW  # such rows never lie across two sites
+    first_CV = element_CW[:, :1] if width & (width - 1) == 0 else element_CW  # such rows never cross two sites
     site_CV = table * PLACES + (first_CV >> 32)
     seed_0 = torch.tensor(seed, dtype=torch.int64, device=device)
     bits_CW = words(element_CW & 0xFFFFFFFF, seed_0, site_CV)

@@ -1,4 +1,4 @@
-"""Ids of made-up samples: uniform over their tables, or skewed as click logs are.
+"""Ids of synthetic samples: uniform over their tables, or skewed like click logs.
 
 B samples, L ids of a sample.
 """
@@ -15,20 +15,19 @@ from common.recommendation.tables import Table, Tables
 
 Distribution = Literal["uniform", "zipf"]
 EXPONENT = 1.05
-"""Of the skewed ids: the k-th of a table is drawn with a probability proportional to k to the minus this."""
+"""Exponent of the skewed ids: the k-th id of a table has a probability proportional to k ** -EXPONENT."""
 PLACES = 1 << 10
-"""Sites of random bits for a table: one for each of a bag's ids."""
+"""Sites of random bits per table: one for each id of a bag."""
 
 
 def made_up_ids(tables: Tables, samples: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
-    """Ids of all tables.
+    """Return random ids for all tables.
 
     Args:
-        tables: of the ids.
         samples: B.
-        distribution: ``uniform``, each id by itself; or ``zipf`` of the first id of a bag, which the others follow: as
-            in the multi-hot set of DLRM-DCNv2, they are uniform, and the same whenever the first one is.
-        generator: of the CPU.
+        distribution: ``uniform``: all ids are independent. ``zipf``: the first id of a bag is skewed. The others are
+            a uniform function of the first, as in the multi-hot set of DLRM-DCNv2.
+        generator: generator on the CPU.
 
     Returns:
         int32 (B, L), on the CPU.
@@ -43,7 +42,7 @@ def _uniform(table: Table, number: int, samples: int, generator: torch.Generator
 
 
 def _skewed(table: Table, number: int, samples: int, generator: torch.Generator) -> Tensor:
-    """The first by the inverse of the distribution: host memory of 16 bytes a row meanwhile."""
+    """Draw the first id by inverting the distribution, which temporarily needs 16 bytes of host memory per row."""
     shares_R = torch.arange(1, table.rows + 1, dtype=torch.float64).pow_(-EXPONENT).cumsum_(0)
     chance_B1 = torch.rand((samples, 1), generator=generator, dtype=torch.float64)
     first_B1 = torch.searchsorted(shares_R, chance_B1 * shares_R[-1]).clamp_(max=table.rows - 1)

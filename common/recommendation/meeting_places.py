@@ -1,4 +1,4 @@
-"""Where vectors lie that came from several senders, and which of them make up one vector."""
+"""Positions of vectors received from several senders, and which of them add up to one vector."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from common.ops.embedding_bags import Bag, Bags
 
 @dataclass(frozen=True)
 class Places:
-    """Places of the vectors of B samples.
+    """Positions of the vectors of B samples.
 
     Attributes:
-        parts_BP: int32, the rows of what was received that make up the vectors of a sample, table by table.
-        sums: the bags of these rows, a table each; None where there is no table.
-        sent_M: int64, for every vector that goes back to a sender, sender by sender and sample by sample, its row among
-            the vectors of all samples.
+        parts_BP: int32, rows of the received buffer that add up to the vectors of a sample, table by table.
+        sums: bags of these rows, one per table; None without tables.
+        sent_M: int64, for every vector that goes back to a sender, sender by sender and sample by sample, its row
+            among the vectors of all samples.
     """
 
     parts_BP: Tensor
@@ -30,14 +30,13 @@ class Places:
 def places(
     batch: int, tables: int, senders: Sequence[Sequence[int]], leading: int, device: torch.device | str
 ) -> Places:
-    """The places of a batch. Copies to the device: make it outside of captures.
+    """Return the positions for a batch. Copies to the device, so call it outside of captures.
 
     Args:
         batch: B.
-        tables: that have vectors; each has a sender.
-        senders: for each of them the tables that it sends for every sample, in the order of samples.
-        leading: vectors of a sample before those of the tables.
-        device: of the tensors.
+        tables: number of tables; each has a sender.
+        senders: for each sender, the tables that it sends for every sample.
+        leading: number of vectors of a sample before those of the tables.
     """
     sample_B = torch.arange(batch)
     parts: list[list[Tensor]] = [[] for _ in range(tables)]

@@ -1,8 +1,8 @@
-"""Where the rows of every table are: which ranks hold which shards, and how many bytes that takes.
+"""Placement of the rows of every table: which ranks hold which shards, and how many bytes they take.
 
-A table is *replicated* on all ranks, or dealt to *shards*: shard s of S has the rows whose numbers leave the remainder
-s when they are divided by S. One shard is a table-wise placement, one on every rank a row-wise one. Of a *hybrid* table
-the frequent rows are replicated, and the rare ones dealt to shards of which each rank asks only those it needs.
+A table is *replicated* on all ranks, or split into *shards*: shard s of S has the rows whose number modulo S is s.
+One shard is a table-wise placement, one shard per rank a row-wise placement. Of a *hybrid* table, the frequent rows
+are replicated and the rare rows are sharded; each rank requests only the rare rows that it needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.recommendation.tables import Tables
 
 MARK_BYTES = 4
-"""Of a row of a hybrid table, on every rank."""
+"""Bytes per row of a hybrid table on every rank, which mark frequent rows."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Shard:
     """A part of a table.
 
     Attributes:
-        table: its number.
-        shard: remainder of its rows' numbers.
-        shards: what they are divided by; row r of the table is row r // ``shards`` of its shard.
+        table: number of the table.
+        shard: index of the shard; the row numbers modulo ``shards`` equal it.
+        shards: number of shards; row r of the table is row r // ``shards`` of its shard.
     """
 
     table: int
@@ -32,24 +32,25 @@ class Shard:
     shards: int
 
     def rows(self, tables: Tables) -> int:
-        """Rows of the shard."""
+        """Return the number of rows of the shard."""
         return max(0, -(-(tables.tables[self.table].rows - self.shard) // self.shards))
 
 
 @dataclass(frozen=True)
 class Hybrid:
-    """The placement of a table of which all ranks have the frequent rows.
+    """Placement of a table whose frequent rows are on all ranks.
 
-    The shards are those of the whole table: they keep room for the frequent rows too, so that a checkpoint has the same
-    form under every plan. For a batch of ``samples`` samples a rank asks a shard for at most ``slots`` different rows.
+    The shards cover the whole table and reserve memory for the frequent rows too, so a checkpoint has the same form
+    under every plan. For a batch of ``samples`` samples a rank requests at most ``slots`` different rows from a
+    shard.
 
     Attributes:
-        table: its number.
-        frequent: the ids of the frequent rows, each once; may be empty.
-        ranks: that hold the shards, in the shards' order.
-        slots: different rare rows of one shard that the samples of one rank may have.
-        samples: of a rank for which the slots were counted. A larger batch has as many times the slots as it has parts
-            of so many samples, which is enough wherever each part is.
+        table: number of the table.
+        frequent: unique ids of the frequent rows; may be empty.
+        ranks: ranks that hold the shards, in the order of the shards.
+        slots: largest number of different rare rows of one shard among the samples of one rank.
+        samples: samples of a rank for which the slots were counted. A larger batch gets ``slots`` for each started
+            part of this size, which is enough if ``slots`` is enough for each part.
     """
 
     table: int
@@ -59,25 +60,24 @@ class Hybrid:
     samples: int
 
     def capacity(self, shard: Shard, batch: int, tables: Tables) -> int:
-        """Slots for the rows of ``shard`` that a batch of one rank asks for: never more than there can be."""
+        """Return the slots for the rows of ``shard`` that a batch of one rank requests; at most the possible rows."""
         lookups = batch * tables.tables[self.table].hotness
         return min(self.slots * -(-batch // self.samples), lookups, shard.rows(tables))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The placement of all tables.
+    """Placement of all tables.
 
     Attributes:
-        tables: the tables.
-        ranks: that hold them.
-        holders: for each table the ranks that hold its shards, in the shards' order; none for a replicated table, and
-            for a hybrid one.
+        ranks: number of ranks.
+        holders: for each table the ranks that hold its shards, in the order of the shards; empty for replicated and
+            hybrid tables.
         hybrids: the hybrid tables, in the order of the tables.
 
     Raises:
-        ConfigError: a table has two shards on a rank, or one on a rank that is not there; or frequent rows or slots of
-            a hybrid table are none.
+        ConfigError: a table has two shards on a rank, or one on an unknown rank; or frequent rows or slots of a
+            hybrid table are invalid.
     """
 
     tables: Tables
@@ -105,33 +105,33 @@ class Plan:
 
     @property
     def replicated(self) -> tuple[int, ...]:
-        """Numbers of the tables that every rank holds wholly."""
+        """Numbers of the tables that every rank holds completely."""
         hybrid = {hybrid.table for hybrid in self.hybrids}
         return tuple(table for table, ranks in enumerate(self.holders) if not ranks and table not in hybrid)
 
     @property
     def with_frequent(self) -> tuple[Hybrid, ...]:
-        """The hybrid tables that have frequent rows."""
+        """Hybrid tables that have frequent rows."""
         return tuple(hybrid for hybrid in self.hybrids if hybrid.frequent)
 
     @property
     def everywhere(self) -> tuple[int, ...]:
-        """Numbers of the tables of which every rank has rows: the replicated ones, then those with frequent rows."""
+        """Numbers of the tables with rows on every rank: the replicated ones, then those with frequent rows."""
         return (*self.replicated, *(hybrid.table for hybrid in self.with_frequent))
 
     @property
     def own_sums(self) -> tuple[int, ...]:
-        """The tables of the vectors that a rank makes for its own samples: of :attr:`everywhere`, then of rare rows."""
+        """Tables whose vectors a rank sums for its own samples: those of :attr:`everywhere`, then all hybrid ones."""
         return (*self.everywhere, *(hybrid.table for hybrid in self.hybrids))
 
     def shards_of(self, rank: int) -> tuple[Shard, ...]:
-        """The shards on ``rank`` that sum their rows there, in the order of the tables; none of hybrid tables."""
+        """Return the shards on ``rank`` that sum their rows there, in table order; without hybrid tables."""
         return tuple(
             Shard(table, ranks.index(rank), len(ranks)) for table, ranks in enumerate(self.holders) if rank in ranks
         )
 
     def rare_shards_of(self, rank: int) -> tuple[Shard, ...]:
-        """The shards of hybrid tables on ``rank``, in the order of the tables."""
+        """Return the shards of hybrid tables on ``rank``, in the order of the tables."""
         return tuple(
             Shard(hybrid.table, hybrid.ranks.index(rank), len(hybrid.ranks))
             for hybrid in self.hybrids
@@ -139,34 +139,34 @@ class Plan:
         )
 
     def rows_of(self, rank: int) -> int:
-        """Rows that ``rank`` holds, replicated ones too."""
+        """Return the number of rows that ``rank`` holds, including replicated ones."""
         own = sum(shard.rows(self.tables) for shard in (*self.shards_of(rank), *self.rare_shards_of(rank)))
         frequent = sum(len(hybrid.frequent) for hybrid in self.hybrids)
         return own + frequent + sum(self.tables.tables[table].rows for table in self.replicated)
 
     def lookups_of(self, rank: int) -> float:
-        """Ids of a sample whose rows are expected on ``rank``, of the shards; of hybrid tables as many as slots."""
+        """Return the expected lookups per sample in the shards of ``rank``; for hybrid tables the slots count."""
         summed = sum(self.tables.tables[shard.table].hotness / shard.shards for shard in self.shards_of(rank))
         return summed + sum(hybrid.slots / hybrid.samples for hybrid in self.hybrids if rank in hybrid.ranks)
 
     def fullest_bytes(self, row_bytes: int) -> int:
-        """Bytes of the rank that holds most, of rows with their optimizer's state of ``row_bytes`` each."""
+        """Return the largest number of bytes on any rank. Each row, with its optimizer state, takes ``row_bytes``."""
         return max(self.bytes_of(rank, row_bytes) for rank in range(self.ranks))
 
     def bytes_of(self, rank: int, row_bytes: int) -> int:
-        """Bytes of ``rank``, likewise; for every row of a hybrid table 4 say whether it is frequent."""
+        """Return the bytes on ``rank``; every row of a hybrid table takes another 4 bytes, which mark frequent rows."""
         marks = sum(self.tables.tables[hybrid.table].rows for hybrid in self.hybrids)
         return self.rows_of(rank) * row_bytes + MARK_BYTES * marks
 
     def check_memory(self, row_bytes: int, capacity: int) -> None:
-        """Refuse a plan that does not fit.
+        """Refuse a plan that does not fit the memory.
 
         Args:
-            row_bytes: of a row with its optimizer's state.
-            capacity: bytes of a rank for tables.
+            row_bytes: bytes of a row with its optimizer state.
+            capacity: bytes on a rank for tables.
 
         Raises:
-            ConfigError: it names the fullest rank.
+            ConfigError: the plan does not fit. The message names the fullest rank.
         """
         size, rank = max((self.bytes_of(rank, row_bytes), -rank) for rank in range(self.ranks))
         if size > capacity:
@@ -176,14 +176,14 @@ class Plan:
             )
 
     def text(self, row_bytes: int) -> str:
-        """The plan as a table of ranks: lookups of a sample, bytes, and shards; then the replicated tables, if any.
+        """Return the plan as a table with one line per rank: lookups per sample, bytes, and shards.
 
-        Of several ranks, last comes what is sent for a sample where every rank sends to every other one: ids to each
-        shard of their table, and a vector from each shard, as many gradients going back. What a rank sends itself is
-        counted.
+        Below are the tables and rows on every rank, if any. With several ranks, the last line has the ids and vectors
+        sent per sample if every rank sends directly to every other one: ids to each shard of their table, and a
+        vector from each shard; as many gradients go back. It includes what a rank sends to itself.
 
         Args:
-            row_bytes: of a row with its optimizer's state.
+            row_bytes: bytes of a row with its optimizer state.
         """
         lines = [("rank", "lookups/sample", "rows and state, GB", "tables (shard/shards)")]
         for rank in range(self.ranks):
@@ -226,7 +226,7 @@ def _number(value: float) -> str:
 
 
 def table_wise(tables: Tables, ranks: int) -> Plan:
-    """Whole tables, the hottest first, each to the rank with the fewest lookups until then."""
+    """Return a plan of whole tables: by falling lookups, each goes to the rank with the fewest lookups so far."""
     load = [(0, rank) for rank in range(ranks)]
     holders: list[tuple[int, ...]] = [()] * len(tables)
     for number in sorted(range(len(tables)), key=lambda number: -tables.tables[number].hotness):
@@ -237,18 +237,17 @@ def table_wise(tables: Tables, ranks: int) -> Plan:
 
 
 def row_wise(tables: Tables, ranks: int) -> Plan:
-    """Every table over all ranks."""
+    """Return a plan with every table sharded over all ranks."""
     return Plan(tables, ranks, (tuple(range(ranks)),) * len(tables))
 
 
 def spread_over_nodes(tables: Tables, ranks_per_node: int, nodes: int, nodes_of: Sequence[Sequence[int]]) -> Plan:
-    """Every table over all ranks of the nodes that it is on; replicated where there are none.
+    """Return a plan with every table sharded over all ranks of its nodes; replicated if it has no nodes.
 
     Args:
-        tables: the tables.
-        ranks_per_node: which follow one another.
-        nodes: of them.
-        nodes_of: for each table.
+        ranks_per_node: number of consecutive ranks in a node.
+        nodes: number of nodes.
+        nodes_of: for each table, its nodes.
     """
     holders = tuple(
         tuple(node * ranks_per_node + rank for node in on for rank in range(ranks_per_node)) for on in nodes_of

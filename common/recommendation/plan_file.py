@@ -1,8 +1,9 @@
-"""Plans as YAML: the number of ranks, and for each table the ranks of its shards, or that it is replicated or hybrid.
+"""Plans as YAML: the number of ranks, and for each table the ranks of its shards, ``replicated`` or ``hybrid``.
 
 A hybrid table (:class:`common.recommendation.placement.Hybrid`) is ``hybrid: {frequent_rows: ..., shards: [ranks],
-slots: n, samples: n}``. Its frequent rows are a list of ids, or the name of a file of them beside the plan: integers in
-NumPy's format, one-dimensional. :mod:`common.recommendation.hybrid_planning` measures all that on training data.
+slots: n, samples: n}``. Its frequent rows are a list of ids, or the name of a file next to the plan with a
+one-dimensional integer array in NumPy's format. :mod:`common.recommendation.hybrid_planning` measures them on
+training data.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ REPLICATED = "replicated"
 
 HYBRID = "hybrid"
 KEYS = ("frequent_rows", "shards", "slots", "samples")
-"""Of a hybrid table's entry."""
+"""Keys of a hybrid table's entry."""
 
 
 def to_text(plan: Plan) -> str:
-    """The plan in YAML, a line for each table."""
+    """Return the plan as YAML, one line per table."""
     return _to_text(plan, {hybrid.table: list(hybrid.frequent) for hybrid in plan.hybrids})
 
 
@@ -52,17 +53,16 @@ def _one_line(value: Any) -> str:
 
 
 def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path | None = None) -> Plan:
-    """The plan that YAML holds.
+    """Return the plan from YAML.
 
     Args:
-        text: the YAML.
-        origin: what an error calls it.
-        tables: of this run.
-        ranks: of this run.
-        folder: of files with frequent rows; None where there can be none.
+        origin: name of the source, for messages.
+        tables: tables of this run.
+        ranks: number of ranks of this run.
+        folder: folder of files with frequent rows; None if there are none.
 
     Raises:
-        ConfigError: it is no plan, or one of other tables or ranks.
+        ConfigError: the text is not a plan, or is one for other tables or ranks.
     """
     content = load_yaml(text, origin)
     if (
@@ -91,10 +91,10 @@ def from_text(text: str, origin: str, tables: Tables, ranks: int, folder: Path |
 
 
 def read(path: Path, tables: Tables, ranks: int) -> Plan:
-    """The plan in a file; see :func:`from_text`.
+    """Return the plan in a file; see :func:`from_text`.
 
     Raises:
-        ConfigError: there is no such file, or no plan for these tables and ranks in it.
+        ConfigError: there is no such file, or it has no plan for these tables and ranks.
     """
     try:
         text = path.read_text()
@@ -106,7 +106,7 @@ def read(path: Path, tables: Tables, ranks: int) -> Plan:
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write the plan to a file that :func:`read` reads, and frequent rows to files beside it, a table each."""
+    """Write the plan to a file for :func:`read`, and frequent rows to one file per table next to it."""
     files: dict[int, list[int] | str] = {}
     for hybrid in plan.hybrids:
         name = f"{path.stem}_{plan.tables.tables[hybrid.table].name}.npy"

@@ -1,15 +1,12 @@
-"""Makes the plan of a run. ``auto`` is the greedy search of NVIDIA's submissions for DLRM-DCNv2 (rounds v3.0 to v5.1).
+"""Planner of a run. ``auto`` is the greedy search of NVIDIA's submissions for DLRM-DCNv2 (rounds v3.0 to v5.1).
 
-Shards are placed one by one, the hottest first, each on the cheapest rank that has room and no shard of its table. What
-a rank costs is the memory's work, its lookups, and the network's, a vector for each of its shards, weighed by the ratio
-of their bandwidths. A table that fits nowhere is split in two; after a whole plan the hottest table is, and the search
-goes on. The cheapest plan wins, by its most expensive rank; the one that splits every table over all ranks is among
-them. Tables below a size are replicated.
+Shards are placed one by one, those with most lookups first, each on the cheapest rank that has memory left and no
+shard of the same table. The cost of a rank is its lookups (memory traffic) plus one vector for each of its shards
+(network traffic), weighted by the ratio of the bandwidths. A table that fits nowhere is split in two. After each
+complete plan, the table with most lookups is split, and the search goes on. The plan whose most expensive rank is
+cheapest wins; one candidate is the row-wise plan. Tables below a size are replicated.
 
-``balanced`` improves that plan by another search and another cost: :mod:`common.recommendation.balanced_search`.
-
-Equals stand in the order that NumPy's default sort gives them, as in the original, which depends on NumPy and on what
-the processor can do. One rank therefore plans for all.
+``balanced`` improves this plan with another search and another cost: :mod:`common.recommendation.balanced_search`.
 """
 
 from __future__ import annotations
@@ -29,21 +26,21 @@ from common.recommendation.placement import Plan, row_wise, spread_over_nodes, t
 from common.recommendation.tables import Tables
 
 ROUNDS = 20
-"""Placements that are tried."""
+"""Number of placements that are tried."""
 GIGABYTE = 1e9
 SEARCHES = ("auto", "balanced", "hier_auto")
-"""Plans that rank 0 searches for."""
+"""Plans that need a search, whose result rank 0 sends to all ranks."""
 
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """What the search weighs; the defaults are those of the submissions on H200.
+    """Options of the search; the defaults are those of the submissions on H200.
 
     Attributes:
-        memory_gb: of a rank for tables, 10^9 bytes.
-        bandwidth_ratio: the memory's bandwidth over that of the network between ranks, or nodes where they are planned.
-        work_ratio: bytes that a lookup moves in memory over those that a shard's vector moves in the network.
-        replicate_below_gb: tables with fewer bytes, state included, are replicated, 10^9 bytes.
+        memory_gb: memory of a rank for tables, 10^9 bytes.
+        bandwidth_ratio: memory bandwidth divided by network bandwidth between ranks (between nodes for ``hier_auto``).
+        work_ratio: bytes that a lookup moves in memory divided by bytes that a shard's vector moves in the network.
+        replicate_below_gb: tables with fewer bytes, including optimizer state, are replicated, 10^9 bytes.
     """
 
     memory_gb: Annotated[float, Positive] = 60.0
@@ -53,29 +50,28 @@ class PlannerSettings:
 
     @property
     def shard_cost(self) -> float:
-        """What a shard costs, in lookups."""
+        """Cost of a shard, in lookups."""
         return self.bandwidth_ratio / self.work_ratio
 
 
 def make_plan(
     tables: Tables, how: str, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
 ) -> Plan:
-    """The plan of a run, the same on every rank: rank 0 makes it.
+    """Return the plan of a run, the same on every rank.
 
     Args:
-        tables: the tables.
-        how: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, inside a node over all its ranks), ``table_wise``,
-            ``row_wise``, or the path of a plan in YAML.
-        ranks: that hold the tables.
-        ranks_per_node: of them; only ``hier_auto`` asks.
-        row_bytes: of a row with its optimizer's state.
-        settings: of the search. Its memory bounds every plan.
+        how: ``auto``, ``balanced``, ``hier_auto`` (tables to nodes, within a node over all its ranks),
+            ``table_wise``, ``row_wise``, or the path of a YAML plan.
+        ranks: number of ranks.
+        ranks_per_node: number of ranks in a node; only used by ``hier_auto``.
+        row_bytes: bytes of a row with its optimizer state.
+        settings: options of the search. Its memory limits every plan.
 
     Raises:
-        ConfigError: there is no plan within the memory, or the file has none for these tables and ranks.
+        ConfigError: no plan fits the memory, or the file has none for these tables and ranks.
     """
     if ranks == 1 and how in SEARCHES:
-        plan = row_wise(tables, 1)  # nothing is to be planned, or replicated
+        plan = row_wise(tables, 1)  # there is nothing to plan or replicate
     elif how == "table_wise":
         plan = table_wise(tables, ranks)
     elif how == "row_wise":
@@ -89,6 +85,8 @@ def make_plan(
     else:
         plan = plan_file.read(Path(how), tables, ranks)
     if how in SEARCHES:
+        # Equal costs keep the order of NumPy's default sort, as in the original. It depends on NumPy and the processor,
+        # so rank 0 plans for all.
         text = job_store.from_rank_0("embedding plan", plan_file.to_text(plan))
         plan = plan_file.from_text(text, "the plan of rank 0", tables, ranks)
     plan.check_memory(row_bytes, int(settings.memory_gb * GIGABYTE))
@@ -96,14 +94,14 @@ def make_plan(
 
 
 def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
-    """The search over ranks; see :func:`make_plan`."""
+    """Return the result of the search over ranks; see :func:`make_plan`."""
     return Plan(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
 
 
 def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
-    """The plan of :func:`automatic`, with shards moved, split and merged where that balances the ranks better.
+    """Return the plan of :func:`automatic`, with shards moved, split and merged to balance the ranks.
 
-    What ``auto`` replicates stays replicated.
+    Tables that ``auto`` replicates stay replicated.
     """
     greedy = automatic(tables, ranks, row_bytes, settings)
     replicated = greedy.replicated
@@ -113,7 +111,7 @@ def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettin
     capacity = int(settings.memory_gb * GIGABYTE) // row_bytes - sum(
         tables.tables[number].rows for number in replicated
     )
-    # A vector in fp16 and its gradient have 4 bytes an element, and an id has 4: every shard receives all its table's.
+    # A vector in fp16 and its gradient take 4 bytes per element, an id 4 bytes. Every shard gets all ids of its table.
     search_tables = [
         balanced_search.SearchTable(table.rows, table.hotness, settings.shard_cost * (1 + table.hotness / tables.width))
         for table in (tables.tables[number] for number in placed)
@@ -126,10 +124,10 @@ def balanced(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettin
 def automatic_over_nodes(
     tables: Tables, ranks: int, ranks_per_node: int, row_bytes: int, settings: PlannerSettings
 ) -> Plan:
-    """The search over nodes, each with the memory of its ranks; see :func:`make_plan`.
+    """Return the result of the search over nodes, each with the memory of its ranks; see :func:`make_plan`.
 
     Raises:
-        ConfigError: there are not several whole nodes, or there is no plan within the memory.
+        ConfigError: there are not several complete nodes, or no plan fits the memory.
     """
     nodes, rest = divmod(ranks, ranks_per_node)
     if nodes < 2 or rest:
@@ -139,7 +137,7 @@ def automatic_over_nodes(
 
 
 def cost(plan: Plan, settings: PlannerSettings) -> float:
-    """What the search minimises: the cost of the most expensive rank, in lookups of a sample."""
+    """Return the cost that the search minimises: that of the most expensive rank, in lookups per sample."""
     ranks = range(plan.ranks)
     return max(plan.lookups_of(rank) + len(plan.shards_of(rank)) * settings.shard_cost for rank in ranks)
 
@@ -167,7 +165,7 @@ class _Shards:
         self._cost = np.concatenate([self._cost[others], np.full(shards, self._hotness[number] / shards)])
 
     def sort(self) -> None:
-        """Put the hottest first."""
+        """Sort shards by falling number of lookups."""
         order = np.argsort(self._cost)[::-1]
         self._table, self._cost = self._table[order], self._cost[order]
 
@@ -175,7 +173,7 @@ class _Shards:
 def _search(
     tables: Tables, places: int, row_bytes: int, settings: PlannerSettings, memory_gb: float
 ) -> tuple[tuple[int, ...], ...]:
-    """For each table the places of its shards, none where it is replicated."""
+    """Return for each table the places (ranks or nodes) of its shards; empty if it is replicated."""
     size = [table.rows * row_bytes / GIGABYTE for table in tables.tables]
     everywhere = (sum(size) / places, (tuple(range(places)),) * len(tables))
     if everywhere[0] > memory_gb:
@@ -207,7 +205,7 @@ def _search(
 def _place(
     tables: Tables, places: int, size: list[float], room: float, shard_cost: float, dealt: _Shards
 ) -> tuple[tuple[float, tuple[tuple[int, ...], ...]] | None, int | None]:
-    """A plan with its cost; or None and the table of which a shard fits nowhere."""
+    """Return a plan with its cost, and None; or None, and the table with a shard that fits nowhere."""
     costs, used = np.zeros(places), np.zeros(places)
     found: list[list[int]] = [[] for _ in range(len(tables))]
     for number in dealt.in_order:

@@ -1,9 +1,9 @@
-"""The rows of hybrid tables: each rank asks the others for the rare rows of its samples, once each, and sums them.
+"""Rare rows of hybrid tables: each rank requests the rare rows of its samples from their owners, once each.
 
-A row that many samples of a rank have crosses once, and so does its gradient, which the rank has added up before: what
-is sent follows from the plan's slots (:mod:`common.recommendation.slots`), not from samples and shards. Owners add up
-what the ranks send for the same row. The frequent rows, which every rank has, are with the replicated tables
-(:attr:`common.recommendation.embeddings.ShardedEmbeddings.replicated`).
+A row that many samples of a rank contain is sent once, and so is its gradient, which the rank sums before. The amount
+of data depends on the plan's slots (:mod:`common.recommendation.slots`), not on samples and shards. Owners sum the
+gradients of several ranks for the same row. The frequent rows, which every rank has, are stored with the replicated
+tables (:attr:`common.recommendation.embeddings.ShardedEmbeddings.replicated`).
 
 Legend: see :mod:`common.recommendation.slots`; Q slots of all ranks for the shards of this one, W width.
 """
@@ -27,11 +27,11 @@ from common.recommendation.slots import Found, SlotFinder
 
 @dataclass(frozen=True)
 class Asked:
-    """The rare rows of a micro-batch.
+    """Rare rows of a micro-batch.
 
     Attributes:
-        found: what this rank's ids are.
-        row_Q1: int32, the rows of this rank's store that all ranks ask for, rank by rank; -1 for none.
+        found: slots and frequent rows of this rank's ids.
+        row_Q1: int32, rows of this rank's store that all ranks request, rank by rank; -1 for an empty slot.
     """
 
     found: Found
@@ -39,21 +39,20 @@ class Asked:
 
 
 class RareRows:
-    """The shards of hybrid tables, and what ranks send each other for them; all ranks call the same methods.
+    """Shards of hybrid tables and their exchange; all ranks call the same methods.
 
     Args:
-        plan: with hybrid tables.
-        rank: of this process in the group.
+        plan: a plan with hybrid tables.
+        rank: rank of this process in the group.
         group: the ranks of the plan.
-        ops: the implementation of pooling, sorting and adding up.
-        seed: of initial rows.
-        dtype: of rows.
-        device: of all tensors.
+        ops: implementation of pooling, sorting and adding up.
+        seed: seed of the initial rows.
+        dtype: dtype of the rows.
 
     Attributes:
-        store: the rows of this rank's shards.
-        bags: of the store, over the rows that are asked for; None where it is empty.
-        tables_H: int64, on the device, the numbers of the hybrid tables.
+        store: rows of this rank's shards.
+        bags: bags of the store, over the requested rows; None if it is empty.
+        tables_H: int64, on the device, numbers of the hybrid tables.
 
     Raises:
         ConfigError: the device lacks the memory.
@@ -79,7 +78,7 @@ class RareRows:
         self._place_X, self._frequent_X = (torch.tensor(v, dtype=torch.int64, device=device) for v in self._shared())
 
     def ask(self, ids_BL: Tensor) -> Asked:
-        """Ask for the rare rows of a micro-batch's ids (int32)."""
+        """Request the rare rows of a micro-batch's ids (int32)."""
         found, slots = self._finder.find(ids_BL), self._finder.slots(len(ids_BL))
         own = slots.counts[self._rank]
         row_Q = ids_BL.new_empty(own * self._plan.ranks)
@@ -87,7 +86,7 @@ class RareRows:
         return Asked(found, row_Q.unsqueeze(1))
 
     def sums(self, asked: Asked, out_BHW: Tensor) -> None:
-        """Write the sums of the rare rows of every sample and hybrid table, which all cross in the dtype of ``out``."""
+        """Write the sums of rare rows for every sample and hybrid table; rows are sent in the dtype of ``out_BHW``."""
         slots, width = self._finder.slots(len(out_BHW)), self._plan.tables.width
         sent_Q1W = out_BHW.new_empty(len(asked.row_Q1), 1, width)
         if self.bags is not None:
@@ -97,11 +96,11 @@ class RareRows:
         self._ops.pool(rows_SW, asked.found.slot_BK, slots.bags, out_BHW)
 
     def gradients(self, asked: Asked, gradient_BHW: Tensor) -> Tensor:
-        """The gradients of the rows that all ranks asked for, each rank's added up: (Q, 1, W).
+        """Return the gradients of the rows that all ranks requested, summed within each rank: (Q, 1, W).
 
         Args:
-            asked: what :meth:`ask` returned.
-            gradient_BHW: of the sums of the hybrid tables.
+            asked: result of :meth:`ask`.
+            gradient_BHW: gradients of the sums of the hybrid tables.
         """
         slots, width = self._finder.slots(len(gradient_BHW)), self._plan.tables.width
         sum_SW = gradient_BHW.new_empty(slots.total, width)
@@ -112,31 +111,31 @@ class RareRows:
         return received_Q1W
 
     def sort(self, row_Q1: Tensor) -> SortedKeys | None:
-        """The rows that were asked for, of all micro-batches, sorted for their update; None where there are no rows."""
+        """Return the requested rows of all micro-batches, sorted for their update; None without rows."""
         return None if self.bags is None else self._ops.sort(row_Q1, self.bags)
 
     def settle(self, frequent_RW: Tensor, rows_RW: Tensor) -> None:
-        """Bring the frequent rows of this rank's shards, or their state, to their places in the shards.
+        """Copy the frequent rows of this rank's shards, or their state, to their positions in the shards.
 
         Args:
-            frequent_RW: of the store with the frequent rows.
-            rows_RW: of this store, written.
+            frequent_RW: rows of the store with the frequent rows, or their state.
+            rows_RW: rows of this store, or their state; output.
         """
         rows_RW.index_copy_(0, self._place_X, frequent_RW.index_select(0, self._frequent_X))
 
     def count(self, asked: Asked) -> None:
-        """Remember for :meth:`check` whether there were too few slots. Capturable."""
+        """Record for :meth:`check` whether there were too few slots. Capturable."""
         self._beyond_H.add_(asked.found.beyond_H)
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self._beyond_H.zero_()
 
     def check(self) -> None:
-        """Refuse what was counted where a rank had too few slots. Collective; waits for the device.
+        """Raise an error if a rank had too few slots since :meth:`forget`. Collective; waits for the device.
 
         Raises:
-            ConfigError: naming the table, on every rank.
+            ConfigError: on every rank; the message names the table.
         """
         beyond_H = self._beyond_H.clone()
         if self._group is not None:
@@ -144,13 +143,13 @@ class RareRows:
         self.refuse(beyond_H.tolist())
 
     def refuse(self, beyond: Sequence[float]) -> None:
-        """Raise if there were too few slots.
+        """Raise an error if there were too few slots.
 
         Args:
             beyond: for each hybrid table, how often.
 
         Raises:
-            ConfigError: naming the first such table.
+            ConfigError: the message names the first such table.
         """
         for hybrid, times in zip(self._plan.hybrids, beyond, strict=True):
             if times > 0:
@@ -162,12 +161,12 @@ class RareRows:
                 )
 
     def _sizes(self, batch: int) -> tuple[list[int], list[int]]:
-        """Elements of each rank's piece: of the rows that come from it, and of those that go to it."""
+        """Return the elements of each rank's piece: of rows received from it, and of rows sent to it."""
         counts, width = self._finder.slots(batch).counts, self._plan.tables.width
         return [count * width for count in counts], [counts[self._rank] * width] * self._plan.ranks
 
     def _shared(self) -> tuple[list[int], list[int]]:
-        """For the frequent rows of this rank's shards: row of this store, and of that with the frequent rows."""
+        """Return for each frequent row of this rank's shards its row here and in the store of frequent rows."""
         places, rows, tables = [], [], self._plan.tables.tables
         base = {shard.table: (shard, at) for shard, at in zip(self.store.shards, self.store.bases, strict=True)}
         first = sum(tables[table].rows for table in self._plan.replicated)

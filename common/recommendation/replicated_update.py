@@ -1,4 +1,4 @@
-"""The update of rows that all ranks have, by gradients of all of them: few rows, so that none is left out."""
+"""Update of rows that all ranks have, by the summed gradients of all ranks. There are few, so all are updated."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ def update_all(
     write: Tensor,
     rounding_seed: Tensor | None = None,
 ) -> None:
-    """Update every row; one with the gradient 0 stays as it is.
+    """Update every row; a row with gradient 0 does not change.
 
     Args:
         rows_RW: updated in place; fp64, fp32 or fp16.
         state_RW: fp32 (fp64 for fp64 rows), updated in place; None for a rule without a state.
-        gradient_RW: sums over all ids of each row, of the state's dtype.
-        rule: of the update.
+        gradient_RW: sums over all ids of each row, in the state's dtype.
         learning_rate: 0-d fp32, on the device.
-        grad_factor: 0-d, on the device, that the sums are multiplied with.
-        write: 0-d bool, on the device; where it is false, rows and state stay as they are.
-        rounding_seed: 0-d int64, on the device: round fp16 rows by chance; without it they are rounded to the nearest.
+        grad_factor: 0-d, on the device; factor on the sums.
+        write: 0-d bool, on the device; if false, rows and state do not change.
+        rounding_seed: 0-d int64, on the device, for stochastic rounding of fp16 rows; None rounds to nearest.
     """
     step_RW = gradient_RW * grad_factor
     if isinstance(rule, AdagradRows):

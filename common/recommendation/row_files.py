@@ -1,7 +1,7 @@
-"""Rows and their optimizer's state in files: each rank streams its own, and any other plan finds its rows again.
+"""Rows and their optimizer state in files. Each rank streams its rows, and a run with any other plan can read them.
 
-A rank's ``rows_<rank>.bin`` has the rows of one shard after the other and the state of all behind each; what lies where
-is in ``rows_<rank>.json``. Host memory is bounded by one chunk.
+A rank's ``rows_<rank>.bin`` has for each shard its rows, then their state; ``rows_<rank>.json`` has the offsets. Host
+memory is limited to one chunk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from common.recommendation.tables import Tables
 from common.untrusted.strict_json import read_json_object
 
 CHUNK_BYTES = 64 << 20
-"""Of rows in host memory at a time."""
+"""Bytes of rows in host memory at a time."""
 DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.float32, torch.float64)}
 Stored = tuple[RowStore, Tensor | None]
 """A store, and the state of its rows."""
@@ -33,7 +33,7 @@ Stored = tuple[RowStore, Tensor | None]
 
 @dataclass(frozen=True)
 class _Part:
-    """A shard in a rank's file: its table and number, its rows, and the bytes at which rows and state begin."""
+    """A shard in a rank's file: its table and index, its number of rows, and the byte offsets of rows and state."""
 
     table: str
     shard: int
@@ -45,7 +45,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _File:
-    """A rank's file: dtypes of rows and state (empty: none), width, bytes, and its parts."""
+    """A rank's file: dtypes of rows and state (empty: none), width, size in bytes, and its parts."""
 
     path: Path
     dtype: str
@@ -56,7 +56,7 @@ class _File:
 
 
 def description(tables: Tables) -> dict[str, Any]:
-    """What a checkpoint says of its tables, in plain values."""
+    """Return the description of the tables for a checkpoint, in plain values."""
     return {"width": tables.width, "rows": {table.name: table.rows for table in tables.tables}}
 
 
@@ -64,11 +64,11 @@ def check_tables(found: Any, tables: Tables) -> None:
     """Refuse a checkpoint of other tables.
 
     Args:
-        found: what :func:`description` returned when it was written.
-        tables: of this run.
+        found: result of :func:`description` when the checkpoint was written.
+        tables: tables of this run.
 
     Raises:
-        CheckpointError: naming the first difference.
+        CheckpointError: the tables differ; the message names the first difference.
     """
     expected = description(tables)
     rows = found.get("rows") if isinstance(found, Mapping) else None
@@ -87,13 +87,13 @@ def check_tables(found: Any, tables: Tables) -> None:
 
 
 def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored]) -> None:
-    """Write this rank's rows and state; they are on the disk when it returns.
+    """Write this rank's rows and state durably.
 
     Args:
-        folder: made if it is not there.
-        names: of the tables.
-        rank: of this process.
-        stores: what is written; all of one dtype.
+        folder: output folder, created if needed.
+        names: names of all tables.
+        rank: rank of this process.
+        stores: stores to write; all of one dtype.
 
     Raises:
         OSError: they cannot be written.
@@ -133,12 +133,12 @@ def write(folder: Path, names: Sequence[str], rank: int, stores: Sequence[Stored
 
 
 def read(folder: Path, tables: Tables, stores: Sequence[Stored]) -> None:
-    """Fill this rank's stores and states from the files of all ranks that wrote.
+    """Fill this rank's stores and states from the files of all ranks.
 
     Args:
-        folder: of the files.
-        tables: of this run.
-        stores: what is filled.
+        folder: folder of the files.
+        tables: tables of this run.
+        stores: stores to fill.
 
     Raises:
         CheckpointError: a file is missing, damaged or of other dtypes, rows are missing, or a number is not finite.
@@ -175,7 +175,7 @@ def _chunks(rows_RW: Tensor, rows: int | None = None) -> Iterator[tuple[int, int
 
 
 def _opened(path: Path) -> _File:
-    """What a rank's head says, checked against its file."""
+    """Return the description in a rank's JSON file, checked against its data file."""
     try:
         head = read_json_object(path)
         parts = tuple(_Part(**part) for part in head["parts"])
@@ -214,7 +214,7 @@ def _check_complete(folder: Path, files: Sequence[_File], tables: Tables) -> Non
 def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Tensor | None) -> None:
     """Copy the rows that ``part`` and ``shard`` have in common, and their state."""
     if (part.shard - shard.shard) % math.gcd(part.shards, shard.shards):
-        return  # they have none
+        return  # they have no rows in common
     for kind, target_RW, dtype, at in _kinds(file, part, rows_RW, state_RW):
         with file.path.open("rb") as stream:
             stream.seek(at)
@@ -228,7 +228,7 @@ def _take(file: _File, part: _Part, shard: Shard, rows_RW: Tensor, state_RW: Ten
 
 
 def _choose(file: _File, part: _Part, hybrid: Hybrid, rows_RW: Tensor, state_RW: Tensor | None) -> None:
-    """Copy the frequent rows that ``part`` has, and their state; the others are not read."""
+    """Copy the frequent rows in ``part``, and their state; other rows are not read."""
     key_R = torch.tensor(hybrid.frequent, dtype=torch.int64)
     row_X = (key_R % part.shards == part.shard).nonzero().squeeze(1)
     row_X = row_X[key_R[row_X].argsort()]  # in the order of the file
@@ -245,7 +245,7 @@ def _choose(file: _File, part: _Part, hybrid: Hybrid, rows_RW: Tensor, state_RW:
 
 
 def _kinds(file: _File, part: _Part, rows_RW: Tensor, state_RW: Tensor | None) -> list[tuple[str, Tensor, str, int]]:
-    """What is to be filled: rows and their state, with the dtype of the file and the byte at which they begin there."""
+    """Return the tensors to fill, rows and state, each with its dtype and byte offset in the file."""
     kinds = [("rows", rows_RW, file.dtype, part.rows_at)]
     if state_RW is not None:
         kinds.append(("state", state_RW, file.state, part.state_at))

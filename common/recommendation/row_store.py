@@ -1,4 +1,4 @@
-"""The rows of tables, or of shards of them, that one rank holds, one behind the other."""
+"""Rows of tables or shards that one rank holds, concatenated in one tensor."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from common.recommendation.tables import Tables
 
 
 def require_memory(size: int, what: str, device: torch.device) -> None:
-    """Refuse ``size`` bytes of ``what`` that a GPU, or the host in the place of one, does not have.
+    """Check that a GPU, or the host in its place, has ``size`` free bytes.
+
+    Args:
+        what: purpose of the memory, for messages.
 
     Raises:
-        ConfigError: it names the bytes.
+        ConfigError: it has less; the message has the bytes.
     """
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by PyTorch, for whoever asks
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # memory cached by PyTorch
         free = torch.cuda.mem_get_info(device)[0] + kept
     else:
         free = meminfo().get("MemAvailable", size)
@@ -35,16 +38,12 @@ class RowStore:
     """Rows on a device, with their initial values.
 
     Args:
-        tables: of which there are rows.
-        shards: that the store holds, in the order in which they lie.
-        seed: of initial rows.
-        dtype: of rows.
-        device: of rows.
-        frequent: hybrid tables whose frequent rows lie behind the shards, in the order in which the plan has them.
+        shards: shards in the store, in their order.
+        seed: seed of the initial rows.
+        frequent: hybrid tables whose frequent rows come after the shards, in the order of the plan.
 
     Attributes:
-        shards, frequent: as given.
-        bases: for each shard, and then for each of ``frequent``, the row of the store at which it begins.
+        bases: for each shard, and then for each of ``frequent``, the index of its first row in the store.
         rows_RW: the rows.
 
     Raises:
@@ -73,6 +72,6 @@ class RowStore:
             initial_rows.fill_chosen(rows, hybrid.table, size, seed, torch.tensor(hybrid.frequent, device=device))
 
     def part(self, number: int, of: Tensor) -> Tensor:
-        """The shard ``number`` of ``of``, which has a row for each row of the store; after the shards frequent rows."""
+        """Return the part of ``of``, a tensor with the store's rows, for a shard or, after these, for frequent rows."""
         last = self.bases[number + 1] if number + 1 < len(self.bases) else len(of)
         return of[self.bases[number] : last]

@@ -1,9 +1,8 @@
-"""Which rows a rank asks others for: each different rare row of its samples has a slot, of a fixed number for a shard.
+"""Slots for rare rows: each different rare row of a rank's samples gets one, from a fixed number per shard.
 
-Ids of hybrid tables are frequent, rare, or outside of their table. The rare ones are sorted by the shard and the row
-that they are; equal ones have one slot, counted from the shard's first. Counts stay on the device, and shapes follow
-from the size of the batch alone. Where a shard has too few slots, rows share its last one, which makes the batch
-worthless: that is counted.
+Ids of hybrid tables are frequent, rare, or outside of their table. The rare ids are sorted by shard and row; equal
+ids share one slot, and the slots of a shard are consecutive. Counts stay on the device, and shapes depend only on the
+batch size. If a shard has too few slots, rows share its last one, which makes the batch invalid; this is counted.
 
 Legend: B samples of this rank, L ids of a sample, K of them of hybrid tables, M = B K, H hybrid tables, P shards of
 hybrid tables on all ranks, S slots for all of them, I rows of hybrid tables.
@@ -22,14 +21,14 @@ from common.recommendation.placement import Plan, Shard
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a batch size.
+    """Slots for a batch size.
 
     Attributes:
-        counts: of each rank, in the order of the ranks.
+        counts: slots of each rank.
         total: S.
-        capacity_P: int64, of each shard, and 1 behind them.
-        first_P: int64, slot with which each shard begins; S behind them.
-        bags: of the hybrid tables, over the slots of a sample's ids.
+        capacity_P: int64, slots of each shard, then 1.
+        first_P: int64, first slot of each shard, then S.
+        bags: bags of the hybrid tables, over the slots of a sample's ids.
     """
 
     counts: tuple[int, ...]
@@ -41,14 +40,14 @@ class Slots:
 
 @dataclass(frozen=True)
 class Found:
-    """What the ids of a batch are.
+    """Frequent rows and slots of a batch.
 
     Attributes:
-        local_BL: int32, the ids, but of hybrid tables which frequent row it is, -1 where it is none.
-        slot_BK: int32, slots of the ids of hybrid tables, -1 where an id has none.
+        local_BL: int32, the ids; for hybrid tables the index of the frequent row, -1 if the id is not frequent.
+        slot_BK: int32, slots of the ids of hybrid tables, -1 for an id without slot.
         keys: the ids of hybrid tables, sorted by slot.
-        wanted_S: int32, the row of its rank's store that each slot asks for, -1 for none.
-        beyond_H: int32, the shards of each hybrid table with more different rows than slots.
+        wanted_S: int32, row of its rank's store that each slot requests, -1 for an empty slot.
+        beyond_H: int32, for each hybrid table the number of shards with more different rows than slots.
     """
 
     local_BL: Tensor
@@ -59,11 +58,10 @@ class Found:
 
 
 class SlotFinder:
-    """Finds frequent rows and slots. Holds 4 bytes for every row of hybrid tables on the device.
+    """Finds frequent rows and slots. Needs 4 bytes on the device for every row of hybrid tables.
 
     Args:
-        plan: with hybrid tables.
-        device: of all tensors.
+        plan: a plan with hybrid tables.
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
@@ -80,7 +78,7 @@ class SlotFinder:
             bases.append(within[rank])
             within[rank] += shard.rows(tables)
             starts.append(starts[-1] + shard.rows(tables))
-        # Rare rows are numbered shard by shard; behind the last one is the number of an id that is none.
+        # Rows are numbered shard by shard. The next number is for ids that are not rare.
         self._none = starts[-1]
         kind = torch.int32 if self._none < 2**31 - 1 else torch.int64
         self._start_P = torch.tensor(starts, dtype=kind, device=device)
@@ -109,7 +107,7 @@ class SlotFinder:
         self._slots_of: dict[int, Slots] = {}
 
     def slots(self, batch: int) -> Slots:
-        """The slots of a batch size; made outside of captures: warm-up meets every batch size first."""
+        """Return the slots for a batch size. Warm-up creates them, because they cannot be made inside a capture."""
         if batch not in self._slots_of:
             plan, counts, first, capacity = self._plan, [0] * self._plan.ranks, [0], []
             for (rank, shard), number in zip(self._pieces, self._table_P, strict=True):
@@ -130,7 +128,7 @@ class SlotFinder:
         return self._slots_of[batch]
 
     def find(self, ids_BL: Tensor) -> Found:
-        """Frequent rows and slots of a batch's ids (int32). Capturable."""
+        """Return frequent rows and slots of a batch's ids (int32). Capturable."""
         slots = self.slots(len(ids_BL))
         key_BK = ids_BL.index_select(1, self._column_K)
         inside_BK = (key_BK >= 0) & (key_BK < self._rows_K)
@@ -145,7 +143,7 @@ class SlotFinder:
         piece_M = torch.searchsorted(self._start_P, number_M, right=True) - 1
         new_M = torch.ones_like(number_M, dtype=torch.bool)
         new_M[1:] = number_M[1:] != number_M[:-1]
-        different_M = torch.nn.functional.pad(new_M.cumsum(0), (1, 0))  # different numbers before each place
+        different_M = torch.nn.functional.pad(new_M.cumsum(0), (1, 0))  # different numbers before each index
         before_P = different_M[torch.searchsorted(number_M, self._start_P)]
         rank_M = different_M[1:] - 1 - before_P[piece_M]
         slot_M = slots.first_P[piece_M] + rank_M.minimum(slots.capacity_P[piece_M] - 1)
@@ -164,7 +162,7 @@ class SlotFinder:
         return Found(local_BL, slot_BK.where(slot_BK < slots.total, -1), keys, wanted_S[:-1], beyond_H)
 
     def _frequent(self) -> Tensor:
-        """int32 (I,): which frequent row of its table each row is, -1 for a rare one."""
+        """Return int32 (I,): index of each row among the frequent rows of its table, -1 for a rare row."""
         parts = []
         for hybrid in self._plan.hybrids:
             place_R = torch.full((self._plan.tables.tables[hybrid.table].rows,), -1, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""The embedding tables of a model: their sizes, and where the ids of each stand in a sample."""
+"""Sizes of the embedding tables of a model, and the columns of their ids in a sample."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Table:
     """One table.
 
     Attributes:
-        name: in plans, messages and checkpoints.
-        rows: categories; ids are 0 to ``rows`` - 1.
-        hotness: ids of a sample, whose rows are summed.
+        name: name in plans, messages and checkpoints.
+        rows: number of categories; ids are 0 to ``rows`` - 1.
+        hotness: ids per sample, whose rows are summed.
 
     Raises:
-        ValueError: no rows, more than int32 counts, or no ids.
+        ValueError: no rows, 2**31 or more rows, or no ids.
     """
 
     name: str
@@ -31,11 +31,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables of a model, in the order in which their ids stand in a sample.
+    """All tables of a model, in the order of their ids in a sample.
 
     Attributes:
-        tables: the tables.
-        width: elements of a row, of every table.
+        width: elements of a row, equal for all tables.
 
     Raises:
         ValueError: no tables, no width, or a name that occurs twice.
@@ -51,7 +50,7 @@ class Tables:
             raise ValueError("two tables have the same name")
 
     def capped(self, most: int) -> Tables:
-        """The same tables with at most ``most`` rows each."""
+        """Return the same tables with at most ``most`` rows each."""
         smaller = (replace(table, rows=min(table.rows, most)) for table in self.tables)
         return Tables(tuple(smaller), self.width)
 
@@ -60,12 +59,12 @@ class Tables:
 
     @property
     def rows(self) -> int:
-        """Rows of all tables."""
+        """Number of rows of all tables."""
         return sum(table.rows for table in self.tables)
 
     @property
     def lookups(self) -> int:
-        """Ids of a sample."""
+        """Number of ids per sample."""
         return sum(table.hotness for table in self.tables)
 
     @cached_property

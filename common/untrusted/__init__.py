@@ -1,1 +1,1 @@
-"""Reading what strangers wrote: within bounds, and never executed."""
+"""Reading of untrusted files: within bounds, and without executing anything in them."""

@@ -1,7 +1,8 @@
-"""Tar, gzip and zip archives that anybody may have made, read within bounds.
+"""Untrusted tar, gzip and zip archives, read within bounds.
 
-A gzip stream of one megabyte can inflate to a gigabyte; a tar's header can announce a name of eight gigabytes, which
-``tarfile`` reads into memory; members can come twice, lie below a file, or have names that no disk takes.
+A gzip stream of one megabyte can inflate to a gigabyte. The header of a tar can announce a name of eight gigabytes,
+which ``tarfile`` reads into memory. Members can occur twice, have a path below a file, or have names that no file
+system accepts.
 """
 
 from __future__ import annotations
@@ -21,22 +22,24 @@ from common.errors import DataError
 from common.untrusted.regular_file import open_regular
 
 HEADER_BYTES = 2**16
-"""Of the additional headers of a tar's member: its name and attributes. Paths have at most 4,096 bytes."""
+"""Largest additional header of a tar member (its name and attributes), in bytes. Paths have at most 4,096 bytes."""
 NAME_BYTES, PATH_BYTES = 255, 2048
-"""Of a part of a member's name, which Linux limits so, and of the whole name."""
+"""Largest part of a member's name, which is the limit of Linux, and largest whole name, in bytes."""
 DIRECTORY_BYTES = 20 * 2**20
-"""Of a zip's directory, of which each 46 bytes become an object of 550. That of COCO's 118,288 training pictures has 13
-MB, that of a checkpoint of 10,000 tensors 1 MB."""
+"""Largest directory of a zip in bytes. Each 46 bytes of it become an object of 550 bytes.
+
+The directory of COCO's 118,288 training pictures has 13 MB, that of a checkpoint of 10,000 tensors 1 MB.
+"""
 _COPIED_AT_ONCE = 2**20
 
 DAMAGED = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, zipfile.BadZipFile, struct.error)
-"""What reading a damaged archive raises, besides OSError of the disk."""
+"""Exceptions from reading a damaged archive, in addition to OSError of the disk."""
 BAD_ZIP = (*DAMAGED, ValueError, OverflowError, NotImplementedError, RuntimeError)
-"""What reading a damaged zip raises, a name or an encryption that ``zipfile`` does not know among it."""
+"""Exceptions from reading a damaged zip, or one with names or encryption that ``zipfile`` does not support."""
 
 
 class _BoundedMember(tarfile.TarInfo):
-    """A member whose additional headers are bounded: ``tarfile`` reads them whole."""
+    """A member whose additional headers are limited, because ``tarfile`` reads them completely."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _BoundedMember:
@@ -51,19 +54,20 @@ class _BoundedMember(tarfile.TarInfo):
 
 
 class _Excessive(Exception):
-    """An archive exceeds a bound; ``tarfile`` takes its own errors behind the first member for the archive's end."""
+    """An archive exceeds a bound. ``tarfile`` would take its own errors after the first member as the end."""
 
 
 def tar_members(
     file: IO[bytes], damage: str, mode: str = "r|", *, most: int | None = None
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield the open archive and each of its members in turn, without keeping those that have been read.
+    """Yield the open archive and each of its members in turn; members that were read are not kept.
 
     Args:
-        file: open at the archive's beginning.
-        damage: the beginning of the message of a damaged archive, such as "a.tar is damaged".
-        mode: of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files whose members are read in place.
-        most: bytes that the archive may have inflated; None for an archive that is not compressed.
+        file: open at the beginning of the archive.
+        damage: start of the message about a damaged archive, such as "a.tar is damaged".
+        mode: mode of ``tarfile.open``: ``r|`` and ``r|gz`` for streams, ``r:`` for files whose members are read in
+            place.
+        most: largest inflated size in bytes; None for an archive that is not compressed.
 
     Raises:
         DataError: the archive is damaged or exceeds a bound.
@@ -76,19 +80,19 @@ def tar_members(
             yield tar, member
         if mode == "r:":
             file.seek(tar.offset)
-            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile ends at any damage
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:  # tarfile treats any damage as the end
                 raise tarfile.ReadError(f"no end mark at byte {tar.offset}")
 
 
 @contextlib.contextmanager
 def named_damage(damage: str) -> Iterator[None]:
-    """Raise a DataError, whose message begins with ``damage``, for each error of a damaged archive within the block."""
+    """Convert errors of a damaged archive within the block to a DataError whose message begins with ``damage``."""
     try:
         yield
     except (_Excessive, *DAMAGED) as error:
         raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
     except OSError as error:
-        if error.errno is not None:  # of the disk, and not of gzip
+        if error.errno is not None:  # an error of the disk, not of gzip
             raise
         raise DataError(f"{damage}: {error}; delete it and fetch it again") from error
 
@@ -104,16 +108,15 @@ def unpack(
     """Write files of a tar below a folder and return their number.
 
     Args:
-        archive: the file.
         folder: an existing folder.
-        place_of: path of a member below the folder, with ``/`` between its parts; None for one that stays packed.
-        most: bytes that the archive may have inflated.
+        place_of: maps a member to its path below the folder, with ``/`` between its parts; None skips the member.
+        most: largest inflated size in bytes.
         mode: see :func:`tar_members`.
 
     Raises:
-        DataError: the archive is damaged, or a member that is wanted is no file, comes twice, lies below a file or
-            outside of the folder, or has a name that the file system does not take.
-        OSError: of the disk.
+        DataError: the archive is damaged, or a selected member is not a file, occurs twice, has a path below a file
+            or outside of the folder, or has a name that the file system does not accept.
+        OSError: an error of the disk.
     """
     written: set[str] = set()
     folders: set[str] = set()
@@ -131,7 +134,7 @@ def unpack(
             written.add(name)
             folders |= above
             content = tar.extractfile(member)
-            assert content is not None  # of a file
+            assert content is not None  # because the member is a file
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with content, open(path, "xb") as out:
@@ -159,14 +162,14 @@ def read_gzip(path: Path, most: int) -> bytes:
 
 
 def open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
-    """Open a zip whose directory is bounded; its members are not read.
+    """Open a zip after a check of its directory's size; its members are not read.
 
     Args:
-        path: for messages.
+        path: path for messages.
         file: open for reading bytes; it must stay open as long as the archive.
 
     Raises:
-        DataError: it is no zip, is damaged, or has too many members.
+        DataError: it is not a zip, is damaged, or has too many members.
     """
     try:
         return bounded_zip(file)
@@ -175,13 +178,13 @@ def open_zip(path: Path, file: BinaryIO) -> zipfile.ZipFile:
 
 
 def bounded_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Open a zip as :func:`open_zip` does, and raise what ``zipfile`` raises."""
+    """Open a zip as :func:`open_zip` does, but raise the exceptions of ``zipfile``."""
     _check_directory(file)
     return zipfile.ZipFile(file)
 
 
 def _check_directory(file: BinaryIO) -> None:
-    """Refuse a directory of too many members before ``zipfile`` makes an object of each."""
+    """Refuse a directory of too many members before ``zipfile`` creates an object for each."""
     size = file.seek(0, 2)
     file.seek(max(0, size - 2**16 - 200))
     tail = file.read()

@@ -1,8 +1,8 @@
-"""numpy's files of arrays that anybody may have written: headers within bounds, and sizes compared with the file's.
+"""Untrusted ``.npy`` and ``.npz`` files: headers within bounds, and sizes checked against the file's size.
 
-numpy itself reads a file that begins as a zip as an archive, whatever its name, and evaluates a header as Python, which
-thousands of brackets overflow and which CPython 3.11 gets wrong now and then in several threads (gh-106905). Here a
-header is matched against a pattern, and nothing is allocated for values that the file does not have.
+NumPy reads a file that begins like a zip as an archive, whatever its name. It also evaluates a header as Python:
+thousands of brackets overflow it, and in several threads CPython 3.11 sometimes returns wrong results (gh-106905).
+This module matches headers against a pattern, and allocates no memory for values that the file does not have.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from common.untrusted.archives import BAD_ZIP, bounded_zip
 from common.untrusted.regular_file import open_file
 
 MAGIC: bytes = np.lib.format.MAGIC_PREFIX
-"""What every file of an array begins with."""
+"""First bytes of every ``.npy`` file."""
 HEADER_BYTES = 10_000
-"""Of a header; numpy's own limit. One of 64 dimensions has 1,400."""
+"""Largest header in bytes, which is also NumPy's limit. A header of 64 dimensions has 1,400."""
 _DTYPE = r"""['"]descr['"]\s*:\s*['"](?P<dtype>[<>|=]?(?:[biufcSUV]\d{1,9}|[?O]))['"]"""
 _ORDER = r"""['"]fortran_order['"]\s*:\s*(?P<order>True|False)"""
 _SHAPE = r"""['"]shape['"]\s*:\s*\((?P<shape>(?:\d{1,18}L?(?:,\s*\d{1,18}L?){0,63},?)?)\s*\)"""
@@ -33,10 +33,9 @@ _HEADER = re.compile(rf"\{{(?:\s*(?:{_DTYPE}|{_ORDER}|{_SHAPE})\s*,?){{3}}\s*\}}
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its array.
+    """Header of an array file.
 
     Attributes:
-        dtype, shape: of the array.
         fortran_order: whether the first dimension is contiguous.
         offset: bytes before the values.
     """
@@ -48,15 +47,16 @@ class Header:
 
     @property
     def bytes(self) -> int:
-        """Of header and values; of objects the pointers, which no file has."""
+        """Size of header and values in bytes; for objects the size of the pointers, which no file contains."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
 def parse_header(file: IO[bytes]) -> Header:
-    """Read the header from the current position of ``file``, which is at the first value afterwards.
+    """Read the header from the current position of ``file``, and leave the position at the first value.
 
     Raises:
-        ValueError: it is cut off, none of numpy's, of a format for names beyond Latin-1, or of a dtype with fields.
+        ValueError: the header is truncated, not NumPy's, of a format for names beyond Latin-1, or of a dtype with
+            fields.
     """
     start = file.tell()
     begin = file.read(len(MAGIC) + 2)
@@ -83,20 +83,20 @@ def parse_header(file: IO[bytes]) -> Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a file.
+    """Return the header of a file.
 
     Raises:
-        OSError, ValueError: the file is missing, no regular file, cut off, or not as :func:`parse_header` expects.
+        OSError, ValueError: the file is missing, not a regular file, truncated, or fails :func:`parse_header`.
     """
     with open_file(path) as file:
         return parse_header(file)
 
 
 def mapped(path: Path) -> NDArray[Any]:
-    """Return the array of a file, mapped: its values are read from the disk when they are used.
+    """Return the memory-mapped array of a file, whose values are read from the disk when they are used.
 
     Raises:
-        OSError, ValueError: as :func:`read_header`; or the values are cut off, or are objects.
+        OSError, ValueError: see :func:`read_header`; or the values are truncated, or are objects.
     """
     with open_file(path) as file:
         header = parse_header(file)
@@ -115,9 +115,8 @@ def read_npz(path: Path, names: Sequence[str], most: int) -> list[NDArray[Any]]:
     """Return arrays of an ``.npz``.
 
     Args:
-        path: the file.
-        names: of the arrays.
-        most: bytes that each may have.
+        names: names of the arrays.
+        most: largest size of each array in bytes.
 
     Raises:
         OSError, ValueError: the file is missing or damaged, or an array is missing, too large or of objects.

@@ -1,8 +1,8 @@
-"""MLCommons' checkers in processes of their own: nothing of the caller's environment, limits of time and memory.
+"""MLCommons' checkers in separate confined processes, with limits on environment, time and memory.
 
-What they read was written by strangers, and they were not written with that in mind. Such a process starts in an empty
-folder that goes with it, knows no variable of the caller's, and can open only the installed packages and the files that
-it is given (:mod:`common.untrusted.confinement`).
+The checkers read untrusted files, but were not written for that. Such a process starts in a temporary empty folder,
+without the caller's environment variables, and can open only the installed packages and the files that it is given
+(:mod:`common.untrusted.confinement`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from common.errors import SuiteError
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Where the suite itself is imported from."""
+"""Folder from which the suite is imported."""
 MEGABYTES = 256
-"""Data that a confined process may have: Python with NumPy and SciPy has 130."""
+"""Memory limit of a confined process for data; Python with NumPy and SciPy needs 130."""
 OUTPUT_BYTES = 4_000_000
-"""How much of what a confined process prints is kept."""
+"""Largest part of a confined process's output that is kept."""
 
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # each thread takes memory
@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "LC_ALL": "C.UTF-8",
 }
-"""What a confined process has for variables, beside those that its interpreter may need to be loaded."""
+"""Environment variables of a confined process, in addition to those that its interpreter may need for loading."""
 _LOADER = ("LD_LIBRARY_PATH",)
 
 _BOOT = (
@@ -43,12 +43,12 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a confined process.
+    """Result of a confined process.
 
     Attributes:
         code: exit status; negative for the signal that ended it.
-        text: what it printed on standard error, at most :data:`OUTPUT_BYTES` of it.
-        stopped: why it was stopped before its end, in words; empty if it was not.
+        text: its standard error, at most :data:`OUTPUT_BYTES`.
+        stopped: reason why it was stopped early, as text; empty if it was not.
     """
 
     code: int
@@ -57,12 +57,12 @@ class Ended:
 
 
 def environment() -> dict[str, str]:
-    """All variables of a confined process."""
+    """Return all environment variables of a confined process."""
     return ENVIRONMENT | {name: os.environ[name] for name in _LOADER if name in os.environ}
 
 
 def import_path() -> list[str]:
-    """Where a process that reads what strangers wrote may import from: not from the folder that it happens to be in."""
+    """Return the import path for a process that reads untrusted files: without the current folder, except ROOT."""
     try:
         here = os.getcwd()
     except OSError:
@@ -74,7 +74,7 @@ def import_path() -> list[str]:
 def command(
     module: str, arguments: Sequence[str], *, folder: str | Path, readable: Sequence[Path], cpu_seconds: int
 ) -> list[str]:
-    """The command that starts ``module`` confined; ``folder`` is the one that it may write to."""
+    """Return the command that runs ``module`` confined; it may write only to ``folder``."""
     limits = {
         "megabytes": MEGABYTES,
         "seconds": cpu_seconds,
@@ -91,11 +91,11 @@ def run_confined(
     """Run ``mlperf_logging.<module>`` as a program.
 
     Args:
-        module: such as ``package_checker``.
-        arguments: of its command line. Values that strangers wrote have no place here, but for paths that were matched.
+        module: module name, such as ``package_checker``.
+        arguments: command-line arguments. They must not contain untrusted values, except validated paths.
         readable: files and folders that it may read.
-        seconds: after which it is stopped.
-        folder: that it works in and may write to; None for an empty one that goes with it.
+        seconds: time limit.
+        folder: working folder, which it may write to; None for a temporary empty folder.
 
     Raises:
         SuiteError: it cannot be started.

@@ -1,7 +1,7 @@
-"""What a process that reads a stranger's files may do: little memory, little time, no other program, no file of others.
+"""Limits for a process that reads untrusted files: memory, time, other programs, and files.
 
-Runs in the process itself, before it imports anything that touches those files; :mod:`common.untrusted.confined` starts
-such processes.
+This runs in the process itself, before it imports anything that reads those files. :mod:`common.untrusted.confined`
+starts such processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 MEBIBYTE = 2**20
 FILE_MEGABYTES = 64
-"""The largest file that it may write."""
+"""Largest file that the process may write."""
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | os.O_DIRECTORY | os.O_NOFOLLOW
 FORBIDDEN = (
     "subprocess.Popen",
@@ -36,7 +36,7 @@ FORBIDDEN = (
     "ftplib.",
     "urllib.",
 )
-"""Audit events, or what they begin with, that end in an error: nothing of MLCommons' checkers needs them."""
+"""Audit events, or their prefixes, that raise an error. MLCommons' checkers need none of them."""
 _WRITING = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
     "shutil.rmtree",
@@ -44,13 +44,14 @@ _WRITING = (
 
 
 def confine(megabytes: int, seconds: int, readable: Sequence[str], writable: str) -> None:
-    """Limit this process from here on, for good.
+    """Limit this process permanently.
 
     Args:
-        megabytes: of data (heap and anonymous mappings) that it may have; more is a ``MemoryError``.
-        seconds: of processor time; then the kernel ends it.
-        readable: files, and folders with all that is below them, that may be opened beside the installed packages.
-        writable: the one folder below which files may be written.
+        megabytes: limit for data (heap and anonymous mappings); more raises ``MemoryError``.
+        seconds: limit for processor time, after which the kernel ends the process.
+        readable: files, and folders with everything below them, that may be opened in addition to the installed
+            packages.
+        writable: the only folder below which files may be written.
     """
     for limit, value in (
         (resource.RLIMIT_DATA, megabytes * MEBIBYTE),
@@ -100,11 +101,11 @@ def _hook(readable: Sequence[str], writable: str) -> Callable[[str, tuple[Any, .
 
 
 def _paths(event: str) -> int:
-    """How many of an event's arguments are paths."""
+    """Return how many of an event's arguments are paths."""
     return 2 if event in ("os.rename", "os.link", "os.symlink") else 1
 
 
 def run_module(module: str, arguments: Sequence[str]) -> None:
-    """Run a module as a program, with ``arguments``; exits as it does."""
+    """Run a module as a program with ``arguments``; exit as it does."""
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

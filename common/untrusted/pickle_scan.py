@@ -1,9 +1,9 @@
-"""Bounds for a pickle before anything unpickles it: its opcodes are read and nothing is made or called.
+"""Check of a pickle against bounds before it is unpickled: the scan reads opcodes, and creates and calls nothing.
 
-A few bytes of a pickle can ask for any amount of memory or time: a memo index of two billion makes the unpickler
-allocate its memo table up to there, a declared length is allocated before the bytes are read, one memoised list can be
-copied by thousands of calls, and hashing a tuple that is nested 100,000 deep overflows the C stack. The scan follows
-the unpickler's stack with small records in the places of the values, and adds up an estimate of the memory.
+A few bytes of a pickle can request any amount of memory or time. A memo index of two billion makes the unpickler
+allocate a memo table of this size; a declared length is allocated before the bytes are read; thousands of calls can
+copy one memoised list; and hashing a tuple nested 100,000 deep overflows the C stack. The scan simulates the
+unpickler's stack with small records in place of values, and adds up an estimate of the memory.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from typing import Any
 from common.errors import printable
 
 MEMORY = 128 * 2**20
-"""Bytes that the values of a pickle may take beside the texts and bytes that stand in it. A state of 10,000 tensors
-takes 41 MiB, and the largest published models have about 3,000."""
+"""Limit in bytes for the values of a pickle, without the texts and bytes that it contains.
+
+A state of 10,000 tensors needs 41 MiB, and the largest published models have about 3,000.
+"""
 TUPLE_ITEMS = 4096
-"""Items of a tuple, with those of the tuples in it. The state of Python's random generator has 628."""
+"""Largest number of items of a tuple, including nested tuples. Python's random state has 628."""
 
 Record = Any
-"""What stands for a value: 0 for a number, a float for the length of a text or of bytes, a str for a name that is
-imported, a list with one number for the size of a list, dict or set, a tuple of (weight, records of the items...) for a
-tuple, and None for what a call returns."""
+"""Placeholder for a value on the stack:
+
+- 0 for a number
+- a float, the length of a text or of bytes
+- a str, an imported name
+- a list with one number, the size of a list, dict or set
+- a tuple of (weight, records of the items...) for a tuple
+- None for the result of a call
+"""
 
 _SCALAR, _TEXT, _CONTAINER, _SET, _MEMO, _CALL, _NAME = 40, 64, 80, 224, 80, 600, 200
-"""Bytes of memory that each kind of value takes at most, with its place on the stack (CPython 3.11, PyTorch 2.15)."""
+"""Largest memory in bytes of each kind of value, including its stack entry (CPython 3.11, PyTorch 2.15)."""
 _BYTE, _IN_LIST, _ENTRY = 8, 10, 100
-"""Of an integer below 256, of which there is one each, and of an entry of a list, and of a dict or set."""
+"""Memory in bytes of an integer below 256, which CPython shares, of a list entry, and of a dict or set entry."""
 
 _LENGTH = {pickletools.TAKEN_FROM_ARGUMENT1: 1, pickletools.TAKEN_FROM_ARGUMENT4: 4}
 _LENGTH |= {pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8}
@@ -39,9 +47,9 @@ _RUNS = {
     ord("M"): (re.compile(rb"(?:M..)++", re.DOTALL), 3, _SCALAR),
     ord("J"): (re.compile(rb"(?:J....)++", re.DOTALL), 5, _SCALAR),
 }
-"""Integers in a row, as token ids are, are matched at once: pattern, bytes of one in the pickle, memory of one."""
+"""Consecutive integers, such as token ids, are matched at once: pattern, bytes of one in the pickle, memory of one."""
 _FILLING = {"APPEND": 1, "SETITEM": 2, "APPENDS": 0, "SETITEMS": 0, "ADDITEMS": 0}
-"""Opcodes that fill a container, with the number of values that they take; 0 for all behind the mark."""
+"""Opcodes that fill a container, with the number of values that they take; 0 for all values above the mark."""
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SHAPES = {
     opcode.name: (
@@ -51,11 +59,11 @@ _SHAPES = {
     )
     for opcode in pickletools.opcodes
 }
-"""Values that an opcode takes from the stack, values that it pushes, and whether these are texts or bytes."""
+"""For each opcode: values taken from the stack, values pushed, and whether these are texts or bytes."""
 
 
 class Excessive(ValueError):
-    """The pickle is damaged or asks for too much. The message is to be put behind the name of the file."""
+    """The pickle is damaged or exceeds a bound. Callers put the name of the file before the message."""
 
 
 def scan(
@@ -66,17 +74,17 @@ def scan(
     named: Callable[[str], None] = lambda name: None,
     called: Callable[[str, tuple[Record, ...]], None] = lambda name, arguments: None,
 ) -> int:
-    """Read one pickle's opcodes and return the offset behind its end.
+    """Read the opcodes of one pickle and return the offset behind its end.
 
     Args:
-        content: what has the pickle.
+        content: buffer that contains the pickle.
         start: offset of the pickle.
-        memory: bytes that its values may take, texts and bytes not counted unless a call may copy them.
-        named: is given every name that a ``GLOBAL`` opcode imports, as ``module.name``; refuses by raising.
-        called: is given the name and the records of the arguments of every call of an imported name.
+        memory: limit in bytes for its values. Texts and bytes do not count unless a call may copy them.
+        named: called with every name that a ``GLOBAL`` opcode imports, as ``module.name``; raises to refuse it.
+        called: called with the name and the records of the arguments of every call of an imported name.
 
     Raises:
-        Excessive: the pickle is cut off or damaged, or exceeds a bound.
+        Excessive: the pickle is truncated or damaged, or exceeds a bound.
     """
     return _Scan(content, memory, named, called).run(start)
 
@@ -121,7 +129,7 @@ class _Scan:
         raise Excessive("the pickle is cut off: it has no end")
 
     def _argument(self, name: str, kind: int, position: int) -> tuple[bytes | int, int]:
-        """The argument's bytes, or of long ones their number; and the offset behind it."""
+        """Return the argument's bytes, or for long ones their number, and the offset behind it."""
         if kind == pickletools.UP_TO_NEWLINE:
             first = position
             for _ in range(2 if name in ("GLOBAL", "INST") else 1):
@@ -144,7 +152,7 @@ class _Scan:
         return size if kind < 0 else self._content[position : position + size], position + size
 
     def _plain(self, name: str, argument: bytes | int) -> None:
-        """An opcode that pushes a number or a text, or pushes nothing; ``_SHAPES`` says what it takes and makes."""
+        """Handle an opcode that pushes a number, a text or nothing, as described by ``_SHAPES``."""
         taken, made, text = _SHAPES[name]
         if taken:
             self._pop(taken)
@@ -159,7 +167,7 @@ class _Scan:
 
     def _put(self, name: str, argument: bytes | int) -> None:
         index = len(self._memo) if name == "MEMOIZE" else self._index(name, argument)
-        # Python's pickler counts its indices up; the C unpickler allocates a table up to the largest.
+        # Python's pickler uses consecutive indices; the C unpickler allocates a table up to the largest.
         if index > 2 * len(self._memo) + 1000:
             raise Excessive(f"the pickle has the memo index {index:,} where {len(self._memo):,} values are memoised")
         self._spend(_MEMO)
@@ -229,7 +237,7 @@ class _Scan:
         return int(argument[:20])
 
     def _copied(self, record: Record) -> int:
-        """Bytes of memory of a copy of an argument: what a call may make of it."""
+        """Return the memory in bytes of a copy of an argument, which a call may make."""
         if type(record) is tuple:
             return sum(map(self._copied, record[1:])) + _SCALAR * int(record[0])
         if type(record) is list:
@@ -237,7 +245,7 @@ class _Scan:
         return int(record) if type(record) is float else 0
 
     def _push(self, record: Record) -> None:
-        """Push what is there already; a heavy tuple costs its hash each time."""
+        """Push an existing value; a tuple also costs its hash each time."""
         self._spend(_SCALAR + (8 * record[0] if type(record) is tuple else 0))
         self._stack.append(record)
 
@@ -292,9 +300,9 @@ _ACTIONS = {
     )
     for opcode in pickletools.opcodes
 }
-"""Opcode to its name, the kind of its argument (:mod:`pickletools`) and what the scan does."""
+"""Opcode to its name, the kind of its argument (:mod:`pickletools`) and the method of the scan."""
 
 
 def shown(value: object) -> str:
-    """A value out of a pickle for a message: only texts and numbers, cut to a line."""
+    """Return a value of a pickle for a message: a text shortened to one line, or only the type of other values."""
     return printable(repr(value[:80])) if isinstance(value, str) else f"a {type(value).__name__}"

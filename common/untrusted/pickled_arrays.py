@@ -1,9 +1,10 @@
-"""Pickles of numpy arrays, read without running what they say.
+"""Pickles of NumPy arrays, read without running the code that they name.
 
-Unpickling calls whatever functions a pickle names. Here names are looked up in a table of a few of numpy's, and even
-these are not numpy's own but stand-ins that take the state of a pickled array apart, check it and make the array of its
-bytes. Beside them a pickle can make only what the format has opcodes for: numbers, texts, bytes, lists, tuples, dicts
-and sets. Protocols 2 to 5 are read, from numpy before and after 2.0, and what Python 2 wrote, whose bytes are texts.
+Unpickling calls whatever functions a pickle names. This module looks names up in a table of a few NumPy names, and
+replaces them by its own functions, which take the state of a pickled array, check it and create the array from its
+bytes. Apart from arrays, a pickle can create only values that have opcodes: numbers, texts, bytes, lists, tuples,
+dicts and sets. Protocols 2 to 5 are supported, from NumPy before and after 2.0, and from Python 2, whose bytes are
+texts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from common.untrusted.pickle_scan import MEMORY, scan, shown
 
 @dataclass(frozen=True)
 class Admitted:
-    """Dtypes that arrays may have.
+    """Allowed dtypes of arrays.
 
     Attributes:
-        words: what they are, for messages.
-        dtypes: as a pickle names them; :data:`OBJECTS` is that of arrays of objects.
+        words: description of the dtypes, for messages.
+        dtypes: names of the dtypes in a pickle; :data:`OBJECTS` allows arrays of objects.
     """
 
     words: str
@@ -36,14 +37,14 @@ class Admitted:
 
 OBJECTS = "O8"
 INTEGERS = ("b1", *(f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)))
-"""Truth values too."""
+"""Dtypes of integers and booleans."""
 NUMBERS = Admitted("numbers", (*INTEGERS, "f2", "f4", "f8"))
 
 _ARRAY, _DTYPE, _RECONSTRUCT, _FROM_BUFFER, _ENCODE = "ndarray", "dtype", "_reconstruct", "_frombuffer", "encode"
 _ADMITTED = {("numpy", _ARRAY): _ARRAY, ("numpy", _DTYPE): _DTYPE, ("_codecs", _ENCODE): _ENCODE}
 _ADMITTED |= {(f"numpy.{core}.multiarray", _RECONSTRUCT): _RECONSTRUCT for core in ("core", "_core")}
 _ADMITTED |= {(f"numpy.{core}.numeric", _FROM_BUFFER): _FROM_BUFFER for core in ("core", "_core")}
-_EMPTY = "bytes"  # no bytes are a call in protocol 2
+_EMPTY = "bytes"  # protocol 2 writes empty bytes as a call
 _ADMITTED |= {("__builtin__", _EMPTY): _EMPTY}
 
 DAMAGE = (
@@ -57,32 +58,31 @@ DAMAGE = (
     OverflowError,
     RecursionError,
 )
-"""What unpickling damaged bytes may raise."""
+"""Exceptions from unpickling damaged bytes."""
 
 
 class Refused(Exception):
-    """The pickle asks for more than data. The message says for what, to be put behind the name of the file."""
+    """The pickle requests more than data. Callers put the name of the file before the message, which has the reason."""
 
 
 def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of a pickled dict, such as a sample of encoded pictures and captions, or the weights of a network.
+    """Return the arrays of a pickled dict, such as encoded pictures and captions, or the weights of a network.
 
     Args:
-        content: the pickle, whole.
-        name: of the file or member, for messages.
-        inside: key of a dict within the dict. Where there is one its arrays are meant, and what stands beside it is not
-            looked at.
+        content: the whole pickle.
+        name: name of the file or member, for messages.
+        inside: key of a dict within the dict. If it exists, its arrays are returned, and other entries are ignored.
 
     Returns:
-        Arrays of truth values, integers or floats by their names. They are views of read-only bytes.
+        Arrays of booleans, integers or floats by name. They are views of read-only bytes.
 
     Raises:
-        DataError: the pickle is cut off or damaged, is no dict of arrays by name, or asks for anything but arrays.
-            Nothing of what it asks for has then been done.
+        DataError: the pickle is truncated or damaged, is not a dict of arrays by name, or requests anything but
+            arrays; nothing that it requests is executed.
     """
     file = io.BytesIO(content)
     try:
-        # Protocol 2 has bytes as texts that a call makes bytes of: a copy of the content is no excess.
+        # Protocol 2 writes bytes as texts, which a call converts. So allow memory for a copy of the content.
         scan(content, memory=MEMORY + 2 * len(content))
         found = ArrayUnpickler(file, NUMBERS).load()
     except Refused as error:
@@ -104,10 +104,10 @@ def load_arrays(content: bytes, name: str = "a pickle", inside: str | None = Non
 
 
 class PickledArray:
-    """A pickled array, empty until its state comes.
+    """A pickled array, empty until its state is set.
 
     Attributes:
-        values: the array; of an array of objects, the list of them.
+        values: the array; for an array of objects, a list of them.
     """
 
     __slots__ = ("_admitted", "values")
@@ -121,11 +121,11 @@ class PickledArray:
         self.fill(shape, dtype, "F" if fortran else "C", content)
 
     def fill(self, shape: Any, dtype: Any, order: str, content: Any) -> None:
-        """Make the array of its bytes.
+        """Create the array from its bytes.
 
         Raises:
-            Refused: its dtype is not among those admitted.
-            ValueError: shape and bytes do not fit.
+            Refused: its dtype is not allowed.
+            ValueError: shape and bytes do not match.
         """
         if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or order not in ("C", "F"):
             raise ValueError("the state of an array is garbled")
@@ -148,16 +148,16 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickles arrays as :class:`PickledArray`, and refuses every other name.
 
     Args:
-        file: where the pickle begins.
-        admitted: dtypes of its arrays.
+        file: open at the start of the pickle.
+        admitted: allowed dtypes.
     """
 
     def __init__(self, file: BinaryIO, admitted: Admitted) -> None:
-        super().__init__(file, encoding="latin1")  # in which numpy finds the bytes of Python 2 again
+        super().__init__(file, encoding="latin1")  # NumPy restores bytes of Python 2 from it
         self._admitted = admitted
 
     def find_class(self, module: str, name: str) -> Any:
-        """Stand in for one of numpy's names."""
+        """Return the replacement for one of NumPy's names."""
         kind = _ADMITTED.get((module, name))
         if kind == _ARRAY:
             return _ArrayName()
@@ -168,7 +168,7 @@ class ArrayUnpickler(pickle.Unpickler):
         if kind == _FROM_BUFFER:
             return self._from_buffer
         if kind == _ENCODE:
-            return lambda text, encoding: _encode(text, encoding)  # one that a pickle may spoil
+            return lambda text, encoding: _encode(text, encoding)  # a new function, because a pickle can modify it
         if kind == _EMPTY:
             return lambda: b""
         raise Refused(f"its pickle asks for {module}.{name}, which a file of arrays has no use for")
@@ -187,7 +187,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 class _Dtype:
-    """A pickled dtype: ``dtype(text, align, copy)``, and then its state, of which the byte order matters."""
+    """A pickled dtype: ``dtype(text, align, copy)``, and then its state, of which only the byte order matters."""
 
     __slots__ = ("name", "order")
 
@@ -200,20 +200,20 @@ class _Dtype:
         self.order = state[1]
 
     def numpy(self, admitted: Admitted) -> np.dtype[Any] | None:
-        """numpy's own; None for objects."""
+        """Return NumPy's dtype; None for objects."""
         if not isinstance(self.name, str) or self.name not in admitted.dtypes:
             raise Refused(f"its pickle has an array of dtype {shown(self.name)}, where {admitted.words} are expected")
         return None if self.name == OBJECTS else np.dtype(f"{self.order}{self.name}")
 
 
 class _ArrayName:
-    """What stands for the class ``numpy.ndarray``: it can be named, and nothing else."""
+    """Placeholder for the class ``numpy.ndarray``, which a pickle can name but not use otherwise."""
 
     __slots__ = ()
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    """Bytes as protocol 2 writes them."""
+    """Return bytes that protocol 2 wrote as text."""
     if not isinstance(text, str) or encoding != "latin1":
         raise ValueError(f"bytes in the encoding {shown(encoding)}")
     return text.encode("latin1")

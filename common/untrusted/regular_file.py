@@ -1,7 +1,7 @@
-"""Opening and reading files that anybody may have written.
+"""Opening and reading of untrusted files within bounds.
 
-A path can name a pipe, on which reading waits for ever, or a device without an end; a file can be larger than the
-memory, and so can one line of it. Every function here takes a bound and raises an error that names the file.
+A path can name a pipe, on which reading blocks forever, or an endless device. A file, and even one line of it, can be
+larger than the memory. Every function here that reads takes a bound and raises an error that names the file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from typing import IO, BinaryIO
 from common.errors import DataError, SuiteError
 
 TEXT_BYTES = 64 * 2**20
-"""Default bound of a file that is read as a whole. The longest that a benchmark publishes, the merges of GPT-2's
-tokenizer and the lists of case names, have less than 2 MB."""
+"""Default limit in bytes for a file that is read completely.
+
+The longest that a benchmark publishes, the merges of GPT-2's tokenizer and the lists of case names, have under 2 MB.
+"""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -34,11 +36,10 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading, as bytes.
 
     Args:
-        path: the file.
-        follow: whether it may be a symbolic link to one.
+        follow: whether the path may be a symbolic link.
 
     Raises:
-        DataError: it is none, or cannot be read.
+        DataError: it is not a regular file, or cannot be read.
     """
     try:
         return open_file(path, follow)
@@ -49,10 +50,10 @@ def open_regular(path: Path, follow: bool = True) -> BinaryIO:
 
 
 def open_file(path: Path, follow: bool = True) -> BinaryIO:
-    """Open a regular file as :func:`open_regular` does, for callers that say themselves what is wrong.
+    """Open a regular file as :func:`open_regular` does, for callers that write the error message themselves.
 
     Raises:
-        OSError: it is none, or cannot be read.
+        OSError: it is not a regular file, or cannot be read.
         ValueError: there is a null byte in the name.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
@@ -76,14 +77,13 @@ def read_bytes(
     """Return the content of a regular file.
 
     Args:
-        path: the file.
-        most: bytes that it may have.
-        follow: whether it may be a symbolic link.
+        most: largest size in bytes.
+        follow: whether the path may be a symbolic link.
         error: class of the error to raise.
         remedy: what the user can do, for the message, such as "fetch it again".
 
     Raises:
-        SuiteError: of the class ``error``: the file is missing, larger, no regular file, or cannot be read.
+        SuiteError: of the class ``error``: the file is missing, too large, not a regular file, or cannot be read.
     """
     behind = f"; {remedy}" if remedy else ""
     try:
@@ -102,12 +102,12 @@ def read_bytes(
 def read_text(
     path: Path, most: int = TEXT_BYTES, *, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
 ) -> str:
-    """Return the content of a regular file of UTF-8; arguments and errors as :func:`read_bytes` has them."""
+    """Return the content of a regular UTF-8 file; for arguments and errors see :func:`read_bytes`."""
     return decoded(path, read_bytes(path, most, follow=follow, error=error, remedy=remedy), error=error, remedy=remedy)
 
 
 def decoded(path: Path, content: bytes, *, error: type[SuiteError] = DataError, remedy: str = "") -> str:
-    """Return the text that ``content`` of a file is; arguments and errors as :func:`read_bytes` has them."""
+    """Return the ``content`` of a file as text; for arguments and errors see :func:`read_bytes`."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as problem:
@@ -116,7 +116,7 @@ def decoded(path: Path, content: bytes, *, error: type[SuiteError] = DataError, 
 
 
 def line_not_utf8(file: IO[bytes]) -> int | None:
-    """Return the number, from 1, of the first line of an open file that is not UTF-8; None where all lines are."""
+    """Return the number, from 1, of the first line of an open file that is not UTF-8; None if all are."""
     decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
     while chunk := file.read(2**20):
         try:
@@ -128,13 +128,13 @@ def line_not_utf8(file: IO[bytes]) -> int | None:
 
 
 def lines(path: Path, file: IO[bytes] | io.BufferedIOBase, longest: int, before: int = 0) -> Iterator[bytes]:
-    """Yield the lines of an open file, with their ends.
+    """Yield the lines of an open file, with their line ends.
 
     Args:
-        path: for messages.
+        path: path for messages.
         file: open for reading bytes; it may be a decompressing one.
-        longest: bytes that a line may have.
-        before: lines that have been read.
+        longest: largest length of a line in bytes.
+        before: number of lines that were read before.
 
     Raises:
         DataError: a line is longer; the message has its number.

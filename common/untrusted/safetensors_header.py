@@ -1,8 +1,8 @@
-"""What stands before the tensors of a safetensors file: their names, dtypes, shapes and places.
+"""Headers of safetensors files: names, dtypes, shapes and offsets of the tensors.
 
-A file is 8 bytes with the header's length, little-endian, the header in JSON, and the tensors' bytes back to back
-(https://github.com/huggingface/safetensors, "Format"). Reading headers alone tells in milliseconds what a checkpoint of
-hundreds of gigabytes consists of, and whether its files are whole.
+A file is 8 bytes with the header's length, little-endian, the header in JSON, and the tensors' bytes one after the
+other (https://github.com/huggingface/safetensors, "Format"). Reading only the headers takes milliseconds and shows
+which tensors a checkpoint of hundreds of gigabytes has, and whether its files are complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.untrusted.regular_file import open_regular
 from common.untrusted.strict_json import FILE_ENTRIES, parse
 
 HEADER_LIMIT = 16 * 2**20
-"""Bytes. A file of 10,000 tensors has a header of 1.2 MB; the format itself allows 100 MB."""
+"""Largest header in bytes. A file of 10,000 tensors has a header of 1.2 MB; the format allows 100 MB."""
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}
@@ -26,13 +26,12 @@ _BYTES |= {"I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """One tensor.
+    """Position of one tensor.
 
     Attributes:
-        file: where it is.
+        file: path of the file.
         dtype: the format's name, such as ``BF16``.
-        shape: of the tensor.
-        start, end: its bytes in the file.
+        start, end: byte range in the file.
     """
 
     file: Path
@@ -43,10 +42,10 @@ class TensorPlace:
 
 
 def read_header(path: Path) -> dict[str, TensorPlace]:
-    """The tensors of ``path`` by their names; reads the header only.
+    """Return the tensors of ``path`` by name; read only the header.
 
     Raises:
-        CheckpointError: the file is missing, cut off, or not of the format; the message names it.
+        CheckpointError: the file is missing, truncated, or of another format; the message names it.
     """
     try:
         with open_regular(path) as file:

@@ -1,8 +1,8 @@
-"""JSON that anybody may have written: no key twice, nothing too deep, too large or too long to be worked with.
+"""Untrusted JSON: no duplicate keys, and limits on nesting, size and digits.
 
-Python's parser takes the last of two equal keys where other readers take the first, integers of thousands of digits
-that overflow later, and nesting up to its own limit. :func:`parse_object` reads lines of logs, :func:`read_json` whole
-files.
+Python's parser takes the last of two equal keys where other parsers take the first. It accepts integers of thousands
+of digits, which overflow later, and nesting up to its own limit. :func:`parse_object` reads lines of logs,
+:func:`read_json` complete files.
 """
 
 from __future__ import annotations
@@ -16,38 +16,39 @@ from common.errors import DataError, SuiteError
 from common.untrusted.regular_file import TEXT_BYTES, decoded, read_bytes
 
 DEPTH = 32
-"""Of lists and objects within each other."""
+"""Largest nesting depth of lists and objects."""
 ENTRIES = 20_000
-"""Of an object, in all depths: each takes a hundred times the memory of its text."""
+"""Largest number of entries of an object, at all depths; each needs a hundred times the memory of its text."""
 FILE_ENTRIES = 1_000_000
-"""Of a whole file. The largest index that is read, of a published checkpoint's tensors, has some thousand."""
+"""Largest number of entries of a file. The largest index of a published checkpoint has some thousand."""
 LARGE_BYTES = 2**34
-"""Of annotations: COCO's of the training pictures have 470 MB, those of OpenImages 3 GB."""
+"""Largest annotation file in bytes. COCO's training annotations have 470 MB, those of OpenImages 3 GB."""
 DIGITS = 20
-"""Of an integer: those of 2**64. Seeds are the largest numbers of a log."""
+"""Largest number of digits of an integer, as in 2**64. Seeds are the largest numbers in a log."""
 
 
 class StrictJsonError(ValueError):
-    """What is wrong with a text, to be put behind "is"."""
+    """The reason why a text is refused. The message follows "is"."""
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """Return the object that ``text`` is.
+    """Return the JSON object in ``text``.
 
     Raises:
-        StrictJsonError: it is none, not valid, or has a key twice, too large a number, or too deep a nesting.
+        StrictJsonError: it is not an object, not valid, or has a duplicate key, too large a number, or too deep a
+            nesting.
     """
-    content = _parse(text, ENTRIES)  # half of a surrogate pair is no fault of a log: MLCommons' checker takes it
+    content = _parse(text, ENTRIES)  # allow half of a surrogate pair, as MLCommons' checker does
     if not isinstance(content, dict):
         raise StrictJsonError("not a JSON object")
     return content
 
 
 def parse(text: str, entries: int = ENTRIES) -> Any:
-    """Return the value that ``text`` is, which may have so many entries.
+    """Return the JSON value in ``text``, with at most ``entries`` entries.
 
     Raises:
-        StrictJsonError: it is not valid, or has a key twice, too large a number, too deep a nesting, or half of a
+        StrictJsonError: it is not valid, or has a duplicate key, too large a number, too deep a nesting, or half of a
             surrogate pair.
     """
     content = _parse(text, entries)
@@ -70,10 +71,10 @@ def _parse(text: str, entries: int) -> Any:
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """Return the object of one line of a file of texts: as fast as Python's parser, of any number of entries.
+    """Return the object in one line of a text file, with any number of entries, at the speed of Python's parser.
 
     Raises:
-        StrictJsonError: it is none, not valid, not UTF-8, or has half of a surrogate pair.
+        StrictJsonError: it is not an object, not valid, not UTF-8, or has half of a surrogate pair.
     """
     try:
         text = line.decode("utf-8-sig")
@@ -89,7 +90,7 @@ def parse_line(line: bytes) -> dict[str, Any]:
 
 
 def _require_characters(text: str, content: object) -> None:
-    """Refuse half of a surrogate pair, such as ``\\ud800``: Python takes it, and no encoding of Unicode has it."""
+    """Refuse half of a surrogate pair, such as ``\\ud800``, which Python accepts but cannot encode."""
     if _SURROGATE.search(text) is None:
         return
     try:
@@ -102,10 +103,10 @@ def _require_characters(text: str, content: object) -> None:
 def read_json(
     path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
 ) -> Any:
-    """Return the value that a file of JSON holds; arguments as :func:`common.untrusted.regular_file.read_bytes`.
+    """Return the value of a JSON file; for arguments see :func:`common.untrusted.regular_file.read_bytes`.
 
     Raises:
-        SuiteError: of the class ``error``: the file cannot be read within its bounds, or is no valid JSON.
+        SuiteError: of the class ``error``: the file cannot be read within its bounds, or is not valid JSON.
     """
     content = read_bytes(path, most, follow=follow, error=error, remedy=remedy)
     try:
@@ -118,7 +119,7 @@ def read_json(
 def read_json_object(
     path: Path, *, most: int = TEXT_BYTES, follow: bool = True, error: type[SuiteError] = DataError, remedy: str = ""
 ) -> dict[str, Any]:
-    """Return the object that a file of JSON holds; arguments and errors as :func:`read_json` has them."""
+    """Return the object of a JSON file; for arguments and errors see :func:`read_json`."""
     content = read_json(path, most=most, follow=follow, error=error, remedy=remedy)
     if not isinstance(content, dict):
         raise error(f"{path}: is no readable JSON: it is not a JSON object" + (f"; {remedy}" if remedy else ""))
@@ -126,9 +127,9 @@ def read_json_object(
 
 
 def read_large_json(path: Path) -> Any:
-    """Return the value of a file of gigabytes, such as annotations, as fast as Python's parser.
+    """Return the value of a JSON file of gigabytes, such as annotations, at the speed of Python's parser.
 
-    It takes up to twenty times the memory of its file; integers may have 4,300 digits and keys may come twice.
+    Needs up to twenty times the file's size in memory. Integers may have 4,300 digits, and keys may be duplicate.
 
     Raises:
         DataError: the file is larger than :data:`LARGE_BYTES`, cannot be read, or is not valid JSON.

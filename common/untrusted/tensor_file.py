@@ -1,12 +1,12 @@
-"""Files of tensors that anybody may have written: nothing that they name is run, and no second copy is made.
+"""Untrusted files of tensors, read without running code that they name and without a second copy in memory.
 
-Files of ``torch.save``, both of today's zip and of the older plain pickles, and safetensors. Beside tensors a training
-framework's checkpoints hold objects of its own; a few are known to stand in files that people publish, and are read as
-empty objects of a class that does nothing. Every other name that a pickle asks for is refused.
+It reads files of ``torch.save``, both zip files and the older plain pickles, and safetensors. Checkpoints of training
+frameworks also have other objects. A few that occur in published files are known and become empty placeholders; every
+other name in a pickle is refused.
 
-PyTorch's ``weights_only`` keeps a pickle from calling other functions. Here its bounds are added: the pickle is scanned
-before (:mod:`common.untrusted.pickle_scan`), nothing in a zip may be compressed, and what was read may not be nested
-without end or have tensors that are larger than their storage.
+PyTorch's ``weights_only`` prevents a pickle from calling other functions. This module adds bounds: the pickle is
+scanned before (:mod:`common.untrusted.pickle_scan`), nothing in a zip may be compressed, and values must not be
+nested too deep or have tensors that are larger than their storage.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ UNREADABLE = (
     zipfile.BadZipFile,
     safetensors.SafetensorError,
 )
-"""What reading a damaged file raises: older ones are plain pickles, which can end or say anything."""
+"""Exceptions from reading a damaged file. Older files are plain pickles, whose damage can raise almost anything."""
 
 ENCODE = "_codecs.encode"
 SKIPPED = (
@@ -59,31 +59,34 @@ SKIPPED = (
     "numpy.dtype",
     ENCODE,
 )
-"""Names that checkpoints of Lightning ask for beside tensors, such as its callbacks and their best score."""
+"""Names in checkpoints of Lightning that are not tensors, such as its callbacks and their best score."""
 COPYING = ("collections.Counter", "builtins.set", "builtins.bytearray", "torch._utils._rebuild_qtensor")
-"""Names that PyTorch admits, that make much memory of little, and that no file of tensors needs."""
+"""Names that PyTorch allows but that can expand a little data to much memory. No file of tensors needs them."""
 ENCODED = 4096
-"""Characters that ``encode`` may be given: Lightning's pickles have numbers of 8 bytes so."""
+"""Largest number of characters for ``encode``, which Lightning's pickles use for numbers of 8 bytes."""
 PICKLE_BYTES = 64 * 2**20
-"""Of the pickle in a zip. That of a state of 10,000 tensors has 1 MB."""
+"""Largest pickle in a zip, in bytes. That of a state of 10,000 tensors has 1 MB."""
 DEPTH, VALUES = 32, 2_000_000
-"""How deep the values of a file may be nested, and how many there may be, shared ones counted each time."""
+"""Largest nesting depth of the values of a file, and largest number of values, counting shared ones each time."""
 REPEATED = 64 * 2**20
-"""Bytes by which tensors may be larger than their storages, in sum: a buffer of positions may be an expanded one."""
+"""Largest total of bytes by which tensors exceed their storages: a buffer of positions may be an expanded tensor."""
 STATE_DICT = "state_dict"
-"""Under which a trainer's checkpoint has the model's state."""
+"""Key of the model's state in a trainer's checkpoint."""
 _LEGACY_PICKLES = 5
-"""Of torch.save's older form: magic number, version, machine, the values, and the names of the storages behind them."""
+"""Number of pickles in torch.save's older format: magic number, version, machine, the values, and storage names."""
 _ALGORITHMS = {40: "sha1", 64: "sha256"}
 
 
 class Skipped:
-    """What stands for an object of a name in :data:`SKIPPED`; made of anything, it keeps nothing."""
+    """Placeholder for unpickled objects that are ignored (their names are in :data:`SKIPPED`).
+
+    Accepts any arguments and stores none of them.
+    """
 
     __slots__ = ()
 
     def __new__(cls, *_: object, **__: object) -> Skipped:
-        """Drop all arguments."""
+        """Create a placeholder; ignore all arguments."""
         return super().__new__(cls)
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -94,20 +97,20 @@ class Skipped:
 
 
 def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a model's state, or of what a trainer's checkpoint has under ``state_dict``.
+    """Return the tensors of a model's state, or of the entry ``state_dict`` of a trainer's checkpoint.
 
     Args:
-        path: of the file; ``.safetensors`` is read as that, everything else as of ``torch.save``.
-        digest: SHA-256 or SHA-1 that it must have, in hexadecimal; None for any.
+        path: file with the suffix ``.safetensors``, or any file of ``torch.save``.
+        digest: expected SHA-256 or SHA-1 of the file, in hexadecimal; None for no check.
 
     Returns:
-        Tensors on the CPU by their names. Those of zips and safetensors are mapped from the file, which is only read
-        where they are.
+        Tensors on the CPU by name. Those of zips and safetensors are memory-mapped, so only the parts that are used
+            are read.
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another digest, holds no state, or its pickle asks for
-            anything but tensors; nothing of what it asks for has then been done.
-        ConfigError: ``digest`` is none.
+        CheckpointError: the file is missing, damaged, has another digest or no state, or its pickle requests anything
+            but tensors; nothing that it requests is executed.
+        ConfigError: ``digest`` is neither a SHA-256 nor a SHA-1.
     """
     content = _content(path, "tensors", digest)
     if isinstance(content, Mapping) and isinstance(content.get(STATE_DICT), Mapping):
@@ -123,11 +126,10 @@ def read_state(path: Path, digest: str | None = None) -> dict[str, Tensor]:
 
 
 def read_values(path: Path, kind: str = "values") -> Any:
-    """Return what a file of ``torch.save`` holds: numbers, texts, lists, mappings and tensors in each other.
+    """Return the content of a file of ``torch.save``: nested numbers, texts, lists, mappings and tensors.
 
     Args:
-        path: of the file.
-        kind: what it should hold, for messages.
+        kind: description of the expected content, for messages.
 
     Raises:
         CheckpointError: see :func:`read_state`.
@@ -167,13 +169,13 @@ def _safetensors(path: Path, kind: str) -> dict[str, Tensor]:
 
 
 def _check(file: BinaryIO) -> bool:
-    """Refuse a file of ``torch.save`` whose pickles are damaged or excessive; whether it is a zip.
+    """Refuse a file of ``torch.save`` whose pickles are damaged or excessive; return whether it is a zip.
 
     Raises:
         Excessive: something in it exceeds a bound.
         BadZipFile, OSError, ValueError: it is a damaged zip.
     """
-    if file.read(4) != b"PK\3\4":  # as torch.load tells them apart
+    if file.read(4) != b"PK\3\4":  # torch.load uses the same test
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             position = 0
             for _ in range(_LEGACY_PICKLES):
@@ -206,7 +208,7 @@ def _called(name: str, arguments: tuple[Record, ...]) -> None:
 
 
 def _check_values(path: Path, content: object) -> None:
-    """Refuse values that are nested without end, and tensors that are larger than what the file holds of them.
+    """Refuse values that are nested too deep, and tensors that are much larger than their storages.
 
     Raises:
         CheckpointError: there are such values.
@@ -235,20 +237,20 @@ def _check_values(path: Path, content: object) -> None:
 
 
 def _repeated(tensor: Tensor) -> int:
-    """Bytes by which a tensor is larger than its storage, as expanded ones are."""
+    """Return the bytes by which a tensor is larger than its storage, as expanded ones are."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return 0
     return max(0, tensor.numel() * tensor.element_size() - tensor.untyped_storage().nbytes())
 
 
 def check_digest(path: Path, digest: str) -> None:
-    """Refuse a file whose SHA-256 or SHA-1, told apart by their lengths, is not ``digest``.
+    """Check that the SHA-256 or SHA-1 of a file is ``digest``, whose length determines the algorithm.
 
-    A file that this process has summed is not read again, as long as its size and its time stay.
+    The result is cached in this process until the size or modification time of the file changes.
 
     Raises:
-        CheckpointError: it is another.
-        ConfigError: ``digest`` is none of the two.
+        CheckpointError: the digest differs.
+        ConfigError: ``digest`` is neither a SHA-256 nor a SHA-1.
         OSError: the file cannot be read.
     """
     algorithm = _ALGORITHMS.get(len(digest))

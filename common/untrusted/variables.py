@@ -1,6 +1,6 @@
-"""Environment variables that the configuration reads, checked before it is composed.
+"""Environment variables that the configuration reads, checked before the configuration is composed.
 
-``configs/train.yaml`` reads them with ``${oc.env:NAME,default}``. OmegaConf's own message about a wrong value names
+``configs/train.yaml`` reads them with ``${oc.env:NAME,default}``. OmegaConf's message about a wrong value names
 neither the variable nor the value.
 """
 
@@ -16,7 +16,7 @@ from common.errors import ConfigError
 
 
 class Variable(NamedTuple):
-    """The setting that a variable is the default of, and the values that it may have."""
+    """The setting whose default a variable is, and the pattern and description of its allowed values."""
 
     key: str
     pattern: str
@@ -36,7 +36,7 @@ VARIABLES = {
 
 
 def check_variables(overrides: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse a variable that is set to an unusable value, unless ``overrides`` give its setting another.
+    """Refuse a variable with an unusable value, unless ``overrides`` set its setting to another value.
 
     Raises:
         ConfigError: naming the variable, its value, and the setting.
@@ -50,7 +50,7 @@ def check_variables(overrides: Sequence[str], environment: Mapping[str, str] = o
 
 
 def data_root(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of all data sets: ``MLPERF_DATA_DIR``, or ``data`` as ``configs/train.yaml`` has it.
+    """Return the folder of all data sets: ``MLPERF_DATA_DIR``, or ``data``, the default of ``configs/train.yaml``.
 
     Raises:
         ConfigError: the variable is set, and empty.

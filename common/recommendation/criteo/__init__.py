@@ -1,1 +1,1 @@
-"""Criteo's click logs: raw days to fixed rows in one file for training and one for evaluation, and their reader."""
+"""Criteo's click logs: preparation into one file of rows for training and one for evaluation, and their reader."""

@@ -1,4 +1,4 @@
-"""Prepared samples that others publish in this suite's own format: checked, linked and described, not made again."""
+"""Adoption of samples that others published in this suite's prepared format: checked and linked, not made again."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REMEDY = "name the folder of the published files, complete and undamaged"
 def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) -> Manifest:
     """Check the two files of ``folder``, link them into ``data_dir`` and write the manifest.
 
-    Real files have to be the published ones, by size and MD5. Synthetic ones, beside the file ``STAND_IN``, may be any
-    whose rows are possible. Does nothing where ``data_dir`` has them already; an interrupted check begins again.
+    Real files must be the published ones, by size and MD5. Synthetic files, next to a file ``STAND_IN``, may have any
+    valid rows. Does nothing if ``data_dir`` has the files already; an interrupted check starts again.
 
     Args:
-        folder: of the files; other files there are not looked at.
-        data_dir: receives links, or copies on another disk; may be ``folder``.
-        encoding: of the benchmark.
+        folder: folder of the files; other files there are ignored.
+        data_dir: output folder for links, or for copies on another disk; may be ``folder``.
+        encoding: encoding of the benchmark.
         workers: threads.
 
     Raises:
-        DataError: a file is missing or another one, or ``data_dir`` holds other data.
+        DataError: a file is missing or differs, or ``data_dir`` has other data.
     """
     chosen = encoding.sample_format
     described = stand_in.description_of(folder)
@@ -77,7 +77,7 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
 
 
 def _rows(folder: Path, names: Sequence[str], words: int) -> dict[str, int]:
-    """Samples of each file, by its size."""
+    """Return the number of samples of each file, from its size."""
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise DataError(f"{folder} lacks {' and '.join(missing)}; {_REMEDY}")
     sizes = {name: (folder / name).stat().st_size for name in names}
@@ -96,7 +96,7 @@ def _entries(folder: Path, names: Sequence[str]) -> dict[str, FileEntry]:
 
 
 def _synthetic_rows(folder: Path, rows: Mapping[str, int], encoding: Encoding, workers: int) -> list[int]:
-    """Rows that the tables of synthetic samples need: one more than the largest id of each."""
+    """Return the rows that the tables of synthetic samples need: the largest id of each plus 1."""
     largest = [
         check_rows(
             folder / name, count, encoding.sample_format, encoding.table_rows, encoding.hotness, _REMEDY, workers

@@ -1,4 +1,4 @@
-"""``mlperf-suite download | generate | prepare | verify`` for click logs, alike for the benchmarks that use them."""
+"""``mlperf-suite download | generate | prepare | verify`` for click logs, shared by the benchmarks that use them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def click_log_commands(
     sample_format: SampleFormat,
     encoding: Callable[[], Encoding],
 ) -> DataCommands:
-    """The commands of a benchmark.
+    """Return the data commands of a benchmark.
 
     Args:
-        benchmark: its name.
-        sample_format: of the prepared data.
-        encoding: gives what the benchmark makes of raw data, by its facts; asked only when they are needed.
+        benchmark: name of the benchmark.
+        sample_format: format of the prepared data.
+        encoding: returns the benchmark's encoding, which depends on its dataset constants; called only when needed.
     """
     defaults = Request()
     return DataCommands(

@@ -1,4 +1,4 @@
-"""The evaluation samples of prepared click logs, in batches of one size on the device."""
+"""Evaluation samples of prepared click logs, in batches of one size on the device."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from common.recommendation.tables import Tables
 class EvaluationRows:
     """Evaluation batches of one replica; a :class:`common.data.batches.EvalSource`. Iterate once per evaluation.
 
-    A batch has ``label`` (B,), ``dense`` (B, D) and ``ids`` (B, L), as :meth:`SampleFormat.decode` makes them, and
-    ``count``, 0-d int64: the first ``count`` samples are real, the others padding, whose words are all 0.
+    A batch has ``label`` (B,), ``dense`` (B, D) and ``ids`` (B, L) from :meth:`SampleFormat.decode`, and ``count``,
+    0-d int64: the first ``count`` samples are real, the others are padding with all words 0.
 
     Args:
-        file: of the evaluation samples.
-        sample_format: of its rows.
-        words: of a row.
+        file: file of the evaluation samples.
+        sample_format: format of its rows.
+        words: words of a row.
         shard: this replica's part.
-        device: of the batches.
+        device: device of the batches.
         resident_gb: see :class:`ReaderSettings`.
 
     Attributes:
@@ -69,12 +69,12 @@ class EvaluationRows:
             yield batch
 
     def close(self) -> None:
-        """Stop the threads, close the file and free what was kept."""
+        """Stop the threads, close the file and free the resident batches."""
         self._file.close()
         self._kept.clear()
 
     def _parts(self, number: int) -> list[tuple[int, int]]:
-        """The rows of a batch as they are read: pinned memory is for a few of these parts, not for whole batches."""
+        """Return the row ranges in which a batch is read: several, so that little pinned memory is needed."""
         samples = self._shard.samples(number)
         step = max(1, PIECE_BYTES // (self._words * WORD))
         return [(first, min(first + step, samples.stop)) for first in range(samples.start, samples.stop, step)]
@@ -97,19 +97,19 @@ def open_evaluation(
     device: torch.device,
     settings: ReaderSettings,
 ) -> EvaluationRows:
-    """Open the evaluation data under ``root``; after ``run_start``.
+    """Open the evaluation data in ``root``. Call it after ``run_start``.
 
     Args:
         root: prepared data.
-        sample_format: of it.
-        tables: of the model.
+        sample_format: format of the data.
+        tables: tables of the model.
         batch: samples of a batch of one replica.
-        replicas, replica: number of data-parallel replicas, and this one, from 0.
-        device: of the batches.
-        settings: how files are read, and whether batches stay on the device.
+        replicas, replica: number of data-parallel replicas, and index of this one.
+        device: device of the batches.
+        settings: options for reading files and keeping batches on the device.
 
     Raises:
-        DataError: the folder is incomplete or damaged, or its ids are those of other tables.
+        DataError: the folder is incomplete or damaged, or its ids belong to other tables.
         ConfigError: an impossible batch or replica.
     """
     prepared = open_prepared(root, sample_format, tables)

@@ -1,7 +1,7 @@
-"""A made-up world in which clicks follow a known logistic model of dense and categorical features.
+"""Synthetic click logs where clicks follow a known logistic model of dense and categorical features.
 
-Categories of a feature are Zipf-distributed, and each has an effect of its own. The best possible classifier knows the
-probability of every click; its area under the ROC curve, the Bayes AUC, follows from the probabilities alone.
+Categories of a feature are Zipf-distributed, and each has an effect on the click. The best possible classifier knows
+the probability of every click. Its area under the ROC curve, the Bayes AUC, follows from the probabilities alone.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from common.recommendation.criteo.sample_rows import CATEGORICAL, DENSE
 ZIPF = 1.05
 """Exponent of the categories' frequencies."""
 MISSING = -1
-"""In place of a category."""
+"""Value of a missing category."""
 EFFECTS = 64
-"""Different effects of a feature; category c has the one at c % 64."""
+"""Number of different effects of a feature; category c has effect number c % 64."""
 MISSING_COUNTS, MISSING_CATEGORIES, NEGATIVE_COUNTS = 0.1, 0.05, 0.03
-"""Shares of the fields."""
+"""Fractions of the fields."""
 _NO_COUNT = np.iinfo(np.int32).min
 _PROBE = 50_000
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Samples of the world, N of them.
+    """N samples of the model.
 
     Attributes:
-        counts: int32, (N, 13); :attr:`no_count` where it is missing.
-        categories: int64, (N, features), by rank; :data:`MISSING` where it is missing.
-        click: probability, (N,).
+        counts: int32, (N, 13); :attr:`no_count` if missing.
+        categories: int64, (N, features), index by falling frequency; :data:`MISSING` if missing.
+        click: probability of a click, (N,).
         labels: (N,), 0 or 1.
     """
 
@@ -48,12 +48,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class World:
-    """The model; :func:`calibrated` makes one.
+    """The model; :func:`calibrated` creates one.
 
     Attributes:
-        table_rows: categories of each feature, at least 2; one of them is that the category is missing.
-        seed: decides everything else.
-        scale, offset: of the effects, in the logarithm of the odds.
+        table_rows: number of categories of each feature, at least 2, including the missing category.
+        seed: seed of all random choices.
+        scale, offset: applied to the effects, in log odds.
     """
 
     table_rows: tuple[int, ...]
@@ -62,7 +62,7 @@ class World:
     offset: float
 
     def draw(self, samples: int, number: int) -> Drawn:
-        """Draw ``samples``, others for each ``number``."""
+        """Draw ``samples``; each ``number`` gives other samples."""
         random = np.random.default_rng([self.seed, 1, number])
         counts, categories = _features(random, self.table_rows, samples)
         effect = _effect(counts, categories, *weights(len(self.table_rows), self.seed))
@@ -71,12 +71,12 @@ class World:
 
 
 def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> World:
-    """The world of a Bayes AUC and a click rate, found by bisection over a sample.
+    """Return the model with a given Bayes AUC and click rate, found by bisection over a sample.
 
     Args:
-        table_rows, seed: of :class:`World`.
-        best_auc: Bayes AUC that is aimed at.
-        click_rate: mean probability of a click, likewise.
+        table_rows, seed: see :class:`World`.
+        best_auc: target of the Bayes AUC.
+        click_rate: target of the mean probability of a click.
     """
     features = _features(np.random.default_rng([seed, 3]), table_rows, _PROBE)
     effect = _effect(*features, *weights(len(table_rows), seed))
@@ -91,7 +91,7 @@ def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, 
 
 @functools.lru_cache(maxsize=CATEGORICAL)
 def raw_categories(rows: int, feature: int, seed: int) -> NDArray[np.uint32]:
-    """The raw numbers of a feature's categories, as many as ``rows``: different, of 32 bits, and not 0."""
+    """Return ``rows`` different raw numbers for a feature's categories, of 32 bits, and not 0."""
     random = np.random.default_rng([seed, 2, feature])
     drawn = np.unique(random.integers(1, 2**32, 2 * rows + 16, dtype=np.uint32))
     while len(drawn) < rows:
@@ -101,7 +101,7 @@ def raw_categories(rows: int, feature: int, seed: int) -> NDArray[np.uint32]:
 
 
 def weights(features: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of the dense features, (13,), and of categories, (features, EFFECTS); half of the effect is of each kind."""
+    """Return the weights of dense features, (13,), and of categories, (features, EFFECTS), with equal total effect."""
     random = np.random.default_rng([seed, 0])
     dense = random.standard_normal(DENSE)
     categorical = random.standard_normal((features, EFFECTS))
@@ -110,7 +110,7 @@ def weights(features: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.f
 
 @functools.lru_cache(maxsize=CATEGORICAL)
 def _zipf(categories: int) -> NDArray[np.float64]:
-    """The cumulated frequencies of so many categories."""
+    """Return the cumulative frequencies of the categories."""
     shares = np.cumsum(np.arange(1, categories + 1) ** -ZIPF)
     return shares / shares[-1]
 
@@ -136,7 +136,7 @@ def _effect(
     categorical: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     logarithms = np.log1p(np.maximum(counts, 0))
-    effect: NDArray[np.float64] = (logarithms - 1.3) / 1.1 @ dense  # about their mean and deviation
+    effect: NDArray[np.float64] = (logarithms - 1.3) / 1.1 @ dense  # normalised with approximate mean and deviation
     for feature, effects in enumerate(categorical):
         chosen = effects[categories[:, feature] % EFFECTS]
         effect += np.where(categories[:, feature] == MISSING, 0.0, chosen)
@@ -144,10 +144,11 @@ def _effect(
 
 
 def bayes_auc(click: Sequence[NDArray[np.float64]]) -> float:
-    """The expected AUC of who ranks samples by their probability of a click, over the labels that they may have.
+    """Return the expected AUC of a classifier that ranks samples by their true click probability.
 
-    It is the expected number of pairs of different samples, a click and none, that are in order, equal ones half, over
-    the expected number of pairs. The ratio of the expectations is that of the areas for all but the smallest samples.
+    It is the expected number of pairs of different samples, one with and one without click, that are in order, with
+    ties counted half, divided by the expected number of pairs. This ratio of expectations differs from the expected
+    ratio only for very few samples.
 
     Args:
         click: probabilities, in any number of parts.
@@ -155,7 +156,7 @@ def bayes_auc(click: Sequence[NDArray[np.float64]]) -> float:
     values, counts = np.unique(np.concatenate(click), return_counts=True)
     clicks, others = values * counts, (1 - values) * counts
     before = np.cumsum(others) - others
-    own = values * (1 - values) * counts  # a sample makes no pair with itself
+    own = values * (1 - values) * counts  # a sample does not form a pair with itself
     ordered = (clicks * (before + others / 2)).sum() - (own / 2).sum()
     return float(ordered / (clicks.sum() * others.sum() - own.sum()))
 

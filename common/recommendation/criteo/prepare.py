@@ -1,4 +1,4 @@
-"""Prepare and verify click logs for one of the benchmarks."""
+"""Preparation and verification of click logs for one of the benchmarks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
 BYTES_PER_WORKER = 1 << 27
-"""Bytes of raw files that are worth a process."""
+"""Bytes of raw files from which an additional process is worthwhile."""
 _BLOCK_BYTES = 64 << 20
 
 
 def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1, memory: int = 16 << 30) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set. Do nothing if it exists, and continue after an interruption.
 
     Args:
         raw_dir: see :mod:`common.recommendation.criteo.preparation.raw_days`.
-        data_dir: receives the files and the manifest.
-        encoding: what the benchmark makes of raw data.
+        data_dir: output folder for the files and the manifest.
+        encoding: the benchmark's encoding.
         workers: processes.
-        memory: bytes that they have together for rows. Beside it, the order of the training samples takes 8 bytes of
-            each, numbering a feature 16 of each different category, and the ids of multi-hot tables, 24 GB of the
-            benchmark's, are best held by the page cache. A preparation that continues keeps to what each process began
-            with.
+        memory: bytes for rows of all processes together. In addition, the order of the training samples needs 8 bytes
+            per sample, and the numbering of a feature 16 bytes per different category. The ids of multi-hot tables
+            (24 GB) should fit the page cache. A continued preparation keeps the memory per process of its start.
 
     Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data that
-            were prepared from another source or otherwise, or another process prepares them now.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data
+            prepared from another source or with other settings; or another process prepares now.
     """
     raw = open_raw(raw_dir)
     published = published_logs(encoding.sample_format) if raw.stand_in is None else SYNTHETIC
@@ -66,17 +65,15 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
 
 
 def settings_of(encoding: Encoding) -> str:
-    """The choices that a manifest notes, JSON."""
+    """Return the settings that the manifest records, as JSON."""
     return json.dumps({HOTNESS: encoding.hotness, "largest_table": encoding.largest}, sort_keys=True)
 
 
 def verify(data_dir: Path, sample_format: SampleFormat, workers: int = 1) -> Manifest:
-    """Check every checksum of ``data_dir``, and that labels, dense features and ids are possible ones.
-
-    It reads all files.
+    """Check every checksum of ``data_dir``, and that labels, dense features and ids are valid. Reads all files.
 
     Raises:
-        DataError: a file is missing or changed, or its content is impossible.
+        DataError: a file is missing or changed, or its content is invalid.
     """
     prepared = open_prepared(data_dir, sample_format)
     manifest.verify(data_dir, sample_format.name, sample_format.command)
@@ -99,21 +96,20 @@ def check_rows(
     remedy: str,
     workers: int,
 ) -> NDArray[np.int32]:
-    """Check that labels, dense features and ids of a prepared file are possible ones; reads all of it.
+    """Check that labels, dense features and ids of a prepared file are valid. Reads the whole file.
 
     Args:
-        path: the file.
-        rows: that it has.
-        sample_format: of them.
-        table_rows, hotness: of each table.
-        remedy: what to do about a row that is wrong, for messages.
+        rows: number of rows of the file.
+        sample_format: format of the rows.
+        table_rows, hotness: rows and ids per sample of each table.
+        remedy: what to do about a wrong row, for messages.
         workers: threads.
 
     Returns:
-        The largest id of each of the words that hold ids.
+        The largest value of each id word.
 
     Raises:
-        DataError: a row is impossible.
+        DataError: a row is invalid.
     """
     words = IDS + sum(hotness)
     step = max(1, _BLOCK_BYTES // (words * WORD))
@@ -149,7 +145,7 @@ def check_rows(
 
 
 def published_logs(sample_format: SampleFormat) -> Published:
-    """The benchmark's samples, in the files of its format."""
+    """Return the published counts and checksums of the benchmark's samples, in this format."""
     return Published(
         PUBLISHED_COUNTS,
         {name: PublishedFile(md5=md5) for name, md5 in sample_format.checksums.items()},
@@ -173,7 +169,7 @@ def _manifest(
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:
-    """What the preparation began with: it decides the pieces, some of which may be there."""
+    """Return the memory per process of the preparation's start. It determines the pieces, of which some may exist."""
     if not path.exists():
         atomic.write_text(path, f"{max(1, memory)}\n")
     return int(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Prepared click logs as a run opens them: by the manifest, which the tables of the model are compared with."""
+"""Prepared click logs as a run opens them: the manifest is read and compared with the tables of the model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from common.recommendation.tables import Tables
 from common.untrusted.strict_json import parse
 
 TABLE_ROWS, HOTNESS = "table_rows", "hotness"
-"""Entries of the manifest's source: JSON lists, of all tables in their order."""
+"""Entries of the manifest's source: JSON lists with one number per table."""
 FORM = "form"
-"""Entries of the manifest's source: the form of the raw data, and, followed by a file's name, its MD5."""
+"""Entry of the manifest's source: the form of the raw data."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,8 @@ class Prepared:
     """A prepared data set.
 
     Attributes:
-        folder: where it is.
-        manifest: of it.
-        table_rows: of each table: all of its ids are below.
-        hotness: of each table, ids of a sample.
+        table_rows: for each table, a number above all of its ids.
+        hotness: for each table, ids per sample.
     """
 
     folder: Path
@@ -46,7 +44,7 @@ class Prepared:
 
     @property
     def words(self) -> int:
-        """Of a row."""
+        """Words of a row."""
         return IDS + sum(self.hotness)
 
 
@@ -55,12 +53,12 @@ def open_prepared(root: Path, sample_format: SampleFormat, tables: Tables | None
 
     Args:
         root: prepared data.
-        sample_format: of it.
-        tables: of the model; None for any.
+        sample_format: format of the data.
+        tables: tables of the model; None for any.
 
     Raises:
-        DataError: a file is missing or no whole number of rows, the ids are those of other tables, or a table has
-            fewer rows than the data have categories.
+        DataError: a file is missing or has an incomplete row, the ids belong to other tables, or a table has fewer
+            rows than the data have categories.
     """
     found = manifest.read(root, sample_format.name, sample_format.command, ("train_samples", "eval_samples"))
     path, remedy = root / manifest.NAME, f"run '{sample_format.command}'"

@@ -1,4 +1,4 @@
-"""Ranges of rows of a prepared file, one behind the other, read ahead: past the page cache or from a memory map."""
+"""Reader for ranges of rows of a prepared file, ahead of their use: with direct I/O, buffered, or memory-mapped."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from common.recommendation.criteo.sample_rows import WORD
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderSettings:
-    """How prepared files are read.
+    """Options for reading prepared files.
 
     Attributes:
-        files: ``direct``: past the page cache or not at all; ``buffered``: through it; ``auto``: past it where the file
-            system can; ``mapped``: from a memory map, by the thread that asks, which suits small files.
-        ahead: batches that are read ahead of the one that is handed on.
-        threads: that read.
-        resident_gb: evaluation batches stay on the device after the first pass, decoded, if those of this rank take no
-            more than so many GB (1e9 bytes); 0: they are read anew each time.
+        files: ``direct``: only with direct I/O, past the page cache; ``buffered``: through the page cache; ``auto``:
+            direct if the file system supports it; ``mapped``: memory map, read by the calling thread, for small
+            files.
+        ahead: batches that are read ahead.
+        threads: reader threads.
+        resident_gb: decoded evaluation batches stay on the device after the first pass if those of this rank need at
+            most this many GB (1e9 bytes); 0: they are read again each time.
     """
 
     files: Literal["auto", "direct", "buffered", "mapped"] = "auto"
@@ -38,16 +39,15 @@ class ReaderSettings:
 
 
 class RowFile:
-    """A file of rows of int32 words; the memory that it is read into is kept until it is closed.
+    """A file of rows of int32 words. Its read buffers are kept until it is closed.
 
     Args:
-        path: the file.
-        words: of a row.
-        rows: how many there must be.
-        settings: how it is read.
+        words: words of a row.
+        rows: expected number of rows.
+        settings: reader options.
 
     Raises:
-        DataError: the file is missing, no whole number of rows, or has not so many.
+        DataError: the file is missing, has an incomplete row, or another number of rows.
     """
 
     def __init__(self, path: Path, words: int, rows: int, settings: ReaderSettings) -> None:
@@ -62,18 +62,17 @@ class RowFile:
             self._mapped_NW = flat.view(rows, words)
 
     def read(self, ranges: Sequence[tuple[int, int]], pinned: bool) -> Iterator[Tensor]:
-        """Yield the rows of each range, int32 (last - first, words), in the order given; ends what is still being read.
+        """Yield the rows of each range, int32 (last - first, words), in this order; end an earlier read.
 
-        They stay as they are until the next range is asked for, and until what is then queued on the current stream has
-        read them.
+        The rows stay valid until the next range is requested, and until the copies that are queued on the current
+        stream at that time are done.
 
         Args:
-            ranges: first row of each, and the row behind its last one; none is empty.
-            pinned: whether the memory is pinned for a GPU, the current device, and read by copies that nobody waits
-                for.
+            ranges: first row of each range, and last row + 1; none is empty.
+            pinned: use memory that is pinned for the current GPU, for asynchronous copies.
 
         Raises:
-            DataError: there are not so many rows; the file has become shorter, or cannot be read.
+            DataError: there are fewer rows; the file has become shorter, or cannot be read.
         """
         if self._reading is not None:
             self._reading.close()
@@ -114,7 +113,7 @@ class RowFile:
                     piece.keep_until(copied)
 
     def _ring(self, most: int, pinned: bool) -> AlignedBuffers:
-        """Buffers that each hold a range of ``most`` bytes, however its ends lie to the blocks of the disk."""
+        """Return buffers that each hold a range of ``most`` bytes at any alignment to disk blocks."""
         size = (-(-most // ALIGNMENT) + 2) * ALIGNMENT
         if self._buffers is not None and (self._buffers.size < size or self._buffers.pinned != pinned):
             self._buffers.close()

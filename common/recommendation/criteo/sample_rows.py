@@ -1,7 +1,7 @@
-"""A sample as it lies in a prepared file: a row of 4-byte words, little-endian, without a header.
+"""Format of a sample in a prepared file: a row of 4-byte words, little-endian, without a header.
 
 Word 0 is the label (int32), words 1 to 13 are the dense features, then come the ids (int32) of all tables in their
-order, of each as many as its hotness. B samples, L ids of a sample, D dense features, W words of a row.
+order, ``hotness`` ids for each. B samples, L ids of a sample, D dense features, W words of a row.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ DENSE = 13
 CATEGORICAL = 26
 """Categorical features of a sample, each with a table."""
 DAYS = 24
-"""Days of the log; all but the last are trained on."""
+"""Days of the log; all but the last are for training."""
 WORD = 4
-"""Bytes."""
+"""Bytes of a word."""
 IDS = 1 + DENSE
-"""The word where the ids begin."""
+"""Index of the first word with an id."""
 
 
 @dataclass(frozen=True)
 class SampleFormat:
-    """What differs between the prepared formats.
+    """Properties that differ between the prepared formats.
 
     Attributes:
-        name: with a version, as the manifest has it.
-        logarithms: dense features are float32 logarithms, ready to use; otherwise int32 counts, not negative, of which
-            :meth:`decode` takes ln(x + 1).
+        name: name with version, as in the manifest.
+        logarithms: dense features are float32 logarithms, ready to use; otherwise int32 counts, not negative, of
+            which :meth:`decode` computes ln(x + 1).
         train_file, eval_file: names of the two files.
-        command: the command that makes the data, for messages.
-        checksums: published MD5s of the two files, by their names; empty where none are published.
+        command: command that prepares the data, for messages.
+        checksums: file name to published MD5; empty if none are published.
     """
 
     name: str
@@ -49,10 +49,10 @@ class SampleFormat:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     def decode(self, words_BW: Tensor) -> dict[str, Tensor]:
-        """Take rows apart, on their device and into memory of its own.
+        """Split rows into tensors, on their device and in new memory.
 
         Args:
-            words_BW: int32, rows as they lie in the file.
+            words_BW: int32, rows as in the file.
 
         Returns:
             ``label`` (B,) float32, ``dense`` (B, D) float32, ``ids`` (B, L) int32.
@@ -66,12 +66,12 @@ class SampleFormat:
         }
 
     def fault_of(self, words_ND: NDArray[np.int32]) -> str:
-        """What no dense features, words of rows as they lie in the file, may be, if some are; else nothing."""
+        """Return what is wrong with dense features, given as words of rows in the file; an empty text if nothing."""
         if self.logarithms:
             return "" if np.isfinite(words_ND.view(np.float32)).all() else "that are not finite"
         return "below 0" if words_ND.min(initial=0) < 0 else ""
 
 
 def row_words(tables: Tables) -> int:
-    """Words of a row with the ids of ``tables``: 228 of DLRM-DCNv2, 40 of DLRM."""
+    """Return the words of a row with the ids of ``tables``: 228 for DLRM-DCNv2, 40 for DLRM."""
     return IDS + tables.lookups

@@ -1,4 +1,4 @@
-"""Generated days of click logs as text, in Criteo's own format, with a signal that can be learnt."""
+"""Synthetic days of click logs as text, in Criteo's format, with a signal that a model can learn."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CHUNK = 1 << 16  # lines that are written at a time
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options for generated data.
 
     Attributes:
         train: samples of all days but the last, together.
-        evaluation: samples of the last day's first half, which is evaluated; the other half has as many.
-        cap: most categories of a feature, a missing one among them.
+        evaluation: samples of the first half of the last day, which is evaluated; the other half has as many.
+        cap: largest number of categories of a feature, including the missing category.
         bayes_auc: AUC of the best possible classifier.
-        click_rate: share of the samples that are clicks.
-        seed: decides everything else.
+        click_rate: fraction of clicks.
+        seed: seed of all random choices.
     """
 
     train: int = 200_000
@@ -49,12 +49,12 @@ class Request:
             )
 
     def world(self, table_rows: tuple[int, ...]) -> World:
-        """The model of a benchmark with tables of so many rows."""
+        """Return the model for a benchmark with these tables."""
         categories = tuple(min(rows, self.cap) for rows in table_rows)
         return calibrated(categories, self.bayes_auc, self.click_rate, self.seed)
 
     def samples(self, day: int) -> int:
-        """Of one day."""
+        """Return the number of samples of one day."""
         if day == DAYS - 1:
             return 2 * self.evaluation
         return self.train * (day + 1) // (DAYS - 1) - self.train * day // (DAYS - 1)
@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: samples, and the Bayes AUC of those that are evaluated."""
+    """Numbers of samples that were written, and the Bayes AUC of the evaluated samples."""
 
     train: int
     evaluation: int
@@ -81,16 +81,16 @@ class _Plan:
 
 
 def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Request(), workers: int = 1) -> Generated:
-    """Write days of a made-up log to ``raw_dir`` and mark it as a stand-in.
+    """Write days of a synthetic log to ``raw_dir`` and mark it as synthetic.
 
     Args:
         raw_dir: an empty or new folder.
-        table_rows: of the benchmark.
-        request: how much of what.
+        table_rows: table rows of the benchmark.
+        request: options.
         workers: processes.
 
     Raises:
-        DataError: ``raw_dir`` holds something already.
+        DataError: ``raw_dir`` is not empty.
     """
     stand_in.require_unused(raw_dir)
     world = request.world(table_rows)
@@ -105,7 +105,7 @@ def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Requ
 
 
 def _write_day(plan: _Plan) -> NDArray[np.float64]:
-    """Write a day; returns the probabilities of its clicks."""
+    """Write a day; return the probabilities of its clicks."""
     clicks = []
     with open(plan.path, "wb") as file:
         for chunk, first in enumerate(range(0, plan.samples, _CHUNK)):
@@ -122,18 +122,18 @@ def _write_day(plan: _Plan) -> NDArray[np.float64]:
 
 
 def _hexadecimal(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Eight digits of each, (N, 8)."""
+    """Return the eight hexadecimal digits of each value, (N, 8)."""
     shifts = np.arange(28, -1, -4, dtype=np.uint32)
     return np.frombuffer(b"0123456789abcdef", np.uint8)[(values[:, None] >> shifts) & np.uint32(15)]
 
 
 def _characters(texts: NDArray[np.bytes_]) -> NDArray[np.uint8]:
-    """Texts (N,) as (N, longest), with 0 behind the end of shorter ones."""
+    """Return texts (N,) as characters (N, longest), padded with 0."""
     return np.ascontiguousarray(texts).view(np.uint8).reshape(len(texts), -1)
 
 
 def _lines(fields: list[NDArray[np.uint8]]) -> bytes:
-    """Fields, each (N, characters), as N lines with tabs between the fields and without the characters that are 0."""
+    """Join fields, each (N, characters), to N tab-separated lines, without the characters that are 0."""
     parts = []
     for number, field in enumerate(fields):
         end = b"\t" if number < len(fields) - 1 else b"\n"

@@ -1,7 +1,7 @@
-"""Training micro-batches of prepared click logs, in the order in which they lie on the disk.
+"""Training micro-batches of prepared click logs, in the order of the file.
 
-The order is fixed when the data are prepared. Every global batch is a contiguous range of rows, every micro-batch of a
-replica one inside it; the rows behind the last whole global batch are not trained on.
+The order is fixed by the preparation. Every global batch is a contiguous range of rows, and every micro-batch of a
+replica is a range inside it. Rows after the last complete global batch are not used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from common.recommendation.tables import Tables
 class TrainingRows:
     """Micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
-    A batch has the tensor ``words`` (B, W) int32 of host memory, for :meth:`SampleFormat.decode` on the device; it
-    stays as it is until the next batch is asked for, and what the current stream is then to copy has been copied.
+    A batch has the tensor ``words`` (B, W) int32 in host memory, for :meth:`SampleFormat.decode` on the device. It
+    stays valid until the next batch is requested and the copies queued on the current stream by then are done.
 
     Args:
-        prepared: the data set.
-        file: of its training samples.
+        file: file of the training samples.
         mine: this replica's part of every global batch.
-        device: where the batches go.
+        device: target device of the batches.
 
     Raises:
         ConfigError: there are fewer samples than a global batch has.
@@ -48,7 +47,7 @@ class TrainingRows:
             )
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``, as far as there are whole global batches."""
+        """Yield the micro-batches of ``block`` from position ``start``, up to the last complete global batch."""
         mine = self._mine
         first = mine.first(block)
         last = min(first + mine.count(block), self._steps * mine.accumulation)
@@ -61,7 +60,7 @@ class TrainingRows:
         self._file.close()
 
     def _rows(self, number: int) -> tuple[int, int]:
-        """First row of this replica's micro-batch ``number``, from 0 over the whole training, and that behind it."""
+        """Return first row and last row + 1 of this replica's micro-batch ``number`` of the whole training."""
         step, accumulation_step = self._mine.place(number)
         first = (step * self._mine.lanes + self._mine.lane(accumulation_step)) * self._mine.micro_batch
         return first, first + self._mine.micro_batch
@@ -75,18 +74,18 @@ def open_training(
     device: torch.device,
     settings: ReaderSettings,
 ) -> TrainingRows:
-    """Open the training data under ``root``; after ``run_start``.
+    """Open the training data in ``root``. Call it after ``run_start``.
 
     Args:
         root: prepared data.
-        sample_format: of it.
-        tables: of the model.
+        sample_format: format of the data.
+        tables: tables of the model.
         mine: this replica's part of every global batch.
-        device: where the batches go.
-        settings: how files are read.
+        device: target device of the batches.
+        settings: options for reading files.
 
     Raises:
-        DataError: the folder is incomplete or damaged, or its ids are those of other tables.
+        DataError: the folder is incomplete or damaged, or its ids belong to other tables.
         ConfigError: there are fewer samples than a global batch has.
     """
     prepared = open_prepared(root, sample_format, tables)

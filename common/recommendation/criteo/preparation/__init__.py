@@ -1,1 +1,1 @@
-"""Raw days of click logs to prepared files, stage by stage, in bounded memory."""
+"""Preparation of raw days of click logs, stage by stage, in bounded memory."""

@@ -1,8 +1,8 @@
-"""What lies between the stages: the days taken apart, and the ids of each categorical feature.
+"""Intermediate files between the stages: parsed days, and the ids of each categorical feature.
 
-All files are words of 4 bytes without a header. ``heads`` of a day has rows of the label and the dense features, as
-they will be stored; ``raw`` of a day has blocks of lines, of each block the raw numbers of one categorical feature
-behind those of the other. ``ids_K`` has the id of feature K of every sample of all days.
+All files are words of 4 bytes without a header. ``heads`` of a day has rows with the label and the dense features, in
+their final form. ``raw`` of a day has blocks of lines; each block has the raw numbers of all categorical features,
+one feature after the other. ``ids_K`` has the id of feature K of every sample of all days.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HEADS, RAW = "heads", "raw"
 
 @dataclass(frozen=True)
 class Day:
-    """One day taken apart.
+    """One parsed day.
 
     Attributes:
-        folder: of its files.
-        blocks: lines of each block.
+        folder: folder of its files.
+        blocks: number of lines of each block.
     """
 
     folder: Path
@@ -41,16 +41,16 @@ class Day:
 
     @property
     def rows(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return sum(self.blocks)
 
     def heads(self, first: int, last: int) -> NDArray[np.int32]:
-        """Labels and dense features of rows ``first`` to ``last``, (last - first, 14)."""
+        """Return labels and dense features of rows ``first`` to ``last``, (last - first, 14)."""
         words = _read(self.folder / HEADS, first * IDS, (last - first) * IDS)
         return words.view(np.int32).reshape(-1, IDS)
 
     def raw(self, feature: int, at_least: int) -> Iterator[NDArray[np.uint32]]:
-        """The raw numbers of a categorical feature in their order, about ``at_least`` at a time."""
+        """Yield the raw numbers of a categorical feature in order, about ``at_least`` at a time."""
         gathered: list[NDArray[np.uint32]] = []
         begin = 0
         for rows in self.blocks:
@@ -63,28 +63,28 @@ class Day:
             yield np.concatenate(gathered)
 
     def forget_raw(self) -> None:
-        """Delete the raw numbers, once they have been numbered."""
+        """Delete the raw numbers, when they are no longer needed."""
         (self.folder / RAW).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of all days, one behind the other, with one id of each categorical feature.
+    """Samples of all days, concatenated, with one id of each categorical feature.
 
     Attributes:
-        days: in their order.
-        folder: of the ids.
+        days: the days in order.
+        folder: folder of the ids.
     """
 
     days: tuple[Day, ...]
     folder: Path
 
     def ids_file(self, feature: int) -> Path:
-        """The ids of a feature."""
+        """Return the path of a feature's ids."""
         return self.folder / f"ids_{feature}"
 
     def rows(self, first: int, last: int) -> NDArray[np.int32]:
-        """Samples ``first`` to ``last``: label, dense features, ids; (last - first, 40)."""
+        """Return samples ``first`` to ``last``: label, dense features, ids; (last - first, 40)."""
         rows = np.empty((last - first, IDS + CATEGORICAL), np.int32)
         begin = 0
         for day in self.days:
@@ -98,10 +98,10 @@ class Samples:
 
 
 def parse_day(files: Sequence[Path], folder: Path, encoding: Encoding) -> Record:
-    """Take a raw day apart: a file of text, or several of parquet.
+    """Parse a raw day: one text file, or several parquet files.
 
     Raises:
-        DataError: a file is damaged or holds a count that has no logarithm, or the day is empty.
+        DataError: a file is damaged or has a count without logarithm, or the day is empty.
     """
     read = read_parts(files) if files[0].suffix == ".parquet" else read_lines(files[0])
     blocks: list[int] = []
@@ -128,7 +128,7 @@ def parse_day(files: Sequence[Path], folder: Path, encoding: Encoding) -> Record
 
 
 def parsed(folders: Sequence[Path], records: Sequence[Record]) -> tuple[Day, ...]:
-    """The days of which :func:`parse_day` left the records."""
+    """Return the days from the records of :func:`parse_day`."""
     return tuple(Day(folder, tuple(record["blocks"])) for folder, record in zip(folders, records, strict=True))
 
 

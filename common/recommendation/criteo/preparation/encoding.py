@@ -1,4 +1,4 @@
-"""What a benchmark makes of raw click logs."""
+"""A benchmark's encoding of raw click logs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from common.recommendation.criteo.sample_rows import SampleFormat
 
 @dataclass(frozen=True)
 class Encoding:
-    """How raw values become rows. Ids of a table are numbered through all days, in the order of first appearance.
+    """Conversion of raw values to rows. Ids of a table are numbered over all days, in order of first appearance.
 
     Attributes:
-        sample_format: of the rows; whether dense features are logarithms or counts follows from it.
-        hotness: of each table, ids of a sample; more than one are drawn for each category.
-        table_rows: of each table, as the benchmark has it.
-        largest: rows of a table of the data at most; numbers are taken modulo of the rows.
-        first_id: of the numbering.
-        numbered_modulo: what raw categories are taken modulo of before they are numbered; None: they stay as they are.
-        rounded: whether numbers of training samples are rounded to float32 on the way, as ids above 2**24 are in the
+        sample_format: format of the rows, which determines whether dense features are logarithms or counts.
+        hotness: for each table, ids per sample; all but the first are drawn at random for each category.
+        table_rows: rows of each table of the benchmark.
+        largest: largest number of rows of a table of the data; ids are taken modulo the rows.
+        first_id: first number of the numbering.
+        numbered_modulo: modulus of raw categories before they are numbered; None: no modulus.
+        rounded: whether numbers of training samples are rounded to float32 on the way, like ids above 2**24 in the
             published data set of DLRM-DCNv2.
     """
 
@@ -34,11 +34,11 @@ class Encoding:
     rounded: bool
 
     def rows_for(self, categories: tuple[int, ...]) -> tuple[int, ...]:
-        """Rows of the tables of data with so many different categories of each."""
+        """Return the table rows for data with these numbers of different categories."""
         return tuple(min(count, self.largest) for count in categories)
 
     def capped(self, rows: int) -> Encoding:
-        """The same with tables of at most so many rows, which is not the benchmark's data where it has larger ones."""
+        """Return the encoding with at most ``rows`` rows per table."""
         return replace(self, largest=min(rows, self.largest))
 
     @property
@@ -47,13 +47,13 @@ class Encoding:
         return self.largest < max(self.table_rows)
 
     def dense_words(self, counts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Dense features as words of a row: ln(x + 3) as float32 bits, or max(x, 0) where counts are stored."""
+        """Return dense features as words: ln(x + 3) as float32 bits, or max(x, 0) where the format stores counts."""
         if not self.sample_format.logarithms:
             return np.maximum(counts, 0)
         return np.log(counts + LOGARITHM_OFFSET, dtype=np.float32).view(np.int32)
 
     def unusable(self, counts: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which counts have no logarithm: x + 3, which is an int32 as in the reference, must be positive."""
+        """Return which counts have no logarithm: x + 3, an int32 as in the reference, must be positive."""
         if not self.sample_format.logarithms:
             return np.zeros(counts.shape, bool)
         return (counts <= -LOGARITHM_OFFSET) | (counts > np.iinfo(np.int32).max - LOGARITHM_OFFSET)

@@ -1,6 +1,6 @@
-"""One id of a feature made to many: the tables of ids that DLRM-DCNv2's data set was made multi-hot with.
+"""Conversion of one id per feature to several: the random id tables of DLRM-DCNv2's multi-hot data set.
 
-A category's first id is its own; the others are drawn once for each category, uniformly from its table.
+The first id of a category is the category itself. The others are drawn once per category, uniformly from its table.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from common.data.atomic import written
 from common.data.stages import Record
 
 SEED = 0
-"""Of numpy's legacy generator, from which all tables are drawn, one behind the other."""
+"""Seed of NumPy's legacy generator, from which all tables are drawn in order."""
 CHUNK = 1 << 22
 """Ids that are drawn at a time."""
 
 
 def write_id_tables(folder: Path, table_rows: Sequence[int], hotness: Sequence[int], chunk: int = CHUNK) -> Record:
-    """Write for each table of more than one id the ids of its categories, int32 (rows, hotness).
+    """Write the ids of all categories, int32 (rows, hotness), for each table with more than one id per sample.
 
     The draws are those of one ``randint(0, rows, size=(rows, hotness - 1))`` for each table.
 
     Args:
-        folder: receives the files.
-        table_rows, hotness: of each table.
-        chunk: about how many ids are drawn at a time, which changes nothing.
+        folder: output folder.
+        table_rows, hotness: rows and ids per sample of each table.
+        chunk: approximate number of ids drawn at a time; does not change the result.
     """
     random = np.random.RandomState(SEED)
     for number, (rows, hot) in enumerate(zip(table_rows, hotness, strict=True)):
@@ -48,11 +48,11 @@ def write_id_tables(folder: Path, table_rows: Sequence[int], hotness: Sequence[i
 
 
 class MultiHot:
-    """Makes rows of one id of each feature to rows of all.
+    """Expands rows with one id per feature to rows with all ids.
 
     Args:
-        folder: what :func:`write_id_tables` filled.
-        table_rows, hotness: of each table.
+        folder: output folder of :func:`write_id_tables`.
+        table_rows, hotness: rows and ids per sample of each table.
     """
 
     def __init__(self, folder: Path, table_rows: Sequence[int], hotness: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class MultiHot:
         ]
 
     def __call__(self, ids_NF: NDArray[np.int32]) -> NDArray[np.int32]:
-        """(N, sum of hotness): each id modulo of its table's rows, and those that were drawn for it."""
+        """Return (N, sum of hotness): each id modulo the rows of its table, and the ids that were drawn for it."""
         ids_NL = np.empty((len(ids_NF), sum(self._hotness)), np.int32)
         column = 0
         for feature, (rows, hot, drawn) in enumerate(zip(self._rows, self._hotness, self._ids, strict=True)):

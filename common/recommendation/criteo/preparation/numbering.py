@@ -1,4 +1,4 @@
-"""Categories numbered in the order of their first appearance, day after day, in memory for the different ones only."""
+"""Numbering of categories in order of first appearance over all days; memory grows with different categories only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from common.data.stages import Record
 from common.recommendation.criteo.preparation.days import Samples
 
 CHUNK = 1 << 24
-"""Rows that are numbered at a time, about."""
+"""Approximate number of rows that are numbered at a time."""
 
 
 class Numbering:
-    """Numbers of raw categories; equal ones have the same. 8 bytes for each different category, sorted.
+    """Numbers of raw categories. Needs 8 bytes for each different category.
 
     Args:
         first_id: number of the first category.
@@ -29,7 +29,7 @@ class Numbering:
         return len(self._known)
 
     def number(self, categories: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """The number of each of ``categories``; those that were not seen before get the next ones in their order."""
+        """Return the number of each of ``categories``. New categories get the next numbers in their order."""
         values, firsts, inverse = np.unique(categories, return_index=True, return_inverse=True)
         places = np.searchsorted(self._known, values)
         new = np.ones(len(values), bool)
@@ -47,14 +47,14 @@ class Numbering:
 
 
 def number_feature(samples: Samples, feature: int, first_id: int, modulo: int | None, chunk: int = CHUNK) -> Record:
-    """Number a categorical feature through all days and write its ids.
+    """Number a categorical feature over all days and write its ids.
 
     Args:
-        samples: of all days.
-        feature: its place, from 0.
+        samples: samples of all days.
+        feature: index of the feature.
         first_id: number of the first category.
-        modulo: of the raw numbers; None leaves them.
-        chunk: about how many rows at a time, which changes nothing.
+        modulo: modulus of the raw numbers; None: no modulus.
+        chunk: approximate number of rows at a time; does not change the result.
     """
     numbering = Numbering(first_id)
     with written(samples.ids_file(feature)) as partial, open(partial, "wb") as file:

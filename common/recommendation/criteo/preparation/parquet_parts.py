@@ -1,8 +1,7 @@
-"""Days of the log as Criteo publishes them on Hugging Face since May 2026: parquet files, about 250 to a day.
+"""Days of the log as published on Hugging Face since May 2026: parquet files, about 250 per day.
 
-A day is a folder ``day=2015-02-15`` of files ``part-NNNNN-….parquet``, which are read in the order of their names. The
-columns are a label, 13 integers and 26 categories of 8 hexadecimal digits; a null stands for a field that is empty in
-the text.
+A day is a folder ``day=2015-02-15`` of files ``part-NNNNN-….parquet``, which are read in the order of their names.
+The columns are a label, 13 integers and 26 categories of 8 hexadecimal digits; null means an empty field in the text.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ _REMEDY = "this is no file of Criteo's click logs"
 
 
 def parts_of(day: Path) -> tuple[Path, ...]:
-    """The files of a day, in their order; none where the folder is missing or empty."""
+    """Return the files of a day in order; none if the folder is missing or empty."""
     return tuple(listed(day, "part-*.parquet"))
 
 
 def day_rows(paths: Sequence[Path]) -> Record:
-    """Count the rows of a day by what the files say of themselves, and check their columns; reads no row.
+    """Count the rows of a day from the files' metadata, and check their columns; read no row.
 
     Raises:
-        DataError: as :func:`read_parts`.
+        DataError: see :func:`read_parts`.
     """
     rows = 0
     for path in paths:
@@ -50,11 +49,10 @@ def day_rows(paths: Sequence[Path]) -> Record:
 
 
 def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[Lines]:
-    """Read the files of a day, some rows at a time.
+    """Yield the rows of a day's files, in batches.
 
     Raises:
-        DataError: a file cannot be read as parquet, lacks a column or has one of another type, or a row is not as it
-            should be.
+        DataError: a file cannot be read as parquet, lacks a column or has one of another type, or a row is invalid.
     """
     for path in paths:
         row = 1
@@ -68,7 +66,7 @@ def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[
 
 @contextmanager
 def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a file that has the columns; what goes wrong with reading it inside of the block, too, is a DataError."""
+    """Open a file and check its columns. Errors from reading it inside the block become a DataError too."""
     try:
         with parquet.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow)
@@ -90,7 +88,7 @@ def _check_columns(path: Path, schema: pyarrow.Schema) -> None:
 
 
 def _as_of_text(origin: Origin, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """The columns in their order and with the types that text is read with."""
+    """Return the columns in order and with the types that reading text gives."""
     columns = []
     for name in COLUMNS:
         column, kind = batch.column(name), pyarrow.int32() if name in INTEGERS else pyarrow.string()

@@ -1,7 +1,7 @@
-"""From raw days to the two files that a run reads, stage by stage; every stage continues where it was interrupted.
+"""Stages from raw days to the two files that a run reads; every stage can continue after an interruption.
 
-The days are parsed one by one and numbered feature by feature; training samples are then put into their order, and all
-samples are written with all of their ids. What lies between is deleted with the folder that it is in.
+Days are parsed one by one and numbered feature by feature. Then training samples are shuffled, and all samples are
+written with all of their ids. The caller deletes the intermediate files with their folder.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from common.recommendation.criteo.preparation.raw_days import MULTI_HOT, PARQUET
 from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
 BLOCK_ROWS = 1 << 16
-"""Rows that get all of their ids at a time."""
+"""Rows whose ids are expanded at a time."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the stages made.
+    """Result of the stages.
 
     Attributes:
-        files: below the prepared folder.
-        table_rows: of each table: ids are below.
-        train_samples, eval_samples: in the files.
+        files: the files in the prepared folder.
+        table_rows: for each table, a number above all of its ids.
+        train_samples, eval_samples: numbers of samples in the files.
     """
 
     files: dict[str, FileEntry]
@@ -49,11 +49,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes rows of one id of each feature to those of the prepared files.
+    """Converts rows with one id per feature to rows of the prepared files.
 
     Attributes:
-        folder: of the ids of tables (:func:`multi_hot.write_id_tables`).
-        table_rows, hotness: of each table.
+        folder: folder of the id tables (:func:`multi_hot.write_id_tables`).
+        table_rows, hotness: rows and ids per sample of each table.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Encoder:
     hotness: tuple[int, ...]
 
     def write(self, rows: NDArray[np.int32], output: RowOutput, place: int, rounded: bool) -> None:
-        """Write ``rows`` (N, 40) to those of ``output`` from ``place`` on; ids may be ``rounded`` to float32 before."""
+        """Write ``rows`` (N, 40) to ``output`` from row ``place`` on; round ids to float32 before if ``rounded``."""
         expand = multi_hot.MultiHot(self.folder, self.table_rows, self.hotness)
         for first in range(0, len(rows), BLOCK_ROWS):
             block = rows[first : first + BLOCK_ROWS]
@@ -72,7 +72,7 @@ class Encoder:
 def write_bucket(
     pieces: Sequence[Path], first: int, last: int, encoder: Encoder, output: RowOutput, rounded: bool
 ) -> Record:
-    """Write training rows ``first`` to ``last`` of what the pieces hold (:func:`shuffle.read_bucket`)."""
+    """Write training rows ``first`` to ``last`` from the pieces (:func:`shuffle.read_bucket`)."""
     encoder.write(shuffle.read_bucket(pieces, first, last), output, first, rounded)
     return {"rows": last - first}
 
@@ -80,13 +80,13 @@ def write_bucket(
 def write_evaluation(
     samples: Samples, before: int, first: int, last: int, encoder: Encoder, output: RowOutput
 ) -> Record:
-    """Write rows ``first`` to ``last`` of those that follow the first ``before`` samples, in their order."""
+    """Write rows ``first`` to ``last`` of the samples after the first ``before`` samples, in their order."""
     encoder.write(samples.rows(before + first, before + last), output, first, False)
     return {"rows": last - first}
 
 
 def checksum(path: Path, md5: bool) -> Record:
-    """Size and SHA-256 of a file, and its MD5 if asked for."""
+    """Return size and SHA-256 of a file, and its MD5 if requested."""
     return asdict(file_entry(path, md5))
 
 
@@ -94,12 +94,11 @@ class Pipeline:
     """One preparation.
 
     Args:
-        raw: the raw folder.
-        encoding: what the benchmark makes of it.
-        data_dir: receives the two files.
-        work_dir: receives what lies between, and the records of the stages.
+        encoding: the benchmark's encoding.
+        data_dir: output folder for the two files.
+        work_dir: folder for intermediate files and the records of the stages.
         workers: processes.
-        memory: bytes that one of them has for rows; beside it the order of the training samples takes 8 bytes of each.
+        memory: bytes per process for rows; in addition, the order of the training samples needs 8 bytes per sample.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Pipeline:
         self.stages = Stages(work_dir / "records", workers)
 
     def run(self) -> Made:
-        """Do all that is left to do.
+        """Run all remaining stages.
 
         Raises:
             DataError: raw files are damaged, or the disk is too small.
@@ -162,7 +161,7 @@ class Pipeline:
         return days
 
     def _count(self, stage: str, day_rows: Callable[[Sequence[Path]], Record]) -> list[int]:
-        """Samples of the days, of which none has been read yet."""
+        """Return the numbers of samples of the days, which have not been read yet."""
         tasks = {f"{day}": (files,) for day, files in enumerate(self.raw.files)}
         counts = [int(record["rows"]) for record in self.stages.run(stage, tasks, day_rows).values()]
         for day, count in enumerate(counts):
@@ -215,7 +214,7 @@ class Pipeline:
         )
 
     def _begin(self, outputs: Sequence[RowOutput], stages: Sequence[str], between: int) -> None:
-        """Make room for files of which nothing is there; what was noted of them is forgotten."""
+        """Reserve space for output files that do not exist yet, and delete old records about them."""
         missing = [(output, stage) for output, stage in zip(outputs, stages, strict=True) if not output.begun]
         if missing:
             require_space(self.data_dir, between + sum(output.size for output, _ in missing))

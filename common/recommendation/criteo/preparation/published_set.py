@@ -1,4 +1,4 @@
-"""The published multi-hot data set, as numpy's files of each day, to rows; its training days are shuffled already."""
+"""Conversion of the published multi-hot data set (``.npy`` files), whose training days are already shuffled."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from common.untrusted.array_file import parse_header
 from common.untrusted.regular_file import open_regular
 
 _LOCAL_HEADER = 30
-"""Bytes before the name of a member of a zip file; the lengths of name and extra field are the last two numbers."""
+"""Bytes before the name of a member of a zip file; the last two numbers are the lengths of name and extra field."""
 
 
 def day_rows(files: Sequence[Path]) -> Record:
     """Count the samples of a day, and check dtypes and shapes of labels and dense features.
 
     Raises:
-        DataError: a file is damaged, or they have not the same number of samples.
+        DataError: a file is damaged, or the numbers of samples differ.
     """
     labels, dense = _array(files[0], "<i4", 1), _array(files[1], "<f4", DENSE)
     if len(labels) != len(dense):
@@ -45,18 +45,16 @@ def convert_block(
     table_rows: Sequence[int],
     hotness: Sequence[int],
 ) -> Record:
-    """Write samples ``first`` to ``last`` of a day to rows from ``place`` on.
+    """Write samples ``first`` to ``last`` of a day to rows of ``output`` from ``place`` on.
 
     Args:
-        files: of the day: labels, dense features, ids.
-        first, last: samples of the day.
-        output: the file.
-        place: of the first of them in it.
-        table_rows, hotness: of each table.
+        files: files of the day: labels, dense features, ids.
+        place: row of ``output`` for the first sample.
+        table_rows, hotness: rows and ids per sample of each table.
 
     Raises:
-        DataError: a file is damaged, a label is neither 0 nor 1, a dense feature is not finite, or an id is beyond its
-            table.
+        DataError: a file is damaged, a label is neither 0 nor 1, a dense feature is not finite, or an id is outside
+            its table.
     """
     rows = np.empty((last - first, IDS + sum(hotness)), np.int32)
     rows[:, :1] = _array(files[0], "<i4", 1)[first:last]
@@ -94,7 +92,7 @@ def _array(path: Path, dtype: str, width: int) -> NDArray[Any]:
 
 
 def _member(path: Path, table: int, hot: int) -> NDArray[Any]:
-    """The ids of a table, (samples, hot), mapped where they lie in the zip file."""
+    """Return the ids of a table, (samples, hot), mapped from their position in the zip file."""
     try:
         with open_regular(path) as packed, bounded_zip(packed) as archive:
             info = archive.getinfo(f"{table}.npy")

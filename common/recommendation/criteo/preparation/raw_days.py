@@ -1,4 +1,4 @@
-"""The raw folder: the days of the log as text or as parquet, or the published data set that is multi-hot already."""
+"""The raw folder: days of the log as text or parquet, or the published multi-hot data set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.recommendation.criteo.sample_rows import DAYS
 
 TEXT, PARQUET, MULTI_HOT = "text", "parquet", "multi-hot"
 """Forms of a raw folder."""
-_ENDS = 1 << 16  # bytes of each end of a file that its fingerprint has
+_ENDS = 1 << 16  # bytes at the start and at the end of a file that enter its fingerprint
 
 PUBLISHED_ROWS = (
     *(195_841_983, 199_563_535, 196_792_019, 181_115_208, 152_115_810, 172_548_507, 204_846_845, 200_801_003),
@@ -28,11 +28,11 @@ PUBLISHED_ROWS = (
 )
 """Samples of each published day."""
 PUBLISHED_COUNTS = {"train_samples": sum(PUBLISHED_ROWS[:-1]), "eval_samples": -(-PUBLISHED_ROWS[-1] // 2)}
-"""Samples of the prepared data; those of the last day's first half are evaluated."""
+"""Samples of the prepared data; the first half of the last day is evaluated."""
 
 
 def multi_hot_names(day: int) -> tuple[str, str, str]:
-    """The files of a day of the published multi-hot set: labels, dense features, ids."""
+    """Return the file names of a day of the published multi-hot set: labels, dense features, ids."""
     return f"day_{day}_labels.npy", f"day_{day}_dense.npy", f"day_{day}_sparse_multi_hot.npz"
 
 
@@ -41,11 +41,11 @@ class RawDays:
     """A raw folder.
 
     Attributes:
-        folder: where the days are.
-        form: ``TEXT`` with one file a day, ``PARQUET`` with a folder of files a day, or ``MULTI_HOT``, the published
-            set with files of :func:`multi_hot_names`.
-        files: of every day, in the order of the days.
-        stand_in: what describes generated data; None for real ones.
+        folder: folder of the days.
+        form: ``TEXT`` with one file per day, ``PARQUET`` with a folder of files per day, or ``MULTI_HOT``, the
+            published set with the files of :func:`multi_hot_names`.
+        files: files of every day, in the order of the days.
+        stand_in: description of synthetic data; None for real data.
     """
 
     folder: Path
@@ -54,14 +54,14 @@ class RawDays:
     stand_in: dict[str, Any] | None
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, sizes and ends of all files; reads 128 KiB of each."""
+        """Return SHA-256 over names, sizes, starts and ends of all files; reads 128 KiB of each."""
         return fingerprint_of(self.folder, (path for day in self.files for path in day), self.stand_in)
 
     def check_rows(self, day: int, rows: int) -> None:
-        """Refuse a real day that is not whole.
+        """Refuse an incomplete real day.
 
         Raises:
-            DataError: it has other than the published number of samples.
+            DataError: the number of samples differs from the published one.
         """
         if self.stand_in is not None or rows == PUBLISHED_ROWS[day]:
             return
@@ -76,12 +76,12 @@ class RawDays:
 
 
 def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, Any] | None) -> str:
-    """SHA-256 over names below ``folder``, sizes and ends of ``files``; reads 128 KiB of each.
+    """Return SHA-256 over relative names, sizes, starts and ends of ``files``; reads 128 KiB of each.
 
     Args:
-        folder: of the files.
-        files: in their order.
-        described: what describes generated data; None for real ones.
+        folder: parent folder of the files.
+        files: the files in order.
+        described: description of synthetic data; None for real data.
     """
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for path in files:
@@ -94,9 +94,9 @@ def fingerprint_of(folder: Path, files: Iterable[Path], described: Mapping[str, 
 
 
 def open_raw(raw_dir: Path) -> RawDays:
-    """See what a raw folder, or one below it, holds.
+    """Find the raw data in a folder or one below it.
 
-    This is the first of the following of which anything is there: the published multi-hot set; days as parquet,
+    The result is the first of these forms of which any file exists: the published multi-hot set; days as parquet,
     ``day=2015-02-15`` to ``day=2015-03-10``; days as text, ``day_0`` to ``day_23``, also ``.gz``.
 
     Raises:

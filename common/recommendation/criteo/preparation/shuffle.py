@@ -1,9 +1,9 @@
-"""The order of the training samples: the permutation of the published data set, applied in bounded memory.
+"""Order of the training samples: the permutation of the published data set, applied in bounded memory.
 
-The published set was made by shuffling a matrix of all samples with numpy's legacy generator. The same generator puts a
-list of their numbers into the same order, which is all that is kept in memory; 8 bytes a sample. Then each *piece*, a
-range of old rows, is written in the order of its new places, and each *bucket*, a range of new rows, collects its own
-from all pieces. Pieces and buckets are independent of one another.
+The published set was shuffled as a matrix of all samples with NumPy's legacy generator. The same generator puts a
+list of sample numbers into the same order; only this list is kept in memory, 8 bytes per sample. Then each *piece*, a
+range of old rows, is written in the order of the new rows, and each *bucket*, a range of new rows, collects its rows
+from all pieces. Pieces are independent of one another, and so are buckets.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from common.recommendation.criteo.sample_rows import CATEGORICAL, IDS, WORD
 
 SEED = 0
 WORDS = IDS + CATEGORICAL
-"""Of a sample with one id of each feature."""
+"""Words of a sample with one id per feature."""
 BYTES_PER_ROW = 3 * WORDS * WORD + 16
-"""Memory that a row of a piece takes, and of a bucket: rows, a sorted copy, and what is made of them in blocks."""
+"""Memory per row of a piece or bucket: the row, a sorted copy, and the converted block."""
 _BLOCK = 1 << 26
 
 
 def shuffled(samples: int) -> NDArray[np.uint32]:
-    """The old number of the sample at each new place.
+    """Return the old number of the sample at each new position.
 
     Raises:
         ValueError: too many samples for 32 bits.
@@ -42,7 +42,7 @@ def shuffled(samples: int) -> NDArray[np.uint32]:
 
 
 def write_places(path: Path, samples: int) -> Record:
-    """Write the new place of each old sample, uint32 without a header."""
+    """Write the new position of each old sample, uint32 without a header."""
     order = shuffled(samples)
     places = np.empty(samples, np.uint32)
     for first in range(0, samples, _BLOCK):
@@ -54,7 +54,7 @@ def write_places(path: Path, samples: int) -> Record:
 
 
 def write_piece(samples: Samples, places: Path, first: int, last: int, path: Path) -> Record:
-    """Write old rows ``first`` to ``last`` to ``path`` in the order of their new places, and those to a file beside it.
+    """Write old rows ``first`` to ``last`` in the order of their new positions, and the positions to a second file.
 
     Raises:
         DataError: a file is shorter than it was.
@@ -73,7 +73,7 @@ def read_bucket(pieces: Sequence[Path], first: int, last: int) -> NDArray[np.int
     """Collect new rows ``first`` to ``last`` from all pieces, (last - first, 40).
 
     Raises:
-        DataError: the pieces have not each of these rows.
+        DataError: the pieces do not have all of these rows.
     """
     rows = np.empty((last - first, WORDS), np.int32)
     found = 0

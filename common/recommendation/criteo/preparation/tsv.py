@@ -1,7 +1,7 @@
-"""Days of the log as Criteo publishes them: lines of a label, 13 integers and 26 hexadecimal categories.
+"""Days of the log as text: lines of a label, 13 integers and 26 hexadecimal categories.
 
-Fields are separated by tabs; all but the label may be empty, which counts as 0. Negative integers occur; categories are
-unsigned numbers of 32 bits. The last line of a day may lack its line feed.
+Fields are separated by tabs. All but the label may be empty, which counts as 0. Integers may be negative; categories
+are unsigned 32-bit numbers. The last line of a day may lack its line feed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.recommendation.criteo.sample_rows import CATEGORICAL, DENSE
 BLOCK_BYTES = 16 << 20
 """Bytes of text that are parsed at a time."""
 DIGITS = 8
-"""Most hexadecimal digits of a category."""
+"""Largest number of hexadecimal digits of a category."""
 _DIGITS_OF = np.full(256, 255, np.uint8)
 for _value, _digits in enumerate(zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)):
     _DIGITS_OF[list(_digits)] = _value
@@ -37,19 +37,18 @@ SAMPLE = (
     "rows a day, and another transfer gives the same; take the parquet files that replaced them, or a whole copy of "
     "the text"
 )
-"""What to know about a day of text that is not whole."""
+"""Explanation for an incomplete day of text, for messages."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where some lines come from, for messages.
+    """Source of some lines, for messages.
 
     Attributes:
-        path: the file.
         first: number of the first of the lines in the file, from 1.
-        unit: what the file has: lines or rows.
+        unit: unit of the file: line or row.
         columns: names of the 40 columns.
-        remedy: what to do about a line that is wrong.
+        remedy: what to do about a wrong line.
     """
 
     path: Path
@@ -59,19 +58,19 @@ class Origin:
     remedy: str
 
     def fault(self, line: int, says: str) -> DataError:
-        """The error of a line, counted from 0 among these lines, of which a message ``says`` what is wrong."""
+        """Return the error for a line, counted from 0 among these lines; ``says`` describes what is wrong."""
         return DataError(f"{self.path}: {self.unit} {self.first + line:,} {says}; {self.remedy}")
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Some lines of a day, N of them.
+    """N lines of a day.
 
     Attributes:
-        origin: where they come from.
+        origin: their source.
         labels: int32, (N,), 0 or 1.
         counts: int32, (N, 13).
-        categories: uint32, 26 times (N,).
+        categories: uint32, 26 arrays (N,).
     """
 
     origin: Origin
@@ -81,10 +80,10 @@ class Lines:
 
 
 def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
-    """Read a day, also one compressed by gzip (``.gz``), a block of text at a time.
+    """Yield the lines of a day, a block of text at a time; gzip (``.gz``) is supported.
 
     Raises:
-        DataError: the file cannot be read, or a line is not as it should be.
+        DataError: the file cannot be read, or a line is invalid.
     """
     types = {LABEL: pyarrow.int32(), **dict.fromkeys(INTEGERS, pyarrow.int32())}
     types |= dict.fromkeys(CATEGORIES, pyarrow.string())
@@ -106,10 +105,10 @@ def read_lines(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[Lines]:
 
 
 def converted(origin: Origin, batch: pyarrow.RecordBatch) -> Lines:
-    """Turn a batch of the 40 columns, numbers as int32 and categories as strings, into lines.
+    """Convert a batch of the 40 columns, numbers as int32 and categories as strings, to lines.
 
     Raises:
-        DataError: a label is missing or neither 0 nor 1, or a category is no hexadecimal number.
+        DataError: a label is missing or neither 0 nor 1, or a category is not a hexadecimal number.
     """
     numbers = [batch.column(place) for place in range(1 + DENSE)]
     if numbers[0].null_count:
@@ -132,7 +131,7 @@ def converted(origin: Origin, batch: pyarrow.RecordBatch) -> Lines:
 
 
 def hexadecimal(texts: pyarrow.StringArray) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """The numbers that texts write, 0 where there is none, and the places of texts that write no number."""
+    """Return the values of hexadecimal texts, 0 for empty ones, and the indices of invalid texts."""
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
     if data is None or bounds[-1] == bounds[0]:
