@@ -1,1 +1,1 @@
-"""What a run shows of itself: progress, metrics, profiles, summary."""
+"""Output of a run for its user: progress, metrics, profiles and summary."""

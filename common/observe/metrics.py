@@ -1,4 +1,4 @@
-"""Measurements of every step as JSON lines, and optionally for TensorBoard."""
+"""Write measurements of every step as JSON lines, and optionally as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ TENSORBOARD = OptionalPackage("tensorboard", ("torch.utils.tensorboard:SummaryWr
 
 
 class MetricsWriter:
-    """Writes one JSON object per step to a file of this rank; TensorBoard events come from rank 0 alone.
+    """Writes one JSON object per step to one file per rank, and TensorBoard events on rank 0.
 
-    Rank 0 writes the evaluations of the run to ``evaluations.jsonl`` beside it. A rank that only evaluates writes one
-    object per evaluation, which has no ``step``, to its own file.
+    Rank 0 also writes the evaluations of the run to ``evaluations.jsonl`` in the same folder. A rank that only
+    evaluates writes one object per evaluation, without ``step``, to its own file.
 
-    Lines are kept for up to a second, then appended with one system call each, so that a reader and a killed
-    run never meet half a line. A run that resumes appends.
+    Lines are buffered for about ``FLUSH_SECONDS``, then each is appended with one system call, so that a reader does
+    not see partial lines. A resumed run appends to the files.
 
     Args:
-        path: the file; its folder is made.
-        rank: this process's rank.
-        tensorboard_dir: also write TensorBoard events there.
-        clock: seconds since the epoch.
+        path: file of this rank; its folder is created.
+        tensorboard_dir: folder for TensorBoard events; None for no events.
+        clock: function that returns seconds since the epoch.
 
     Raises:
         ConfigError: ``tensorboard_dir`` is given and the tensorboard package is missing.
@@ -68,15 +67,14 @@ class MetricsWriter:
         data_wait_ms: float | None = None,
         **values: float,
     ) -> None:
-        """Record a step.
+        """Record a step. Values that are None or not finite become null in the file.
 
         Args:
-            step: number of the step.
             samples: training samples so far, over all ranks.
-            loss: the training loss; null in the file when unknown or not finite.
-            step_ms: duration of the step, milliseconds.
-            data_wait_ms: part of it spent waiting for data, milliseconds.
-            values: further figures under their names.
+            loss: training loss; None if unknown.
+            step_ms: duration of the step.
+            data_wait_ms: part of ``step_ms`` that was spent waiting for data.
+            values: further values by name.
         """
         now = self._clock()
         record: dict[str, float | int | None] = {"step": step, "samples": samples, "loss": loss, **values}
@@ -90,13 +88,13 @@ class MetricsWriter:
             self.flush()
 
     def evaluation(self, samples: int, values: dict[str, float], *, seconds: float, waited_seconds: float) -> None:
-        """Record a score of the run, on rank 0.
+        """Record a score of the run. Ranks other than 0 ignore the call.
 
         Args:
-            samples: training samples that the weights had seen.
-            values: of the metrics.
-            seconds: that the evaluation took.
-            waited_seconds: of these, that training stood still for it.
+            samples: training samples before these weights.
+            values: value of each metric.
+            seconds: duration of the evaluation.
+            waited_seconds: part of ``seconds`` during which training waited.
         """
         if self._evaluations is not None:
             times = {"seconds": seconds, "waited_seconds": waited_seconds, "time": round(self._clock(), 3)}
@@ -109,21 +107,21 @@ class MetricsWriter:
         """Record an evaluation on a rank that only evaluates.
 
         Args:
-            index: its number in the run, from 0.
-            samples: nominal training samples that the weights had seen, which the schedule counts.
-            values: figures under their names.
+            index: number of the evaluation in the run, from 0.
+            samples: nominal training samples before these weights, as the schedule counts them.
+            values: measurements by name.
         """
         self._steps.add({"evaluation": index, "samples": samples, **values, "time": round(self._clock(), 3)})
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """Write the buffered lines."""
         self._flushed = self._clock()
         self._steps.flush()
         if self._evaluations is not None:
             self._evaluations.flush()
 
     def close(self) -> None:
-        """Write what is kept and close the files."""
+        """Write the buffered lines and close the files."""
         try:
             self._steps.close()
         finally:
@@ -135,7 +133,7 @@ class MetricsWriter:
 
 
 class _Lines:
-    """A file of JSON lines that grows by whole lines; nothing is written after it was closed."""
+    """A file of JSON lines to which only whole lines are appended. After it is closed, further records are ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -148,19 +146,19 @@ class _Lines:
             raise self._failure(error) from error
 
     def add(self, record: dict[str, float | int | None]) -> None:
-        """Keep a record until the next flush; figures that are not finite become null."""
+        """Buffer a record until the next flush. Numbers that are not finite become null."""
         if self._file >= 0:
             finite = {name: _finite(value) for name, value in record.items()}
             self._kept.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """Write the buffered lines."""
         lines, self._kept = self._kept, []
         for line in lines:
             self._append(line)
 
     def close(self) -> None:
-        """Write what is kept and close the file."""
+        """Write the buffered lines and close the file."""
         if self._file < 0:
             return
         try:
@@ -175,7 +173,7 @@ class _Lines:
                 written = os.write(self._file, line)
                 if written == len(line):
                     return
-                # A full disk takes part of a line: take that part back and let the second attempt say why.
+                # A full disk accepts only part of a line: remove that part. The second attempt raises the reason.
                 os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             except OSError as error:
                 raise self._failure(error) from error

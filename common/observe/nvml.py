@@ -1,7 +1,8 @@
-"""NVIDIA's management library: which GPUs a process sees, their power and clocks, and the option that moves power.
+"""NVIDIA's management library (NVML): visible GPUs, their power and clocks, and the power mode vboost.
 
-Nothing here initialises CUDA, and nothing changes a GPU but :func:`set_power_mode`, which a run calls only when asked.
-Functions take ``nvml``, the module ``pynvml`` or an object with its functions.
+Only :func:`set_power_mode` changes a GPU, and a run calls it only if ``system.vboost`` is set. No function initialises
+CUDA, except :func:`device_uuid` for a CUDA device. Arguments ``nvml`` take the module ``pynvml`` or an object with its
+functions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NVIDIA_SMI_SECONDS = 30.0
 
 
 def open_nvml() -> Any:
-    """The module ``pynvml``, initialised.
+    """Initialise NVML and return the module ``pynvml``.
 
     Raises:
         DeviceError: there is no driver, or its library cannot be used.
@@ -38,19 +39,19 @@ def open_nvml() -> Any:
 
 
 def pci_bus_ids(environment: Mapping[str, str] | None = None, nvml: Any = None) -> list[str]:
-    """PCI bus ids of the CUDA devices that this process sees, in CUDA's order, in sysfs' form ``0000:ab:00.0``.
+    """Return PCI bus ids of the visible CUDA devices, in CUDA's order and in the sysfs form ``0000:ab:00.0``.
 
-    Follows ``CUDA_VISIBLE_DEVICES`` (numbers, UUIDs or their beginnings, MIG instances) and ``CUDA_DEVICE_ORDER``, as
-    the CUDA C++ Programming Guide, "CUDA Environment Variables", says: what follows an entry that is no device is not
-    visible. CUDA's own order puts the fastest GPU first; among GPUs of one model it is the order of the bus ids.
+    ``CUDA_VISIBLE_DEVICES`` may have numbers, UUIDs or their prefixes, and MIG instances. As the CUDA C++ Programming
+    Guide ("CUDA Environment Variables") says, devices after the first invalid entry are not visible. By default, CUDA
+    puts the fastest GPU first; GPUs of one model are in the order of their bus ids.
 
     Args:
-        environment: default: this process's.
-        nvml: default: the driver's; without a driver the list is empty.
+        environment: environment variables; None for those of this process.
+        nvml: None for the installed driver. Without a driver the list is empty.
 
     Raises:
-        DeviceError: the GPUs are of several models and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``, so that only CUDA
-            knows which of them a number means; or a GPU does not answer.
+        DeviceError: a GPU does not answer, or the order is unknown: the GPUs have different models, their numbers are
+            needed, and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``.
     """
     environment = os.environ if environment is None else environment
     if nvml is None:
@@ -80,13 +81,13 @@ def _visible_bus_ids(environment: Mapping[str, str], nvml: Any) -> list[str]:
         if handle is None:
             break
         chosen.append(bus_id(nvml, handle))
-    # CUDA shows no device at all when one is named twice; instances of one GPU share its bus id.
+    # If a device is named twice, CUDA shows no device at all. MIG instances of one GPU share its bus id.
     twice = len(set(chosen)) < len(chosen) and not any(entry.startswith("MIG-") for entry in entries)
     return [] if twice else chosen
 
 
 def bus_id(nvml: Any, handle: Any) -> str:
-    """A GPU's PCI bus id as sysfs writes it; NVML's own form has a domain of eight digits and capitals."""
+    """Return the PCI bus id of a GPU in sysfs form. NVML uses an eight-digit domain and upper case instead."""
     text = nvml.nvmlDeviceGetPciInfo(handle).busId
     domain, _, rest = (text.decode() if isinstance(text, bytes) else str(text)).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
@@ -102,7 +103,7 @@ def _require_known_order(handles: Sequence[Any], environment: Mapping[str, str],
 
 
 def _visible_device(entry: str, handles: Sequence[Any], uuids: Sequence[str], nvml: Any) -> Any:
-    """The GPU that an entry of ``CUDA_VISIBLE_DEVICES`` means; None if it is none."""
+    """Return the NVML handle of an entry of ``CUDA_VISIBLE_DEVICES``; None if the entry is invalid."""
     if entry.isdecimal():
         return handles[int(entry)] if int(entry) < len(handles) else None
     if entry.startswith("MIG-"):
@@ -115,19 +116,19 @@ def _visible_device(entry: str, handles: Sequence[Any], uuids: Sequence[str], nv
 
 
 def device_uuid(device: torch.device) -> str | None:
-    """UUID of a CUDA device in NVML's form, from CUDA itself; None for another device."""
+    """Return the UUID of a CUDA device in the form of NVML, read through CUDA; None for other devices."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 class GpuMeter:
-    """Reads one GPU's power, clocks, temperature and load, about once a second by default, in a thread of its own.
+    """Reads power, clocks, temperature and utilization of one GPU periodically in a separate thread.
 
-    Where there is no NVML or no such GPU it never has a figure; a figure that the GPU does not tell is left out.
+    Without NVML or without the GPU, all results are empty. Values that the GPU does not report are omitted.
 
     Args:
-        uuid: of the GPU, as :func:`device_uuid` gives it; None for none.
-        nvml: default: the driver's.
-        interval_seconds: between two readings.
+        uuid: UUID of the GPU from :func:`device_uuid`; None to measure nothing.
+        nvml: None for the installed driver.
+        interval_seconds: time between two readings.
     """
 
     def __init__(self, uuid: str | None, nvml: Any = None, interval_seconds: float = SAMPLE_SECONDS) -> None:
@@ -154,9 +155,7 @@ class GpuMeter:
         self._thread.start()
 
     def read(self) -> dict[str, float]:
-        """The figures of this moment: ``power_w``, ``sm_clock_mhz``, ``memory_clock_mhz``, ``temperature_c``,
-        ``utilization_percent``; those that the GPU tells.
-        """
+        """Return the current values that the GPU reports. Names end with the unit, for example ``power_w``."""
         nvml, handle = self._nvml, self._handle
         if handle is None:
             return {}
@@ -174,24 +173,24 @@ class GpuMeter:
         return figures
 
     def sample(self) -> dict[str, float]:
-        """The newest figures, once: empty until there are newer ones. Never waits for the GPU."""
+        """Return the latest reading, or nothing if it was already returned. Never waits for the GPU."""
         fresh, self._fresh = self._fresh, {}
         return fresh
 
     def means(self) -> dict[str, float]:
-        """The mean of every figure over the thread's readings since the last call; empty where there was none."""
+        """Return the mean of each value over the thread's readings since the last call; empty without readings."""
         with self._lock:
             found = {name: total / self._counts[name] for name, total in self._sums.items()}
             self._sums, self._counts = {}, {}
         return found
 
     def energy_joules(self) -> float | None:
-        """Energy that the GPU took since this meter began; None where it does not count it."""
+        """Return the energy that the GPU used since this meter was created; None if the GPU does not report it."""
         now = self._energy()
         return None if now is None or self._energy_at_start is None else now - self._energy_at_start
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
@@ -217,20 +216,20 @@ class GpuMeter:
 def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callable[[], None]:
     """Move power from a GPU's memory system to its tensor cores: ``nvidia-smi boost-slider --vboost``.
 
-    Public NVML has no call for it. It changes the GPU for every process until it is changed back, so call what this
-    returns at the end of the run; a killed process leaves the GPU as it was set.
+    The public NVML has no call for this. The level applies to all processes until it is set back, so call the returned
+    function at the end of the run. If the process is killed, the GPU keeps the new level.
 
     Args:
-        level: 0 is the driver's default; NVIDIA's submissions of large language models use 1.
+        level: 0 is the default of the driver; NVIDIA's submissions of large language models use 1.
         gpu: UUID or PCI bus id.
-        command: the program.
+        command: name or path of nvidia-smi.
 
     Returns:
-        A function that sets the level that was found; it raises DeviceError as this one does.
+        A function that restores the previous level and can raise DeviceError, too.
 
     Raises:
-        ConfigError: the level is negative, or above the GPU's highest.
-        DeviceError: the option is not permitted, or this GPU or driver does not have it; in nvidia-smi's words.
+        ConfigError: the level is negative, or above the highest level of the GPU.
+        DeviceError: the option is not permitted, or this GPU or driver does not have it.
     """
     if level < 0:
         raise ConfigError(f"vboost={level}: the levels start at 0")
@@ -248,7 +247,7 @@ def _apply_power_mode(level: int, gpu: str, command: str) -> None:
 
 
 def _power_mode(gpu: str, command: str) -> tuple[int, int]:
-    """The level of the slider and its highest, from the row ``| 0  vboost  4  0 |`` of the list."""
+    """Return the current and the highest level. They are in a row such as ``| 0  vboost  4  0 |``, highest first."""
     said = _nvidia_smi(command, gpu, "--list")
     for line in said.splitlines():
         numbers = re.findall(r"\d+", line.partition("vboost")[2])

@@ -1,4 +1,4 @@
-"""What a run has come to: plain values, known once it has ended."""
+"""The outcome of a training run, as plain values that are known after its end."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Outcome:
-    """A training run that has ended by itself.
+    """The values of a training run that ended regularly, whether it reached the target or not.
 
     Attributes:
-        status: ``"success"`` or ``"aborted"``.
-        ruleset: version of the rules that it ran under.
-        seed: of the run.
-        resumed: it continued from a checkpoint.
-        seconds: from run_start to run_stop.
-        samples: training samples done in that time, over all ranks.
-        steps: optimizer steps, those before a resumed run's checkpoint too.
-        overflows: of the run's own steps, those that changed nothing since their gradients were not finite.
+        status: ``"success"``, ``"aborted"``, or ``"unscored"`` while checkpoints wait for ``mlperf-suite score``.
+        ruleset: version of the MLPerf rules.
+        resumed: whether the run continued from a checkpoint.
+        seconds: time from run_start to run_stop.
+        samples: training samples in that time, over all ranks.
+        steps: optimizer steps, including those before the checkpoint of a resumed run.
+        overflows: steps since the start or resumption that updated nothing because a gradient was not finite.
         losses: (training samples, loss) of each step.
         history: (training samples, metric to value) of each evaluation.
-        evaluations: how many there were in this run.
-        evaluation_seconds: that they took together.
-        hidden_seconds: of these, that training went on behind.
-        energy_joules: that this rank's GPU took, initialisation included; None where it is not known.
-        log: the run's log.
-        output_dir: folder of the run.
+        evaluations: number of evaluations since the start or resumption.
+        evaluation_seconds: total duration of these evaluations.
+        hidden_seconds: part of ``evaluation_seconds`` that overlapped with training.
+        energy_joules: energy of the GPU of this rank, including initialisation; None if unknown.
+        log: path of the MLPerf log.
     """
 
     status: str
@@ -49,5 +47,5 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Training samples per second over the run."""
+        """Training samples per second, over ``seconds``."""
         return self.samples / self.seconds

@@ -1,4 +1,4 @@
-"""A window of steps under torch.profiler: one Chrome trace and one table for each rank."""
+"""Profile a window of steps with torch.profiler: one Chrome trace and one table per rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class ProfileWindow:
     """Profiles the steps ``first`` to ``last``, both included.
 
     Args:
-        first: first step of the window; None profiles nothing.
-        last: last step of the window.
-        output_dir: where ``profile_rank<r>_steps<first>-<last>.json`` (chrome://tracing, Perfetto) and ``.txt`` go.
-        rank: this process's rank.
+        first: first step of the window; None to profile nothing.
+        output_dir: folder for ``profile_rank<r>_steps<first>-<last>.json`` (for chrome://tracing or Perfetto) and
+            the table with the ending ``.txt``.
     """
 
     def __init__(self, first: int | None, last: int, output_dir: Path, rank: int) -> None:
@@ -34,7 +33,7 @@ class ProfileWindow:
 
     @classmethod
     def parse(cls, text: str | None, output_dir: Path = Path("."), rank: int = 0) -> ProfileWindow:
-        """The window that ``text`` asks for: ``"steps:100-110"``; None or "" for none.
+        """Return the window for a text such as ``"steps:100-110"``. None or "" profiles nothing.
 
         Raises:
             ConfigError: the text has another form, or the window is empty.
@@ -52,7 +51,7 @@ class ProfileWindow:
         return self._profiler is not None
 
     def before(self, step: int) -> None:
-        """Call before every step; starts the profiler at the first step of the window."""
+        """Start the profiler if ``step`` is in the window and it is not running. Call before every step."""
         if self.first is None or self._profiler is not None or not self.first <= step <= self.last:
             return
         activities = [ProfilerActivity.CPU]
@@ -62,15 +61,14 @@ class ProfileWindow:
         self._profiler.start()
 
     def after(self, step: int) -> list[Path]:
-        """Call after every step; at the last step of the window stops the profiler and writes its files.
+        """Stop the profiler after the last step of the window, and return the files that were written.
 
-        Returns:
-            The files that were written, if any.
+        Call this after every step.
         """
         return self.close() if step >= self.last else []
 
     def close(self) -> list[Path]:
-        """Stop the profiler where the run ends inside the window; the files that were written."""
+        """Stop the profiler if it is running, and return the files that were written."""
         if self._profiler is None:
             return []
         profiler, self._profiler = self._profiler, None

@@ -1,4 +1,4 @@
-"""What a person at a terminal, or a reader of a log file, sees of a running block."""
+"""Show the progress of training on a terminal or in a log file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BAR_FORMAT = (
 
 
 class Progress:
-    """The progress of training on rank 0: a bar on a terminal, a line every few seconds elsewhere.
+    """Prints the progress of training on rank 0: as a bar on a terminal, otherwise as a line every few seconds.
 
     Args:
         rank: ranks other than 0 print nothing.
-        stream: where to print.
-        interval_seconds: time between two plain lines.
-        clock: seconds, monotonic.
+        stream: output stream; None for standard error.
+        interval_seconds: shortest time between two plain lines.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -42,7 +42,13 @@ class Progress:
         self._started = self._printed = clock()
 
     def block(self, index: int, total_samples: int, label: str) -> None:
-        """Begin block ``index`` (from 0) of ``total_samples`` samples over all ranks."""
+        """Begin a block, which is the training up to the next evaluation.
+
+        Args:
+            index: number of the block, from 0.
+            total_samples: nominal samples of the block, over all ranks.
+            label: text after the number; may be empty.
+        """
         if not self._active:
             return
         self._close_block()
@@ -63,10 +69,10 @@ class Progress:
             )
 
     def update(self, samples: int, loss: float | None = None) -> None:
-        """Add ``samples`` that were trained on since the last call, and the latest loss if it is known."""
+        """Add the ``samples`` trained since the last call over all ranks, and the latest loss if it is known."""
         if not self._active:
             return
-        # Padding fills the last batch of a block, and counts as nominal samples.
+        # The last batch of a block may have padding, which counts as samples: do not exceed the total.
         samples = min(samples, self._total - self._done)
         self._done += samples
         if loss is not None:
@@ -79,7 +85,7 @@ class Progress:
             self._print_line()
 
     def line(self, text: str) -> None:
-        """Print a line; above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if not self._active:
             return
         if self._bar is not None:
@@ -89,12 +95,12 @@ class Progress:
             self._bar.refresh()
 
     def clear(self) -> None:
-        """Take the bar off the screen before something else prints; the next update draws it again."""
+        """Remove the bar from the screen before other output. The next update draws it again."""
         if self._bar is not None:
             self._bar.clear()
 
     def close(self) -> None:
-        """End the last block."""
+        """End the last block and print its last line."""
         if self._active:
             self._close_block()
 

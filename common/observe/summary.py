@@ -1,4 +1,4 @@
-"""The end of a run: a block of text for the terminal and a picture of loss and quality."""
+"""Summarize a finished run: a block of text for the terminal, and a picture of loss and quality."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ TRAIN_COLOUR, QUALITY_COLOUR, TARGET_COLOUR = "#4c72b0", "#2f7d4f", "#b03a2e"
 
 @dataclass(frozen=True)
 class Summary:
-    """What is told at the end of a run.
+    """The content of a summary.
 
     Attributes:
-        outcome: what the run has come to.
-        benchmark: the workload, its quality metric and target.
-        verdict: what the log earns, in words.
-        hardware: machine and number of devices.
-        evaluation_ranks: ranks that only evaluated.
-        offline: evaluations are of checkpoints, whose scoring does not count.
-        paths: what to where: log, metrics, checkpoints; ``picture`` is added.
+        benchmark: the workload with its quality metrics and targets.
+        verdict: kind of the verdict on the log, such as "valid run".
+        hardware: name of the hardware and number of devices.
+        evaluation_ranks: number of ranks that only evaluated.
+        offline: whether evaluations were scored from checkpoints, so that the time of scoring does not count.
+        paths: paths to print, by name. :func:`write_summary` adds ``picture``.
     """
 
     outcome: Outcome
@@ -44,12 +43,12 @@ class Summary:
 
     @property
     def minutes(self) -> float:
-        """From run_start to run_stop."""
+        """Time from run_start to run_stop."""
         return self.outcome.seconds / 60
 
     @property
     def reached(self) -> Mapping[str, float] | None:
-        """The metrics of the passing evaluation; else the best value of each; None before the first evaluation."""
+        """Metrics of the first passing evaluation, or else the best value of each; None without evaluations."""
         history = [values for _, values in self.outcome.history]
         passing = [values for values in history if self.benchmark.reached(values)]
         if passing or not history:
@@ -63,11 +62,7 @@ class Summary:
 
 
 def write_summary(summary: Summary, output_dir: Path) -> str:
-    """Draw ``output_dir/summary.png`` and print the summary to standard error.
-
-    Returns:
-        The text that was printed.
-    """
+    """Draw ``output_dir/summary.png``, print the summary to standard error, and return its text."""
     picture = Path(output_dir) / "summary.png"
     draw(summary, picture)
     text = format_summary(summary, {**summary.paths, "picture": picture})
@@ -76,7 +71,7 @@ def write_summary(summary: Summary, output_dir: Path) -> str:
 
 
 def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
-    """The summary as lines of text."""
+    """Return the summary as text. ``paths`` are the paths to print, by name."""
     outcome, benchmark = summary.outcome, summary.benchmark
     reached = summary.reached
     quality = [
@@ -106,7 +101,7 @@ def format_summary(summary: Summary, paths: Mapping[str, str | Path]) -> str:
 
 
 def draw(summary: Summary, picture: Path) -> None:
-    """Loss and quality over training samples, with the target, as a PNG written beside and renamed."""
+    """Draw loss, quality and target over training samples into a PNG file, which replaces ``picture`` atomically."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -166,7 +161,7 @@ def _draw_quality(axes: Any, summary: Summary, metric: str) -> None:
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """Mean over 2 % of the values around each, at least 5 to either side where there are as many."""
+    """Return a centred moving mean over 2 % of the values, at least 5 on each side; narrower near the ends."""
     reach = max(5, len(values) // 100)
     sums = [0.0, *itertools.accumulate(values)]
     means = []
@@ -178,7 +173,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _title_lines(summary: Summary) -> list[str]:
-    """Status, verdict and note, broken to the width of the picture."""
+    """Return status, verdict and note, wrapped to the width of the picture."""
     return [
         part
         for text in (_status(summary), f"verdict on the log: {summary.verdict}", _note(summary))
@@ -193,7 +188,7 @@ def _status(summary: Summary) -> str:
 
 
 def _other_data(benchmark: BenchmarkConfig) -> str:
-    """What the data are where they are not the benchmark's; else empty."""
+    """Return what replaces the data set of the benchmark: "a stand-in" or "custom"; empty if nothing does."""
     return "a stand-in" if benchmark.stand_in else "custom" if benchmark.custom else ""
 
 
@@ -204,7 +199,7 @@ def _note(summary: Summary) -> str:
 
 
 def _evaluation(summary: Summary) -> str:
-    """How long evaluations took, and how much of that training did not wait for."""
+    """Return a text on the duration of all evaluations, and the part that overlapped with training."""
     count, seconds = summary.outcome.evaluations, summary.outcome.evaluation_seconds
     if not count:
         return "none"

@@ -1,1 +1,1 @@
-"""Scores, checks and packages of results."""
+"""Score, check and package benchmark results for submission."""

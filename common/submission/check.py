@@ -1,4 +1,4 @@
-"""``mlperf-suite check``: what logs, folders of results and whole submissions may claim."""
+"""``mlperf-suite check``: judge logs, result folders and whole submissions, and print the verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.submission.sources import NAMED_AT_MOST, RunSet, find_run_sets
 
 
 def verdict_of_set(scored: Score) -> Verdict:
-    """What a set of runs may claim together: submittable, or refused with everything that prevents it."""
+    """Return the verdict of a set of runs: "submittable", or "refused" with every reason."""
     rules = scored.rules
     return Verdict(
         "submittable" if scored.minutes is not None else "refused",
@@ -35,12 +35,12 @@ def verdict_of_set(scored: Score) -> Verdict:
 
 
 def check_paths(paths: Sequence[Path], ruleset: str | None, known: dict[Path, ParsedLog] | None = None) -> bool:
-    """Print the verdict of each run, and of each set of several runs; returns whether nothing is refused.
+    """Print the verdict of each run and of each set of several runs. Return True if nothing is refused.
 
     Args:
-        paths: logs, and folders of results.
-        ruleset: version to judge by; None for the one that each states, or the newest valid one.
-        known: gets the logs that were read.
+        paths: logs and result folders.
+        ruleset: version to judge by; None for the version that each log states, or the newest that accepts it.
+        known: dictionary to which the parsed logs are added, by path.
 
     Raises:
         ConfigError: the ruleset is not known.
@@ -66,13 +66,13 @@ def _check_run_sets(run_sets: Sequence[RunSet], ruleset: str | None, known: dict
 
 
 def check_submission(tree: Path, ruleset: str | None) -> bool:
-    """Judge a submitter's folder: every log and set of runs, then MLCommons' checkers; returns whether all accept.
+    """Judge a submitter's folder: each log, each set of runs, then all checkers. Return True if all accept.
 
     Raises:
-        ConfigError: no ruleset was named.
+        ConfigError: ``ruleset`` is None.
         DataError: the folder cannot be read.
     """
-    # Imported here because one log, which needs none of it, is judged in less time than the imports take.
+    # Imported here because these imports take longer than judging a single log, which does not need them.
     from common.submission.checkers import check_tree, format_report, result_folders
 
     if ruleset is None:
@@ -94,7 +94,7 @@ def check_submission(tree: Path, ruleset: str | None) -> bool:
 
 
 def _usage(tree: Path, ruleset: str) -> Usage:
-    """Training or HPC, whose rulesets have the same numbers: from the first benchmark that the ruleset accepts."""
+    """Return the usage of the first accepted benchmark. Training and HPC rulesets share version numbers."""
     from common.submission.checkers import result_folders
 
     for folder in result_folders(tree):
@@ -106,19 +106,19 @@ def _usage(tree: Path, ruleset: str) -> Usage:
 
 
 def _is_submission(path: Path) -> bool:
-    """Whether a path is a submitter's folder: it has an entry ``systems`` of any kind, or ``results`` with its layout.
+    """Return whether a path is a submitter's folder.
 
-    The layout is ``results/<system>/<benchmark>/result_<i>.txt``. A folder of results has neither, and is judged
-    without :func:`check_tree`.
+    Such a folder has an entry ``systems`` of any kind, or logs at ``results/<system>/<benchmark>/result_<i>.txt``.
+    Plain result folders have neither and are judged without :func:`check_tree`.
     """
     return os.path.lexists(path / "systems") or has_layout(path / "results")
 
 
 def _submissions_below(path: Path) -> list[Path]:
-    """The submitters' folders within a folder that is none itself, such as those of a whole round.
+    """Return the submitters' folders below a folder, for example below the folder of a whole round.
 
-    They have ``results``, and ``systems`` or ``benchmarks``. A clone of this suite has ``benchmarks``, too, and may
-    have a folder ``results`` without the layout of a submission.
+    They have ``results``, and ``systems`` or ``benchmarks``. With ``benchmarks`` alone, ``results`` must have the
+    layout of a submission, because a clone of this suite can have both folders, too.
     """
     if not os.path.isdir(path):
         return []
@@ -134,10 +134,10 @@ def _submissions_below(path: Path) -> list[Path]:
 
 
 def _sort(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The submitters' folders among the paths, and the others.
+    """Split the paths into submitters' folders and others.
 
     Raises:
-        DataError: a path holds submitters' folders.
+        DataError: a path contains submitters' folders but is not one itself.
     """
     submissions = [path for path in paths if _is_submission(path)]
     others = [path for path in paths if path not in submissions]
@@ -152,14 +152,14 @@ def _sort(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``mlperf-suite check PATH… [--ruleset X.Y.Z]``.
+    """Run ``mlperf-suite check PATH… [--ruleset X.Y.Z]``.
 
     Returns:
-        0; 1 if a log, a set of runs or a submission is refused.
+        1 if a log, a set of runs or a submission is refused, otherwise 0.
 
     Raises:
-        ConfigError: the ruleset is not known, or missing for a submission.
-        DataError: a path does not exist, has nothing to judge, or holds several submissions.
+        ConfigError: the ruleset is not known, or a submission is given without a ruleset.
+        DataError: a path does not exist, has nothing to judge, or contains submitters' folders.
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite check",

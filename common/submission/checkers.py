@@ -1,7 +1,7 @@
-"""A submitter's folder, judged: what lies in it, whether it agrees with itself, and MLCommons' four checkers.
+"""Judge a submitter's folder: its files, contradictions between them, and the four MLCommons checkers.
 
-Nothing of it is opened that is no regular file, and nothing is written into it. What MLCommons' checkers are shown was
-read before; where that says that they must not see it, they are not run, and one complaint says why.
+Only regular files are opened, and the folder is never written to. We read every file before an MLCommons checker
+reads a copy of it. If a file is not safe for a checker, that checker does not run, and a complaint gives the reason.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from common.submission.tree_agreement import (
 __all__ = ["CheckerReport", "TreeCheck", "check_tree", "format_report", "judge_tree", "result_folders"]
 
 PROCESSES = 2
-"""Checkers that run at the same time."""
+"""Number of checkers that run at the same time."""
 
 
 @dataclass(frozen=True)
 class TreeCheck:
-    """What came of checking a submitter's folder.
+    """The result of checking a submitter's folder.
 
     Attributes:
-        reports: of every checker, MLCommons' and our own.
-        scalings: folder of results to the content of the ``scaling.json`` that the package checker writes there; None
-            if it was not run.
+        reports: reports of all MLCommons checkers and of our own checks.
+        scalings: by result folder, the content of ``scaling.json`` that the package checker wrote; None if the
+            package checker did not run.
     """
 
     reports: tuple[CheckerReport, ...]
@@ -66,14 +66,14 @@ class TreeCheck:
 
     @property
     def accepted(self) -> bool:
-        """Whether every checker accepts."""
+        """Whether every checker accepts the folder."""
         return all(report.accepted for report in self.reports)
 
 
 def check_tree(
     tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None
 ) -> list[CheckerReport]:
-    """The reports of every checker on a finished submission: :func:`judge_tree`, and ``scaling.json``."""
+    """Return all reports on a finished submission: those of :func:`judge_tree`, with ``scaling.json`` checked."""
     return list(judge_tree(tree, usage, ruleset, known, finished=True).reports)
 
 
@@ -83,11 +83,10 @@ def judge_tree(
     """Run every checker on a submitter's folder.
 
     Args:
-        tree: the folder; nothing is written into it.
-        usage: training or HPC.
-        ruleset: that it is submitted under.
-        known: logs in it that were read already.
-        finished: whether each ``scaling.json`` has to be there already.
+        tree: the folder, which is never written to.
+        ruleset: version that everything is submitted under.
+        known: logs of the folder that were already read, by path.
+        finished: also check each ``scaling.json``, which a tree under construction does not have yet.
 
     Raises:
         DataError: the folder cannot be read.
@@ -97,12 +96,12 @@ def judge_tree(
 
 
 def result_folders(tree: Path) -> list[Path]:
-    """The folders of a submission with logs: ``results/<system>/<benchmark>``, in HPC with ``strong`` between."""
+    """Return the folders with logs at ``results/<system>/<benchmark>``, in HPC also below ``strong`` or ``weak``."""
     return [tree / folder.path for folder in layout.result_folders(find_files(tree)) if folder.logs]
 
 
 class _TreeChecker:
-    """The checks of one folder, which share what was read of it."""
+    """All checks of one submitter's folder, which share the files that were read."""
 
     def __init__(
         self, tree: Path, usage: Usage, ruleset: str, content: FoundFiles, known: Mapping[Path, ParsedLog]
@@ -137,7 +136,7 @@ class _TreeChecker:
         return f"{self._tree.name}/{name}"
 
     def _files(self) -> CheckerReport:
-        """Names and kinds of everything in the folder."""
+        """Check names and file types of everything in the folder."""
         content = self._content
         special = [
             f"{self._named(path)}: {kind}: submissions hold plain files only" for path, kind in content.special.items()
@@ -148,7 +147,7 @@ class _TreeChecker:
         return CheckerReport("files", self._tree.name, tuple(at_most(iter(complaints))), tuple(notes))
 
     def _descriptions(self) -> Iterator[CheckerReport]:
-        """The system descriptions as we read them; what is none is withheld from the checkers."""
+        """Read and check the system descriptions. If one is unreadable, the checkers that need a copy do not run."""
         for path in layout.descriptions(self._content):
             complaints: list[Refusal] = []
             notes: list[str] = []
@@ -163,7 +162,7 @@ class _TreeChecker:
             yield CheckerReport("system description", self._named(path), tuple(complaints), tuple(notes))
 
     def _layouts(self) -> Iterator[CheckerReport]:
-        """Whether the package checker would die of a folder of results, or pass over it."""
+        """Report result folders on which the package checker would crash, or which it would skip."""
         if not self._folders:
             text = "has no results/<system>/<benchmark> with result_<i>.txt"
             self._withheld.append(f"{self._tree.name}: {text}")
@@ -183,7 +182,7 @@ class _TreeChecker:
             yield CheckerReport("layout", self._named(folder.path), (*complaints, *missing), tuple(notes))
 
     def _read_logs(self) -> None:
-        """Read each log once, and find out which must not be shown to the checkers."""
+        """Read each log once, and collect the reasons why a log must not be given to the checkers."""
         for folder in self._folders:
             for name in folder.logs:
                 path = self._tree / name
@@ -217,7 +216,7 @@ class _TreeChecker:
             yield CheckerReport("agreement", f"{self._tree.name}/results", tuple(repeated))
 
     def _staged(self) -> tuple[list[CheckerReport], dict[PurePosixPath, bytes]]:
-        """MLCommons' checkers on a copy, and the ``scaling.json`` that they write into it."""
+        """Run the MLCommons checkers on a copy. Return their reports and each ``scaling.json`` that they wrote."""
         names = [PurePosixPath("systems", f"{name}.json") for name in self._systems]
         with_rcps = [
             folder
@@ -230,7 +229,7 @@ class _TreeChecker:
                 if fields.get("division") != division_of(fields) in DIVISIONS:
                     plain = fields | {"division": division_of(fields)}
                     (copy / "systems" / f"{name}.json").write_text(json.dumps(plain))
-            package = pool.submit(check_package, copy, *rules)  # the longest
+            package = pool.submit(check_package, copy, *rules)  # first, because it takes longest
             systems = [pool.submit(check_system, copy, copy / name, *rules) for name in names]
             rcps = [pool.submit(check_convergence, copy, copy / folder.path, *rules) for folder in with_rcps]
             reports = [job.result() for job in (*systems, *rcps, package)]
@@ -258,11 +257,10 @@ def _folder_for_copy() -> tempfile.TemporaryDirectory[str]:
 
 
 def scaling_refusal(path: Path, factor: float | None) -> Refusal | None:
-    """Return what is wrong with a ``scaling.json``; None if nothing is.
+    """Return the fault of a ``scaling.json``, or None if it is correct.
 
     Args:
-        path: the file.
-        factor: that the package checker writes; None if it writes none.
+        factor: scaling factor that the package checker writes; None if it writes no file.
     """
     try:
         own = read_object(path)

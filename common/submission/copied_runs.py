@@ -1,7 +1,7 @@
-"""One run given out as two: a log copied under another name, seed or date.
+"""Find copied runs: logs of one run that appear twice, with another name, seed or date.
 
-Two runs never agree to the millisecond in when they evaluated, and in what they got; nor in the times between all that
-they logged.
+Two logs are of one run if they agree in the sequence of evaluation results, in the times of these results to the
+millisecond, or in the time gaps between all log lines.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from common.mlperf.parsed_log import Evaluation, ParsedLog
 from common.mlperf.refusals import Refusal
 
 TELLING_VALUES = 6
-"""Different values that a curve must have for it to be its run's alone."""
+"""Smallest number of different evaluation results that identify a run."""
 TELLING_GAPS = 10
-"""Different times between two lines that a log must have for their sequence to be its run's alone."""
+"""Smallest number of different time gaps between log lines that identify a run."""
 
 
 def copied_runs(logs: Sequence[ParsedLog]) -> list[tuple[ParsedLog, ParsedLog]]:
-    """Pairs of logs that are one run, each log with the first that it repeats."""
+    """Return pairs of logs of one run, as (first log, log that repeats it)."""
     first: dict[tuple[object, ...], ParsedLog] = {}
     found = []
     for log in logs:
@@ -45,7 +45,7 @@ def copy_refusals(logs: Sequence[ParsedLog]) -> list[Refusal]:
 
 
 def _marks(log: ParsedLog) -> Iterator[tuple[object, ...]]:
-    """What identifies a run, whatever its seed, its date, its benchmark's name and the rest of its lines."""
+    """Yield fingerprints that do not change if somebody edits seed, date, benchmark name or other lines of a log."""
     starts = log.all("run_start")
     values = tuple((repr(each.progress), _values(each)) for each in log.evaluations)
     if len({value for _, value in values}) >= TELLING_VALUES:
@@ -66,4 +66,4 @@ def _values(evaluation: Evaluation) -> tuple[tuple[str, str], ...]:
 
 
 def _ms(milliseconds: float) -> float:
-    return round(milliseconds, 0)  # a float: times of damaged logs may be infinitely far apart
+    return round(milliseconds, 0)  # stays a float, because times in damaged logs can be infinite

@@ -1,4 +1,4 @@
-"""The benchmark results of a submission, each with its runs, system and code; and what forbids packaging them."""
+"""The benchmark results of a submission, each with its runs, system and code, and the reasons not to package them."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ class Entry:
 
     @property
     def implementation(self) -> str:
-        """Name of the code's folder."""
+        """Name of the folder that holds the code."""
         return self.settings.implementation
 
     @property
     def rules(self) -> Rules:
-        """The rules that its score was made by; only of an entry without refusals."""
+        """The rules by which the score was computed. Use this only for entries without refusals."""
         assert self.score.rules is not None
         return self.score.rules
 
     @property
     def benchmark(self) -> str:
-        """Name in the logs, which is the folder's."""
+        """Benchmark name in the logs, which is also the name of the result folder."""
         return self.rules.log_name
 
     @property
     def begin(self) -> Begin | None:
-        """How its first experiment was launched; None without a series."""
+        """Launch record of the first experiment; None if the runs are not a series."""
         series = self.score.run_set.series
         return None if series is None else series.experiments[0].begin
 
     @property
     def logs(self) -> tuple[Path, ...]:
-        """The logs of the result, in launch order."""
+        """The logs of the chosen runs, in launch order."""
         return tuple(run.verdict.paths[0] for run in self.score.chosen)
 
     @property
     def doctors(self) -> tuple[Path, ...]:
-        """What `doctor` found on its nodes; empty if there is no such file."""
+        """Files in which `doctor` described the nodes; empty if there are none."""
         series = self.score.run_set.series
         if self.settings.doctor is not None:
             return (self.settings.doctor,)
@@ -67,10 +67,10 @@ class Entry:
 
 
 def gather(settings: SubmissionSettings, ruleset: str) -> list[Entry]:
-    """The results of a submission under one ruleset.
+    """Return the results of a submission, scored under one ruleset.
 
     Raises:
-        ConfigError: a series that is named does not exist, or the ruleset is not known.
+        ConfigError: a requested series does not exist, or the ruleset is not known.
         DataError: a folder has no results, or a ``runs.jsonl`` is damaged.
     """
     return [Entry(each, score(run_set, ruleset)) for each in settings.results for run_set in _run_sets(each)]
@@ -90,7 +90,7 @@ def _run_sets(settings: ResultSettings) -> list[RunSet]:
 
 
 def refusals(entries: Sequence[Entry], settings: SubmissionSettings) -> list[Refusal]:
-    """Return everything that forbids packaging the entries, each naming file and reason; empty if nothing does."""
+    """Return all reasons that forbid packaging the entries. Each names the file."""
     found = [text for entry in entries for text in _of_entry(entry, settings)]
     scored = [entry for entry in entries if entry.score.rules is not None]
     return list(dict.fromkeys([*found, *_conflicts(scored)]))
@@ -121,7 +121,7 @@ def _of_entry(entry: Entry, settings: SubmissionSettings) -> list[Refusal]:
 
 
 def contradicted_descriptions(entries: Sequence[Entry], descriptions: Mapping[str, Description]) -> list[Refusal]:
-    """Return what the logs, and the scale of their launch, say against the descriptions of their systems."""
+    """Return contradictions of the logs and launch scales with the system descriptions."""
     found: list[Refusal] = []
     for entry in entries:
         fields, where = descriptions[entry.system].fields, f"the description of {entry.system}"
@@ -157,7 +157,7 @@ def _code_refusals(entry: Entry) -> list[Refusal]:
 
 
 def _conflicts(entries: Sequence[Entry]) -> list[Refusal]:
-    """Return two results for one folder, two codes for one implementation, training and HPC together."""
+    """Return conflicts: two results for one folder, two codes for one implementation name, training and HPC mixed."""
     places: dict[tuple[str, str], Entry] = {}
     codes: dict[tuple[str, str], Entry] = {}
     found = []

@@ -1,4 +1,4 @@
-"""What lies below a folder that a stranger may have filled: names and kinds only, nothing is opened or followed."""
+"""List the content of an untrusted folder: only names, types and sizes. No file is opened and no link is followed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from common.errors import DataError
 
 DEPTH = 32
-"""Folders within each other."""
+"""Largest number of nested folders."""
 ENTRIES = 500_000
 
 _KINDS = {
@@ -24,15 +24,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The content of a folder; paths are relative to it, in order.
+    """The content of a folder. Paths are relative to it.
 
     Attributes:
-        folder: it.
-        files: regular files, and their sizes in bytes.
-        folders: all below it.
-        special: links, pipes, sockets and devices, and which of them each is.
-        unfit: what was not looked into, each with the reason, as a sentence that names it: names that cannot be
-            printed, folders that cannot be read or lie too deep.
+        files: size of each regular file in bytes, sorted by path.
+        folders: all folders below it, sorted.
+        special: links, pipes, sockets and devices, each with its type as a phrase such as "is a link".
+        unfit: one message for each entry that was skipped: names that cannot be printed, and folders that cannot be
+            read or are too deep.
     """
 
     folder: Path
@@ -42,15 +41,15 @@ class FoundFiles:
     unfit: tuple[str, ...]
 
     def within(self, folder: PurePosixPath) -> list[PurePosixPath]:
-        """The regular files directly in ``folder``."""
+        """Return the regular files directly in ``folder``."""
         return [path for path in self.files if path.parent == folder]
 
 
 def find_files(folder: Path) -> FoundFiles:
-    """Everything below ``folder``.
+    """Return everything below ``folder``.
 
     Raises:
-        DataError: the folder itself cannot be read, or has more entries than any submission.
+        DataError: the folder itself cannot be read, or has more than ``ENTRIES`` entries.
     """
     files: dict[PurePosixPath, int] = {}
     folders: list[PurePosixPath] = []
@@ -86,7 +85,7 @@ def find_files(folder: Path) -> FoundFiles:
 
 
 def _entries(folder: Path) -> list[tuple[str, int, int]]:
-    """Name, mode and size of each entry."""
+    """Return name, mode and size of each entry, for at most ``ENTRIES`` + 1 entries."""
     with os.scandir(folder) as entries:
         found: list[tuple[str, int, int]] = []
         for entry in entries:
@@ -94,7 +93,7 @@ def _entries(folder: Path) -> list[tuple[str, int, int]]:
                 break
             try:
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # a run that goes on has files that come and go
+            except FileNotFoundError:  # an active run creates and deletes files
                 continue
             found.append((entry.name, status.st_mode, status.st_size))
         return found

@@ -1,6 +1,6 @@
-"""Which files of a submitter's folder are which: descriptions of systems, results, code; and what is none of them.
+"""Recognise the files of a submitter's folder: system descriptions, result folders, and files that nothing reads.
 
-The layout is that of :mod:`common.submission.tree`. Of results outside of it the checkers say nothing at all.
+:mod:`common.submission.tree` shows the layout. The MLCommons checkers silently ignore results outside of it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ PARTS = {
     "results": "the logs results/<system>/<benchmark>/result_<i>.txt",
     "systems": "the descriptions systems/<system>.json",
 }
-"""Folders that every submission has, and what is in them."""
+"""Folders that every submission has, with their content as a phrase for messages."""
 SCALINGS = ("strong", "weak")
-"""Folders between system and benchmark in results of the HPC rounds."""
+"""Folders between system and benchmark in HPC results."""
 SCALING_FILE = "scaling.json"
 BYPASS_FILE = "package_checker_params"
 
 NAME = re.compile(r"\w[\w.+=@,()#~&%'!:-]*")
-"""Names that the checkers are given: nothing that a pattern, a path or a terminal takes for something else."""
+"""Names that are safe for the checkers: no character has a special meaning in glob patterns, paths or terminals."""
 _LOGS = "result_*.txt"
 _ELSEWHERE = ("power", "pruned_results")
-"""Folders that the rules have within a benchmark's, and no checker here judges."""
+"""Subfolders of a benchmark folder that the rules allow and that no checker here judges."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,8 @@ class ResultFolder:
     """The runs of one benchmark on one system.
 
     Attributes:
-        path: relative to the submitter's folder.
-        system, benchmark: names of folders.
-        logs: ``result_<i>.txt``, relative to the submitter's folder.
+        path: path relative to the submitter's folder.
+        logs: files ``result_<i>.txt``, relative to the submitter's folder.
     """
 
     path: PurePosixPath
@@ -48,12 +47,12 @@ class ResultFolder:
 
     @property
     def weak(self) -> bool:
-        """Whether these are runs beside each other, on parts of the system."""
+        """Whether this is HPC weak scaling: many runs at the same time, each on a part of the system."""
         return self.path.parts[2] == "weak"
 
 
 def result_folders(content: FoundFiles) -> list[ResultFolder]:
-    """The folders of results: ``results/<system>/<benchmark>``, in HPC with ``strong`` or ``weak`` between."""
+    """Return all folders ``results/<system>/<benchmark>``, or ``results/<system>/{strong,weak}/<benchmark>`` (HPC)."""
     return [
         ResultFolder(path, path.parts[1], path.name, tuple(each for each in content.within(path) if _is_log(each)))
         for path in content.folders
@@ -62,7 +61,7 @@ def result_folders(content: FoundFiles) -> list[ResultFolder]:
 
 
 def has_layout(results: Path) -> bool:
-    """Whether a folder has logs where a submission has them, below ``<system>/<benchmark>``; links are followed."""
+    """Return whether a folder ``results`` has logs where a submission has them. Links are followed."""
     folders = (results.glob(f"*/{between}*/{_LOGS}") for between in ("", *(f"{name}/" for name in SCALINGS)))
     return any(RESULT.fullmatch(path.name) for found in folders for path in found)
 
@@ -79,12 +78,12 @@ def _is_log(path: PurePosixPath) -> bool:
 
 
 def descriptions(content: FoundFiles) -> list[PurePosixPath]:
-    """The files ``systems/<system>.json``."""
+    """Return the paths ``systems/<system>.json``."""
     return [path for path in content.within(PurePosixPath("systems")) if path.suffix == ".json"]
 
 
 def missing_parts(content: FoundFiles) -> Iterator[Refusal]:
-    """Yield ``results`` and ``systems`` where they are missing or files; ``special`` names links and pipes."""
+    """Yield a refusal if ``results`` or ``systems`` is missing or a file. The caller reports ``content.special``."""
     for name, purpose in PARTS.items():
         path = PurePosixPath(name)
         if path not in content.folders and path not in content.special:
@@ -93,7 +92,7 @@ def missing_parts(content: FoundFiles) -> Iterator[Refusal]:
 
 
 def remarks(content: FoundFiles) -> Iterator[str]:
-    """Files in ``results`` that are not judged, which forbids nothing: no result depends on them."""
+    """Yield notes on files that are not judged. They do not forbid anything, because no result depends on them."""
     known = {folder.path for folder in result_folders(content)}
     for path in content.files:
         if path.name == BYPASS_FILE:

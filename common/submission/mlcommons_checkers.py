@@ -1,11 +1,11 @@
-"""MLCommons' four checkers, each in a process of its own, and what their output says.
+"""Run the four MLCommons checkers, each in a separate process, and parse their output.
 
-Exit codes cannot be relied on: the package checker, the system description checker and the repository checker exit
-with 0 whatever they find, and the first two die with a traceback on input that they do not expect. A checker accepts
-when its output has the sentence with which it says so, and nothing in it says otherwise.
+Exit codes are not reliable: the package, system description and repository checkers always exit with 0, and the first
+two crash with a traceback on unexpected input. So a checker accepts only if it prints its sentence of success and no
+complaint.
 
-All but the repository checker, which looks at names and sizes only, are shown a copy
-(:mod:`common.submission.staged_copy`); nothing is written into what is checked.
+The repository checker reads names and sizes only and runs on the original folder. The others run on a copy
+(:mod:`common.submission.staged_copy`), because the package checker writes files.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from common.mlperf.rules import Usage
 from common.untrusted.confined import run_confined
 
 SECONDS = 600.0
-"""After which a checker is stopped: it takes 20 seconds for 500 logs."""
+"""Time limit of a checker in seconds. For 500 logs it needs about 20."""
 _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) - ?", re.MULTILINE)
 _OLDEST_OF_THE_REPOSITORY_CHECKER = "2.0.0"
 
 
 @dataclass(frozen=True)
 class CheckerReport:
-    """What one checker said of one thing.
+    """The report of one checker on one file or folder.
 
     Attributes:
-        checker: its name.
-        subject: file or folder, relative to the folder that holds the submission.
-        complaints: why it does not accept, in plain words; empty if it does.
-        notes: what one should know, and which changes nothing.
+        checker: name of the checker.
+        subject: file or folder, relative to the parent of the submitter's folder.
+        complaints: reasons why the checker does not accept; empty if it accepts.
+        notes: information that does not change the verdict.
     """
 
     checker: str
@@ -49,7 +49,7 @@ class CheckerReport:
 
 
 def format_report(report: CheckerReport) -> str:
-    """A checker's verdict for a human."""
+    """Return a report as text for humans."""
     headline = f"{report.checker}: {report.subject}: {'accepted' if report.accepted else 'NOT ACCEPTED'}"
     lines = [f"  - {complaint}" for complaint in report.complaints] + [f"  note: {note}" for note in report.notes]
     return "\n".join(printable(line) for line in [headline, *lines])
@@ -57,21 +57,26 @@ def format_report(report: CheckerReport) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """What a checker printed, with paths relative to the folder that holds the submission."""
+    """The exit code and output of a checker.
+
+    Attributes:
+        text: output, in which paths are relative to the parent of the submitter's folder.
+        stopped: reason why we stopped the checker; empty if it ended by itself.
+    """
 
     code: int
     text: str
     stopped: str = ""
 
     def records(self) -> Iterator[tuple[str, str]]:
-        """Level and text of each log record; a record may have several lines."""
+        """Yield level and text of each log record. A record can have several lines."""
         found = list(_RECORD.finditer(self.text))
         ends = [*(match.start() for match in found), len(self.text)][1:]
         for match, end in zip(found, ends, strict=True):
             yield match[1], self.text[match.end() : end].partition("Traceback (most recent")[0].strip()
 
     def death(self) -> str | None:
-        """How the checker died or why it was stopped; None if it came to its end."""
+        """Return why the checker crashed or was stopped, or None if it finished."""
         if self.stopped:
             return f"the checker gave no answer: {self.stopped}"
         if "Traceback (most recent call last)" not in self.text:
@@ -79,7 +84,7 @@ class Output:
         return f"the checker died: {self.text.strip().splitlines()[-1][:300]}"
 
     def says(self, sentence: str) -> bool:
-        """Whether the checker ended well and with ``sentence``."""
+        """Return whether the checker finished with exit code 0 and printed ``sentence``."""
         return self.code == 0 and self.death() is None and sentence in self.text
 
 
@@ -103,7 +108,8 @@ def _refusals(complaints: Iterable[str]) -> tuple[Refusal, ...]:
 
 
 def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The repository checker, on a submitter's folder. Its rules are the same in every round; it knows 2.0.0 on."""
+    """Run the repository checker on a submitter's folder."""
+    # The checker accepts versions from 2.0.0 on. Its rules are the same in every version.
     known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
     tree = tree.resolve()
     output = _run(tree, "repo_checker", [tree, usage, known])
@@ -124,7 +130,7 @@ def _repository_words(title: str) -> str:
 
 
 def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The system description checker, on one file of ``systems/``."""
+    """Run the system description checker on one file of ``systems/``."""
     output = _run(tree, "system_desc_checker", [path, usage, ruleset])
     complaints = [text for level, text in output.records() if level == "ERROR"]
     if death := output.death():
@@ -135,7 +141,7 @@ def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerR
 
 
 def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The RCP checker, on one folder of results."""
+    """Run the RCP checker on one result folder."""
     output = _run(tree, "rcp_checker", [folder, "--rcp_usage", usage, "--rcp_version", ruleset])
     complaints = [text.partition(", consider")[0] for level, text in output.records() if level == "ERROR"]
     if death := output.death():
@@ -146,7 +152,7 @@ def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> C
 
 
 def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """The package checker, on a submitter's folder, into which it writes ``scaling.json``."""
+    """Run the package checker on a copy of a submitter's folder. The checker writes ``scaling.json`` files into it."""
     output = _run(tree, "package_checker", [tree, usage, ruleset], folder=tree.parent)
     passed = output.says("PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !")
     complaints = list(_package_complaints(output, passed))
@@ -158,7 +164,10 @@ def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
 
 
 def _package_complaints(output: Output, passed: bool) -> Iterator[str]:
-    """Its errors with the file or folder that they are about; findings that it tolerates if it passed are none."""
+    """Yield errors of the package checker, each with its file or folder.
+
+    Warnings about single files count only if the checker did not pass, because a passing checker tolerates them.
+    """
     folder = file = "submission"
     for level, text in output.records():
         if text.startswith("Running compliance checks in dir "):

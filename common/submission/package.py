@@ -1,6 +1,7 @@
-"""``mlperf-suite package``: results into the submission tree of one ruleset, which MLCommons' checkers accept.
+"""``mlperf-suite package``: build a submission tree from results, for one ruleset, and check it.
 
-The tree is built beside its place and renamed into it when every checker accepts it; nothing is left otherwise.
+The tree is built in a temporary folder in the output folder. It is renamed to its final name only if every checker
+accepts it; otherwise it is deleted, or kept on request.
 """
 
 from __future__ import annotations
@@ -33,21 +34,20 @@ description checker, repository checker and RCP checker judge it; DIR/<submitter
 def package(
     settings: SubmissionSettings, ruleset: str, output: Path, repository: Path = ROOT, keep_rejected: bool = False
 ) -> bool:
-    """Build and check a submission; print what the checkers say.
+    """Build and check a submission, and print the reports of the checkers.
 
     Args:
-        settings: the submission.
-        ruleset: of all its results.
-        output: folder that the submitter's folder is made in; made if missing.
+        ruleset: version for all results.
+        output: parent of the new submitter's folder; created if missing.
         repository: clone that has the commits of the runs.
         keep_rejected: keep a tree that is not accepted, as ``<submitter>.rejected``.
 
     Returns:
-        whether every checker accepts the tree, which is then at ``output/<submitter>``.
+        True if every checker accepts the tree, which is then at ``output/<submitter>``.
 
     Raises:
-        ConfigError: the submission contradicts itself, its results or the disk.
-        DataError: the results cannot be submitted; every file and reason is named.
+        ConfigError: the target exists, or the settings do not fit the results or the files on disk.
+        DataError: the results cannot be submitted; the message names every file and reason.
         SuiteError: the tree cannot be written.
     """
     target, rejected = output / settings.submitter, output / f"{settings.submitter}.rejected"
@@ -86,7 +86,7 @@ def _descriptions(settings: SubmissionSettings, entries: Sequence[Entry]) -> dic
 
 
 def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
-    """Run the checkers, and put ``scaling.json`` where the package checker writes it."""
+    """Run the checkers and copy each ``scaling.json`` of the package checker into the tree. Return True if accepted."""
     judged = judge_tree(tree, entries[0].rules.usage, ruleset, _copied_logs(tree, entries))
     for report in judged.reports:
         print(format_report(report))
@@ -96,7 +96,7 @@ def _check(tree: Path, ruleset: str, entries: Sequence[Entry]) -> bool:
 
 
 def _copied_logs(tree: Path, entries: Sequence[Entry]) -> dict[Path, ParsedLog]:
-    """The logs in the tree, as they were read where they come from."""
+    """Return the parsed logs of the chosen runs by their path in the tree, so that they are not read again."""
     found = {}
     for entry in entries:
         for index, run in enumerate(entry.score.chosen):
@@ -125,7 +125,7 @@ def _conclude(
 
 
 def main(argv: Sequence[str]) -> int:
-    """``mlperf-suite package [RESULTS…] --ruleset X.Y.Z --submission FILE.yaml --output DIR``.
+    """Run ``mlperf-suite package [RESULTS…] --ruleset X.Y.Z --submission FILE.yaml --output DIR``.
 
     Returns:
         0 if every checker accepts the submission, 1 if one does not.

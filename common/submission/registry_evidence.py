@@ -1,7 +1,7 @@
-"""``runs.jsonl`` as evidence: what it says of a series, against itself and against the logs.
+"""Find contradictions in ``runs.jsonl``, and between ``runs.jsonl`` and the logs.
 
-The launcher writes a line before and a line after each experiment, one after the other, and reads what it says of a run
-from the log. Whatever was changed afterwards, in the file or in a log, is a contradiction between the two.
+The launcher runs experiments one after the other. It writes one line before and one line after each, and takes the
+result of the run from its log. If somebody edits the file or a log later, the two contradict each other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from common.mlperf.seeds import experiment_seed
 from common.mlperf.verdict import VerdictKind
 
 CLOCKS_MS = 60_000.0
-"""By how much the clocks of the launcher's machine and of the run's may differ."""
+"""Allowed difference in milliseconds between the clocks of the launcher's machine and of the training machine."""
 MINUTES = 0.01 / 60
-"""By how much two ways of writing the same time may differ."""
+"""Allowed rounding difference in minutes (0.01 seconds) between the run times in the log and in ``runs.jsonl``."""
 
 
 def own_contradictions(series: Series) -> Iterator[str]:
-    """What the file's lines on one series say against each other, or no launcher would have written."""
+    """Yield contradictions between the lines of one series, and values that no launcher writes."""
     where = series.folder / RUNS_FILE
     first = series.experiments[0].begin
     for run in series.experiments:
@@ -61,9 +61,9 @@ def _ms(time: str) -> float:
 
 
 def _end_contradictions(end: End) -> Iterator[str]:
-    """How exit code, status, time and verdict of an experiment contradict each other.
+    """Yield contradictions between exit code, status, time and verdict of an experiment.
 
-    A run that reached its target may end with any other code: its machine may fail while it shuts down.
+    A successful run may have any exit code except ``NOT_CONVERGED``, because its machine may fail during shutdown.
     """
     wrong = {"success": (NOT_CONVERGED,), "aborted": (0,), "not started": (0, NOT_CONVERGED)}[end.status]
     if end.exit_code in wrong:
@@ -80,13 +80,13 @@ def _end_contradictions(end: End) -> Iterator[str]:
 
 
 def kind_of(verdict: str) -> VerdictKind | None:
-    """The verdict that the text of an ``end`` begins with; None if it is none."""
+    """Return the kind of verdict with which the text of an ``end`` line begins; None if there is none."""
     kinds: tuple[VerdictKind, ...] = ("refused", "format", "valid run", "submittable")
     return next((kind for kind in kinds if verdict == kind or verdict.startswith(f"{kind}: ")), None)
 
 
 def log_contradictions(series: Series, run: Experiment, log: ParsedLog) -> Iterator[str]:
-    """What the log of a run says against the lines on it."""
+    """Yield contradictions between the log of a run and its lines in ``runs.jsonl``."""
     where = f"{series.folder / RUNS_FILE} has"
     begin, end = run.begin, run.end
     number = f"for experiment {begin.experiment}"
@@ -113,9 +113,10 @@ def log_contradictions(series: Series, run: Experiment, log: ParsedLog) -> Itera
 
 
 def verdict_contradiction(run: Experiment, log: ParsedLog, now: VerdictKind) -> str | None:
-    """Whether a log was a valid run when its run ended and is none any more, or the other way round.
+    """Return a message if the log was a valid run when the run ended and is not now, or the reverse; else None.
 
-    Other differences are of the suite's versions, whose rules become stricter; a log that is refused now says why.
+    Other changes are ignored: a newer suite may have stricter rules. If the log is refused now, its own verdict gives
+    the reasons.
     """
     told = kind_of(run.end.verdict) if run.end is not None else None
     if told is None or now == "refused" or (told == "valid run") == (now == "valid run"):
@@ -138,7 +139,7 @@ def _log_name(begin: Begin) -> str | None:
 
 
 def _scale_contradictions(log: ParsedLog, begin: Begin, told: str) -> Iterator[str]:
-    """Nodes, and accelerators of a node: 0 in the log of a run on processors alone."""
+    """Yield contradictions in the number of nodes, and of accelerators per node (0 in the log of a CPU-only run)."""
     nodes, _, ranks = begin.scale.partition("x")
     for key, allowed in (("number_of_nodes", (int(nodes),)), ("accelerators_per_node", (int(ranks), 0))):
         for event in log.all(key):
@@ -147,7 +148,7 @@ def _scale_contradictions(log: ParsedLog, begin: Begin, told: str) -> Iterator[s
 
 
 def _time_contradictions(log: ParsedLog, run: Experiment) -> Iterator[str]:
-    """The first event before the experiment began, and the first after it ended."""
+    """Yield a message for the first event before the experiment began, and for the first after it ended."""
     begin, end = run.begin.time, run.end.time if run.end is not None else None
     early = next((event for event in log.events if event.time_ms < _ms(begin) - CLOCKS_MS), None)
     if early is not None:

@@ -1,8 +1,8 @@
-"""From the runs of a benchmark to its score, or to what prevents one.
+"""Compute the score of a benchmark from its runs, or the reasons why there is no score.
 
-Of a series of M runs the rules allow to choose N consecutive ones: the window whose olympic mean is the median of all
-windows (:func:`common.mlperf.rcp.pick_window`). Its mean time, multiplied by the RCP's normalisation factor, is the
-score (training rules, sections on results and on reference convergence points).
+A result has N runs. From a longer series, the rules choose N consecutive runs: the window whose olympic mean is the
+median of all windows (:func:`common.mlperf.rcp.pick_window`). The score is the olympic mean of its times, multiplied
+by the RCP normalisation factor (training rules, sections on results and on reference convergence points).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class ScoredRun:
     """One run of a set.
 
     Attributes:
-        number: of the experiment or file.
-        verdict: the log's.
-        log: its events; None if it cannot be read.
-        convergence: how far it had trained when it converged, in the unit of the rules; None if it did not.
+        number: number of the experiment or of the result file.
+        verdict: verdict on its log.
+        log: the parsed log; None if it cannot be read.
+        convergence: training progress at convergence, in ``Rules.unit``; None if the run did not converge.
     """
 
     number: int
@@ -52,23 +52,23 @@ class ScoredRun:
 
     @property
     def seed(self) -> object:
-        """The first seed of the log; None without one."""
+        """The first seed in the log; None if the log has no seed."""
         return self.log.seeds[0][2] if self.log is not None and self.log.seeds else None
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a set of runs earns.
+    """The score of a set of runs, with the values from which it was computed.
 
     Attributes:
-        runs: all of them, in launch order.
-        rules: None if no ruleset accepts the benchmark of the logs.
-        window: the runs that the rules let one choose; None if there are too few.
-        reference: convergence that the RCPs allow at the runs' batch; None without RCPs for it.
-        convergence: olympic mean of the window's; None if there is none, or too many runs failed.
-        factor: of the RCP normalisation; None if the test was not passed, or not made.
-        obstacles: why there is no score, each naming the file or files; empty if there is one.
-        notes: what one should know, and which changes nothing.
+        runs: all runs, in launch order.
+        rules: rules of the benchmark; None if no ruleset accepts the benchmark of the logs.
+        window: the consecutive runs that form the result; None if there are too few runs.
+        reference: RCP convergence at the batch size of the runs; None if no RCP exists for it.
+        convergence: olympic mean convergence of the window; None without a window, or if too many runs failed.
+        factor: RCP normalisation factor; None if the RCP test failed or did not run.
+        obstacles: reasons why there is no score, each with its files; empty if there is one.
+        notes: information that does not change the score.
     """
 
     run_set: RunSet
@@ -83,12 +83,12 @@ class Score:
 
     @property
     def chosen(self) -> tuple[ScoredRun, ...]:
-        """The runs of the window; empty without one."""
+        """The runs of the window; empty if there is no window."""
         return () if self.window is None else self.runs[self.window.start : self.window.start + self.window.runs]
 
     @property
     def olympic_minutes(self) -> float | None:
-        """Olympic mean of the window's times, in minutes; None without a window or with too many failed runs."""
+        """Olympic mean time of the window, in minutes; None without a window or if too many runs failed."""
         return self.window.score if self.window is not None and self.window.valid else None
 
     @property
@@ -100,12 +100,12 @@ class Score:
 
     @property
     def other_data(self) -> bool:
-        """Whether a run says that its data are not the benchmark's."""
+        """Whether the log of any run states that it did not use the data set of the benchmark."""
         return any(run.log is not None and run.log.other_data for run in self.runs)
 
     @property
     def choice(self) -> str:
-        """Which runs are the result, and why, in a sentence."""
+        """A phrase for reports: the runs that form the result, and why."""
         if self.window is None or self.rules is None:
             return "no runs are chosen"
         first, last = self.chosen[0].number, self.chosen[-1].number
@@ -119,15 +119,14 @@ class Score:
 
 
 def score(run_set: RunSet, ruleset: str | None = None) -> Score:
-    """The score of a set under one ruleset.
+    """Return the score of a set of runs under one ruleset.
 
     Args:
-        run_set: its runs.
-        ruleset: version; None for the one that the runs were logged under, or else the newest under which all of
-            their logs are valid.
+        ruleset: version; None for the version in ``runs.jsonl``. Without ``runs.jsonl``, the version that all logs
+            share, or else the newest with the fewest refused logs.
 
     Raises:
-        ConfigError: if the ruleset is not a version that the suite knows.
+        ConfigError: the ruleset is not known.
     """
     version = ruleset or run_set.ruleset
     with one_checker_process():
@@ -150,7 +149,7 @@ def _score(run_set: RunSet, version: str | None) -> Score:
     disorder = [*run_set.gaps, *_misordered(run_set.name, runs)]
     if run_set.series is not None or (rules is not None and len(runs) > rules.runs):
         obstacles += disorder
-    else:  # published results are in no order, and without a choice of runs it changes nothing
+    else:  # published results are not in launch order, and the order matters only if runs are chosen from more
         notes += [each.sentence for each in disorder]
     if rules is None or len(runs) < rules.runs:
         return Score(run_set, runs, rules, None, None, None, None, tuple(obstacles), tuple(notes))
@@ -176,8 +175,8 @@ def _score(run_set: RunSet, version: str | None) -> Score:
 
 
 def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
-    """Return the verdicts of all logs under one ruleset, by default the newest with the fewest refused."""
-    with ThreadPoolExecutor(max_workers=2) as pool:  # one log is read while the checker process judges another
+    """Return the verdicts of all logs under one ruleset; see :func:`score` for the default of ``version``."""
+    with ThreadPoolExecutor(max_workers=2) as pool:  # read one log while the checker process judges another
 
         def judge_under(ruleset: str | None, logs: Sequence[ParsedLog | None]) -> list[Verdict]:
             jobs = [
@@ -211,7 +210,7 @@ def _judge_all(run_set: RunSet, version: str | None) -> list[Verdict]:
 
 
 def _rules(verdicts: list[Verdict], version: str | None) -> Rules | None:
-    """The rules of the first log that names a benchmark which the ruleset accepts."""
+    """Return the rules of the first benchmark in the logs that the ruleset accepts; None if there is none."""
     for verdict in verdicts:
         if verdict.benchmark is not None:
             try:
@@ -228,7 +227,7 @@ def _scored(number: int, verdict: Verdict, rules: Rules | None) -> ScoredRun:
 
 
 def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> list[Refusal]:
-    """Return what is wrong with the runs before any are chosen."""
+    """Return the faults of the runs that prevent a score, whichever runs are chosen."""
     if not runs:
         return [Refusal("run-count", f"{name}: has no runs")]
     found = []
@@ -250,14 +249,14 @@ def _obstacles(name: str, runs: tuple[ScoredRun, ...], rules: Rules | None) -> l
 
 
 def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[Refusal]:
-    """Return what the logs of a series say against its ``runs.jsonl``."""
+    """Return contradictions between the logs of a series and its ``runs.jsonl``."""
     if run_set.series is None:
         return []
     found: list[str] = []
     experiments = {run.begin.experiment: run for run in run_set.series.experiments}
     for run in runs:
         if run.log is None:
-            continue  # its verdict says why
+            continue  # the verdict gives the reason
         experiment = experiments[run.number]
         found += log_contradictions(run_set.series, experiment, run.log)
         if run.verdict.ruleset == experiment.begin.ruleset:
@@ -267,7 +266,7 @@ def _registry_obstacles(run_set: RunSet, runs: tuple[ScoredRun, ...]) -> list[Re
 
 
 def _misordered(name: str, runs: tuple[ScoredRun, ...]) -> list[Refusal]:
-    """Return the first log that begins before the one that is said to have been launched before it."""
+    """Return a refusal for the first log that begins earlier than its predecessor; empty if all are in order."""
     begun = [(run.verdict.paths[0], run.log.events[0].time_ms) for run in runs if run.log is not None]
     for (before, earlier), (path, time_ms) in pairwise(begun):
         if time_ms < earlier:
@@ -286,6 +285,6 @@ def _mean_convergence(chosen: tuple[ScoredRun, ...], rules: Rules) -> float | No
     counts = [math.inf if run.convergence is None else run.convergence for run in chosen]
     try:
         mean = olympic_mean(counts, rules.dropped)
-    except OverflowError:  # of a log that is refused: no run gets as far
+    except OverflowError:  # only a refused log can state such a large number; no real run trains that long
         return None
     return mean if math.isfinite(mean) else None

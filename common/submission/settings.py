@@ -1,7 +1,7 @@
-"""The YAML file of a submission: who submits, on which systems, and which results belong to which of them.
+"""The YAML file of a submission: the submitter, the systems, and the results of each system.
 
-``configs/submission/example.yaml`` shows the keys. Paths are relative to the file. Results that are named on the
-command line belong to the only system.
+``configs/submission/example.yaml`` shows the keys. Paths are relative to the file. Results can also be given on the
+command line, if the file has only one system.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OWN_IMPLEMENTATION = "mlperf_suite"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LARGEST_FILE = 2**18
-"""Bytes of a submission's YAML."""
+"""Largest size of the YAML file, in bytes."""
 _CODE_FILES = ("code", "readme", "setup", "init_datasets")
 
 
@@ -31,9 +31,9 @@ class SystemSettings:
     """One system: hardware and framework together.
 
     Attributes:
-        system_name: as the tables print it.
-        status: availability.
-        fields: entries of the system description, under its own names; they win over what the nodes told.
+        system_name: name in the published result tables.
+        status: availability of the system.
+        fields: fields of the system description. They override the values that `doctor` found on the nodes.
     """
 
     system_name: str
@@ -47,14 +47,15 @@ class ResultSettings:
     """The runs of one benchmark on one system.
 
     Attributes:
-        system: key in ``systems``.
+        system: key in ``SubmissionSettings.systems``.
         results: folder with ``runs.jsonl`` or ``result_<i>.txt``.
-        series: name, where the folder has several.
+        series: name of the series to submit; None for all series in the folder.
         logs: files in launch order, instead of ``results``.
-        implementation: name of the code's folder.
-        code: folder of the code; None for this suite's, from the commit that the runs used.
-        readme, setup, init_datasets: how to launch, and two scripts: required with ``code``, otherwise written.
-        doctor: what `doctor` found on the nodes; None for the series' own.
+        implementation: name of the folder that holds the code in the submission.
+        code: folder with the code; None for the commit of this suite that the runs used.
+        readme, setup, init_datasets: launch instructions and two scripts; required with ``code``, else optional and
+            generated.
+        doctor: file in which `doctor` described the nodes; None for the files of the series.
     """
 
     system: str
@@ -71,12 +72,13 @@ class ResultSettings:
 
 @dataclass(frozen=True)
 class SubmissionSettings:
-    """A submission.
+    """The whole submission of one submitter.
 
     Attributes:
-        submitter: name of its folder.
-        submission_org: as the logs have it; None if that is the submitter but for case, spaces and punctuation.
-        license: a text file; None for this suite's Apache-2.0.
+        submitter: name of the submitter and of its folder.
+        submission_org: value of ``submission_org`` in the logs; None if it equals ``submitter`` apart from case,
+            spaces and punctuation.
+        license: a text file; None for the Apache-2.0 licence of this suite.
     """
 
     submitter: str
@@ -86,7 +88,7 @@ class SubmissionSettings:
     license: Path | None = None
 
     def is_org(self, org: str) -> bool:
-        """Whether logs with ``submission_org: org`` are the submitter's."""
+        """Return whether logs with ``submission_org: org`` belong to the submitter."""
         if self.submission_org is not None:
             return org == self.submission_org
         return _letters(org) == _letters(self.submitter)
@@ -97,10 +99,10 @@ def _letters(name: str) -> str:
 
 
 def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSettings:
-    """Read a submission's YAML and add the results of the command line.
+    """Read the YAML file of a submission and add the result folders of the command line.
 
     Raises:
-        ConfigError: the file cannot be read, or a key or value is wrong; the message names it.
+        ConfigError: the file cannot be read, or a key or value is wrong.
     """
     try:
         with open_regular(path) as file:
@@ -125,7 +127,7 @@ def read_settings(path: Path, results: tuple[Path, ...] = ()) -> SubmissionSetti
 
 
 def _from_folder(settings: SubmissionSettings, folder: Path) -> SubmissionSettings:
-    """With every path taken from the folder of the file."""
+    """Return the settings with every relative path joined to ``folder``."""
 
     def absolute(path: Path | None) -> Path | None:
         return None if path is None else folder / path

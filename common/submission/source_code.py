@@ -1,7 +1,7 @@
-"""The code of a submission: a commit of this suite, or a folder of another implementation.
+"""Copy the code of a submission: a commit of this suite, or the folder of another implementation.
 
-What the repository checker rejects is refused here, by name, before anything is copied: spaces in names and files above
-50 MB. Names that begin with a dot belong to tools, not to the implementation, and are left out.
+Names with spaces and files above 50 MB are refused before they are copied, because the repository checker rejects
+them. Names that begin with a dot belong to tools, not to the implementation, and are omitted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from common.errors import ConfigError, DataError
 
 LARGEST_FILE = 50 * 1024 * 1024
-"""Bytes of the largest file that the repository checker accepts."""
+"""Size in bytes of the largest file that the repository checker accepts."""
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -24,7 +24,7 @@ def export_commit(repository: Path, commit: str, target: Path) -> None:
     """Write the files of ``commit`` below ``target``.
 
     Raises:
-        ConfigError: there is no such repository or commit, or the checkers would reject one of its files.
+        ConfigError: git is missing, the repository or commit does not exist, or the checkers would reject a file.
     """
     if not _COMMIT.fullmatch(commit):
         raise ConfigError(f"{commit!r} is no commit; runs.jsonl must name the one that the runs used")
@@ -68,7 +68,7 @@ def copy_folder(folder: Path, target: Path) -> None:
     """Copy the files below ``folder`` to ``target``.
 
     Raises:
-        ConfigError: it is no folder or empty, or the checkers would reject one of its files, such as a link.
+        ConfigError: the folder is missing or has no code, or the checkers would reject a file, such as a link.
         DataError: a file cannot be read.
     """
     found = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())

@@ -1,12 +1,11 @@
-"""Where the runs of a result come from: a series with its ``runs.jsonl``, a folder of results, or logs by name.
+"""Find the sets of runs to judge: series with ``runs.jsonl``, folders with ``result_<i>.txt``, or single logs.
 
-A series tells by itself whether it is complete and whether all of its runs had one configuration and one seed each.
-:func:`of_series` looks at ``runs.jsonl`` and at what lies beside it; :mod:`common.submission.score`, which reads each
-log once, compares the two. Logs without ``runs.jsonl`` are taken in the order given.
+``runs.jsonl`` shows whether a series is complete, has one configuration, and a different seed for each run.
+:func:`of_series` checks it and the files beside it; :mod:`common.submission.score` compares it with the logs.
+Logs without ``runs.jsonl`` keep the given order.
 
-How experiments are counted: a run is an experiment that started the clock. One that ended before ``run_start`` is no
-run, is left out with a note, and has to be made up for by another experiment; so a series that was declared with M
-experiments is complete when exactly M of them are runs.
+An experiment counts as a run only if it reached ``run_start``. One that ended earlier is left out with a note, and
+another experiment must replace it: a series declared with M experiments is complete with exactly M runs.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from common.submission.registry_evidence import own_contradictions
 from common.untrusted.regular_file import open_regular
 
 RUN_LOG = "mlperf.log"
-"""The log in the output_dir of a run."""
+"""Name of the log in the ``output_dir`` of a run."""
 RESULT = re.compile(r"result_(\d{1,6})\.txt")
 NAMED_AT_MOST = 20
-"""How many missing numbers are named one by one."""
+"""Largest number of missing runs or folders that are named one by one."""
 _OF_RUN = re.compile(r"(.+)_(\d{1,6})(?:\.log)?")
-"""An experiment's log, or the folder of its output: the series, and the experiment's number."""
+"""Name of an experiment's log or output folder. The groups are the series and the number of the experiment."""
 _CHUNK_BYTES = 2**20
 
 
@@ -41,16 +40,15 @@ class RunSet:
     """The runs of one benchmark on one system, in launch order.
 
     Attributes:
-        name: for messages: the folder, and the series if there is one.
-        logs: of the runs.
-        numbers: of each run, as its file or experiment is numbered.
-        complaints: what is wrong with the set as a whole; each names file and reason.
-        notes: what one should know, and which changes nothing.
-        gaps: logs that are missing in the numbering of ``result_<i>.txt``. They forbid a choice of consecutive runs.
-        series: as ``runs.jsonl`` has it; None for logs without it.
-        ruleset: version that the runs were logged under; None if nobody says.
-        declared_together: whether they are meant as one result: a series, a folder of results, logs named together.
-        follow: whether a log may be a link: where the caller named it, not where it was found.
+        name: name for messages.
+        numbers: number of each run: of its experiment or result file, or its position from 1.
+        complaints: faults of the set as a whole; each names file and reason.
+        notes: information that does not change the verdict.
+        gaps: missing numbers of ``result_<i>.txt``. They matter only if runs are chosen from a longer sequence.
+        series: the series in ``runs.jsonl``; None for logs without it.
+        ruleset: version in ``runs.jsonl``; None without it.
+        declared_together: whether the runs form one result: a series, a result folder, or logs named together.
+        follow: whether a log may be a link. Links are allowed only for logs that the caller named.
     """
 
     name: str
@@ -66,11 +64,10 @@ class RunSet:
 
 
 def find_run_sets(paths: Sequence[Path]) -> list[RunSet]:
-    """The sets of runs below folders, and the logs that are named themselves, which are one set together.
+    """Return the sets of runs below all folders among ``paths``. Logs among ``paths`` form one more set.
 
     Raises:
-        DataError: a path does not exist, a folder has no results or cannot be looked through, or a ``runs.jsonl`` is
-            damaged.
+        DataError: a path does not exist, a folder has no results or cannot be listed, or a ``runs.jsonl`` is damaged.
     """
     named = [path for path in paths if not os.path.isdir(path)]
     absent = [str(path) for path in named if not os.path.lexists(path)]
@@ -109,27 +106,27 @@ def _in_folder(folder: Path) -> list[RunSet]:
 
 
 def _below_registry(folders: Sequence[Path]) -> Iterator[str]:
-    """Logs in subfolders of a series, which are not judged: the result is what the series' own logs give."""
+    """Yield notes on subfolders of a series whose logs are not judged, because ``runs.jsonl`` does not name them."""
     for folder in islice(folders, NAMED_AT_MOST):
         yield f"{folder}: its logs are not judged, because {RUNS_FILE} above it does not name them"
 
 
 def _beside_registry(run_set: RunSet, registry: Path) -> RunSet:
-    """Logs beside a registry without being in it: runs picked from a series would look like a whole one."""
+    """Add a complaint about logs that ``registry`` does not name; they may be a selection from a series."""
     first = run_set.logs[0] if run_set.logs else run_set.name
     complaint = Refusal("registry-contradiction", f"{first}: lies beside {registry}, which does not name it")
     return replace(run_set, complaints=(*run_set.complaints, complaint))
 
 
 def _single_runs(folder: Path, logs: Sequence[PurePosixPath]) -> list[RunSet]:
-    """Runs below a folder that nobody launched as a series, in a set for each benchmark."""
+    """Return sets of runs that were not launched as a series, one set per benchmark."""
     if len(logs) == 1:
         return [of_logs([folder / logs[0]])]
     benchmarks: dict[str, list[Path]] = {}
     for log in sorted(logs):
         try:
             name = str(read_log(folder / log).benchmark)
-        except DataError:  # the log's own verdict says why
+        except DataError:  # the verdict on the log gives the reason
             name = "unreadable logs"
         benchmarks.setdefault(name, []).append(folder / log)
     return [
@@ -141,7 +138,7 @@ def _single_runs(folder: Path, logs: Sequence[PurePosixPath]) -> list[RunSet]:
 
 
 def _in_results(folder: Path) -> list[RunSet]:
-    """The sets of one ``runs.jsonl``."""
+    """Return the set of each series in the ``runs.jsonl`` of a folder."""
     known = read_runs(folder)
     if not known:
         raise DataError(f"{folder / RUNS_FILE}: is empty; no launcher leaves it so: what it said of the logs is lost")
@@ -158,9 +155,9 @@ def _in_results(folder: Path) -> list[RunSet]:
 
 
 def of_logs(logs: Sequence[Path]) -> RunSet:
-    """The set of some logs, given in launch order.
+    """Return the set of the given logs, which must be in launch order.
 
-    Complaints are one file under two names, and logs picked out of a series.
+    It has complaints if one file appears under two names, or if several logs include one of a series.
     """
     name = str(logs[0]) if len(logs) == 1 else f"{len(logs)} logs from {logs[0]}"
     complaints = [*_same_files(logs), *(_picked(logs) if len(logs) > 1 else ())]
@@ -168,7 +165,7 @@ def of_logs(logs: Sequence[Path]) -> RunSet:
 
 
 def _picked(logs: Sequence[Path]) -> Iterator[Refusal]:
-    """Logs of a series that are named one by one: what else the series has would not be seen."""
+    """Yield a refusal for the first log of a series, because the other runs of the series may be hidden."""
     for log in logs:
         for folder in dict.fromkeys((log.parent, log.parent.parent)):
             if os.path.lexists(folder / RUNS_FILE):
@@ -206,25 +203,24 @@ def _links(logs: Sequence[Path]) -> Iterator[Refusal]:
 
 
 def _same_files(logs: Sequence[Path]) -> Iterator[Refusal]:
-    """Logs that are one file under two names."""
+    """Yield a refusal for each log that is the same file as an earlier one."""
     seen: dict[tuple[int, int], Path] = {}
     for path in logs:
         try:
             status = os.stat(path)
         except (OSError, ValueError):
-            continue  # reading it says so
+            continue  # reading the log later reports the error
         other = seen.setdefault((status.st_dev, status.st_ino), path)
         if other is not path:
             yield Refusal("file-twice", f"{path} and {other} are one file: a result counts each run once")
 
 
 def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[Refusal] = ()) -> RunSet:
-    """The set of a series' runs, with everything that ``runs.jsonl`` and the files beside it say against it.
+    """Return the set of runs of a series, with all complaints from ``runs.jsonl`` and the files beside it.
 
     Args:
-        series: it.
-        on_disk: numbers of the experiments that have a log or a folder.
-        strays: what is wrong with the folder.
+        on_disk: numbers of the experiments that have a log or an output folder.
+        strays: complaints about other files in the folder.
     """
     where = series.folder / RUNS_FILE
     left_out = [run for run in series.experiments if run.end is not None and run.end.status == "not started"]
@@ -256,7 +252,7 @@ def of_series(series: Series, on_disk: Set[int] = frozenset(), strays: Sequence[
 
 
 def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) -> list[Refusal]:
-    """Whether every experiment that there was is remembered, and as many ran as were declared."""
+    """Return complaints about experiments that ``runs.jsonl`` lacks, and if more or fewer ran than were declared."""
     numbers = {run.begin.experiment for run in series.experiments}
     gaps = {n for n in range(1, max(numbers)) if n not in numbers}
     missing = sorted(gaps | (on_disk - numbers - {0}))
@@ -280,10 +276,9 @@ def _count_refusals(series: Series, where: Path, ran: int, on_disk: Set[int]) ->
 
 
 def _stray_refusals(folder: Path, names: Sequence[str], known: Set[str]) -> Iterator[Refusal]:
-    """Logs of runs of which ``runs.jsonl`` knows not even the series: its lines were taken out.
+    """Yield complaints about logs of series that ``runs.jsonl`` does not have, because their lines were removed.
 
-    Only names as a launcher gives them are looked at, ``<series>_<i>.log``; a folder's ``result_<i>.txt`` are judged as
-    a set of their own.
+    Only names ``<series>_<i>.log``, which the launcher writes, are checked. Files ``result_<i>.txt`` form another set.
     """
     for name in sorted(names):
         found = _OF_RUN.fullmatch(name)
@@ -292,14 +287,14 @@ def _stray_refusals(folder: Path, names: Sequence[str], known: Set[str]) -> Iter
         try:
             stray = _clock_started(folder / name)
         except DataError:
-            continue  # no file that a launcher made
+            continue  # not a regular readable file, so the launcher did not write it
         if stray:
             text = f"{folder / name}: is the log of a run, but {RUNS_FILE} has no experiment with it"
             yield Refusal("registry-contradiction", text)
 
 
 def _change_refusals(series: Series, where: Path) -> list[Refusal]:
-    """What changed within the series though it must not, and seeds that did not change though they must."""
+    """Return complaints about values that changed within the series, unclean sources, and repeated seeds."""
     first = series.experiments[0].begin
     complaints = []
     for run in series.experiments:
@@ -328,7 +323,7 @@ def _change_refusals(series: Series, where: Path) -> list[Refusal]:
 
 
 def _run_refusals(run: Experiment, where: Path) -> list[Refusal]:
-    """Whether the log of a run is there, and its end."""
+    """Return a complaint if the log of a run or its ``end`` line is missing."""
     number = run.begin.experiment
     if not os.path.lexists(run.log):
         return [Refusal("run-without-end", f"{run.log} is missing: {where} has experiment {number}")]
@@ -339,7 +334,7 @@ def _run_refusals(run: Experiment, where: Path) -> list[Refusal]:
 
 
 def _not_started_refusals(run: Experiment, where: Path) -> list[Refusal]:
-    """Whether an experiment that is left out as "not started" really never started the clock."""
+    """Return a complaint unless the log proves that an experiment with status "not started" has no ``run_start``."""
     unseen = f"nobody can see that experiment {run.begin.experiment} never started"
     if not os.path.lexists(run.log):
         return [Refusal("run-without-end", f"{run.log} is missing: without it {unseen}")]
@@ -354,14 +349,14 @@ def _not_started_refusals(run: Experiment, where: Path) -> list[Refusal]:
 
 
 def _clock_started(path: Path) -> bool:
-    """Whether a log has a ``run_start``, be it damaged or not.
+    """Return whether a log has a ``run_start`` event, even if the log is damaged.
 
     Raises:
-        DataError: it is no regular file, or cannot be read.
+        DataError: the path is not a regular file, or cannot be read.
     """
     try:
         log = read_log(path)
-    except DataError:  # it may have died before its first event, or within one
+    except DataError:  # the run may have crashed before its first event or in the middle of one
         return _has_both(path, TOKEN.encode(), b"run_start")
     return any(event.key == "run_start" for event in (*log.events, *log.echoes))
 

@@ -1,7 +1,7 @@
-"""What MLCommons' checkers are shown of a submission: a copy of what was read before and is fit for them.
+"""Copy a submission for the MLCommons checkers.
 
-They write into the folder that they check, take bypass flags out of it, follow links and build names of files from its
-content. The copy has regular files with plain names only: descriptions of systems, and logs.
+The checkers write into the folder that they check, read bypass flags from it, follow links, and build file names from
+its content. So they get a copy that has only regular files with plain names: system descriptions and logs.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ from common.untrusted.regular_file import open_regular
 
 
 def stage(tree: Path, target: Path, names: Iterable[PurePosixPath]) -> Path:
-    """Copy some files of a submission.
+    """Copy some files of a submission and return the folder of the copy.
 
     Args:
         tree: the submitter's folder.
-        target: an existing folder; the copy is made in it under the submitter's name.
-        names: of the files, relative to ``tree``.
-
-    Returns:
-        the copy.
+        target: an existing folder; the copy is created in it, with the name of ``tree``.
+        names: files to copy, relative to ``tree``.
 
     Raises:
-        DataError: a file is no regular one, or a name is none that the checkers may be given.
-        SuiteError: there is no room for the copy.
+        DataError: a file is not regular, or a name is not safe for the checkers (:data:`layout.NAME`).
+        SuiteError: the copy cannot be written, for example because the disk is full.
     """
     copy = target / tree.name
     for name in [PurePosixPath(tree.name), *names]:
@@ -47,7 +44,7 @@ def stage(tree: Path, target: Path, names: Iterable[PurePosixPath]) -> Path:
 
 
 def scalings(copy: Path, folders: Iterable[PurePosixPath]) -> dict[PurePosixPath, bytes]:
-    """The ``scaling.json`` that the package checker wrote into a copy: folder of results to content."""
+    """Return the content of each ``scaling.json`` that the package checker wrote into a copy, by result folder."""
     written = {}
     for folder in folders:
         path = copy / folder / SCALING_FILE

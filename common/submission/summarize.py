@@ -1,4 +1,4 @@
-"""``mlperf-suite summarize``: a table of runs and the score that they earn, or what prevents one."""
+"""``mlperf-suite summarize``: print a table of runs with their score, or the reasons why there is no score."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOW_COUNTED = (
 
 
 def format_score(scored: Score) -> str:
-    """A set of runs for a human: a table, the choice of runs, the RCP comparison, and the score or its obstacles."""
+    """Return a score as text: table of runs, chosen runs, RCP comparison, and the score or its obstacles."""
     rules = scored.rules
     about = f"{rules.log_name}, ruleset {rules.ruleset}" if rules is not None else "no ruleset accepts these logs"
     lines = [f"{scored.run_set.name}: {about}", "", *_table(scored), ""]
@@ -96,7 +96,7 @@ def _minutes(value: float | None) -> str:
 
 
 def as_json(scored: Score) -> dict[str, Any]:
-    """What :func:`format_score` says, as JSON; times in minutes, convergence in ``unit``."""
+    """Return the content of :func:`format_score` for JSON. Times are in minutes, convergence in ``unit``."""
     rules, series = scored.rules, scored.run_set.series
     return {
         "name": scored.run_set.name,
@@ -118,7 +118,7 @@ def as_json(scored: Score) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """``value`` with text for numbers that JSON has none for: a log's seed may be anything."""
+    """Return ``value`` with NaN and infinity as text, because JSON has no such numbers and a log may have any seed."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -141,10 +141,10 @@ def _run_json(run: ScoredRun, chosen: bool) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``mlperf-suite summarize PATH… [--ruleset X.Y.Z] [--json FILE]``.
+    """Run ``mlperf-suite summarize PATH… [--ruleset X.Y.Z] [--json FILE]``.
 
     Returns:
-        0 if every set of runs has a score, 1 if something prevents one.
+        0 if every set of runs has a score, otherwise 1.
 
     Raises:
         ConfigError: the ruleset is not known.

@@ -1,7 +1,7 @@
-"""``systems/<system>.json``: what the nodes told `doctor`, completed by the submission's YAML.
+"""Build and check ``systems/<system>.json`` from the facts that `doctor` found on the nodes and the submission's YAML.
 
-Every value is text: the checkers join fields as text and die of a number. Nodes that differ are an error that names
-them, unless the submitter says what to write for the field.
+Every value is text, because the checkers join fields as text and crash on numbers. If a fact differs between nodes,
+that is an error, unless the YAML gives the value.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ FIELDS = (
     "operating_system",
     "sw_notes",
 )
-"""Fields that the system description checker requires; empty text passes."""
+"""Fields that the system description checker requires. It accepts empty text."""
 
 DIVISIONS = ("closed", "open")
 _UNANSWERED = (
@@ -68,7 +68,7 @@ _UNANSWERED = (
     "hw_notes",
     "sw_notes",
 )
-"""Fields that need no meaningful answer, in the table of the submission rules; of the first two one is enough."""
+"""Fields that may be empty by the table of the submission rules. One of the first two must have an answer."""
 
 _JOINED = (
     "submitter",
@@ -79,10 +79,10 @@ _JOINED = (
     "accelerators_per_node",
     "framework",
 )
-"""Fields that the system description checker joins as text: it dies of any other type."""
+"""Fields that the system description checker joins as text. It crashes on any other type."""
 
 REPORT_BYTES = 64 * 2**20
-"""The largest file of `doctor` that is read: of thousands of nodes."""
+"""Largest size in bytes of a `doctor` file; enough for thousands of nodes."""
 _PER_NODE = ("accelerators_per_node", "host_processors_per_node")
 _NEGATIVE = re.compile(r"\s*[-\u2212]\s*\d")
 _OWN = ("submitter", "division", "status", "system_name")
@@ -93,19 +93,19 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Description:
-    """A system description, and what one should know of it: fields that are empty."""
+    """A system description, with notes on fields that are empty."""
 
     fields: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def division_of(fields: Mapping[str, Any]) -> str:
-    """The division of a description as the package checker spells it; the rules' own example has ``Closed``."""
+    """Return the division in lower case, as the package checker needs it. The example in the rules has ``Closed``."""
     return str(fields.get("division")).casefold()
 
 
 def description_refusals(fields: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Yield what the rules or the system description checker forbid in a description, and what no system can have."""
+    """Yield values that the rules or the system description checker forbid, and impossible numbers."""
     for name in _JOINED:
         if name in fields and not isinstance(fields[name], str):
             text = f"{name} is {_shown(fields[name])}: write text, {json.dumps(str(fields[name]))[:80]}"
@@ -124,7 +124,7 @@ def description_refusals(fields: Mapping[str, Any]) -> Iterator[Refusal]:
 
 
 def description_remarks(fields: Mapping[str, Any]) -> Iterator[str]:
-    """What is unusual in a description and forbids nothing."""
+    """Yield notes on unusual values in a description. They do not forbid anything."""
     for name, value in fields.items():
         if not isinstance(value, str) and name not in (*_JOINED, _SOFTWARE):
             yield f"{name[:80]} is {_shown(value)}, which is no text"
@@ -147,18 +147,15 @@ def _shown(value: Any) -> str:
 
 
 def describe(name: str, system: SystemSettings, submitter: str, doctors: Sequence[Path]) -> Description:
-    """The description of one system.
+    """Return the description of one system.
 
     Args:
-        name: of the system, for messages.
-        system: what the submission says of it.
-        submitter: who submits.
-        doctors: what `doctor` found on its nodes before each series; may be empty.
+        name: name of the system, for messages.
+        doctors: files in which `doctor` described the nodes, one per series; may be empty.
 
     Raises:
-        ConfigError: a field of the submission is unknown or not text, or there is nothing to take the number of nodes
-            or a fact from.
-        DataError: a file of `doctor` is damaged, or nodes or series differ.
+        ConfigError: a field in the YAML is unknown or not text, or the number of nodes is not known.
+        DataError: a `doctor` file is damaged, or nodes or series differ.
     """
     where = f"systems.{name}.fields"
     _check_fields(where, system.fields)
@@ -207,7 +204,7 @@ def _check_text(where: str, values: Mapping[str, Any]) -> None:
 
 
 def _nodes(path: Path) -> dict[str, Facts]:
-    """Host to facts, from one file of `doctor`."""
+    """Return the facts of each host from one `doctor` file."""
     nodes = read_object(path, REPORT_BYTES).get("nodes")
     if not isinstance(nodes, dict) or not all(
         isinstance(node, dict) and isinstance(node.get("facts"), dict) for node in nodes.values()
@@ -227,7 +224,7 @@ def _nodes(path: Path) -> dict[str, Facts]:
 
 
 def _common_facts(nodes: Mapping[str, Facts], said: Mapping[str, Any]) -> Facts:
-    """The facts that all nodes share; those that the submission states itself are not compared."""
+    """Return the facts that all nodes share. Fields in ``said``, which the submission states, are not compared."""
     if not nodes:
         return {}
     flat = {node: _flat(facts) for node, facts in nodes.items()}
@@ -254,7 +251,7 @@ def _common_facts(nodes: Mapping[str, Facts], said: Mapping[str, Any]) -> Facts:
 
 
 def _flat(facts: Facts) -> dict[tuple[str, ...], str]:
-    """Facts under (field,), entries of the software stack under (field, name)."""
+    """Return facts with keys (field,), and entries of the software stack with keys (field, name)."""
     flat: dict[tuple[str, ...], str] = {}
     for name, value in facts.items():
         if name == _SOFTWARE:

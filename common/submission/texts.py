@@ -1,4 +1,4 @@
-"""The texts of a submission: its README, how to launch on a system, and the scripts that prepare it."""
+"""Text files of a submission: README files, and the scripts that install the code and prepare the data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.submission.entries import Entry
 
 
 def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) -> str:
-    """README.md of the submitter's folder: a table of what is in it."""
+    """Return README.md of the submitter's folder, with a table of the results."""
     lines = [
         f"# {submitter}: MLPerf {round_name(ruleset)} submission",
         "",
@@ -32,11 +32,10 @@ def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) ->
 
 
 def system_readme(entry: Entry, own: str = "") -> str:
-    """README-<system>.md: how to launch, and which runs are the result, and why.
+    """Return README-<system>.md: how to launch, and which runs form the result, and why.
 
     Args:
-        entry: the runs.
-        own: the submitter's text on launching; empty for this suite's implementation.
+        own: launch instructions of the submitter; empty to generate those of this suite.
     """
     title = f"# {entry.benchmark} on {entry.system}"
     return "\n".join([own.rstrip() or _how_to_launch(title, entry), "", *_runs(entry)]) + "\n"
@@ -90,7 +89,7 @@ def _runs(entry: Entry) -> list[str]:
 
 
 def setup_script(entry: Entry) -> str:
-    """setup.sh of this suite: the package in a virtual environment of its own."""
+    """Return this suite's setup.sh, which installs the package into a new virtual environment."""
     return f"""#!/usr/bin/env bash
 # Installs the code into ../{entry.implementation}/.venv.
 set -euo pipefail
@@ -101,7 +100,7 @@ python3 -m venv .venv
 
 
 def init_datasets_script(entry: Entry) -> str:
-    """init_datasets.sh of this suite: download, prepare, verify."""
+    """Return this suite's init_datasets.sh, which downloads, prepares and verifies the data."""
     assert entry.begin is not None
     benchmark = entry.begin.benchmark
     name = shlex.quote(f"benchmark={benchmark}")

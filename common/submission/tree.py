@@ -1,4 +1,4 @@
-"""The folders and files of a submission, as the submission rules lay them out.
+"""Write the folders and files of a submission in the layout of the submission rules.
 
 ::
 
@@ -10,7 +10,7 @@
                                                                         <system>_<implementation>.json
         results/<system>/<benchmark>/result_<i>.txt                     the logs, byte for byte, in launch order
 
-In the HPC rounds ``strong/`` stands between system and benchmark. ``scaling.json`` is the package checker's to write.
+In HPC rounds, ``strong/`` is between system and benchmark. The package checker writes ``scaling.json``.
 """
 
 from __future__ import annotations
@@ -47,16 +47,15 @@ def write_tree(
     """Write the submitter's folder ``root``, which must not exist.
 
     Args:
-        root: ``<somewhere>/<submitter>``.
-        settings: the submission.
-        ruleset: of all results.
+        root: path that ends with the name of the submitter.
+        ruleset: version for all results.
         entries: results without refusals.
-        descriptions: name to description of each system.
+        descriptions: description of each system, by its name.
         repository: clone that has the commits of the runs.
 
     Raises:
-        ConfigError: code or a text that the submission names cannot be taken.
-        OSError: something cannot be written.
+        ConfigError: code or a text file that the submission names cannot be read or is not allowed.
+        OSError: a file cannot be written.
     """
     root.mkdir()
     (root / "LICENSE.md").write_bytes(_read(settings.license or OWN_LICENSE, "license"))
@@ -87,7 +86,7 @@ def _implementations(root: Path, entry: Entry) -> Path:
 
 def _write_code(root: Path, entry: Entry, repository: Path) -> None:
     target = _implementations(root, entry) / entry.implementation
-    if target.exists():  # of the same implementation on another system
+    if target.exists():  # another system of this submission has the same implementation
         return
     target.mkdir(parents=True)
     if entry.settings.code is not None:
@@ -137,7 +136,7 @@ def _run_description(submitter: str, entry: Entry) -> dict[str, Any]:
 
 
 def _hyperparameters(log: ParsedLog, rules: Rules) -> dict[str, object]:
-    """The values of the keys that the benchmark's rule file asks for, and of the optimizer's, of one run."""
+    """Return the logged hyperparameters of a run: keys in the rule file of the benchmark, and optimizer keys."""
     keys = rule_records(f"{rules.usage}_{rules.ruleset}/closed_{rules.log_name}.yaml")
     prefixes = ("opt_", "lars_", "sgd_", "scheduler_")
     later = ("eval_accuracy", "eval_error", "aggregated_eval_accuracy", "seed", "weights_initialization")
@@ -146,7 +145,7 @@ def _hyperparameters(log: ParsedLog, rules: Rules) -> dict[str, object]:
 
 
 def result_folder(root: Path, entry: Entry) -> Path:
-    """The folder of an entry's logs."""
+    """Return the folder for the logs of an entry."""
     between = SCALINGS[:1] if entry.rules.usage == "hpc" else ()
     return Path(root, "results", entry.system, *between, entry.benchmark)
 

@@ -1,10 +1,9 @@
-"""Whether a submission agrees with itself: descriptions of systems, logs, code and names of folders.
+"""Find contradictions inside a submission: between system descriptions, logs, code and folder names.
 
-A *disagreement* forbids the result: a sentence of the rules says so, or the two sides cannot both be true. A *remark*
-forbids nothing, because no rule and no checker compares the two sides: who submits, and how available the system is.
-A log cannot be corrected after the run, and published results differ in both. What one side does not say is not
-compared, and spelling is not either: organisations are compared by their letters, availability by its words.
-``submission_platform`` is free text.
+A *disagreement* forbids the result, because the rules say so or because the two values cannot both be true. A *remark*
+forbids nothing. It concerns submitter and availability: no rule and no checker compares them, a log cannot be corrected
+after the run, and published results differ in both. A missing value is not compared, and spelling is ignored:
+organisations are compared by letters, availability by keywords. ``submission_platform`` is free text.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from common.untrusted.strict_json import read_json_object
 Sentence = TypeVar("Sentence", bound=str)
 
 JSON_BYTES = 2**20
-"""The largest description that is read."""
+"""Largest size in bytes of a system description."""
 SHORTEST_NAME = 3
-"""Letters of a name that may stand for a longer one that begins or ends with it."""
+"""Smallest number of letters with which a name may abbreviate a longer name that begins or ends with it."""
 _COUNTS = ("number_of_nodes", "accelerators_per_node")
 _CODE = ("benchmarks", "benchmark")
 _AVAILABILITY = {"prem": "onprem", "cloud": "cloud", "preview": "preview", "research": "research", "rdi": "research"}
@@ -37,19 +36,25 @@ _UNSET = ("", "unset", "submissionorgplaceholder")
 
 
 def read_object(path: Path, most: int = JSON_BYTES) -> dict[str, Any]:
-    """The JSON object in a file that anybody may have written.
+    """Return the JSON object in an untrusted file.
+
+    Args:
+        most: largest allowed size of the file in bytes.
 
     Raises:
-        DataError: it is none, too large, or no regular file.
+        DataError: the file is not regular, is too large, or does not contain a JSON object.
     """
     return read_json_object(path, most=most, follow=False)
 
 
 def same_organisation(one: str, other: str) -> bool:
-    """Whether two names are spellings of one: the same letters, the first of the other's words, or their initials."""
+    """Return whether two names can mean one organisation.
+
+    They can if their letters are equal, if one begins or ends with the other, or if one is the initials of the other.
+    """
     letters, others = _letters(one), _letters(other)
     if letters in _UNSET or others in _UNSET:
-        return True  # nothing is said
+        return True  # a missing name contradicts nothing
     short, long = sorted((letters, others), key=len)
     if (len(short) >= SHORTEST_NAME and (long.startswith(short) or long.endswith(short))) or short == long:
         return True
@@ -66,12 +71,11 @@ def _words(name: str) -> list[str]:
 
 
 def log_disagreements(log: ParsedLog, fields: Mapping[str, Any], where: str) -> Iterator[Refusal]:
-    """Yield division and size that a log states and the description of its system contradicts.
+    """Yield contradictions in division and system size between a log and the description of its system.
 
     Args:
-        log: of a run on the system.
-        fields: of the system's description.
-        where: the description, for messages.
+        fields: fields of the system description.
+        where: name of the description in messages.
     """
     division, said = log.division, fields.get("division")
     if isinstance(division, str) and isinstance(said, str) and division.casefold() != said.casefold():
@@ -92,9 +96,9 @@ def _availability(status: object) -> str | None:
 
 
 def _other_status(logged: object, described: object) -> bool:
-    """Whether two words for availability differ.
+    """Return whether two values of availability differ.
 
-    A system that is not for sale yet stands in a cloud or on premises, too, and its logs may say that instead.
+    A preview or research system also stands in a cloud or on premises, so its logs may say that instead.
     """
     log, description = _availability(logged), _availability(described)
     if log is None or description is None or log == description:
@@ -110,11 +114,11 @@ _REMARKED: tuple[tuple[str, str, Callable[[object, object], bool]], ...] = (
     ("submission_status", "status", _other_status),
     ("submission_org", "submitter", _other_organisation),
 )
-"""Key of the log, field of the description, and whether their values differ."""
+"""Log key, description field, and the function that returns whether their values differ."""
 
 
 def count_of(value: object) -> int | None:
-    """The number that a field of a description states; None if it states none."""
+    """Return the value of a description field as an integer; None if it is not a plain number."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -123,7 +127,7 @@ def count_of(value: object) -> int | None:
 def folder_disagreements(
     folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
 ) -> Iterator[Refusal]:
-    """Yield what the logs of a folder of results say against its name and the description of its system."""
+    """Yield contradictions of the logs in a result folder with its name and its system description."""
     where = f"systems/{folder.system}.json"
     sized = {name: value for name, value in fields.items() if not folder.weak or name not in _COUNTS}
     for log in logs:
@@ -134,7 +138,7 @@ def folder_disagreements(
 
 
 def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]) -> Iterator[str]:
-    """Where the logs of a folder of results name another submitter or status than the description of its system."""
+    """Yield remarks where logs state another submitter or status than the system description."""
     for key, field, differ in _REMARKED:
         described = fields.get(field)
         logged = Counter(str(value)[:80] for log in logs if differ(value := log.value(key), described))
@@ -146,7 +150,7 @@ def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequen
 
 
 def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[Refusal]:
-    """Yield runs that are in two folders of results."""
+    """Yield a refusal for each run whose log is in two result folders."""
     names = {log.path: name for name, log in logs.items()}
     for owner, copy in copied_runs(list(logs.values())):
         if owner.path.parent != copy.path.parent:
@@ -160,16 +164,15 @@ def repeated_runs(logs: Mapping[PurePosixPath, ParsedLog]) -> Iterator[Refusal]:
 def missing_code(
     content: FoundFiles, folder: ResultFolder, benchmarks: Set[str]
 ) -> tuple[Sequence[Refusal], Sequence[str]]:
-    """Whether the benchmark of a folder has code, and a README that says how to launch it.
+    """Check that the benchmark of a result folder has code, and a README with launch instructions.
 
     Args:
-        content: of the submission.
-        folder: of the results.
-        benchmarks: names of all benchmarks of the submission.
+        content: all files of the submission.
+        benchmarks: names of all benchmarks in the submission.
 
     Returns:
-        complaints, where neither a folder of the benchmark's name has it nor one that no other benchmark is named
-        after; and remarks, where it is in such a folder.
+        Complaints if code or README is missing, and remarks if they are in a folder of another name. Folders with the
+        names of other benchmarks are not searched.
     """
     place, own_name = f"benchmarks/{folder.benchmark}", folder.benchmark.casefold()
     others = {name.casefold() for name in benchmarks} - {own_name}
@@ -193,13 +196,13 @@ def _is_readme(path: PurePosixPath) -> bool:
 def implementation_findings(
     tree: Path, content: FoundFiles, folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
 ) -> Iterator[tuple[bool, str]]:
-    """What ``<system>_<implementation>.json`` says against its path, the description of the system and the logs.
+    """Compare ``<system>_<implementation>.json`` with its path, the system description and the logs.
 
-    The rules do not say what is in this file, published submissions omit it, and no checker reads it. So only the
-    scale, which our launcher takes from the run, can disagree.
+    The rules do not define the content of this file, published submissions omit it, and no checker reads it. So only
+    its scale, which our launcher takes from the run, can be a disagreement.
 
     Yields:
-        whether it is a disagreement, and its text.
+        True for a disagreement or False for a remark, and its text.
     """
     parts = (folder.benchmark.casefold(), "implementations", folder.system)
     for path in content.files:
@@ -250,7 +253,7 @@ def _own_remarks(
 
 
 def at_most(sentences: Iterator[Sentence], number: int = 50) -> list[Sentence]:
-    """Return the first sentences and, where there are more, one that says so."""
+    """Return the first ``number`` sentences and, if there are more, one more that says so."""
     found = list(islice(sentences, number + 1))
     if len(found) > number:
         last = found[number]
