@@ -199,7 +199,7 @@ def tiles_kernel(
     T, F,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, FORMULA: tl.constexpr, OWN_COLUMNS: tl.constexpr,
     SAMPLED_ROWS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
+    ONE_TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of a formula over T rows and BLOCKS blocks of columns. Grid (programs,), a multiple of BLOCKS if columns
     are a program's own.
@@ -220,7 +220,9 @@ def tiles_kernel(
     first = tl.program_id(0) // STEPS
     own = COLUMNS(given, tl.program_id(0) % BLOCKS, F, BLOCK_F)
     total = tl.zeros((BLOCK_T, BLOCK_F), tl.float32)
-    for tile in tl.range(first, tl.cdiv(T, BLOCK_T) * WALKED, tl.num_programs(0) // STEPS, num_stages=STAGES):
+    # the compiler removes the loop over a single tile, and with it the registers that it would hold
+    end = first + 1 if ONE_TILE else tl.cdiv(T, BLOCK_T) * WALKED
+    for tile in tl.range(first, end, tl.num_programs(0) // STEPS, num_stages=STAGES):
         row = tile // WALKED * BLOCK_T + tl.arange(0, BLOCK_T)
         columns = own
         if not OWN_COLUMNS:

@@ -163,7 +163,8 @@ def launch(
     device.tiles_kernel[(programs * owned,)](
         given, inverse, written, saved, partial, rows, features,
         BLOCKS=blocks, COLUMNS=columns, FORMULA=formula, OWN_COLUMNS=own_columns, SAMPLED_ROWS=sampled_rows,
-        BLOCK_T=tile.rows, BLOCK_F=block, GROUP=min(group, block), STAGES=tile.stages, num_warps=tile.warps,
+        BLOCK_T=tile.rows, BLOCK_F=block, GROUP=min(group, block), ONE_TILE=not tile.programs,
+        STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return partial
 
