@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from common.ops.dropout.kernels import keep_of_rows, mask_keys
-from common.ops.fp8_cast.device import begin, block_of_columns, finish_result, store_result
+from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
 from common.ops.norm.rows import (
     load_moments,
     load_wide,
@@ -55,134 +55,202 @@ def _keys(seed_ptr, site, THRESHOLD: tl.constexpr):
 
 
 @triton.jit
-def _normalised(given, columns, inverse, row, T, E: tl.constexpr):
-    """y of whole rows, zero where there is none, rounded to the dtype of x; their means and 1 / deviations."""
-    x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, epsilon = given[0]
-    THRESHOLD: tl.constexpr = given[1]
-    BLOCK_E: tl.constexpr = columns[0].shape[0]
+def _normalised(
+    x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, row, T, epsilon,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """y of whole rows, zero where there is none, their means and 1 / standard deviations."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
     place, mask = place_of_rows(row, T, E, BLOCK_E)
     total = load_wide(x_ptr, place, mask)
-    if bias_ptr is not None:
+    if BIAS:
         total += load_wide(bias_ptr, column, inside)[None, :]
     if THRESHOLD:
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
-        total = tl.where(keep, total * given[2], 0.0)
-    if residual_ptr is not None:
+        total = tl.where(keep, total * INVERSE_KEEP, 0.0)
+    if RESIDUAL:
         total += load_wide(residual_ptr, place, mask)
     normal, mean, rstd = standardised(total, epsilon, E, BLOCK_E)
     y = normal * load_wide(weight_ptr, column, inside)[None, :]
     y += load_wide(norm_bias_ptr, column, inside)[None, :]
-    y = tl.where(mask, y, 0.0).to(x_ptr.dtype.element_ty).to(tl.float32)
-    return ((y, 0),), (mean, rstd)
+    return tl.where(mask, y, 0.0), mean, rstd
 
 
 @triton.jit
-def _gradients(given, columns, inverse, row, T, E: tl.constexpr):
-    """Of whole rows: the gradients of x and of the residual; dy, and what the norm made of x before its weight."""
-    dy_ptr, other_dy_ptr, x_ptr, bias_ptr, bias, residual_ptr, weight, first, second, moments_ptr = given[0]
-    THRESHOLD: tl.constexpr = given[1]
-    BLOCK_E: tl.constexpr = columns[0].shape[0]
+def _gradients(
+    dy_ptr, other_dy_ptr, x_ptr, bias, residual_ptr, weight, first, second, moments_ptr, row, T, TWO: tl.constexpr,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Of whole rows: dy, what the norm made of them before its weight, and the gradients of residual and x."""
     place, mask = place_of_rows(row, T, E, BLOCK_E)
     dy = load_wide(dy_ptr, place, mask)
-    if other_dy_ptr is not None:
+    if TWO:
         dy += load_wide(other_dy_ptr, place, mask)
     total = load_wide(x_ptr, place, mask)
-    if bias_ptr is not None:
+    if BIAS:
         total += bias
     mean, rstd = load_moments(moments_ptr, row, T)
     if THRESHOLD:
         keep = _keep(row, E, BLOCK_E, first, second, THRESHOLD)
-        total = tl.where(keep, total * given[2], 0.0)
-    if residual_ptr is not None:
+        total = tl.where(keep, total * INVERSE_KEEP, 0.0)
+    if RESIDUAL:
         total += load_wide(residual_ptr, place, mask)
     normal = standardised_again(total, mean, rstd, E, BLOCK_E)
     d_total = through_norm(dy * weight, normal, rstd, E)
     dx = d_total
     if THRESHOLD:
-        dx = tl.where(keep, d_total * given[2], 0.0)
-    return ((dx, 0),), ((d_total, 0),), dy, normal
+        dx = tl.where(keep, d_total * INVERSE_KEEP, 0.0)
+    return dy, normal, d_total, dx
+
+
+@triton.jit
+def _store_normalised(
+    y, mean, rstd, row, y_ptr, moments_ptr, T, E: tl.constexpr, BLOCK_E: tl.constexpr
+):  # fmt: skip
+    """Write whole rows."""
+    place, mask = place_of_rows(row, T, E, BLOCK_E)
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
+    store_moments(moments_ptr, mean, rstd, row, T)
 
 
 @triton.jit(do_not_specialize=["site"])
 def dropout_add_norm_forward_kernel(
     x_ptr,  # (T, E)
-    bias_ptr,  # (E,) or None
-    residual_ptr,  # (T, E) or None
+    bias_ptr,  # (E,) if BIAS
+    residual_ptr,  # (T, E) if RESIDUAL
     weight_ptr, norm_bias_ptr,  # (E,)
     seed_ptr,  # 0-d int64
-    output,  # y (T, E), and rounded y in e4m3
+    y_ptr,  # (T, E)
     moments_ptr,  # (2, T) fp32: mean, 1 / standard deviation
     T, site, epsilon,
-    E: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_E: tl.constexpr, GROUP: tl.constexpr, ONE_TILE: tl.constexpr,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Grid (T / ROWS,)."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first, second = _keys(seed_ptr, site, THRESHOLD)
+    y, mean, rstd = _normalised(
+        x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, row, T, epsilon,
+        E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+    )  # fmt: skip
+    _store_normalised(y, mean, rstd, row, y_ptr, moments_ptr, T, E, BLOCK_E)
+
+
+@triton.jit(do_not_specialize=["site"])
+def dropout_add_norm_forward_to_fp8_kernel(
+    x_ptr,  # (T, E)
+    bias_ptr,  # (E,) if BIAS
+    residual_ptr,  # (T, E) if RESIDUAL
+    weight_ptr, norm_bias_ptr,  # (E,)
+    seed_ptr,  # 0-d int64
+    y_ptr,  # (T, E)
+    y8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, E) e4m3 of the rounded y, and its scale
+    moments_ptr,  # (2, T) fp32: mean, 1 / standard deviation
+    T, site, epsilon,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    SAMPLED_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,); every program visits each programs-th group of ROWS rows."""
     first, second = _keys(seed_ptr, site, THRESHOLD)
-    tensors = (x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, epsilon)
-    columns = block_of_columns(None, 0, E, BLOCK_E)
-    known, scale, peak = begin(
-        output, 0, (tensors, THRESHOLD, INVERSE_KEEP), None, T, E, 1, block_of_columns, _normalised,
-        SAMPLED_ROWS, ROWS, BLOCK_E, GROUP,
-    )  # fmt: skip
-    own = tl.program_id(0)
-    end = own + 1 if ONE_TILE else tl.cdiv(T, ROWS)
-    for group in range(own, end, tl.num_programs(0)):
+    known = tl.load(scale_ptr)
+    scale = known
+    if known == 0.0:
+        sampled = no_peak(ROWS, BLOCK_E, GROUP)
+        for first_row in range(0, SAMPLED_ROWS, ROWS):
+            row = (first_row + tl.arange(0, ROWS)).to(tl.int64) * tl.cdiv(T, SAMPLED_ROWS)
+            y, _, _ = _normalised(
+                x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, row, T, epsilon,
+                E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+            )  # fmt: skip
+            rounded = y.to(y_ptr.dtype.element_ty).to(tl.float32)
+            sampled = peak_of(sampled, rounded, ROWS, BLOCK_E, GROUP)
+        scale = first_scale(sampled, False)
+
+    peak = no_peak(ROWS, BLOCK_E, GROUP)
+    for group in range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0)):
         row = tl.full((), ROWS, tl.int64) * group + tl.arange(0, ROWS)
-        parts, moments = _normalised((tensors, THRESHOLD, INVERSE_KEEP), columns, None, row, T, E)
-        store_moments(moments_ptr, moments[0], moments[1], row, T)
-        peak = store_result(output, scale, peak, parts, columns, row, T, GROUP)
-    finish_result(output, known, scale, peak)
+        y, mean, rstd = _normalised(
+            x_ptr, bias_ptr, residual_ptr, weight_ptr, norm_bias_ptr, first, second, row, T, epsilon,
+            E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+        )  # fmt: skip
+        _store_normalised(y, mean, rstd, row, y_ptr, moments_ptr, T, E, BLOCK_E)
+        rounded = y.to(y_ptr.dtype.element_ty).to(tl.float32)
+        peak = peak_of(peak, rounded, ROWS, BLOCK_E, GROUP)
+        place, mask = place_of_rows(row, T, E, BLOCK_E)
+        tl.store(y8_ptr + place, round_to_fp8(rounded, scale, False), mask=mask)
+    finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, False, False)
 
 
 @triton.jit(do_not_specialize=["site"])
 def dropout_add_norm_backward_kernel(
     dy_ptr,  # (T, E)
-    other_dy_ptr,  # (T, E) or None: added to it
+    other_dy_ptr,  # (T, E) if TWO: added to it
     x_ptr,  # (T, E)
-    bias_ptr,  # (E,) or None
-    residual_ptr,  # (T, E) or None
+    bias_ptr,  # (E,) if BIAS
+    residual_ptr,  # (T, E) if RESIDUAL
     weight_ptr,  # (E,)
     seed_ptr,  # 0-d int64
     moments_ptr,  # (2, T) fp32
-    output,  # dx (T, E), in e5m2 or not
-    residual_output,  # the gradient of the residual (T, E)
-    partial_ptr,  # (programs, 2 or with a bias 3, E) fp32: sums for weight, norm's bias and bias
-    T, site,
-    E: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_E: tl.constexpr, GROUP: tl.constexpr,
+    dx_ptr,  # (T, E), written unless FP8
+    dx8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, E) e5m2 and its scale, if FP8
+    d_residual_ptr,  # (T, E) if RESIDUAL
+    partial_ptr,  # (programs, 2 or with BIAS 3, E) fp32: sums for weight, norm's bias and bias
+    T, site, TWO: tl.constexpr, FP8: tl.constexpr,
+    E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
+    SAMPLED_ROWS: tl.constexpr, ROWS: tl.constexpr, BLOCK_E: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs,); every program visits each programs-th group of ROWS rows."""
     column = tl.arange(0, BLOCK_E)
     inside = column < E
     weight = load_wide(weight_ptr, column, inside)[None, :]
     bias = 0.0
-    if bias_ptr is not None:
+    if BIAS:
         bias = load_wide(bias_ptr, column, inside)[None, :]
     first, second = _keys(seed_ptr, site, THRESHOLD)
     d_weight = tl.zeros((BLOCK_E,), tl.float32)
     d_norm_bias = tl.zeros((BLOCK_E,), tl.float32)
-    d_bias = tl.zeros((BLOCK_E,), tl.float32)
-    tensors = (dy_ptr, other_dy_ptr, x_ptr, bias_ptr, bias, residual_ptr, weight, first, second, moments_ptr)
-    columns = block_of_columns(None, 0, E, BLOCK_E)
-    known, scale, peak = begin(
-        output, 0, (tensors, THRESHOLD, INVERSE_KEEP), None, T, E, 1, block_of_columns, _gradients,
-        SAMPLED_ROWS, ROWS, BLOCK_E, GROUP,
-    )  # fmt: skip
+    if BIAS:
+        d_bias = tl.zeros((BLOCK_E,), tl.float32)
+    if FP8:
+        known = tl.load(scale_ptr)
+        scale = known
+        peak = no_peak(ROWS, BLOCK_E, GROUP)
+        if known == 0.0:
+            sampled = no_peak(ROWS, BLOCK_E, GROUP)
+            for first_row in range(0, SAMPLED_ROWS, ROWS):
+                row = (first_row + tl.arange(0, ROWS)).to(tl.int64) * tl.cdiv(T, SAMPLED_ROWS)
+                _, _, _, dx = _gradients(
+                    dy_ptr, other_dy_ptr, x_ptr, bias, residual_ptr, weight, first, second, moments_ptr, row, T, TWO,
+                    E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+                )  # fmt: skip
+                sampled = peak_of(sampled, dx, ROWS, BLOCK_E, GROUP)
+            scale = first_scale(sampled, True)
     for group in range(tl.program_id(0), tl.cdiv(T, ROWS), tl.num_programs(0)):
         row = tl.full((), ROWS, tl.int64) * group + tl.arange(0, ROWS)
-        parts, residual_parts, dy, normal = _gradients((tensors, THRESHOLD, INVERSE_KEEP), columns, None, row, T, E)
+        dy, normal, d_total, dx = _gradients(
+            dy_ptr, other_dy_ptr, x_ptr, bias, residual_ptr, weight, first, second, moments_ptr, row, T, TWO,
+            E, BIAS, RESIDUAL, THRESHOLD, INVERSE_KEEP, BLOCK_E,
+        )  # fmt: skip
+        place, mask = place_of_rows(row, T, E, BLOCK_E)
         d_weight += tl.sum(dy * normal, 0)
         d_norm_bias += tl.sum(dy, 0)
-        if bias_ptr is not None:
-            d_bias += tl.sum(parts[0][0], 0)
-        store_result(residual_output, scale, peak, residual_parts, columns, row, T, GROUP)
-        peak = store_result(output, scale, peak, parts, columns, row, T, GROUP)
-    KINDS: tl.constexpr = 2 if bias_ptr is None else 3
+        if BIAS:
+            d_bias += tl.sum(dx, 0)
+        if RESIDUAL:
+            tl.store(d_residual_ptr + place, d_total.to(d_residual_ptr.dtype.element_ty), mask=mask)
+        if FP8:
+            peak = peak_of(peak, dx, ROWS, BLOCK_E, GROUP)
+            tl.store(dx8_ptr + place, round_to_fp8(dx, scale, True), mask=mask)
+        else:
+            tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+    KINDS: tl.constexpr = 3 if BIAS else 2
     target = partial_ptr + tl.program_id(0) * (KINDS * E) + column
     tl.store(target, d_weight, mask=inside)
     tl.store(target + E, d_norm_bias, mask=inside)
-    if bias_ptr is not None:
+    if BIAS:
         tl.store(target + 2 * E, d_bias, mask=inside)
-    finish_result(output, known, scale, peak)
+    if FP8:
+        finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, True, False)

@@ -17,7 +17,7 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
-from common.ops.fp8_cast.triton import output, outputs
+from common.ops.fp8_cast.triton import arguments, outputs, result
 from common.ops.norm.row_programs import row_programs
 from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
@@ -47,17 +47,23 @@ def _programs(tile: Tile, x_TE: Tensor) -> int:
     return row_programs(x_TE.shape[0], tile.rows, tile.programs, x_TE.device)
 
 
-def _constants(features: int, call: Call, tile: Tile) -> dict[str, Any]:
-    block = triton.next_power_of_2(features)
+def _constants(
+    x_TE: Tensor, bias_E: Tensor | None, residual_TE: Tensor | None, call: Call, tile: Tile
+) -> dict[str, Any]:
+    features = x_TE.shape[1]
     return {
         "E": features,
+        "BIAS": bias_E is not None,
+        "RESIDUAL": residual_TE is not None,
         **call.rate._asdict(),
-        "SAMPLED_ROWS": SAMPLED_ROWS_OF_COMPUTED,
         "ROWS": tile.rows,
-        "BLOCK_E": block,
-        "GROUP": min(8, block),
+        "BLOCK_E": triton.next_power_of_2(features),
         "num_warps": tile.warps,
     }
+
+
+def _fp8_constants(x_TE: Tensor) -> dict[str, int]:
+    return {"SAMPLED_ROWS": SAMPLED_ROWS_OF_COMPUTED, "GROUP": min(8, triton.next_power_of_2(x_TE.shape[1]))}
 
 
 def forward(
@@ -76,17 +82,20 @@ def forward(
     The FP8 tensor has the result for its source.
     """
     require_contiguous(bias=bias_E, weight=weight_E, norm_bias=norm_bias_E)
-    tokens, features = x_TE.shape
+    tokens = x_TE.shape[0]
     tile = _tile("forward", fp8)
-    y = output(x_TE, features, E4M3, fp8, half=True)
+    grid, constants = (_programs(tile, x_TE),), _constants(x_TE, bias_E, residual_TE, call, tile)
+    y_TE = torch.empty_like(x_TE)
     moments_2T = x_TE.new_empty((2, tokens), dtype=torch.float32)
-    kernels.dropout_add_norm_forward_kernel[(_programs(tile, x_TE),)](
-        x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y, moments_2T, tokens, call.site, epsilon,
-        ONE_TILE=not tile.programs, **_constants(features, call, tile),
-    )  # fmt: skip
-    assert y.half is not None
-    y8 = y.fp8(x_TE.dtype)
-    return y.half, None if y8 is None else replace(y8, source=y.half), moments_2T
+    given = (x_TE, bias_E, residual_TE, weight_E, norm_bias_E, seed, y_TE)
+    if fp8 is None:
+        kernels.dropout_add_norm_forward_kernel[grid](*given, moments_2T, tokens, call.site, epsilon, **constants)
+        return y_TE, None, moments_2T
+    y8 = result(fp8, E4M3, x_TE.shape)
+    kernels.dropout_add_norm_forward_to_fp8_kernel[grid](
+        *given, *y8.arguments(), moments_2T, tokens, call.site, epsilon, **_fp8_constants(x_TE), **constants
+    )
+    return y_TE, replace(y8.tensor(y_TE.dtype), source=y_TE), moments_2T
 
 
 def backward(
@@ -114,16 +123,19 @@ def backward(
     tokens, features = x_TE.shape
     tile = _tile("backward", fp8)
     programs = _programs(tile, x_TE)
-    dx = output(x_TE, features, E5M2, fp8, half=fp8 is None)
-    d_residual = output(x_TE, features, E5M2, None, half=residual_TE is not None)
+    dx8 = None if fp8 is None else result(fp8, E5M2, x_TE.shape)
+    dx_TE = torch.empty_like(x_TE) if dx8 is None else None
+    d_residual_TE = None if residual_TE is None else torch.empty_like(residual_TE)
     partial = moments_2T.new_empty((programs, (2 if bias_E is None else 3) * features))
     kernels.dropout_add_norm_backward_kernel[(programs,)](
-        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx, d_residual, partial,
-        tokens, call.site, **_constants(features, call, tile),
+        dy_TE, other_dy_TE, x_TE, bias_E, residual_TE, weight_E, seed, moments_2T, dx_TE, *arguments(dx8),
+        d_residual_TE, partial, tokens, call.site, TWO=other_dy_TE is not None, FP8=dx8 is not None,
+        **_fp8_constants(x_TE), **_constants(x_TE, bias_E, residual_TE, call, tile),
     )  # fmt: skip
-    given = dx.fp8(x_TE.dtype) or dx.half
-    assert given is not None
-    return given, d_residual.half, partial
+    if dx8 is not None:
+        return dx8.tensor(x_TE.dtype), d_residual_TE, partial
+    assert dx_TE is not None
+    return dx_TE, d_residual_TE, partial
 
 
 class _DropoutAddNorm(torch.autograd.Function):
