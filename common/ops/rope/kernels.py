@@ -14,27 +14,51 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.fp8_cast.device import block_of_columns, load_tile
+from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
 
 
 @triton.jit
-def _load(pointer, width, columns, cos_ptr, sin_ptr, row, T, HALF_D):
-    """Both halves of a head, fp32, and the tables."""
-    first = load_tile(pointer, row, columns, T, width)
-    second = load_tile(pointer + HALF_D, row, columns, T, width)
-    return first, second, load_tile(cos_ptr, row, columns, T, HALF_D), load_tile(sin_ptr, row, columns, T, HALF_D)
+def _angles(cos_ptr, sin_ptr, row, T, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Tables of a tile, and which of its elements exist."""
+    column = tl.arange(0, BLOCK_D)
+    mask = (row < T)[:, None] & (column < HALF_D)[None, :]
+    place = row[:, None] * HALF_D + column[None, :]
+    return tl.load(cos_ptr + place, mask=mask, other=1.0), tl.load(sin_ptr + place, mask=mask, other=0.0), mask
 
 
 @triton.jit
-def _head(q_ptr, k_ptr, v_ptr, head, H, K, HALF_D):
-    """Where a head of the product begins among queries, keys and values, and how far apart tokens lie there."""
+def _place(row, head, heads, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """First half of a head in a tensor of ``heads`` heads; the second lies HALF_D behind."""
+    begin = (row.to(tl.int64) * heads + head) * (2 * HALF_D)
+    return begin[:, None] + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def _head(q_ptr, k_ptr, v_ptr, head, H: tl.constexpr, K: tl.constexpr):
+    """Tensor of a head of the product, its number in there, and how many heads are there."""
     pointer = q_ptr
     if head >= H:
         pointer = k_ptr
     if head >= H + K:
         pointer = v_ptr
     before = tl.where(head < H, 0, tl.where(head < H + K, H, H + K))
-    return pointer + (head - before) * (2 * HALF_D), tl.where(head < H, H, K) * (2 * HALF_D)
+    return pointer, head - before, tl.where(head < H, H, K)
+
+
+@triton.jit
+def _gradient(
+    dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T,
+    H: tl.constexpr, K: tl.constexpr, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Both halves of the product's gradient in one head, and which elements exist."""
+    cos, sin, mask = _angles(cos_ptr, sin_ptr, row, T, HALF_D, BLOCK_D)
+    pointer, index, count = _head(dq_ptr, dk_ptr, dv_ptr, head, H, K)
+    place = _place(row, index, count, HALF_D, BLOCK_D)
+    first = tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(pointer + place + HALF_D, mask=mask, other=0.0).to(tl.float32)
+    turned = head < H + K
+    d_first = tl.where(turned, first * cos + second * sin, first)
+    return d_first, tl.where(turned, second * cos - first * sin, second), mask
 
 
 @triton.jit
@@ -50,37 +74,62 @@ def rope_forward_kernel(
     all_heads: tl.constexpr = H + 2 * K
     head = tl.program_id(0) % all_heads
     row = tl.program_id(0) // all_heads * BLOCK_T + tl.arange(0, BLOCK_T)
-    columns = block_of_columns(None, 0, HALF_D, BLOCK_D)
-    first, second, cos, sin = _load(
-        qkv_ptr + head * (2 * HALF_D), all_heads * (2 * HALF_D), columns, cos_ptr, sin_ptr, row, T, HALF_D
-    )
+    cos, sin, mask = _angles(cos_ptr, sin_ptr, row, T, HALF_D, BLOCK_D)
+    source = _place(row, head, all_heads, HALF_D, BLOCK_D)
+    first = tl.load(qkv_ptr + source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(qkv_ptr + source + HALF_D, mask=mask, other=0.0).to(tl.float32)
     turned = head < H + K
     y_first = tl.where(turned, first * cos - second * sin, first)
     y_second = tl.where(turned, second * cos + first * sin, second)
-    pointer, width = _head(q_ptr, k_ptr, v_ptr, head, H, K, HALF_D)
-    target = row.to(tl.int64)[:, None] * width + columns[0][None, :]
-    mask = (row < T)[:, None] & columns[1][None, :]
+    pointer, index, count = _head(q_ptr, k_ptr, v_ptr, head, H, K)
+    target = _place(row, index, count, HALF_D, BLOCK_D)
     tl.store(pointer + target, y_first.to(q_ptr.dtype.element_ty), mask=mask)
     tl.store(pointer + target + HALF_D, y_second.to(q_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def columns_of_head(given, head, HALF_D, BLOCK_D: tl.constexpr):
-    """Columns of the first half of a head, which exist, the head, and the same columns counted from its first."""
-    offset = tl.arange(0, BLOCK_D)
-    return offset + head * (2 * HALF_D), offset < HALF_D, head, offset
-
-
-@triton.jit
-def rope_backward(given, columns, inverse, row, T, HALF_D):
-    """The product's gradient (T, H + 2K, 2 HALF_D).
-
-    ``given``: dq (T, H, 2 HALF_D), dk and dv (T, K, 2 HALF_D), cos and sin (T, HALF_D) fp32, H and K.
-    """
-    dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, H, K = given
-    _, inside, head, offset = columns
-    pointer, width = _head(dq_ptr, dk_ptr, dv_ptr, head, H, K, HALF_D)
-    first, second, cos, sin = _load(pointer, width, (offset, inside), cos_ptr, sin_ptr, row, T, HALF_D)
-    turned = head < H + K
-    d_first = tl.where(turned, first * cos + second * sin, first)
-    return ((d_first, 0), (tl.where(turned, second * cos - first * sin, second), HALF_D)), ()
+def rope_backward_kernel(
+    dq_ptr,  # (T, H, 2 HALF_D)
+    dk_ptr, dv_ptr,  # (T, K, 2 HALF_D)
+    cos_ptr, sin_ptr,  # (T, HALF_D) fp32
+    d_qkv_ptr,  # (T, H + 2K, 2 HALF_D), written if HALF
+    d_qkv8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # the same in e5m2 and its scale, if FP8
+    T,
+    H: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr, FROZEN: tl.constexpr,
+    SAMPLED_ROWS: tl.constexpr,
+    HALF_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Grid (programs,); every program visits each programs-th tile."""
+    all_heads: tl.constexpr = H + 2 * K
+    if FP8:
+        known = tl.load(scale_ptr)
+        scale = known
+        peak = no_peak(BLOCK_T, BLOCK_D, GROUP)
+        if known == 0.0:
+            sampled = no_peak(BLOCK_T, BLOCK_D, GROUP)
+            step = tl.cdiv(T, SAMPLED_ROWS)
+            for first_row in range(0, SAMPLED_ROWS, BLOCK_T):
+                sample = first_row + tl.arange(0, BLOCK_T)
+                row = tl.where(sample < SAMPLED_ROWS, sample * step, T)
+                for head in range(all_heads):
+                    first, second, mask = _gradient(
+                        dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T, H, K, HALF_D, BLOCK_D
+                    )
+                    sampled = peak_of(sampled, first, BLOCK_T, BLOCK_D, GROUP)
+                    sampled = peak_of(sampled, second, BLOCK_T, BLOCK_D, GROUP)
+            scale = first_scale(sampled, True)
+    for tile in range(tl.program_id(0), tl.cdiv(T, BLOCK_T) * all_heads, tl.num_programs(0)):
+        head = tile % all_heads
+        row = tile // all_heads * BLOCK_T + tl.arange(0, BLOCK_T)
+        first, second, mask = _gradient(dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T, H, K, HALF_D, BLOCK_D)
+        target = _place(row, head, all_heads, HALF_D, BLOCK_D)
+        if HALF:
+            tl.store(d_qkv_ptr + target, first.to(d_qkv_ptr.dtype.element_ty), mask=mask)
+            tl.store(d_qkv_ptr + target + HALF_D, second.to(d_qkv_ptr.dtype.element_ty), mask=mask)
+        if FP8:
+            peak = peak_of(peak, first, BLOCK_T, BLOCK_D, GROUP)
+            peak = peak_of(peak, second, BLOCK_T, BLOCK_D, GROUP)
+            tl.store(d_qkv8_ptr + target, round_to_fp8(first, scale, True), mask=mask)
+            tl.store(d_qkv8_ptr + target + HALF_D, round_to_fp8(second, scale, True), mask=mask)
+    if FP8:
+        finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, True, FROZEN)

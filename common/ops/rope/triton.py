@@ -7,19 +7,15 @@ Everything is enqueued on the current stream and nothing waits for the device. S
 from __future__ import annotations
 
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from common.ops.fp8_cast.reference import E5M2, Fp8Tensor, Scaling
-from common.ops.fp8_cast.triton import launch, output
+from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
+from common.ops.fp8_cast.triton import arguments, result
 from common.ops.rope import kernels
 from common.ops.tile import Tile
-from common.ops.triton_support import require_contiguous
+from common.ops.triton_support import multiprocessors, require_contiguous
 
-TILES: dict[str, Tile] = {
-    "forward": Tile(rows=32, warps=4, programs=0),
-    "backward": Tile(rows=32, warps=4, programs=7, stages=1),
-}
+TILES: dict[str, Tile] = {"forward": Tile(rows=32, warps=4, programs=0), "backward": Tile(rows=32, warps=4, programs=7)}
 """Pass to its tile."""
 
 
@@ -55,11 +51,15 @@ def backward(
     tokens, heads, size = dq_THD.shape
     kv_heads = dk_TKD.shape[1]
     all_heads = heads + 2 * kv_heads
-    d_qkv = output(dq_THD, all_heads * size, E5M2, fp8, half=half, frozen_scales=frozen_scales)
-    launch(
-        kernels.rope_backward, TILES["backward"],
-        (dq_THD, dk_TKD, dv_TKD, cos_TD2, sin_TD2, tl.constexpr(heads), tl.constexpr(kv_heads)),
-        tokens, tl.constexpr(size // 2), d_qkv, columns=kernels.columns_of_head,
-        block=triton.next_power_of_2(size // 2), blocks=all_heads,
+    tile = TILES["backward"]
+    block = triton.next_power_of_2(size // 2)
+    d_qkv_TN = dq_THD.new_empty((tokens, all_heads * size)) if half else None
+    d_qkv8 = None if fp8 is None else result(fp8, E5M2, (tokens, all_heads * size))
+    programs = min(triton.cdiv(tokens, tile.rows) * all_heads, tile.programs * multiprocessors(dq_THD.device))
+    kernels.rope_backward_kernel[(programs,)](
+        dq_THD, dk_TKD, dv_TKD, cos_TD2, sin_TD2, d_qkv_TN, *arguments(d_qkv8), tokens,
+        H=heads, K=kv_heads, HALF=half, FP8=d_qkv8 is not None, FROZEN=frozen_scales,
+        SAMPLED_ROWS=SAMPLED_ROWS_OF_COMPUTED,
+        HALF_D=size // 2, BLOCK_T=tile.rows, BLOCK_D=block, GROUP=min(8, block), num_warps=tile.warps,
     )  # fmt: skip
-    return d_qkv.half, d_qkv.fp8(dq_THD.dtype)
+    return d_qkv_TN, None if d_qkv8 is None else d_qkv8.tensor(dq_THD.dtype)
