@@ -1,6 +1,6 @@
 """Plant faults in the faster implementations of operations and count how many the tests catch.
 
-    python scripts/plant_faults.py common/ops/rms_norm benchmarks/rnnt/ops/joint
+    python scripts/plant_faults.py common/ops/row_norm benchmarks/rnnt/ops/joint
     python scripts/plant_faults.py --faults 16 --gpu --report faults.json
 
 Each fault changes one expression: an index, a mask, a stride, a sum, a dtype, a scale, an offset or a tile edge. The

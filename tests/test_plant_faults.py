@@ -58,11 +58,12 @@ def test_faults_are_spread_over_the_kinds() -> None:
 
 
 def test_all_operations_and_their_tests_are_found() -> None:
-    assert {"common/ops/rms_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
-    of_cases = ["tests/operation_cases.py", "tests/common/ops/triton_decoder_cases.py"]
-    assert find_tests("common/ops/rms_norm", ROOT, gpu=False) == of_cases
-    on_gpu = find_tests("common/ops/rms_norm", ROOT, gpu=True)
-    assert on_gpu == ["tests/gpu/test_operations_gpu.py", "tests/gpu/test_decoder_ops_gpu.py"]
+    assert {"common/ops/row_norm", "benchmarks/rnnt/ops/joint"} <= set(operations(ROOT))
+    names = ("decoder", "gpt3")
+    of_cases = ["tests/operation_cases.py", *(f"tests/common/ops/triton_{name}_cases.py" for name in names)]
+    assert find_tests("common/ops/row_norm", ROOT, gpu=False) == of_cases
+    on_gpu = ["tests/gpu/test_operations_gpu.py", *(f"tests/gpu/test_{name}_ops_gpu.py" for name in names)]
+    assert find_tests("common/ops/row_norm", ROOT, gpu=True) == on_gpu
     assert find_tests("common/ops/norm", ROOT, gpu=False) == []
 
 

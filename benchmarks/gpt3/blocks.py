@@ -294,7 +294,7 @@ class _Joined(torch.autograd.Function):
 class _LastNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operations: Operations, norm: LayerNorm1p, x_sE: Tensor) -> Tensor:
-        normed = operations.layer_norm.forward(x_sE, None, None, norm.weight, norm.bias, norm.epsilon)
+        normed = operations.layer_norm.forward(x_sE, None, norm.weight, norm.epsilon, norm.bias)
         ctx.save_for_backward(x_sE, normed.moments)
         ctx.operations, ctx.norm = operations, norm
         assert normed.y is not None
@@ -307,9 +307,9 @@ class _LastNorm(torch.autograd.Function):
         norm: LayerNorm1p = ctx.norm
         functions, d_y_sE = ctx.operations.layer_norm, gradients[0].contiguous()
         dx_sE, _ = functions.backward(d_y_sE, x_sE, moments_2s, norm.weight)
-        sums = functions.parameter_gradients(d_y_sE, x_sE, moments_2s)
-        main_gradient.add_(norm.weight, sums.weight)
-        main_gradient.add_(norm.bias, sums.bias)
+        d_weight_E, d_bias_E = functions.parameter_gradients(d_y_sE, x_sE, moments_2s)
+        main_gradient.add_(norm.weight, d_weight_E)
+        main_gradient.add_(norm.bias, d_bias_E)
         return None, None, dx_sE
 
 
@@ -324,7 +324,7 @@ def _normed(
     """The residual stream, the norm's moments, and its result as ``product`` reads it."""
     scaling, norm = product.input_scaling(), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
-        residual_sE, delta_sE, None if before is None else before.bias, norm.weight, norm.bias, norm.epsilon,
+        residual_sE, delta_sE, norm.weight, norm.epsilon, norm.bias, None if before is None else before.bias,
         half=scaling is None, fp8=scaling, frozen_scales=product.frozen(inference),
     )  # fmt: skip
     return residual_sE, moments_2s, _either(y_sE, y8)
@@ -364,12 +364,12 @@ def _through_norm(
         d_y_sE, residual_sE, moments_2s, norm.weight, d_residual_sE,
         fp8=None if before is None else before.handover.scaling,
     )  # fmt: skip
-    sums = functions.parameter_gradients(d_y_sE, residual_sE, moments_2s, None if before is None else dx_sE)
-    main_gradient.add_(norm.weight, sums.weight)
-    main_gradient.add_(norm.bias, sums.bias)
+    given = (d_y_sE, residual_sE, moments_2s, None if before is None else dx_sE)
+    d_weight_E, d_bias_E, *d_added_E = functions.parameter_gradients(*given)
+    main_gradient.add_(norm.weight, d_weight_E)
+    main_gradient.add_(norm.bias, d_bias_E)
     if before is not None:
-        assert sums.added is not None
-        main_gradient.add_(before.bias, sums.added)
+        main_gradient.add_(before.bias, *d_added_E)
         before.handover.gradient = dx8
     return dx_sE
 

@@ -16,10 +16,10 @@ from common.ops.causal_attention import CAUSAL_ATTENTION
 from common.ops.causal_attention.reference import CausalAttention
 from common.ops.cross_entropy import OF_A_PART
 from common.ops.cross_entropy.reference import OfAPart
-from common.ops.layer_norm_1p import LAYER_NORM_1P
-from common.ops.layer_norm_1p.reference import LayerNorm1p
 from common.ops.operation import AUTO, Operation, OperationRequest, choose
 from common.ops.qkv_gradient import QKV_GRADIENT, JoinQkv
+from common.ops.row_norm import LAYER_NORM_1P
+from common.ops.row_norm.reference import RowNorm
 
 BLOCK_OPERATIONS: dict[str, Operation] = {
     "attention": CAUSAL_ATTENTION,
@@ -41,7 +41,7 @@ class Operations:
     """
 
     attention: CausalAttention
-    layer_norm: LayerNorm1p
+    layer_norm: RowNorm
     bias_gelu: BiasGelu
     qkv_gradient: JoinQkv
     cross_entropy: OfAPart

@@ -14,8 +14,8 @@ from common.nn.decoder import DecoderArchitecture
 from common.ops.causal_attention import CAUSAL_ATTENTION
 from common.ops.causal_attention.reference import DROPPED, CausalAttention, Saved
 from common.ops.operation import Operation, OperationRequest, choose
-from common.ops.rms_norm import RMS_NORM
 from common.ops.rope import ROPE
+from common.ops.row_norm import RMS_NORM
 from common.ops.swiglu import SWIGLU
 
 DECODER_OPERATIONS: dict[str, Operation] = {

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
-from common.optim.formula_values import MomentsValues
 from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
 
@@ -115,10 +114,17 @@ class Adam(Rule):
 
 
 @dataclass(frozen=True)
-class Moments(MomentsValues, Formula):
+class Moments(Formula):
     """Common formula of LAMB, AdamW and Adam. The module docstring has it."""
 
     takes_remainders: ClassVar[bool] = True
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    bias_correction: bool = True
+    decay_in_gradient: bool = False
+    norm_of_model: bool = False
 
     def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""

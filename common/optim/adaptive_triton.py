@@ -1,4 +1,4 @@
-"""LAMB, AdamW and Adam in Triton: tables, launches, and which of the possible passes they make.
+"""LAMB, AdamW and Adam in Triton: their arithmetic, and which of the possible passes they make.
 
 The ratio of a tensor depends on all of its directions u, hence LAMB passes twice over the weights. What moves least,
 in bytes per parameter with gradients and weights of 2 bytes, and 4 each for master, m and v:
@@ -15,198 +15,93 @@ the two passes that read them. Merging ``measure`` into the first pass is imposs
 it is known that all gradients are finite, and v is not linear in the clipping factor.
 """
 
+# mypy: disable-error-code=no-untyped-def
+# (Triton kernels take pointers and constexpr values, for which there are no types.)
+
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from common.optim import adaptive_kernels as kernels
-from common.optim.block_tables import BlockTables
-from common.optim.formula_values import MomentsValues
-from common.optim.rules import Binding, GroupSettings, Update
-from common.optim.shard import FRAGMENT_ALIGNMENT, Shard
-
-BLOCK = 4096  # elements for one program
-MEASURED_BLOCKS = 16  # blocks for one program of the measuring pass: few enough partial sums for one program to add
-CHUNK = 1024  # partial sums that are added at once
-WARPS = 8
+from common.optim.rules import Binding
+from common.optim.update_triton import DECAY, MultiTensorUpdate
 
 
-@dataclass(frozen=True)
-class _GroupTables:
-    """Settings by group, on the device."""
-
-    multiplier: Tensor
-    square_weight: Tensor
-    decay: Tensor
-    trust: Tensor
-
-
-class _Work:
-    """One shard with its state, its tables by block and by fragment, and its partial sums."""
-
-    def __init__(self, shard: Shard, averages: Tensor, square_averages: Tensor) -> None:
-        self.shard = shard
-        self.averages = averages
-        self.square_averages = square_averages
-        fragments, device = shard.fragments, shard.masters.device
-        tables = BlockTables(fragments, BLOCK, device)
-        self.blocks = tables.count
-        self.measuring_programs = -(-self.blocks // MEASURED_BLOCKS)
-        self.block_start = tables.block_start
-        self.block_stop = tables.by_block([f.stop for f in fragments], torch.int64)
-        self.block_group = tables.by_block([f.group for f in fragments], torch.int32)
-        self.block_tensor = tables.by_block([f.tensor for f in fragments], torch.int32)
-        self.fragment_block = tables.fragment_block
-        self.fragment_tensor = tables.fragment_tensor
-
-        self.measured = torch.zeros((2, self.measuring_programs), dtype=torch.float32, device=device)
-        self.weight_squares = torch.zeros(self.blocks, dtype=torch.float32, device=device)
-        self.direction_squares = torch.zeros_like(self.weight_squares)
+@triton.jit
+def adaptive_corrections_kernel(
+    step_ptr,  # 0-d int64
+    log_betas_ptr,  # [2] float64
+    corrections_ptr,  # [2] float32, written
+):
+    """What m and sqrt(v) are multiplied with; in float64, since 1 - beta cancels."""
+    count = (tl.load(step_ptr) + 1).to(tl.float64)
+    first = 1.0 - tl.exp(count * tl.load(log_betas_ptr))
+    second = 1.0 - tl.exp(count * tl.load(log_betas_ptr + 1))
+    tl.store(corrections_ptr, (1.0 / first).to(tl.float32))
+    tl.store(corrections_ptr + 1, (1.0 / tl.sqrt(second)).to(tl.float32))
 
 
-class TritonAdaptive(Update):
-    """LAMB, AdamW and Adam in Triton: the same results as ``ReferenceAdaptive`` up to rounding.
+@triton.jit
+def _adaptive(
+    gradients,
+    weights,
+    averages_ptr,
+    square_averages_ptr,
+    offsets,
+    mask,
+    group_ptr,
+    square_ptr,
+    tensors,
+    rate,
+    factor,
+    corrections_ptr,
+    FORMULA: tl.constexpr,
+):
+    average = tl.load(averages_ptr + offsets, mask=mask, other=0.0)
+    square_average = tl.load(square_averages_ptr + offsets, mask=mask, other=0.0)
+    decay = tl.load(group_ptr + DECAY)
+    if gradients is None:
+        weight_norm = tl.sqrt(tl.load(square_ptr))
+        direction_norm = tl.sqrt(tl.load(square_ptr + tensors))
+        defined = (weight_norm > 0.0) & (direction_norm > 0.0)
+        rate *= tl.where(defined, weight_norm / tl.where(defined, direction_norm, 1.0), 1.0)
+    else:
+        if FORMULA.decay_in_gradient:
+            gradients += decay * weights
+            decay = 0.0
+        average = FORMULA.beta1 * average + (1.0 - FORMULA.beta1) * gradients
+        square_average = FORMULA.beta2 * square_average + (1.0 - FORMULA.beta2) * gradients * gradients
+        tl.store(averages_ptr + offsets, average, mask=mask)
+        tl.store(square_averages_ptr + offsets, square_average, mask=mask)
+    root = tl.sqrt(square_average) * tl.load(corrections_ptr + 1)
+    direction = average * tl.load(corrections_ptr) / (root + FORMULA.epsilon) + decay * weights
+    return direction, rate
 
-    Raises:
-        ValueError: a fragment does not start or stop on the alignment.
-    """
 
-    implementation = "triton"
+class TritonAdaptive(MultiTensorUpdate):
+    """LAMB, AdamW and Adam in Triton: the same results as ``ReferenceAdaptive`` up to rounding."""
+
     kinds = ("exp_avg", "exp_avg_sq")
+    rule = _adaptive
 
-    def __init__(self, formula: MomentsValues, binding: Binding) -> None:
-        super().__init__(binding)
-        self._formula = formula
-        self._work = [_Work(*shard) for shard in zip(self._shards, *self.states.values(), strict=True)]
+    def __init__(self, formula: Any, binding: Binding) -> None:
+        super().__init__(formula, binding)
         device = self._squares.device
-        self._groups = _group_tables(binding.settings, device)
         self._corrections = torch.ones(2, dtype=torch.float32, device=device)
         logs = [math.log(beta) if beta > 0 else -math.inf for beta in (formula.beta1, formula.beta2)]
         self._log_betas = torch.tensor(logs, dtype=torch.float64, device=device)
 
-    def measure(self, stats: Tensor) -> None:
-        """See :class:`common.optim.rules.Update`."""
-        for work in self._work:
-            if not work.blocks:
-                continue
-            squares, infinite = work.measured
-            kernels.adaptive_measure_kernel[(work.measuring_programs,)](
-                work.shard.gradients,
-                work.block_start,
-                work.block_stop,
-                work.block_group,
-                self._groups.square_weight,
-                squares,
-                infinite,
-                work.blocks,
-                MEASURED_BLOCKS=MEASURED_BLOCKS,
-                BLOCK=BLOCK,
-                ALIGNMENT=FRAGMENT_ALIGNMENT,
-                num_warps=WARPS,
-            )
-            kernels.adaptive_stats_kernel[(1,)](squares, infinite, stats, work.measuring_programs, CHUNK=CHUNK)
-
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`."""
         if self._formula.bias_correction:
-            kernels.adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
-        for work in self._work:
-            if work.blocks:
-                self._update_moments(work, rates_G, grad_factor, write)
-        if not self._any_trust:
-            return
-        self._squares.zero_()
-        for work in self._work:
-            if work.blocks:
-                self._add_norms(work)
-        self._complete_squares()
-        for work in self._work:
-            if work.blocks:
-                self._update_weights(work, rates_G, write)
-
-    def _update_moments(self, work: _Work, rates_G: Tensor, grad_factor: Tensor, write: Tensor) -> None:
-        formula, shard, groups = self._formula, work.shard, self._groups
-        kernels.adaptive_first_pass_kernel[(work.blocks,)](
-            shard.parameters,
-            shard.masters,
-            shard.gradients,
-            work.averages,
-            work.square_averages,
-            work.block_start,
-            work.block_stop,
-            work.block_group,
-            groups.multiplier,
-            groups.decay,
-            rates_G,
-            groups.trust,
-            self._corrections,
-            grad_factor,
-            write,
-            work.weight_squares,
-            work.direction_squares,
-            formula.beta1,
-            1.0 - formula.beta1,
-            formula.beta2,
-            1.0 - formula.beta2,
-            formula.epsilon,
-            DECAY_IN_GRADIENT=formula.decay_in_gradient,
-            NORM_OF_MODEL=formula.norm_of_model,
-            HAS_MASTERS=shard.has_masters,
-            REMAINDERS=shard.has_remainders,
-            BLOCK=BLOCK,
-            ALIGNMENT=FRAGMENT_ALIGNMENT,
-            num_warps=WARPS,
-        )
-
-    def _add_norms(self, work: _Work) -> None:
-        kernels.adaptive_norms_kernel[(work.fragment_tensor.numel(),)](
-            work.weight_squares,
-            work.direction_squares,
-            work.fragment_tensor,
-            work.fragment_block,
-            self._squares,
-            self._tensors,
-            CHUNK=CHUNK,
-        )
-
-    def _update_weights(self, work: _Work, rates_G: Tensor, write: Tensor) -> None:
-        shard, groups = work.shard, self._groups
-        kernels.adaptive_second_pass_kernel[(work.blocks,)](
-            shard.parameters,
-            shard.masters,
-            work.averages,
-            work.square_averages,
-            work.block_start,
-            work.block_stop,
-            work.block_group,
-            work.block_tensor,
-            groups.decay,
-            rates_G,
-            groups.trust,
-            self._squares,
-            self._corrections,
-            write,
-            self._tensors,
-            self._formula.epsilon,
-            HAS_MASTERS=shard.has_masters,
-            BLOCK=BLOCK,
-            ALIGNMENT=FRAGMENT_ALIGNMENT,
-            num_warps=WARPS,
-        )
-
-
-def _group_tables(settings: Sequence[GroupSettings], device: torch.device) -> _GroupTables:
-    def table(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)
-
-    return _GroupTables(
-        multiplier=table([s.grad_multiplier for s in settings]),
-        square_weight=table([s.grad_multiplier**2 * s.norm_share for s in settings]),
-        decay=table([s.weight_decay for s in settings]),
-        trust=torch.tensor([s.trust_ratio for s in settings], dtype=torch.int32, device=device),
-    )
+            adaptive_corrections_kernel[(1,)](step, self._log_betas, self._corrections)
+        pairs = self._pairs if self._any_trust else None
+        self._update(rates_G, grad_factor, write, self._corrections, pairs)
+        if self._any_trust:
+            self._add_norms(None)
+            self._update(rates_G, grad_factor, write, self._corrections, second_pass=True)

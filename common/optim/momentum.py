@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
-from common.optim.formula_values import MomentumValues
 from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
 from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
 
@@ -77,8 +76,14 @@ class SGD(Rule):
 
 
 @dataclass(frozen=True)
-class Momentum(MomentumValues, Formula):
+class Momentum(Formula):
     """Common formula of LARS and SGD. The module docstring has it."""
+
+    momentum: float
+    nesterov: bool
+    eta: float
+    epsilon: float
+    norm_of_model: bool
 
     def operation(self) -> Operation:
         """See :class:`common.optim.rules.Formula`."""

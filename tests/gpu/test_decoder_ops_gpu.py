@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops import causal_attention, rms_norm, swiglu
+from common.ops import causal_attention, row_norm, swiglu
 from common.ops.fp8_cast.reference import Scaling
 from common.ops.operation import OperationRequest
 from tests.gpu.captures import captured, follows_its_inputs
@@ -29,12 +29,12 @@ def random(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> T
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("features", [8192, 16384, 5000])
 def test_a_recomputed_norm_has_the_bits_of_the_first_time(features: int, dtype: torch.dtype) -> None:
-    norm = rms_norm.RMS_NORM.function("triton")
+    norm = row_norm.RMS_NORM.function("triton")
     residual, delta = random(1003, features, dtype=dtype) * 3, random(1003, features, dtype=dtype, seed=1)
     weight = random(features, dtype=dtype, seed=2)
     normed = norm.forward(residual, delta, weight, 1e-5)
     assert torch.equal(normed.residual, (residual.float() + delta.float()).to(dtype))
-    assert torch.equal(norm.recompute(normed.residual, normed.inverse_rms, weight), normed.y)
+    assert torch.equal(norm.recompute(normed.residual, normed.moments, weight), normed.y)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(512, 512), (256, 768)])
@@ -67,7 +67,7 @@ def test_attention_of_a_library_in_a_graph_follows_its_inputs(name: str, queries
 
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
     """Norm, attention and SwiGLU, forward and backward: what is captured gives in every replay what eager code does."""
-    norm, act = rms_norm.RMS_NORM.function("triton"), swiglu.SWIGLU.function("triton")
+    norm, act = row_norm.RMS_NORM.function("triton"), swiglu.SWIGLU.function("triton")
     attention = causal_attention.CAUSAL_ATTENTION.function("cudnn")
     x, weight = random(512, 1024), random(1024, seed=1)
     qkv = random(1, 512, 8, 128, seed=2)
@@ -76,7 +76,7 @@ def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None
         normed = norm.forward(x, x, weight, 1e-5, fp8=states[0])
         activated = act.forward(normed.y, fp8=states[1], save_fp8=states[2])
         d_gate_up, _ = act.backward(x[:, :512].contiguous(), activated.saved)
-        dx, dx8 = norm.backward(d_gate_up, normed.residual, normed.inverse_rms, weight, fp8=states[3])
+        dx, dx8 = norm.backward(d_gate_up, normed.residual, normed.moments, weight, fp8=states[3])
         context, _ = attention.forward(qkv, qkv[:, :, :2], qkv[:, :, 2:4], 0.1)
         return [normed.y8.data.view(torch.uint8), activated.y8.data.view(torch.uint8), dx, dx8.scale_inverse, context]
 

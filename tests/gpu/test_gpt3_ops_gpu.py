@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops import bias_gelu, causal_attention, layer_norm_1p, qkv_gradient
+from common.ops import bias_gelu, causal_attention, qkv_gradient, row_norm
 from common.ops.fp8_cast.reference import Scaling
 from common.ops.operation import OperationRequest
 from common.ops.sizes import gpt3 as size
@@ -42,13 +42,13 @@ def test_attention_copies_no_interleaved_heads(name: str, dtype: torch.dtype) ->
 def test_a_layers_operations_in_a_graph_follow_their_inputs_and_scales() -> None:
     """Norm, GELU and the gradient of query, key and value: what is captured gives in every replay what eager code does,
     bit for bit, so that the sums over tokens have an order of their own."""
-    norm = layer_norm_1p.LAYER_NORM_1P.function("triton")
+    norm = row_norm.LAYER_NORM_1P.function("triton")
     gelu = bias_gelu.BIAS_GELU_PASSES.function("triton")
     join = qkv_gradient.QKV_GRADIENT.function("triton")
     x, bias = random(512, 3072), random(3072, seed=1)
 
     def step(states: list[Scaling]) -> list[Tensor]:
-        normed = norm.forward(x, x, bias, bias, bias, 1e-5, fp8=states[0])
+        normed = norm.forward(x, x, bias, 1e-5, bias, bias, fp8=states[0])
         activated = gelu.forward(normed.y, bias, fp8=states[1], save_fp8=states[2])
         back = gelu.backward(x, activated.saved, bias, fp8=states[3])
         dx, dx8 = norm.backward(x, normed.residual, normed.moments, bias, x, fp8=states[4])

@@ -1,6 +1,6 @@
 """Run every case of every operation on a GPU, in each implementation that this machine supports.
 
-With ``OPERATION=common.ops.rms_norm`` in the environment, only that package is tested.
+With ``OPERATION=common.ops.row_norm`` in the environment, only that package is tested.
 """
 
 from __future__ import annotations

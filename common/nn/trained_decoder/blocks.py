@@ -307,7 +307,7 @@ def _through_norm(
     The gradient of the norm's weight is added to the main gradient.
     """
     norm, scaling = half.operations.rms_norm, None if before is None else before.scaling
-    main_gradient.add_(half.norm, norm.weight_gradient(d_y_sE, residual_sE, inverse_rms_s))
+    main_gradient.add_(half.norm, *norm.parameter_gradients(d_y_sE, residual_sE, inverse_rms_s))
     dx_sE, dx8 = norm.backward(d_y_sE, residual_sE, inverse_rms_s, half.norm, d_residual_sE, fp8=scaling)
     if before is not None:
         before.gradient = dx8

@@ -25,7 +25,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8, widen_e4m3
+from common.ops.fp8_cast.device import block_of_columns, load_tile
 
 _TWICE_SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(1.5957691216057308)
 _CUBIC: tl.constexpr = tl.constexpr(0.044715)
@@ -40,203 +40,30 @@ def _denominator(z):
 
 
 @triton.jit
-def _place(row, column, T, F):
-    """Place and mask of a tile."""
-    return row.to(tl.int64)[:, None] * F + column[None, :], (row < T)[:, None] & (column < F)[None, :]
+def columns_with_bias(given, block, F, BLOCK_F: tl.constexpr):
+    """Columns of a block, which exist, and their bias (1, BLOCK_F)."""
+    column, inside = block_of_columns(given, block, F, BLOCK_F)
+    bias = 0.0
+    if given[1] is not None:
+        bias = tl.load(given[1] + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return column, inside, bias
 
 
 @triton.jit
-def _rows(index, BLOCK_T: tl.constexpr):
-    return tl.full((), BLOCK_T, tl.int64) * index + tl.arange(0, BLOCK_T)
+def bias_gelu_forward(given, columns, inverse, row, T, F):
+    """y and z; ``given``: x (T, F), and the bias (F,) or None."""
+    z = load_tile(given[0], row, columns, T, F) + columns[2]
+    z = tl.where((row < T)[:, None] & columns[1][None, :], z, 0.0)
+    return ((z / _denominator(z), 0),), ((z, 0),)
 
 
 @triton.jit
-def _sum(x_ptr, bias, place, mask):
-    """z of a tile; ``bias`` is (1, BLOCK_F)."""
-    return tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32) + bias
-
-
-@triton.jit
-def _bias(bias_ptr, column, F, BIAS: tl.constexpr):
-    """(1, BLOCK_F); zeros without one."""
-    if BIAS:
-        return tl.load(bias_ptr + column, mask=column < F, other=0.0).to(tl.float32)[None, :]
-    else:
-        return tl.zeros_like(column).to(tl.float32)[None, :]
-
-
-@triton.jit
-def _saved_inverse(saved_inverse_ptr, SAVED_FP8: tl.constexpr):
-    if SAVED_FP8:
-        return tl.load(saved_inverse_ptr)
-    else:
-        return 1.0
-
-
-@triton.jit
-def _gradient(dy_ptr, saved_ptr, saved_inverse, bias, place, mask, SAVED_FP8: tl.constexpr):
-    """dx of a tile."""
-    dy = tl.load(dy_ptr + place, mask=mask, other=0.0).to(tl.float32)
-    if SAVED_FP8:
-        z = widen_e4m3(tl.load(saved_ptr + place, mask=mask, other=0)) * saved_inverse
-    else:
-        z = _sum(saved_ptr, bias, place, mask)
+def bias_gelu_backward(given, columns, inverse, row, T, F):
+    """dx; ``given``: x (T, F) or in FP8 z, the bias (F,) or None, and dy (T, F)."""
+    dy = load_tile(given[2], row, columns, T, F)
+    z = load_tile(given[0], row, columns, T, F, inverse)
+    if inverse is None:
+        z += columns[2]
     gate = 1.0 / _denominator(z)
     slope = (1.0 + z * z * (3.0 * _CUBIC)) * _TWICE_SQRT_2_OVER_PI
-    return dy * gate * (1.0 + z * (1.0 - gate) * slope)
-
-
-@triton.jit
-def _sampled_rows(first, T, SAMPLED_ROWS: tl.constexpr, BLOCK_T: tl.constexpr):
-    """Rows of the sample from its ``first``-th on; T where it has no more."""
-    sample = first + tl.arange(0, BLOCK_T)
-    return tl.where(sample < SAMPLED_ROWS, sample * tl.cdiv(T, SAMPLED_ROWS), T)
-
-
-@triton.jit
-def bias_gelu_forward_kernel(
-    x_ptr,  # (T, F)
-    bias_ptr,  # (F,)
-    y_ptr,  # (T, F)
-    T, F,
-    BIAS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr,
-):  # fmt: skip
-    """Grid (F / BLOCK_F * T / BLOCK_T,): a grid's other dimensions end at 65,535, which rows alone can exceed."""
-    column_blocks = tl.cdiv(F, BLOCK_F)
-    column = tl.program_id(0) % column_blocks * BLOCK_F + tl.arange(0, BLOCK_F)
-    place, mask = _place(_rows(tl.program_id(0) // column_blocks, BLOCK_T), column, T, F)
-    z = _sum(x_ptr, _bias(bias_ptr, column, F, BIAS), place, mask)
-    tl.store(y_ptr + place, (z / _denominator(z)).to(y_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def bias_gelu_forward_to_fp8_kernel(
-    x_ptr,  # (T, F)
-    bias_ptr,  # (F,) if BIAS
-    y_ptr,  # (T, F), written unless FP8
-    y8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, F) e4m3 and its scale, if FP8
-    saved_ptr, saved_scale_ptr, saved_pending_ptr, saved_inverse_ptr,  # z (T, F) in e4m3 and its scale, if SAVE
-    T, F,
-    BIAS: tl.constexpr, FP8: tl.constexpr, SAVE: tl.constexpr, FROZEN: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Grid (F / BLOCK_F * programs,); every program visits each programs-th tile of its columns."""
-    column_blocks = tl.cdiv(F, BLOCK_F)
-    programs = tl.num_programs(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BLOCK_F + tl.arange(0, BLOCK_F)
-    unknown = False
-    if FP8:
-        known = tl.load(scale_ptr)
-        scale = known
-        peak = no_peak(BLOCK_T, BLOCK_F, GROUP)
-        unknown = known == 0.0
-    if SAVE:
-        saved_known = tl.load(saved_scale_ptr)
-        saved_scale = saved_known
-        saved_peak = no_peak(BLOCK_T, BLOCK_F, GROUP)
-        unknown = unknown | (saved_known == 0.0)
-    if unknown:
-        sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
-        saved_sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
-        for first in range(0, SAMPLED_ROWS, BLOCK_T):
-            row = _sampled_rows(first, T, SAMPLED_ROWS, BLOCK_T)
-            for first_column in range(0, F, BLOCK_F):
-                other = first_column + tl.arange(0, BLOCK_F)
-                place, mask = _place(row, other, T, F)
-                z = tl.where(mask, _sum(x_ptr, _bias(bias_ptr, other, F, BIAS), place, mask), 0.0)
-                sampled = peak_of(sampled, z / _denominator(z), BLOCK_T, BLOCK_F, GROUP)
-                saved_sampled = peak_of(saved_sampled, z, BLOCK_T, BLOCK_F, GROUP)
-        if FP8:
-            scale = tl.where(known == 0.0, first_scale(sampled, False), known)
-        if SAVE:
-            saved_scale = tl.where(saved_known == 0.0, first_scale(saved_sampled, False), saved_known)
-
-    bias = _bias(bias_ptr, column, F, BIAS)
-    first_index = tl.program_id(0) // column_blocks
-    for index in tl.range(first_index, tl.cdiv(T, BLOCK_T), programs, num_stages=STAGES):
-        place, mask = _place(_rows(index, BLOCK_T), column, T, F)
-        z = tl.where(mask, _sum(x_ptr, bias, place, mask), 0.0)
-        y = z / _denominator(z)
-        if FP8:
-            peak = peak_of(peak, y, BLOCK_T, BLOCK_F, GROUP)
-            tl.store(y8_ptr + place, round_to_fp8(y, scale, False), mask=mask)
-        else:
-            tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=mask)
-        if SAVE:
-            saved_peak = peak_of(saved_peak, z, BLOCK_T, BLOCK_F, GROUP)
-            tl.store(saved_ptr + place, round_to_fp8(z, saved_scale, False), mask=mask)
-    if FP8:
-        finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, False, FROZEN)
-    if SAVE:
-        finish(
-            saved_peak, saved_known, saved_scale, saved_scale_ptr, saved_pending_ptr, saved_inverse_ptr, False, FROZEN
-        )
-
-
-@triton.jit
-def bias_gelu_backward_kernel(
-    dy_ptr,  # (T, F)
-    saved_ptr,  # x (T, F), or z as uint8 if SAVED_FP8
-    saved_inverse_ptr,  # 0-d fp32, of z, if SAVED_FP8
-    bias_ptr,  # (F,) if BIAS
-    dx_ptr,  # (T, F)
-    partial_ptr,  # (programs, F) fp32
-    T, F,
-    BIAS: tl.constexpr, SAVED_FP8: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr,
-):  # fmt: skip
-    """Grid (F / BLOCK_F, programs); every program visits each programs-th tile of its columns."""
-    column = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
-    bias = _bias(bias_ptr, column, F, BIAS)
-    saved_inverse = _saved_inverse(saved_inverse_ptr, SAVED_FP8)
-    total = tl.zeros((BLOCK_T, BLOCK_F), tl.float32)
-    for index in range(tl.program_id(1), tl.cdiv(T, BLOCK_T), tl.num_programs(1)):
-        place, mask = _place(_rows(index, BLOCK_T), column, T, F)
-        dx = _gradient(dy_ptr, saved_ptr, saved_inverse, bias, place, mask, SAVED_FP8)
-        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        total += dx
-    tl.store(partial_ptr + tl.program_id(1) * F + column, tl.sum(total, 0), mask=column < F)
-
-
-@triton.jit
-def bias_gelu_backward_to_fp8_kernel(
-    dy_ptr,  # (T, F)
-    saved_ptr,  # x (T, F), or z as uint8 if SAVED_FP8
-    saved_inverse_ptr,  # 0-d fp32, of z, if SAVED_FP8
-    bias_ptr,  # (F,) if BIAS
-    dx8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, F) e5m2 and its scale
-    partial_ptr,  # (programs, F) fp32
-    T, F,
-    BIAS: tl.constexpr, SAVED_FP8: tl.constexpr, FROZEN: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Grid (F / BLOCK_F * programs,); every program visits each programs-th tile of its columns."""
-    column_blocks = tl.cdiv(F, BLOCK_F)
-    programs = tl.num_programs(0) // column_blocks
-    column = tl.program_id(0) % column_blocks * BLOCK_F + tl.arange(0, BLOCK_F)
-    saved_inverse = _saved_inverse(saved_inverse_ptr, SAVED_FP8)
-    known = tl.load(scale_ptr)
-    scale = known
-    if known == 0.0:
-        sampled = no_peak(BLOCK_T, BLOCK_F, GROUP)
-        for first in range(0, SAMPLED_ROWS, BLOCK_T):
-            row = _sampled_rows(first, T, SAMPLED_ROWS, BLOCK_T)
-            for first_column in range(0, F, BLOCK_F):
-                other = first_column + tl.arange(0, BLOCK_F)
-                place, mask = _place(row, other, T, F)
-                other_bias = _bias(bias_ptr, other, F, BIAS)
-                dx = _gradient(dy_ptr, saved_ptr, saved_inverse, other_bias, place, mask, SAVED_FP8)
-                sampled = peak_of(sampled, dx, BLOCK_T, BLOCK_F, GROUP)
-        scale = first_scale(sampled, True)
-
-    bias = _bias(bias_ptr, column, F, BIAS)
-    peak = no_peak(BLOCK_T, BLOCK_F, GROUP)
-    total = tl.zeros((BLOCK_T, BLOCK_F), tl.float32)
-    first_index = tl.program_id(0) // column_blocks
-    for index in tl.range(first_index, tl.cdiv(T, BLOCK_T), programs, num_stages=STAGES):
-        place, mask = _place(_rows(index, BLOCK_T), column, T, F)
-        dx = _gradient(dy_ptr, saved_ptr, saved_inverse, bias, place, mask, SAVED_FP8)
-        peak = peak_of(peak, dx, BLOCK_T, BLOCK_F, GROUP)
-        tl.store(dx8_ptr + place, round_to_fp8(dx, scale, True), mask=mask)
-        total += dx
-    tl.store(partial_ptr + first_index * F + column, tl.sum(total, 0), mask=column < F)
-    finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, True, FROZEN)
+    return ((dy * gate * (1.0 + z * (1.0 - gate) * slope), 0),), ()

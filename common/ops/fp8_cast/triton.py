@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from common.ops.fp8_cast import kernels
-from common.ops.fp8_cast.reference import E5M2, SAMPLED_ROWS, Fp8Tensor, Scaling
+from common.ops.fp8_cast import device, kernels
+from common.ops.fp8_cast.reference import SAMPLED_ROWS, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Scaling
 from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
@@ -52,6 +53,122 @@ def arguments(wanted: Result | None) -> tuple[Tensor | None, ...]:
     return (None,) * 4 if wanted is None else wanted.arguments()
 
 
+class Output(NamedTuple):
+    """A matrix that :func:`common.ops.fp8_cast.device.tiles_kernel` writes, in each form that is not None.
+
+    Attributes:
+        half: (T, columns) in the dtype of the activations.
+        data: (T, columns) in FP8.
+        transposed: (columns, T), the same.
+        scale: 0-d fp32.
+        pending: (2,) int32; None if the scale stays as it is.
+        scale_inverse: 0-d fp32.
+    """
+
+    columns: int = 0
+    half: Tensor | None = None
+    data: Tensor | None = None
+    transposed: Tensor | None = None
+    scale: Tensor | None = None
+    pending: Tensor | None = None
+    scale_inverse: Tensor | None = None
+
+    def fp8(self, of: torch.dtype) -> Fp8Tensor | None:
+        """The FP8 form, whose values stand for those of dtype ``of``."""
+        if self.data is None:
+            return None
+        assert self.scale_inverse is not None
+        source = torch.empty((), dtype=of, device=self.data.device).expand(self.data.shape)
+        return Fp8Tensor(self.data, self.transposed, self.scale_inverse, source)
+
+
+NOTHING = Output()
+
+
+def output(
+    like: Tensor,
+    columns: int,
+    dtype: torch.dtype,
+    scaling: Scaling | None,
+    *,
+    half: bool,
+    transpose: bool = False,
+    frozen_scales: bool = False,
+) -> Output:
+    """Memory for a result.
+
+    Args:
+        like: tensor of T rows, whose dtype ``half`` has.
+        dtype: ``E4M3`` or ``E5M2``.
+        scaling: of the FP8 form; None for none.
+    """
+    rows = like.shape[0]
+    half_form = like.new_empty((rows, columns)) if half else None
+    if scaling is None:
+        return Output(columns, half_form)
+    return Output(
+        columns,
+        half_form,
+        data=like.new_empty((rows, columns), dtype=dtype),
+        transposed=like.new_empty((columns, rows), dtype=dtype) if transpose else None,
+        scale=scaling.scale,
+        pending=None if frozen_scales else scaling.pending,
+        scale_inverse=like.new_empty((), dtype=torch.float32),
+    )
+
+
+def launch(
+    formula: Any,
+    tile: Tile,
+    given: tuple[Any, ...],
+    rows: int,
+    features: int,
+    written: Output,
+    saved: Output = NOTHING,
+    *,
+    columns: Any = device.block_of_columns,
+    block: int | None = None,
+    blocks: int | None = None,
+    own_columns: bool = False,
+    sums: bool = False,
+    inverse: Tensor | None = None,
+    sampled_rows: int = SAMPLED_ROWS_OF_COMPUTED,
+    group: int = 8,
+) -> Any:
+    """Launch :func:`common.ops.fp8_cast.device.tiles_kernel`.
+
+    Args:
+        formula: computes a tile, or with ``saved`` two.
+        given: tensors and numbers that the formula reads.
+        features: columns that blocks of ``tile.columns`` divide.
+        columns: what the formula needs of a block of columns.
+        block, blocks: columns of a tile and number of blocks, where ``features`` doesn't say.
+        own_columns: whether a program stays in one block of columns.
+        sums: whether the sums of ``written`` over rows are wanted.
+        inverse: 0-d fp32, of the scale of an input in FP8.
+        sampled_rows: rows that give the first scale.
+        group: neighbours of a row that share a maximum.
+
+    Returns:
+        With ``sums`` partial sums, fp32 (programs, columns).
+    """
+    block = block or min(tile.columns, triton.next_power_of_2(features))
+    blocks = blocks or triton.cdiv(features, block)
+    owned = blocks if own_columns else 1
+    most = triton.cdiv(rows, tile.rows) * blocks // owned
+    programs = most
+    if tile.programs:
+        programs = min(most, max(1, tile.programs * multiprocessors(given[0].device) // owned))
+    partial = given[0].new_empty((programs, written.columns), dtype=torch.float32) if sums else None
+    device.tiles_kernel[(programs * owned,)](
+        given, inverse, written, saved, partial, rows, features,
+        BLOCKS=blocks, COLUMNS=columns, FORMULA=formula, OWN_COLUMNS=own_columns, SAMPLED_ROWS=sampled_rows,
+        BLOCK_T=tile.rows, BLOCK_F=block, GROUP=min(group, block), ONE_TILE=not tile.programs,
+        STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
+    return partial
+
+
 def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
     """The fields of an FP8 tensor as results of an autograd function, of which the last, the source, has a gradient."""
     ctx.set_materialize_grads(False)  # the others' would be zeros in memory
@@ -63,17 +180,11 @@ def cast(x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, fr
     """See :func:`common.ops.fp8_cast.reference.cast_reference`. One launch; nothing waits for the device."""
     x_MK = x_MK.contiguous()
     rows, columns = x_MK.shape
-    tile = TILES["cast"]
-    tiles = triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns)
-    data_MK = torch.empty((rows, columns), dtype=dtype, device=x_MK.device)
-    transposed_KM = torch.empty((columns, rows), dtype=dtype, device=x_MK.device) if transpose else None
-    scale_inverse = torch.empty((), dtype=torch.float32, device=x_MK.device)
-    kernels.fp8_cast_kernel[(min(tiles, tile.programs * multiprocessors(x_MK.device)),)](
-        x_MK,
-        data_MK.view(torch.uint8),
-        data_MK.view(torch.uint8) if transposed_KM is None else transposed_KM.view(torch.uint8),
-        scaling.scale, scaling.pending, scale_inverse, rows, columns,
-        SAMPLED_ROWS=SAMPLED_ROWS, E5M2=dtype == E5M2, FROZEN=frozen_scales, TRANSPOSE=transpose,
-        BLOCK_M=tile.rows, BLOCK_K=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+    written = output(x_MK, columns, dtype, scaling, half=False, transpose=transpose, frozen_scales=frozen_scales)
+    launch(
+        kernels.fp8_cast, TILES["cast"], (x_MK,), rows, columns, written,
+        block=TILES["cast"].columns, sampled_rows=SAMPLED_ROWS, group=1,
     )  # fmt: skip
-    return Fp8Tensor(data_MK, transposed_KM, scale_inverse, x_MK)
+    x8 = written.fp8(x_MK.dtype)
+    assert x8 is not None
+    return replace(x8, source=x_MK)

@@ -61,10 +61,10 @@ def dropped_reference(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -
 def dropped_norm_reference(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
-    """Dropout of a norm's result, from what the norm kept; see :mod:`common.ops.rms_norm`.
+    """Dropout of a norm's result, from what the norm kept; see :mod:`common.ops.row_norm`.
 
     Args:
-        residual_TE, inverse_rms_T: of :class:`common.ops.rms_norm.reference.Normed`.
+        residual_TE, inverse_rms_T: residual and moments of :class:`common.ops.row_norm.reference.Normed`.
         weight_E: of the norm.
         mask, region: see :func:`dropped_reference`.
 

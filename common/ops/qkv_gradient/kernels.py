@@ -16,15 +16,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, round_to_fp8
+from common.ops.fp8_cast.device import load_tile
 
 
 @triton.jit
-def _source(
-    dq_ptr, dk_ptr, dv_ptr, block,
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-):  # fmt: skip
-    """Where a block of columns begins, and how far apart its tokens lie."""
+def columns_of_head(given, block, D, BLOCK_D: tl.constexpr):
+    """Columns of one head's queries, keys or values, which exist, where they are given, and how far apart tokens lie.
+
+    ``given``: queries, keys and values (T, H, D), D dense, and their strides.
+    """
+    dq_ptr, dk_ptr, dv_ptr, q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h = given
     head, part = block // 3, block % 3
     pointer = dq_ptr
     if part == 1:
@@ -33,75 +34,12 @@ def _source(
         pointer = dv_ptr
     stride_t = tl.where(part == 0, q_stride_t, tl.where(part == 1, k_stride_t, v_stride_t))
     stride_h = tl.where(part == 0, q_stride_h, tl.where(part == 1, k_stride_h, v_stride_h))
-    return pointer + head * stride_h.to(tl.int64), stride_t
+    offset = tl.arange(0, BLOCK_D)
+    first = block * D
+    return offset + first, offset < D, pointer + head * stride_h.to(tl.int64) - first, stride_t
 
 
 @triton.jit
-def _load(pointer, stride_t, row, T, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A tile, fp32, and which of its elements exist."""
-    column = tl.arange(0, BLOCK_D)
-    mask = (row < T)[:, None] & (column < D)[None, :]
-    return tl.load(pointer + row.to(tl.int64)[:, None] * stride_t + column[None, :], mask=mask, other=0.0), mask
-
-
-@triton.jit
-def qkv_gradient_kernel(
-    dq_ptr, dk_ptr, dv_ptr,  # (T, H, D), D dense
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-    d_qkv_ptr,  # (T, H, 3, D), written if HALF
-    d_qkv8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # the same in e5m2 and its scale, if FP8
-    transposed_ptr,  # (H, 3, D, T) in e5m2, written if TRANSPOSE
-    partial_ptr,  # (programs, H, 3, D) fp32
-    T,
-    H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, FP8: tl.constexpr, TRANSPOSE: tl.constexpr,
-    FROZEN: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Grid (3 H * programs,); every program visits each programs-th tile of its columns."""
-    N: tl.constexpr = 3 * H * D
-    if FP8:
-        known = tl.load(scale_ptr)
-        scale = known
-        peak = no_peak(BLOCK_T, BLOCK_D, GROUP)
-        if known == 0.0:
-            sampled = no_peak(BLOCK_T, BLOCK_D, GROUP)
-            step = tl.cdiv(T, SAMPLED_ROWS)
-            for first_row in range(0, SAMPLED_ROWS, BLOCK_T):
-                sample = first_row + tl.arange(0, BLOCK_T)
-                row = tl.where(sample < SAMPLED_ROWS, sample * step, T)
-                for other in range(3 * H):
-                    pointer, stride_t = _source(
-                        dq_ptr, dk_ptr, dv_ptr, other,
-                        q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-                    )  # fmt: skip
-                    x, mask = _load(pointer, stride_t, row, T, D, BLOCK_D)
-                    sampled = peak_of(sampled, x.to(tl.float32), BLOCK_T, BLOCK_D, GROUP)
-            scale = first_scale(sampled, True)
-
-    block = tl.program_id(0) % (3 * H)
-    programs = tl.num_programs(0) // (3 * H)
-    first_index = tl.program_id(0) // (3 * H)
-    pointer, stride_t = _source(
-        dq_ptr, dk_ptr, dv_ptr, block, q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h
-    )
-    column = tl.arange(0, BLOCK_D)
-    target = block * D + column
-    total = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)
-    for index in tl.range(first_index, tl.cdiv(T, BLOCK_T), programs, num_stages=STAGES):
-        row = index * BLOCK_T + tl.arange(0, BLOCK_T)
-        half, mask = _load(pointer, stride_t, row, T, D, BLOCK_D)
-        x = half.to(tl.float32)
-        total += x
-        place = row.to(tl.int64)[:, None] * N + target[None, :]
-        if HALF:
-            tl.store(d_qkv_ptr + place, half, mask=mask)
-        if FP8:
-            peak = peak_of(peak, x, BLOCK_T, BLOCK_D, GROUP)
-            byte = round_to_fp8(x, scale, True)
-            tl.store(d_qkv8_ptr + place, byte, mask=mask)
-            if TRANSPOSE:
-                turned = target.to(tl.int64)[:, None] * T + row[None, :]
-                tl.store(transposed_ptr + turned, tl.trans(byte), mask=(column < D)[:, None] & (row < T)[None, :])
-    tl.store(partial_ptr + first_index * N + target, tl.sum(total, 0), mask=column < D)
-    if FP8:
-        finish(peak, known, scale, scale_ptr, pending_ptr, scale_inverse_ptr, True, FROZEN)
+def qkv_gradient(given, columns, inverse, row, T, D):
+    """The gradient (T, H, 3, D)."""
+    return ((load_tile(columns[2], row, columns, T, columns[3]), 0),), ()

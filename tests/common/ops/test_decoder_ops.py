@@ -18,12 +18,13 @@ from common.ops.lora_input.reference import (
     dropped_reference,
 )
 from common.ops.operation import OperationRequest
-from common.ops.rms_norm import RMS_NORM as RMS_NORM
-from common.ops.rms_norm import reference as rms_norm
 from common.ops.rope import reference as rope
+from common.ops.row_norm import RMS_NORM
 from common.ops.swiglu import reference as swiglu
 from common.ops.transpose_fp8.reference import transpose_reference
 from tests.fp8_oracle import E4M3, E5M2, check_fp8
+
+rms_norm = RMS_NORM.reference
 
 SEED = torch.tensor(0x1234_5678_9ABC)
 KEPT = 65536 / (65536 - 6554)  # of p = 0.1
@@ -59,28 +60,28 @@ def test_rms_norm_and_its_gradient(added: bool) -> None:
     delta = wide(5, 12, seed=2).requires_grad_() if added else None
     x = residual if delta is None else residual + delta
     y = norm_by_formula(x, weight, 0.01)
-    found = rms_norm.forward_reference(residual, delta, weight, 0.01)
+    found = rms_norm.forward(residual, delta, weight, 0.01)
     close(found.y, y.detach())
     close(found.residual, x.detach())
     assert (found.residual is residual) == (not added)
-    close(rms_norm.recompute_reference(found.residual, found.inverse_rms, weight), y.detach())
+    close(rms_norm.recompute(found.residual, found.moments, weight), y.detach())
 
     dy, d_residual = wide(5, 12, seed=3), wide(5, 12, seed=4)
     (of_weight,) = torch.autograd.grad(y, weight, dy, retain_graph=True)
-    close(rms_norm.weight_gradient_reference(dy, found.residual, found.inverse_rms), of_weight)
+    close(rms_norm.parameter_gradients(dy, found.residual, found.moments)[0], of_weight)
     leaf = residual if delta is None else delta
     (alone,) = torch.autograd.grad(y, leaf, dy, retain_graph=True)
-    close(rms_norm.backward_reference(dy, found.residual, found.inverse_rms, weight)[0], alone)
+    close(rms_norm.backward(dy, found.residual, found.moments, weight)[0], alone)
     (both,) = torch.autograd.grad([y, x] if added else y, leaf, [dy, d_residual] if added else dy)
     both = both if added else both + d_residual
-    close(rms_norm.backward_reference(dy, found.residual, found.inverse_rms, weight, d_residual)[0], both)
+    close(rms_norm.backward(dy, found.residual, found.moments, weight, d_residual)[0], both)
 
 
 def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> None:
     residual, delta, weight = half(5, 12), half(5, 12, seed=1), half(12, seed=2)
-    found = rms_norm.forward_reference(residual, delta, weight, 1e-5)
+    found = rms_norm.forward(residual, delta, weight, 1e-5)
     assert torch.equal(found.residual, (residual.float() + delta.float()).bfloat16())
-    assert found.inverse_rms.dtype == torch.float32
+    assert found.moments.dtype == torch.float32
     assert found.y is not None
     expected = norm_by_formula(found.residual.float(), weight.float(), 1e-5)
     torch.testing.assert_close(found.y.float(), expected, rtol=2.0**-8, atol=0)
@@ -89,13 +90,13 @@ def test_rms_norm_adds_in_the_dtype_of_the_residual_and_computes_in_single() -> 
 @pytest.mark.parametrize("scale", [0.0, 11.0])
 def test_rms_norm_in_fp8_rounds_once(scale: float) -> None:
     residual, weight, state = half(70, 48).float(), half(48, seed=1).float(), scaling(scale)
-    y = rms_norm.forward_reference(residual, None, weight, 1e-5)
-    found = rms_norm.forward_reference(residual, None, weight, 1e-5, half=False, fp8=state)
+    y = rms_norm.forward(residual, None, weight, 1e-5)
+    found = rms_norm.forward(residual, None, weight, 1e-5, half=False, fp8=state)
     assert found.y is None
     assert y.y is not None
     check_fp8(found.y8, y.y, state, scale, E4M3)
     state = scaling(scale)
-    dx, dx8 = rms_norm.backward_reference(residual * 1e-7, residual, y.inverse_rms, weight, fp8=state)
+    dx, dx8 = rms_norm.backward(residual * 1e-7, residual, y.moments, weight, fp8=state)
     check_fp8(dx8, dx, state, scale, E5M2)
 
 
@@ -220,9 +221,9 @@ def test_the_gradient_of_an_adapters_input_passes_its_dropout() -> None:
 
 def test_dropout_of_a_norm_is_made_from_what_the_norm_kept() -> None:
     residual, weight, mask = half(6, 10), half(10, seed=1), DropoutMask(0.1, SEED, 7)
-    normed = rms_norm.forward_reference(residual, None, weight, 1e-5)
+    normed = rms_norm.forward(residual, None, weight, 1e-5)
     assert normed.y is not None
-    found = dropped_norm_reference(residual, normed.inverse_rms, weight, mask)
+    found = dropped_norm_reference(residual, normed.moments, weight, mask)
     assert torch.equal(found, dropped_reference(normed.y, mask))
 
 

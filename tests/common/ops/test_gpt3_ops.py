@@ -11,11 +11,12 @@ from torch import Tensor
 
 from common.ops.bias_gelu import reference as bias_gelu
 from common.ops.fp8_cast.reference import Fp8Tensor, Scaling, widen_fp8
-from common.ops.layer_norm_1p import LAYER_NORM_1P as LAYER_NORM
-from common.ops.layer_norm_1p import reference as layer_norm
 from common.ops.operation import OperationRequest
 from common.ops.qkv_gradient import reference as qkv_gradient
+from common.ops.row_norm import LAYER_NORM_1P as LAYER_NORM
 from tests.fp8_oracle import E4M3, E5M2, check_fp8
+
+layer_norm = LAYER_NORM.reference
 
 
 def wide(*shape: int, seed: int = 0) -> Tensor:
@@ -53,34 +54,30 @@ def test_norm_and_its_gradients(given: str) -> None:
     for each in (delta, added):
         x = x if each is None else x + each
     y = norm_by_formula(x, weight, bias, 0.01)
-    found = layer_norm.forward_reference(residual, delta, added, weight, bias, 0.01)
+    found = layer_norm.forward(residual, delta, weight, 0.01, bias, added)
     close(found.y, y.detach())
     close(found.residual, x.detach())
     assert (found.residual is residual) == (given == "neither")
-    close(layer_norm.recompute_reference(found.residual, found.moments, weight, bias), y.detach())
+    close(layer_norm.recompute(found.residual, found.moments, weight, bias), y.detach())
 
     dy, d_residual = wide(5, 12, seed=5), wide(5, 12, seed=6)
     alone = torch.autograd.grad(y, leaves, dy, retain_graph=True)
-    dx, none = layer_norm.backward_reference(dy, found.residual, found.moments, weight)
+    dx, none = layer_norm.backward(dy, found.residual, found.moments, weight)
     close(dx, alone[0])
     assert none is None
     total = (y * dy).sum() + (x * d_residual).sum()
     d_leaf, *of_added = torch.autograd.grad(total, [residual, *([] if added is None else [added])])
-    dx, _ = layer_norm.backward_reference(dy, found.residual, found.moments, weight, d_residual)
+    dx, _ = layer_norm.backward(dy, found.residual, found.moments, weight, d_residual)
     close(dx, d_leaf)
-    sums = layer_norm.parameter_gradients_reference(dy, found.residual, found.moments, None if added is None else dx)
-    close(sums.weight, alone[1])
-    close(sums.bias, alone[2])
-    if added is None:
-        assert sums.added is None
-    else:
-        close(sums.added, of_added[0])
+    sums = layer_norm.parameter_gradients(dy, found.residual, found.moments, None if added is None else dx)
+    for each, expected in zip(sums, [*alone[1:], *of_added], strict=True):
+        close(each, expected)
 
 
 def test_norm_adds_up_in_single_precision_and_rounds_once() -> None:
     residual, delta, added = half(5, 12), half(5, 12, seed=1), half(12, seed=2)
     weight, bias = half(12, seed=3), half(12, seed=4)
-    found = layer_norm.forward_reference(residual, delta, added, weight, bias, 1e-5)
+    found = layer_norm.forward(residual, delta, weight, 1e-5, bias, added)
     assert torch.equal(found.residual, (residual.double() + delta.double() + added.double()).bfloat16())
     assert found.moments.dtype == torch.float32
     assert found.y is not None
@@ -89,7 +86,7 @@ def test_norm_adds_up_in_single_precision_and_rounds_once() -> None:
 
 
 def test_weights_of_zero_leave_a_normalised_row() -> None:
-    y = layer_norm.forward_reference(wide(3, 64) * 4 + 9, None, None, torch.zeros(64), torch.zeros(64), 0.0).y
+    y = layer_norm.forward(wide(3, 64) * 4 + 9, None, torch.zeros(64), 0.0, torch.zeros(64)).y
     assert y is not None
     close(y.mean(1), torch.zeros(3, dtype=torch.float64))
     close(y.square().mean(1), torch.ones(3, dtype=torch.float64))
@@ -100,15 +97,15 @@ def test_norm_in_fp8_rounds_once(scale: float) -> None:
     """What is written in 16 bits otherwise comes into FP8 from the arithmetic's own precision."""
     residual, weight, bias = half(70, 48), half(48, seed=1).float(), half(48, seed=2).float()
     state = scaling(scale)
-    y = layer_norm.forward_reference(residual.float(), None, None, weight, bias, 1e-5)
-    found = layer_norm.forward_reference(residual, None, None, weight, bias, 1e-5, half=False, fp8=state)
+    y = layer_norm.forward(residual.float(), None, weight, 1e-5, bias)
+    found = layer_norm.forward(residual, None, weight, 1e-5, bias, half=False, fp8=state)
     assert found.y is None
     assert y.y is not None
     check_fp8(found.y8, y.y, state, scale, E4M3)
     state = scaling(scale)
     dy = residual * 1e-7
-    dx, _ = layer_norm.backward_reference(dy.float(), residual.float(), y.moments, weight)
-    _, dx8 = layer_norm.backward_reference(dy, residual, y.moments, weight, fp8=state)
+    dx, _ = layer_norm.backward(dy.float(), residual.float(), y.moments, weight)
+    _, dx8 = layer_norm.backward(dy, residual, y.moments, weight, fp8=state)
     check_fp8(dx8, dx, state, scale, E5M2)
 
 
@@ -169,8 +166,8 @@ def test_frozen_scales_stay() -> None:
     x, bias, states = half(70, 48), half(48, seed=1), [scaling(3.0) for _ in range(5)]
     activated = bias_gelu.forward_reference(x, bias, fp8=states[0], save_fp8=states[1], frozen_scales=True)
     bias_gelu.backward_reference(x, activated.saved, bias, fp8=states[2], frozen_scales=True)
-    normed = layer_norm.forward_reference(x, None, None, bias, bias, 1e-5, fp8=states[3], frozen_scales=True)
-    layer_norm.backward_reference(x, normed.residual, normed.moments, bias, fp8=states[4], frozen_scales=True)
+    normed = layer_norm.forward(x, None, bias, 1e-5, bias, fp8=states[3], frozen_scales=True)
+    layer_norm.backward(x, normed.residual, normed.moments, bias, fp8=states[4], frozen_scales=True)
     assert [state.scale.item() for state in states] == [3.0] * 5
 
 

@@ -33,7 +33,7 @@ from common.ops.sizes import transformer
 from common.ops.tile import Tile
 
 OPERATIONS = {key: operation for key, operation in all_operations().items() if cases_of(operation)}
-RMS_NORM = "common.ops.rms_norm:RMS_NORM"
+RMS_NORM = "common.ops.row_norm:RMS_NORM"
 
 
 def test_packs_are_full_and_hold_one_two_or_three_sequences() -> None:
@@ -76,11 +76,11 @@ def test_the_operations_of_a_workload_are_those_of_its_configuration_and_its_own
     assert "common.ops.embedding_bags:EMBEDDING_BAGS" not in found
     assert "benchmarks.rgat.ops.gather_rows:GATHER_ROWS" in operations_of("benchmarks.rgat.config", ())
     assert operations_of("benchmarks.rgat.config", ["all"]) == OPERATIONS
-    assert list(operations_of("benchmarks.rgat.config", ["rms_norm", "swiglu"])) == [
-        RMS_NORM, "common.ops.swiglu:SWIGLU",
+    assert list(operations_of("benchmarks.rgat.config", ["row_norm", "swiglu"])) == [
+        RMS_NORM, "common.ops.row_norm:LAYER_NORM_1P", "common.ops.swiglu:SWIGLU",
     ]  # fmt: skip
     with pytest.raises(ConfigError, match=r"^bench\.operations: no operation .* has 'nothing'"):
-        operations_of("benchmarks.rgat.config", ["rms_norm", "nothing"])
+        operations_of("benchmarks.rgat.config", ["row_norm", "nothing"])
 
 
 def test_every_implementation_of_every_case_is_timed_beside_the_compiled_reference() -> None:
@@ -200,7 +200,7 @@ def test_the_search_goes_to_the_best_tile_past_those_that_cannot_run() -> None:
 
 def test_a_sweep_leaves_the_tiles_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from common.ops.rms_norm import triton
+    from common.ops.row_norm import triton
 
     operation: Operation = OPERATIONS[RMS_NORM]
     (case, *_) = cases_of(operation)

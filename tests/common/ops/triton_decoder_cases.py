@@ -15,7 +15,7 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.fp8_cast.reference import Fp8Tensor, Scaling
 from common.ops.lora_input import triton as lora_triton
 from common.ops.lora_input.reference import Region
-from common.ops.rms_norm import triton as rms_norm_triton
+from common.ops.row_norm import triton as row_norm_triton
 from common.ops.swiglu import SWIGLU
 from common.ops.swiglu import triton as swiglu_triton
 from common.ops.swiglu.cases import CASES as SWIGLU_CASES
@@ -36,18 +36,18 @@ def scaling(scale: float = 0.0) -> Scaling:
 def test_norm_of_zeros_without_epsilon_in_missing_rows_leaves_a_scale() -> None:
     """Rows of the sample beyond the last one have no root mean square."""
     ours = scaling()
-    rms_norm_triton.forward(random(3, 8), None, torch.ones(8), 0.0, fp8=ours)
+    row_norm_triton.forward(random(3, 8), None, torch.ones(8), 0.0, fp8=ours)
     assert 448 / 3 < ours.scale < 448
 
 
 @pytest.mark.parametrize("region", [Region(), Region(torch.arange(100, 109), 2999, 33)], ids=["whole", "part"])
 def test_a_recomputed_norm_and_its_dropout_have_the_bits_of_the_first_time(region: Region) -> None:
     residual, weight, mask = random(9, 1100), random(1100, seed=1), DropoutMask(0.1, torch.tensor(-5), 5)
-    normed = rms_norm_triton.forward(residual, None, weight, 1e-5)
+    normed = row_norm_triton.forward(residual, None, weight, 1e-5)
     assert normed.residual is residual
     assert normed.y is not None
-    assert torch.equal(rms_norm_triton.recompute(residual, normed.inverse_rms, weight), normed.y)
-    found = lora_triton.dropped_norm(residual, normed.inverse_rms, weight, mask, region)
+    assert torch.equal(row_norm_triton.recompute(residual, normed.moments, weight), normed.y)
+    found = lora_triton.dropped_norm(residual, normed.moments, weight, mask, region)
     assert torch.equal(found, lora_triton.dropped(normed.y, mask, region))
 
 

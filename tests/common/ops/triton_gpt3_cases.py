@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from common.ops.fp8_cast.reference import Scaling
-from common.ops.layer_norm_1p import LAYER_NORM_1P
-from common.ops.layer_norm_1p import cases as norm_cases
-from common.ops.layer_norm_1p import triton as norm_triton
 from common.ops.qkv_gradient import QKV_GRADIENT
 from common.ops.qkv_gradient import cases as qkv_cases
 from common.ops.qkv_gradient import triton as qkv_triton
+from common.ops.row_norm import LAYER_NORM_1P
+from common.ops.row_norm import cases as norm_cases
+from common.ops.row_norm import triton as norm_triton
 from common.ops.tile import Tile
 from tests.operation_checks import check
 
@@ -30,9 +30,9 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_programs_share_the_rows_of_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, there is one program on a CPU."""
-    for name, tile in list(norm_triton.TILES.items()):
-        monkeypatch.setitem(norm_triton.TILES, name, tile.replace(programs=3))
-    check(LAYER_NORM_1P, "triton", norm_cases.CASES[0], {"tokens": 25, "features": 24}, torch.bfloat16, CPU)
+    for name in ("forward", "backward"):
+        monkeypatch.setitem(norm_triton.TILES, name, norm_triton.TILES[name].replace(programs=3))
+    check(LAYER_NORM_1P, "triton", norm_cases.LAYER_NORM_1P[0], {"tokens": 25, "features": 24}, torch.bfloat16, CPU)
 
 
 def test_programs_share_the_tokens_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,17 +45,17 @@ def test_programs_share_the_tokens_of_a_head(monkeypatch: pytest.MonkeyPatch) ->
 def test_norm_of_missing_rows_without_epsilon_leaves_a_scale() -> None:
     """Rows of the sample beyond the last one, to which a bias is added, have no variance."""
     ours = Scaling(torch.tensor(0.0), torch.zeros(2, dtype=torch.int32))
-    given = (random(3, 8, dtype=torch.bfloat16), None, torch.full((8,), 7.0), torch.zeros(8), torch.zeros(8))
-    norm_triton.forward(*given, 0.0, fp8=ours)
+    zeros = torch.zeros(8)
+    norm_triton.forward(random(3, 8, dtype=torch.bfloat16), None, zeros, 0.0, zeros, torch.full((8,), 7.0), fp8=ours)
     assert 448 / 3 < ours.scale < 448
 
 
 def test_norm_refuses_what_it_would_misread() -> None:
     zeros = torch.zeros(8)
     with pytest.raises(ValueError, match="residual must be contiguous"):
-        norm_triton.forward(random(8, 6).t(), None, None, zeros, zeros, 1e-5)
+        norm_triton.forward(random(8, 6).t(), None, zeros, 1e-5, zeros)
     with pytest.raises(ValueError, match="added must be contiguous"):
-        norm_triton.forward(random(6, 8), None, torch.zeros(16)[::2], zeros, zeros, 1e-5)
+        norm_triton.forward(random(6, 8), None, zeros, 1e-5, zeros, torch.zeros(16)[::2])
 
 
 def test_gradient_of_qkv_refuses_what_it_would_misread() -> None:

@@ -18,7 +18,6 @@ from common.ops.attention import triton as attention_triton
 from common.ops.attention.cases import CASES as ATTENTION_CASES
 from common.ops.attention.cases import GAPS
 from common.ops.attention.reference import attention_reference
-from common.ops.bias_gelu import kernels as bias_gelu_kernels
 from common.ops.bias_gelu import triton as bias_gelu_triton
 from common.ops.cross_entropy import triton as cross_entropy_triton
 from common.ops.dropout.reference import DropoutMask
@@ -26,6 +25,7 @@ from common.ops.dropout_add_norm import DROPOUT_ADD_NORM
 from common.ops.dropout_add_norm import triton as norm_triton
 from common.ops.dropout_add_norm.cases import CASES as NORM_CASES
 from common.ops.dropout_add_norm.reference import dropout_add_norm_reference
+from common.ops.fp8_cast import device
 from common.ops.fp8_cast.reference import Handover, Scaling
 from common.ops.tile import Tile
 from tests.operation_checks import check
@@ -209,8 +209,7 @@ def test_gelu_of_many_rows_stays_inside_the_limits_of_a_grid(monkeypatch: pytest
             grids.append(grid)
             return lambda *args, **constants: None
 
-    for name in ("bias_gelu_forward_kernel", "bias_gelu_backward_kernel"):
-        monkeypatch.setattr(bias_gelu_kernels, name, Kernel())
+    monkeypatch.setattr(device, "tiles_kernel", Kernel())
     monkeypatch.setattr(bias_gelu_triton, "column_sums", lambda partial, dtype: partial[0])
     x_TF, bias_F = torch.empty(600 * 512, 4096, device="meta"), torch.empty(4096, device="meta")
     bias_gelu_triton.forward(x_TF, bias_F)

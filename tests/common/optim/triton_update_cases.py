@@ -1,14 +1,12 @@
 """Triton kernels of the optimizers: what no case expresses; run by tests/test_interpreted_kernels.py."""
 
-import importlib
-
 import pytest
 import torch
 from remainder_oracle import steps_of_both
 
 from common.ops.catalogue import cases_of
 from common.ops.operation import Operation
-from common.optim import scale_triton
+from common.optim import scale_triton, update_triton
 from common.optim.adagrad import ADAGRAD
 from common.optim.adaptive import ADAPTIVE, LAMB
 from common.optim.momentum import MOMENTUM
@@ -19,9 +17,8 @@ from tests.operation_checks import check
 
 @pytest.mark.parametrize("operation", [ADAPTIVE, MOMENTUM, ADAGRAD], ids=lambda operation: operation.name)
 def test_partial_sums_are_added_up_over_many_chunks(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module(f"common.optim.{operation.name}_triton")
     for name, value in (("BLOCK", 64), ("CHUNK", 2), ("MEASURED_BLOCKS", 3)):
-        monkeypatch.setattr(module, name, value, raising=name != "MEASURED_BLOCKS")  # which momentum lacks
+        monkeypatch.setattr(update_triton, name, value)
     case = cases_of(operation)[0]
     sizes = {**case.tests[0], "shards": (((1470, 0), (1000, 1)),)}
     check(operation, "triton", case, sizes, torch.float32, torch.device("cpu"))

@@ -180,7 +180,7 @@ def test_a_step_whose_gradients_are_not_finite_is_no_measurement(capsys):
         ("geglu_forward_kernel", "GEGLU"),
         ("row_sums_kernel", "bias gradient"),
         ("bias_gelu_forward_kernel", "GELU"),
-        ("layer_norm_1p_parameter_gradients_kernel", "layer norm"),
+        ("row_norm_parameter_gradients_kernel", "RMSNorm or layer norm"),
         ("qkv_gradient_kernel", "gradient of query, key and value"),
         ("cross_entropy_backward_kernel", "cross-entropy"),
         ("single_channel_weight_kernel", "convolution, either way"),

@@ -1,4 +1,4 @@
-"""Cases of LayerNorm with weights around zero.
+"""Cases of RMSNorm and of LayerNorm with weights around zero.
 
 Passes: forward with the residual addition, backward with the residual's gradient, recomputation, and the gradients of
 the parameters.
@@ -11,17 +11,18 @@ from typing import Any
 import torch
 
 from common.ops.cases import Case, Draw, Pass, rotating
-from common.ops.layer_norm_1p.reference import LayerNorm1p, forward_reference
-from common.ops.sizes import gpt3
+from common.ops.row_norm.reference import RowNorm, forward_reference
+from common.ops.sizes import decoder, gpt3
 
 
 def passes(
-    function: LayerNorm1p,
+    function: RowNorm,
     draw: Draw,
     tokens: int,
     features: int,
     half: bool,
     fp8: bool,
+    mean: bool,
     delta: bool = True,
     added: bool = True,
     scale: float = 0.0,
@@ -31,12 +32,13 @@ def passes(
 
     Args:
         half, fp8: whether results are in 16 bits, in FP8, or in both.
+        mean: whether the norm is LayerNorm; otherwise it is RMSNorm.
         delta: whether the result of a linear layer is added to the residual.
         added: whether the bias of that layer is added to the residual.
         scale: FP8 scale that the previous use left; 0 before the first use.
         frozen: leave the scales as they are.
     """
-    weight, bias, vector = draw.normal(features, scale=0.25), draw.normal(features), draw.normal(features)
+    weight, *shifts = (draw.normal(features, scale=0.25) for _ in range(3 if mean else 1))
     unit, in_fp8 = float(tokens * features * draw.dtype.itemsize), float(tokens * features * fp8)
     small = 1e-7 if fp8 else 1.0  # so that results depend on the scale
     to_e4m3, to_e5m2 = (draw.scaling(factor * scale) if fp8 else None for factor in (1.0, 1e9))
@@ -44,10 +46,9 @@ def passes(
     def inputs() -> tuple[torch.Tensor, ...]:
         """Return a residual with a mean far from zero, its moments, the matrix to add to it, and two gradients."""
         residual = draw.uniform(tokens, features, low=0.0, high=10.0)
-        moments = forward_reference(residual, None, None, weight, bias, gpt3.EPSILON).moments
         return (
             residual,
-            moments,
+            forward_reference(residual, None, weight, gpt3.EPSILON, *shifts[:1]).moments,
             draw.normal(tokens, features),
             *(draw.normal(tokens, features, scale=small) for _ in range(2)),
         )
@@ -56,7 +57,7 @@ def passes(
 
     def forward() -> tuple[Any, ...]:
         residual, _, other, _, _ = next(sets)
-        given = residual, other if delta else None, vector if added else None, weight, bias, gpt3.EPSILON
+        given = residual, other if delta else None, weight, gpt3.EPSILON, *shifts[: 1 + added]
         normed = function.forward(*given, half=half, fp8=to_e4m3, frozen_scales=frozen)
         return normed, normed.residual is residual, to_e4m3
 
@@ -67,28 +68,56 @@ def passes(
 
     def recompute() -> torch.Tensor:
         residual, moments, *_ = next(sets)
-        return function.recompute(residual, moments, weight, bias)
+        return function.recompute(residual, moments, weight, *shifts[:1])
 
-    def parameter_gradients() -> tuple[torch.Tensor | None, ...]:
+    def parameter_gradients() -> tuple[torch.Tensor, ...]:
         residual, moments, _, dy, dx = next(sets)
-        return function.parameter_gradients(dy, residual, moments, dx if added else None)
+        return function.parameter_gradients(dy, residual, moments, *([dx] if mean and added else []))
 
     return [
         Pass("forward", forward, (1 + 2 * delta + half) * unit + in_fp8),
         Pass("backward", backward, (3 + delta) * unit + in_fp8),
         Pass("recompute", recompute, 2 * unit),
-        Pass("parameter gradients", parameter_gradients, (2 + added) * unit),
+        Pass("parameter gradients", parameter_gradients, (2 + (mean and added)) * unit),
     ]
 
 
-SIZES = {"tokens": gpt3.TOKENS // gpt3.RANKS[0], "features": gpt3.HIDDEN, "half": False, "fp8": True}
-SIXTEEN_BITS = {"half": True, "fp8": False}
+HALF = {"half": True, "fp8": False}
+FP8 = {"half": False, "fp8": True}
 
-CASES = (
+DECODER = {"tokens": decoder.TOKENS, "features": decoder.HIDDEN, "mean": False}
+RMS_NORM = (
+    Case(
+        "Llama-2-70B",
+        passes,
+        {**DECODER, **HALF},
+        tests=[
+            {"tokens": 13, "features": 96},
+            {"tokens": 5, "features": 7, "delta": False},
+            {"tokens": 2, "features": 9000},
+        ],
+        gpu={"tokens": 1003},
+    ),
+    Case(
+        "Llama-2-70B to FP8",
+        passes,
+        {**DECODER, **FP8},
+        tests=[
+            {"tokens": 70, "features": 200},
+            {"tokens": 70, "features": 200, "half": True, "scale": 3.7},
+            {"tokens": 5, "features": 200, "scale": 3.7, "frozen": True},
+        ],
+        gpu={"tokens": 2048},
+        dtypes=(torch.bfloat16,),
+    ),
+)
+
+GPT3 = {"tokens": gpt3.TOKENS // gpt3.RANKS[0], "features": gpt3.HIDDEN, "mean": True}
+LAYER_NORM_1P = (
     Case(
         "GPT-3 on four ranks",
         passes,
-        SIZES,
+        {**GPT3, **FP8},
         tests=[
             {"tokens": 36, "features": 96},
             {"tokens": 17, "features": 30, "half": True, "added": False, "scale": 3.7},
@@ -101,7 +130,7 @@ CASES = (
     Case(
         "GPT-3 on four ranks in 16 bits",
         passes,
-        {**SIZES, **SIXTEEN_BITS},
+        {**GPT3, **HALF},
         tests=[  # rows of one, three and five parts; several rows per program; several groups of rows
             {"tokens": 13, "features": 96},
             {"tokens": 5, "features": 1},
@@ -111,5 +140,5 @@ CASES = (
         ],
         gpu={"tokens": 1003},
     ),
-    Case("GPT-3", passes, {**SIZES, "tokens": gpt3.TOKENS}, dtypes=(torch.bfloat16,)),
+    Case("GPT-3", passes, {**GPT3, **FP8, "tokens": gpt3.TOKENS}, dtypes=(torch.bfloat16,)),
 )

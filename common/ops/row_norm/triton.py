@@ -1,0 +1,171 @@
+"""Residual addition and norms of rows through the Triton kernels of :mod:`common.ops.row_norm.kernels`.
+
+Each function serves both norms: LayerNorm has a bias and two moments of each row, RMSNorm has no bias and one moment.
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
+from common.ops.fp8_cast.triton import arguments, result
+from common.ops.norm.row_programs import row_programs
+from common.ops.row_norm import kernels
+from common.ops.row_norm.reference import Normed
+from common.ops.tile import Tile
+from common.ops.tiling.column_sums import column_sums
+from common.ops.triton_support import multiprocessors, require_contiguous
+
+TILES: dict[str, Tile] = {
+    "forward": Tile(rows=1, warps=16, programs=1, stages=3),
+    "backward": Tile(rows=1, warps=16, programs=1, stages=3),
+    "RMSNorm forward": Tile(rows=1, warps=8, programs=4, stages=1),
+    "RMSNorm backward": Tile(rows=1, warps=4, programs=8, stages=1),
+    "recompute": Tile(rows=4, columns=1024, warps=4),
+    "parameter_gradients": Tile(rows=8, columns=256, warps=4, programs=8),
+}
+"""Pass to its tile."""
+
+_MOST_PARTS = 5
+
+_ROW_OF_TILES = 8192
+"""Features that the tiles of whole rows are meant for; narrower rows take as many more at a time, up to 8."""
+
+_SHARED_FOR_SUMS = 8 << 10
+"""Bytes of shared memory beside the rows in flight, through which warps exchange their sums."""
+
+
+def _parts(features: int) -> tuple[int, int]:
+    """Number of parts of a row and columns of each: those that leave the least air, and of these the fewest."""
+    choices = [
+        (number, triton.next_power_of_2(triton.cdiv(features, number))) for number in range(1, _MOST_PARTS + 1, 2)
+    ]
+    return min(choices, key=lambda parts: (parts[0] * parts[1], parts[0]))
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have; of a GPU like Hopper where kernels are interpreted on a CPU."""
+    if device.type != "cuda":
+        return 227 << 10
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def _rows(name: str, mean: bool, read: Sequence[Tensor | None]) -> tuple[tuple[int], dict[str, Any]]:
+    """Grid and constants of a pass over whole rows.
+
+    Args:
+        name: of the pass.
+        mean: whether the norm is LayerNorm.
+        read: matrices (T, E) that a program reads whole rows of; the first is one. The tile has fewer stages where
+            shared memory has no room for the rows in flight.
+    """
+    given = [x for x in read if x is not None]
+    device, (tokens, features) = given[0].device, given[0].shape
+    tile = TILES[name if mean else f"RMSNorm {name}"]
+    parts, columns = _parts(features)
+    rows = tile.rows * min(8, max(1, _ROW_OF_TILES // (parts * columns)))
+    rows = 1 << (rows.bit_length() - 1)
+    in_flight = rows * parts * columns * sum(x.element_size() for x in given)
+    return (row_programs(tokens, rows, tile.programs, device),), {
+        "MEAN": mean,
+        "E": features,
+        "PARTS": parts,
+        "ROWS": rows,
+        "BLOCK": columns,
+        "STAGES": min(tile.stages, 1 + (_shared_memory(device) - _SHARED_FOR_SUMS) // in_flight),
+        "num_warps": tile.warps,
+    }
+
+
+def _blocks(tile: Tile, features: int) -> dict[str, int]:
+    """Constants of a pass whose programs hold some columns."""
+    columns = min(tile.columns, triton.next_power_of_2(features))
+    parts = triton.cdiv(features, columns)
+    return {"E": features, "PARTS": parts, "ROWS": tile.rows, "BLOCK": columns, "num_warps": tile.warps}
+
+
+def forward(
+    residual_TE: Tensor,
+    delta_TE: Tensor | None,
+    weight_E: Tensor,
+    epsilon: float,
+    bias_E: Tensor | None = None,
+    added_E: Tensor | None = None,
+    *,
+    half: bool = True,
+    fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> Normed:
+    """See :func:`common.ops.row_norm.reference.forward_reference`. One launch."""
+    require_contiguous(residual=residual_TE, delta=delta_TE, added=added_E, weight=weight_E, bias=bias_E)
+    tokens, mean = residual_TE.shape[0], bias_E is not None
+    unchanged = delta_TE is None and added_E is None
+    sum_TE = residual_TE if unchanged else torch.empty_like(residual_TE)
+    moments = residual_TE.new_empty((2, tokens) if mean else (tokens,), dtype=torch.float32)
+    y_TE = torch.empty_like(residual_TE) if half else None
+    y8 = None if fp8 is None else result(fp8, E4M3, residual_TE.shape)
+    grid, constants = _rows("forward", mean, (residual_TE, delta_TE))
+    kernels.row_norm_forward_kernel[grid](
+        residual_TE, delta_TE, added_E, weight_E, bias_E, None if unchanged else sum_TE, moments, y_TE, *arguments(y8),
+        tokens, epsilon, FROZEN=frozen_scales, **constants,
+    )  # fmt: skip
+    return Normed(sum_TE, moments, y_TE, None if y8 is None else y8.tensor(residual_TE.dtype))
+
+
+def backward(
+    dy_TE: Tensor,
+    residual_TE: Tensor,
+    moments: Tensor,
+    weight_E: Tensor,
+    d_residual_TE: Tensor | None = None,
+    *,
+    fp8: Scaling | None = None,
+    frozen_scales: bool = False,
+) -> tuple[Tensor, Fp8Tensor | None]:
+    """See :func:`common.ops.row_norm.reference.backward_reference`. One launch."""
+    require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, weight=weight_E, d_residual=d_residual_TE)
+    dx_TE = torch.empty_like(dy_TE)
+    dx8 = None if fp8 is None else result(fp8, E5M2, dy_TE.shape)
+    grid, constants = _rows("backward", moments.dim() == 2, (dy_TE, residual_TE, d_residual_TE))
+    kernels.row_norm_backward_kernel[grid](
+        dy_TE, residual_TE, moments, weight_E, d_residual_TE, dx_TE, *arguments(dx8), dy_TE.shape[0],
+        FROZEN=frozen_scales, **constants,
+    )  # fmt: skip
+    return dx_TE, None if dx8 is None else dx8.tensor(dy_TE.dtype)
+
+
+def recompute(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Tensor | None = None) -> Tensor:
+    """See :func:`common.ops.row_norm.reference.recompute_reference`. One launch."""
+    require_contiguous(residual=residual_TE, moments=moments, weight=weight_E, bias=bias_E)
+    tokens, features = residual_TE.shape
+    constants = _blocks(TILES["recompute"], features)
+    y_TE = torch.empty_like(residual_TE)
+    kernels.row_norm_recompute_kernel[(triton.cdiv(tokens, constants["ROWS"]) * constants["PARTS"],)](
+        residual_TE, moments, weight_E, bias_E, y_TE, tokens, MEAN=bias_E is not None, **constants
+    )
+    return y_TE
+
+
+def parameter_gradients(
+    dy_TE: Tensor, residual_TE: Tensor, moments: Tensor, dx_TE: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """See :func:`common.ops.row_norm.reference.parameter_gradients_reference`. Two launches, no atomics."""
+    require_contiguous(dy=dy_TE, residual=residual_TE, moments=moments, dx=dx_TE)
+    tokens, features = residual_TE.shape
+    tile, kinds = TILES["parameter_gradients"], moments.dim() + (dx_TE is not None)
+    constants = _blocks(tile, features)
+    most = tile.programs * multiprocessors(dy_TE.device) // constants["PARTS"]
+    programs = max(1, min(most, triton.cdiv(tokens, tile.rows)))
+    partial = torch.empty((programs, kinds * features), dtype=torch.float32, device=dy_TE.device)
+    kernels.row_norm_parameter_gradients_kernel[(constants["PARTS"], programs)](
+        dy_TE, residual_TE, moments, dx_TE, partial, tokens, KINDS=kinds, MEAN=moments.dim() == 2, **constants
+    )
+    return column_sums(partial, torch.float32).view(kinds, features).unbind()

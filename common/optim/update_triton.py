@@ -1,0 +1,331 @@
+"""Multi-tensor Triton kernels over shards, which take an update rule as a function.
+
+One program updates one block of a fragment. Blocks never straddle fragments, so that a block has one tensor and one
+group. Sums run in a fixed order and use no atomics: the result is the same in every run. Learning rates, sums of
+squares, factor and the decision to write are read from device tensors.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+# (Triton kernels take pointers and constexpr values, for which there are no types.)
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from common.optim.rules import Binding, Update
+from common.optim.shard import FRAGMENT_ALIGNMENT
+
+BLOCK = 4096  # elements for one program
+MEASURED_BLOCKS = 16  # blocks for one program of the measuring pass: few enough partial sums for one program to add
+CHUNK = 1024  # partial sums that are added at once
+WARPS = 8
+
+ALIGNMENT = tl.constexpr(FRAGMENT_ALIGNMENT)
+
+# Elements of the model's dtype that a thread loads or stores at once. Without the bound 16-bit tensors would take 8 and
+# force the layout on the float32 tensors beside them, whose accesses would then leave gaps, with copies through shared
+# memory between loads and stores.
+VECTOR = tl.constexpr(4)
+
+# Columns of the table of blocks behind start and stop, and of the table of groups.
+GROUP, TENSOR, BLOCK_COLUMNS = tl.constexpr(2), tl.constexpr(3), tl.constexpr(4)
+MULTIPLIER, SQUARE_WEIGHT, DECAY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+TRUST, RATE_INSIDE, SHARE, GROUP_COLUMNS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5), tl.constexpr(6)
+
+
+@triton.jit
+def place_of(block_ptr, BLOCK: tl.constexpr):
+    """Offsets of a block's elements, the same for the model's dtype, and which of them there are."""
+    start = tl.multiple_of(tl.load(block_ptr), ALIGNMENT)
+    stop = tl.multiple_of(tl.load(block_ptr + 1), ALIGNMENT)
+    offsets = start + tl.arange(0, BLOCK)
+    return offsets, tl.max_contiguous(start + tl.arange(0, BLOCK), VECTOR), offsets < stop
+
+
+@triton.jit
+def multi_tensor_measure_kernel(
+    gradients_ptr,  # [size]
+    blocks_ptr,  # [blocks, BLOCK_COLUMNS] int64
+    groups_ptr,  # [groups, GROUP_COLUMNS] float32
+    measured_ptr,  # [programs, 2] float32, written: weighted squares, whether a gradient is not finite
+    first_block,
+    stop_block,
+    MEASURED_BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Weighted sum of squares of the gradients of some blocks, and whether all are finite."""
+    program = tl.program_id(0)
+    squares = tl.zeros([BLOCK], dtype=tl.float32)
+    infinite = tl.zeros([BLOCK], dtype=tl.int32)
+    first = first_block + program * MEASURED_BLOCKS
+    for block in range(first, tl.minimum(first + MEASURED_BLOCKS, stop_block)):
+        block_ptr = blocks_ptr + block * BLOCK_COLUMNS
+        offsets, _, mask = place_of(block_ptr, BLOCK)
+        weight = tl.load(groups_ptr + tl.load(block_ptr + GROUP) * GROUP_COLUMNS + SQUARE_WEIGHT)
+        gradients = tl.load(gradients_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        squares += gradients * gradients * weight
+        infinite = tl.where(tl.abs(gradients) < float("inf"), infinite, 1)
+    tl.store(measured_ptr + 2 * program, tl.sum(squares, axis=0))
+    tl.store(measured_ptr + 2 * program + 1, tl.max(infinite, axis=0).to(tl.float32))
+
+
+@triton.jit
+def _sums_of_pairs(pairs_ptr, first, last, CHUNK: tl.constexpr):
+    one = tl.zeros([CHUNK], dtype=tl.float32)
+    other = tl.zeros([CHUNK], dtype=tl.float32)
+    for chunk in range(first, last, CHUNK):
+        entries = chunk + tl.arange(0, CHUNK)
+        one += tl.load(pairs_ptr + 2 * entries, mask=entries < last, other=0.0)
+        other += tl.load(pairs_ptr + 2 * entries + 1, mask=entries < last, other=0.0)
+    return tl.sum(one, axis=0), tl.sum(other, axis=0)
+
+
+@triton.jit
+def multi_tensor_stats_kernel(
+    measured_ptr,  # [programs, 2] float32
+    stats_ptr,  # [2] float32, added to
+    programs,
+    CHUNK: tl.constexpr,
+):
+    """Add up, in order, what the programs of the measuring pass found."""
+    squares, infinite = _sums_of_pairs(measured_ptr, 0, programs, CHUNK)
+    tl.store(stats_ptr, tl.load(stats_ptr) + infinite)
+    tl.store(stats_ptr + 1, tl.load(stats_ptr + 1) + squares)
+
+
+@triton.jit
+def multi_tensor_norms_kernel(
+    pairs_ptr,  # [blocks, 2] float32: squares of weights, and of what the rule compares them with
+    blocks_ptr,  # [blocks, BLOCK_COLUMNS] int64
+    groups_ptr,  # [groups, GROUP_COLUMNS] float32
+    fragment_block_ptr,  # [fragments + 1] int32, first block of each fragment
+    squares_ptr,  # [2, tensors] float32, written at this fragment's tensor
+    shares_ptr,  # [fragments] float32, written; None where the second squares are not those of gradients
+    tensors,
+    CHUNK: tl.constexpr,
+):
+    """Add up the partial sums of one fragment, in order."""
+    fragment = tl.program_id(0)
+    first = tl.load(fragment_block_ptr + fragment)
+    weights, others = _sums_of_pairs(pairs_ptr, first, tl.load(fragment_block_ptr + fragment + 1), CHUNK)
+    block_ptr = blocks_ptr + first * BLOCK_COLUMNS
+    if shares_ptr is not None:
+        group_ptr = groups_ptr + tl.load(block_ptr + GROUP) * GROUP_COLUMNS
+        multiplier = tl.load(group_ptr + MULTIPLIER)
+        others = others * multiplier * multiplier
+        tl.store(shares_ptr + fragment, others * tl.load(group_ptr + SHARE))
+    square_ptr = squares_ptr + tl.load(block_ptr + TENSOR)
+    tl.store(square_ptr, weights)
+    tl.store(square_ptr + tensors, others)
+
+
+@triton.jit
+def _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask):
+    """Masters and what they are rounded to, or both parts of them (common.optim.shard.split_masters)."""
+    if masters_ptr.dtype.element_ty == tl.int16:
+        bits = weights.to(tl.int32, bitcast=True)
+        nearest = ((bits + 32768) >> 16).to(tl.int16)
+        tl.store(parameters_ptr + model_offsets, nearest.to(tl.bfloat16, bitcast=True), mask=mask)
+        tl.store(masters_ptr + model_offsets, bits.to(tl.int16), mask=mask)
+    else:
+        tl.store(masters_ptr + offsets, weights, mask=mask)
+        if parameters_ptr is not None:
+            tl.store(parameters_ptr + model_offsets, weights.to(parameters_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def multi_tensor_update_kernel(
+    parameters_ptr,  # [size], what the model computes with; None where that is the masters
+    masters_ptr,  # [size] float32; int16 where it is what masters have beyond bfloat16 parameters
+    gradients_ptr,  # [size]; None in a second pass, which writes the weights of groups with a trust ratio
+    first_ptr,  # [size] float32, a state
+    second_ptr,  # [size] float32; None for rules with one state
+    blocks_ptr,  # [blocks, BLOCK_COLUMNS] int64
+    groups_ptr,  # [groups, GROUP_COLUMNS] float32
+    pairs_ptr,  # [blocks, 2] float32, written, instead of weights, for groups with a trust ratio; None in a last pass
+    squares_ptr,  # [2, tensors] float32, summed over shards
+    rates_ptr,  # [groups] float32
+    factor_ptr,  # 0-d float32
+    write_ptr,  # 0-d bool
+    extra_ptr,  # what the rule alone knows
+    first_block,
+    tensors,
+    RULE: tl.constexpr,  # updates the state; returns the direction and what it is multiplied with
+    FORMULA: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """State, masters and model weights of one block."""
+    block = first_block + tl.program_id(0)
+    write = tl.load(write_ptr)
+    if gradients_ptr is None:
+        # Backwards: what the first pass touched last still lies in the L2 cache, with many ranks all of a shard.
+        block = first_block + tl.num_programs(0) - 1 - tl.program_id(0)
+    block_ptr = blocks_ptr + block * BLOCK_COLUMNS
+    group = tl.load(block_ptr + GROUP)
+    group_ptr = groups_ptr + group * GROUP_COLUMNS
+    if gradients_ptr is None:
+        write = write & (tl.load(group_ptr + TRUST) > 0)
+    if write:
+        offsets, model_offsets, mask = place_of(block_ptr, BLOCK)
+        if masters_ptr.dtype.element_ty == tl.int16:  # common.optim.shard.joined_masters
+            high = tl.load(parameters_ptr + model_offsets, mask=mask, other=0.0).to(tl.int16, bitcast=True)
+            low = tl.load(masters_ptr + model_offsets, mask=mask, other=0).to(tl.int32)
+            weights = ((high.to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
+        else:
+            weights = tl.load(masters_ptr + offsets, mask=mask, other=0.0)
+        gradients, factor = None, None
+        if gradients_ptr is not None:
+            factor = tl.load(factor_ptr)
+            gradients = tl.load(gradients_ptr + model_offsets, mask=mask, other=0.0).to(tl.float32)
+            gradients *= tl.load(group_ptr + MULTIPLIER) * factor
+        rate = tl.load(rates_ptr + group)
+        square_ptr = squares_ptr + tl.load(block_ptr + TENSOR)
+        direction, rate = RULE(
+            gradients,
+            weights,
+            first_ptr,
+            second_ptr,
+            offsets,
+            mask,
+            group_ptr,
+            square_ptr,
+            tensors,
+            rate,
+            factor,
+            extra_ptr,
+            FORMULA,
+        )
+        if pairs_ptr is None:
+            weights -= rate * direction
+            _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask)
+        elif tl.load(group_ptr + TRUST) > 0:
+            normed = weights
+            if FORMULA.norm_of_model and parameters_ptr is not None:
+                # Rounding the master again is cheaper than reading what it was rounded to.
+                normed = weights.to(parameters_ptr.dtype.element_ty).to(tl.float32)
+            tl.store(pairs_ptr + 2 * block, tl.sum(normed * normed, axis=0))
+            tl.store(pairs_ptr + 2 * block + 1, tl.sum(direction * direction, axis=0))
+        else:
+            weights -= rate * direction
+            _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask)
+
+
+class MultiTensorUpdate(Update):
+    """Tables, partial sums and launches.
+
+    Raises:
+        ValueError: a fragment does not start or stop on the alignment.
+    """
+
+    implementation = "triton"
+    rule: Any
+    """``RULE`` of the update kernel."""
+
+    def __init__(self, formula: Any, binding: Binding) -> None:
+        super().__init__(binding)
+        self._formula = formula
+        device = self._squares.device
+        blocks: list[tuple[int, ...]] = []
+        fragment_block = [0]
+        self._parts = []
+        for shard, *states in zip(self._shards, *self.states.values(), strict=True):
+            first = len(blocks)
+            for f in shard.fragments:
+                if f.start % FRAGMENT_ALIGNMENT or f.stop % FRAGMENT_ALIGNMENT:
+                    raise ValueError(
+                        f"the fragment of tensor {f.tensor} spans {f.start} to {f.stop}: "
+                        f"both must be multiples of {FRAGMENT_ALIGNMENT}"
+                    )
+                # Blocks cover the padding behind a fragment too: it is zero everywhere and stays zero, and the mask
+                # then keeps a granularity that allows vector loads.
+                blocks += [(start, f.stop, f.group, f.tensor) for start in range(f.start, f.stop, BLOCK)]
+                fragment_block.append(len(blocks))
+            if first < len(blocks):  # where all of this rank's part is padding, nothing is launched
+                self._parts.append((shard, states, first, len(blocks)))
+        groups = [
+            (
+                s.grad_multiplier,
+                s.grad_multiplier**2 * s.norm_share,
+                s.weight_decay,
+                s.trust_ratio,
+                s.learning_rate_in_momentum,
+                s.norm_share,
+            )
+            for s in binding.settings
+        ]
+        self._blocks = torch.tensor(blocks, dtype=torch.int64, device=device)
+        self._groups = torch.tensor(groups, dtype=torch.float32, device=device)
+        self._fragment_block = torch.tensor(fragment_block, dtype=torch.int32, device=device)
+        self._fragments = len(fragment_block) - 1
+        self._measured, self._pairs = torch.zeros((2, len(blocks), 2), dtype=torch.float32, device=device)
+
+    def measure(self, stats: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        for shard, _, first, last in self._parts:
+            programs = -(-(last - first) // MEASURED_BLOCKS)
+            multi_tensor_measure_kernel[(programs,)](
+                shard.gradients,
+                self._blocks,
+                self._groups,
+                self._measured,
+                first,
+                last,
+                MEASURED_BLOCKS=MEASURED_BLOCKS,
+                BLOCK=BLOCK,
+                num_warps=WARPS,
+            )
+            multi_tensor_stats_kernel[(1,)](self._measured, stats, programs, CHUNK=CHUNK)
+
+    def _add_norms(self, shares: Tensor | None) -> None:
+        """Sum the pairs to squares by tensor, over all shards."""
+        if self._fragments < self._tensors:
+            self._squares.zero_()  # other ranks hold parts of these tensors
+        if self._fragments:
+            multi_tensor_norms_kernel[(self._fragments,)](
+                self._pairs,
+                self._blocks,
+                self._groups,
+                self._fragment_block,
+                self._squares,
+                shares,
+                self._tensors,
+                CHUNK=CHUNK,
+            )
+        self._complete_squares()
+
+    def _update(
+        self,
+        rates_G: Tensor,
+        grad_factor: Tensor,
+        write: Tensor,
+        extra: Tensor | None = None,
+        pairs: Tensor | None = None,
+        second_pass: bool = False,
+    ) -> None:
+        for shard, states, first, last in self._parts:
+            multi_tensor_update_kernel[(last - first,)](
+                shard.parameters if shard.has_masters else None,
+                shard.masters,
+                None if second_pass else shard.gradients,
+                states[0],
+                states[1] if states[1:] else None,
+                self._blocks,
+                self._groups,
+                pairs,
+                self._squares,
+                rates_G,
+                grad_factor,
+                write,
+                extra,
+                first,
+                self._tensors,
+                RULE=self.rule,
+                FORMULA=self._formula,
+                BLOCK=BLOCK,
+                num_warps=WARPS,
+            )
