@@ -1,1 +1,1 @@
-"""Qualifies a machine, or every node of a job, before runs."""
+"""Check a machine, or every node of a job, before runs."""

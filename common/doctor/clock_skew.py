@@ -1,4 +1,4 @@
-"""How far the clocks of the nodes are apart."""
+"""Measure the offsets between the clocks of the nodes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ ROUNDS = 50
 
 
 def offset_from_exchanges(exchanges: Sequence[tuple[float, float, float]]) -> float:
-    """Seconds that the other clock is ahead, from ``(sent, other's time, received)`` by the own clock.
+    """Return by how many seconds the other clock is ahead of the local one.
 
-    Taken from the exchange with the shortest round trip, of which half is the way there; the error is at most half of
-    that round trip (Cristian, "Probabilistic clock synchronization", 1989).
+    The exchange with the shortest round trip is used. The error is at most half of that round trip (Cristian,
+    "Probabilistic clock synchronization", 1989).
+
+    Args:
+        exchanges: ``(sent, other, received)`` in seconds; ``other`` by the other clock, the rest by the local clock.
     """
     sent, other, received = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
     return other - (sent + received) / 2
 
 
 def measure_offsets(rank: int, others: Sequence[int]) -> list[float]:
-    """On rank 0: seconds that the clock of each rank in ``others`` is ahead of its own; they answer. Over Gloo.
+    """Return on rank 0 by how many seconds the clock of each rank in ``others`` is ahead of rank 0's clock.
 
-    The ranks in ``others`` are one of each other node; ranks besides take no part.
+    The default process group must use Gloo. Rank 0 and ``others`` (one rank of each other node) must call this; on
+    ranks other than 0 the result is empty.
     """
     offsets = []
     for other in others:

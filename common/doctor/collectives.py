@@ -1,8 +1,8 @@
-"""Bandwidth and latency of collectives: inside each node, between neighbouring nodes, and over all ranks.
+"""Measure bandwidth and latency of collectives: inside each node, between neighbouring nodes, and over all ranks.
 
-All figures are those of the slowest rank. Bandwidths are bus bandwidths, which do not depend on the number of ranks:
-the bytes of the whole buffer over the time, times 2 (n - 1) / n for an all-reduce and (n - 1) / n for an all-gather or
-a reduce-scatter (NCCL tests, "Performance reported by NCCL tests").
+All times are those of the slowest rank. Bandwidths are bus bandwidths, which do not depend on the number of ranks n:
+bytes of the whole buffer / time, times 2 (n - 1) / n for an all-reduce and (n - 1) / n for an all-gather or a
+reduce-scatter (NCCL tests, "Performance reported by NCCL tests").
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ POLL_SECONDS = 0.1
 
 @dataclass
 class Progress:
-    """How far a rank has come, and what it has measured; read by another thread.
+    """Current stage and results of the measuring thread, which the main thread reads.
 
     Attributes:
-        stage: what it does now; empty before the first and after the last.
-        since: when it began with that, by the monotonic clock.
-        node, job: figures of this rank's node and of all ranks.
-        failed: what went wrong; empty if nothing did.
+        stage: name of the current stage; empty before the first and after the last.
+        since: start of the stage by the monotonic clock.
+        node, job: measurements of this rank's node and of all ranks.
+        failed: error message; empty if nothing failed.
     """
 
     stage: str = ""
@@ -46,20 +46,19 @@ class Progress:
     failed: str = ""
 
     def enter(self, stage: str) -> None:
-        """Begin with ``stage``."""
+        """Set the current stage and its start time."""
         self.stage, self.since = stage, time.monotonic()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """Options of the measurements.
 
     Attributes:
-        rank_info: of this rank.
         nodes: the ranks of each node, in the order of the nodes.
-        device: where the buffers are.
-        seconds: of one measurement, at most about.
-        large: also measure 1 GB, and the other collectives; on GPUs.
+        device: device of the buffers.
+        seconds: approximate upper limit of one measurement.
+        large: whether to measure pairs of nodes with larger buffers and, on GPUs, all collectives with 1 GB.
         timeout_seconds: longest time that one stage may take.
     """
 
@@ -72,11 +71,12 @@ class Plan:
 
 
 def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Progress:
-    """Measure in a thread; what has hung or failed is in the result's ``stage`` and ``failed``.
+    """Measure in a thread and return the results.
+
+    If the thread hangs, ``failed`` has a message and ``stage`` is still set; after an error, only ``failed`` is set.
 
     Args:
-        plan: what to measure.
-        work: default: :func:`measure`.
+        work: function that measures; default :func:`measure`.
     """
     progress = Progress()
 
@@ -84,7 +84,7 @@ def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Pro
         try:
             (work or measure)(plan, progress)
             progress.enter("")
-        except (RuntimeError, OSError) as error:  # of NCCL, Gloo or the device
+        except (RuntimeError, OSError) as error:  # from NCCL, Gloo or the device
             progress.failed = f"{progress.stage}: {first_line(error)}"
             progress.enter("")
 
@@ -99,7 +99,7 @@ def run(plan: Plan, work: Callable[[Plan, Progress], None] | None = None) -> Pro
 
 
 def measure(plan: Plan, progress: Progress) -> None:
-    """Each node alone first, then pairs of nodes, then all ranks: this tells a bad node from a bad network."""
+    """Measure each node alone, then pairs of nodes, then all ranks, to distinguish a bad node from a bad network."""
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)
     own = next(ranks for ranks in plan.nodes if plan.rank_info.rank in ranks)
@@ -116,7 +116,7 @@ def measure(plan: Plan, progress: Progress) -> None:
 
 
 def ring_rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Pairs of neighbours on a ring of ``count`` nodes, in rounds in which each node is in one pair at most."""
+    """Return the pairs of neighbours on a ring of ``count`` nodes, in rounds with at most one pair per node."""
     pairs = [(node, (node + 1) % count) for node in range(count)]
     even = count - count % 2
     rounds = [pairs[0:even:2], pairs[1:even:2], pairs[even:]]
@@ -124,12 +124,12 @@ def ring_rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def _measure_pairs(plan: Plan, progress: Progress) -> None:
-    """The better of a node's two links: a bad node is slow with both neighbours, its neighbours with one."""
+    """Record the better bandwidth of a node's two pairs: only a bad node is slow with both of its neighbours."""
     best = 0.0
     for pairs in ring_rounds(len(plan.nodes)):
         mine = next((pair for pair in pairs if any(plan.rank_info.rank in plan.nodes[node] for node in pair)), None)
         if mine is None:
-            # Gloo numbers the groups of a process, and ranks find each other only under the same number.
+            # Gloo numbers the groups of a process, and ranks connect only if their numbers agree.
             _group([plan.rank_info.rank], plan)
             continue
         progress.enter(f"collectives of the nodes {mine[0]} and {mine[1]} alone")
@@ -143,7 +143,7 @@ def _measure_pairs(plan: Plan, progress: Progress) -> None:
 
 def _group(ranks: Sequence[int], plan: Plan) -> dist.ProcessGroup:
     on_gpus = plan.device.type == "cuda"
-    # Past its time limit Gloo raises an error, but NCCL's watchdog ends the process before it could say anything.
+    # After the timeout Gloo raises an error, but NCCL's watchdog would end the process before it can report anything.
     limit = timedelta(seconds=plan.timeout_seconds) if not on_gpus else WATCHDOG_LIMIT
     group = dist.new_group(
         list(ranks),
@@ -198,7 +198,7 @@ def _require_right_sum(group: dist.ProcessGroup, ranks: int, device: torch.devic
 
 
 def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
-    """Seconds of one call that is one of many; on a GPU captured, as in training, so that Python costs nothing."""
+    """Return the seconds per call; on a GPU from a captured graph, as in training, without the overhead of Python."""
     if plan.device.type != "cuda":
         return _time(collective, group, plan)
     stream = torch.cuda.Stream(plan.device)
@@ -206,7 +206,7 @@ def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: P
     with torch.cuda.stream(stream):
         for _ in range(2):
             collective()
-        # NCCL's watchdog thread may query events meanwhile.
+        # `capturing` allows NCCL's watchdog thread to query events during the capture.
         with capturing(graph, stream):
             for _ in range(CAPTURED):
                 collective()
@@ -214,7 +214,7 @@ def _latency(collective: Callable[[], object], group: dist.ProcessGroup, plan: P
 
 
 def _time(collective: Callable[[], object], group: dist.ProcessGroup, plan: Plan) -> float:
-    """Seconds of one call on the slowest rank; all ranks call it equally often."""
+    """Return the seconds per call on the slowest rank; all ranks make the same number of calls."""
     for _ in range(2):
         once = _slowest(_timed(collective, 1, plan.device), group, plan.device)
     repetitions = min(1000, max(2, int(plan.seconds / once)))

@@ -1,4 +1,4 @@
-"""``mlperf-suite doctor``: whether this machine, or every node of a job, is fit to train."""
+"""``mlperf-suite doctor``: check whether this machine, or every node of a job, is fit to train."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ run, for want of hardware or permission, is named and counts as not made."""
 
 @dataclass(frozen=True)
 class Session:
-    """One run of the command on one rank.
+    """State of one run of the command on one rank.
 
     Attributes:
         node: name of this machine.
-        unusable: why the GPU that is here cannot be used; empty if it can, or there is none.
+        unusable: reason why the GPU of this rank cannot be used; empty if it can, or if there is none.
     """
 
     rank_info: RankInfo
@@ -78,15 +78,15 @@ class Session:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``mlperf-suite doctor``; see ``--help``.
+    """Run ``mlperf-suite doctor``; see ``--help``.
 
     Returns:
-        0 when fit, ``UNFIT`` when not; the same on every rank.
+        0 if all machines are fit, else ``UNFIT``; the same on every rank.
 
     Raises:
-        ConfigError: an argument, or a limit, is wrong.
-        RankFailure: the ranks did not meet, or rank 0 is gone.
-        Interrupted: it was stopped from the keyboard.
+        ConfigError: an argument or a limit is wrong.
+        RankFailure: the ranks could not connect, or rank 0 ended.
+        Interrupted: the user stopped the command from the keyboard.
     """
     arguments = _parse(argv)
     system, limits = load_system(arguments.system)
@@ -121,10 +121,10 @@ def main(argv: Sequence[str]) -> int:
         stopped = Interrupted("doctor was stopped before its end")
         stopped.came_by(signal.SIGINT)
         if rank_info.rank:
-            return stopped.exit_code  # rank 0 has the message
+            return stopped.exit_code  # rank 0 prints the message
         raise stopped from None
     sys.stdout.flush()
-    if hangs:  # A thread still stands in a collective, and taking the process group down would wait for it.
+    if hangs:  # A thread still hangs in a collective, and destroying the process group would wait for it.
         os._exit(code)
     shutdown()
     return code
@@ -163,10 +163,10 @@ def _check_json_folder(path: Path | None) -> None:
 
 
 def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: float) -> tuple[torch.device, str]:
-    """Set this rank up as training does, but over Gloo alone: NCCL is to be examined, not relied on.
+    """Initialize this rank as training does, but with Gloo only, because NCCL may be broken.
 
     Returns:
-        its device, and why the GPU that is here cannot be used.
+        the device, and the reason why the GPU of this rank cannot be used (empty if none).
     """
     for name, value in system.environment.items():
         os.environ.setdefault(name, value)
@@ -186,7 +186,7 @@ def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: fl
 
 @contextlib.contextmanager
 def _output_marked(session: Session, output_dir: Path | None) -> Iterator[Session]:
-    """Within the block, ``output_dir`` has a file of rank 0; yields the session whose request names it."""
+    """Create a file of rank 0 in ``output_dir`` during the block; yield a session whose request names this file."""
     meeting, request = session.meeting, session.request
     if output_dir is None or "storage" not in request.checks:
         yield session
@@ -205,7 +205,7 @@ def _output_marked(session: Session, output_dir: Path | None) -> Iterator[Sessio
 
 
 def _run(session: Session) -> tuple[int, bool]:
-    """Exit code, and whether a thread of this rank hangs."""
+    """Run all checks; return the exit code, and whether a thread of this rank hangs."""
     rank_info, meeting, timeout = session.rank_info, session.meeting, session.timeout_seconds
     meeting.post(
         "rank", vars(Rank(rank_info.rank, rank_info.local_rank, rank_info.node, session.node, session.device.type))
@@ -241,7 +241,7 @@ def _arrive(session: Session, what: str) -> None:
 
 
 def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple[Together, list[float], bool]:
-    """What is measured with other ranks, the clocks' offsets (on rank 0), and whether it hangs."""
+    """Run the checks that need several ranks; return the results, clock offsets (on rank 0), and whether one hangs."""
     offsets: list[float] = []
     if "clock" in session.request.checks:
         try:
@@ -259,7 +259,7 @@ def _measure_together(session: Session, nodes: Sequence[Sequence[int]]) -> tuple
 
 
 def _conclude(session: Session, results: Results) -> None:
-    """On rank 0: judge, print, write, and tell all ranks the exit code."""
+    """Judge, print and write the results on rank 0, and send the exit code to all ranks."""
     units = units_of(results)
     findings = findings_of(results, units, session.limits, session.request.checks)
     counts = [(len(ranks_by_node(results.ranks)), "node"), (sum(unit.scope == "gpu" for unit in units), "GPU")]

@@ -1,4 +1,4 @@
-"""What a GPU does under load: matrix products, copies in its memory, and copies to and from the host."""
+"""Measure a GPU under load: matrix products, copies in its memory, and copies to and from the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from common.doctor.reading import Reading, Readings, failures
 
 MATRIX = 8192
-"""Rows and columns: 1.1 TFLOP a product, large enough that its rate is the chip's."""
+"""Rows and columns of the square matrices: 1.1 TFLOP per product, large enough to reach the GPU's full rate."""
 COPY_BYTES = 2 << 30
 HOST_BYTES = 256 << 20
 GB = 1e9
@@ -23,11 +23,11 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of each measurement.
+    """Seconds per measurement.
 
     Attributes:
-        matrix: of the first matrix product, long enough to heat the GPU up.
-        short: of every other one.
+        matrix: seconds of the first matrix product, long enough to heat up the GPU.
+        short: seconds of every other measurement.
     """
 
     matrix: float
@@ -37,15 +37,13 @@ class Durations:
 def measure_gpu(
     device: torch.device, durations: Durations, watch: contextlib.AbstractContextManager[object]
 ) -> Readings:
-    """Rates of a GPU, one after the other, the hottest first.
+    """Measure the rates of a GPU, one after the other, starting with the highest load.
 
-    Matrix products count 2 n^3 operations of random matrices; copies in its memory count bytes read and written; copies
-    to and from the host are of pinned memory, one way at a time.
+    Matrix products of random matrices count 2 n^3 operations. Copies in GPU memory count bytes read and written. Copies
+    to and from the host use pinned memory, one direction at a time.
 
     Args:
-        device: the GPU.
-        durations: of the measurements.
-        watch: entered for the first product, the steadiest load.
+        watch: context of the first matrix product, which is the steadiest load.
     """
     readings: Readings = {}
     with failures(readings, "matrix_bf16_tflops", "matrix_repeats"), watch:
@@ -70,7 +68,7 @@ def measure_gpu(
         ):
             copies = _repeat(partial(target.copy_, source, non_blocking=True), durations.short, device)
             readings[name] = Reading(HOST_BYTES * copies / GB)
-    with contextlib.suppress(RuntimeError):  # of a GPU that has failed above
+    with contextlib.suppress(RuntimeError):  # the GPU may have failed above
         torch.cuda.empty_cache()
     return readings
 
@@ -84,14 +82,14 @@ def _measure_products(readings: Readings, dtype: torch.dtype, name: str, device:
     rate = _repeat(lambda: torch.mm(a, b, out=result), seconds, device)
     readings[name] = Reading(2 * MATRIX**3 * rate / 1e12)
     if "matrix_repeats" not in readings:
-        # The same kernel on the same numbers: a hot GPU that now gives others computes wrongly.
+        # Same kernel, same numbers: if the result differs after the load, the hot GPU computes wrongly.
         readings["matrix_repeats"] = Reading(torch.equal(first, result))
 
 
 def _fp8_products(device: torch.device, seconds: float) -> Reading:
     if torch.cuda.get_device_capability(device) < (8, 9):
         return Reading(missing="this GPU has no fp8")
-    # The second operand is column-major, as the product needs it.
+    # b.t() is column-major, as the product requires for its second operand.
     a, b = (torch.randn(MATRIX, MATRIX, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     scale = torch.ones((), device=device)
     kind = F.ScalingType.TensorWise
@@ -103,7 +101,7 @@ def _fp8_products(device: torch.device, seconds: float) -> Reading:
 
 
 def _repeat(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """Repetitions of ``work`` a second, over ``seconds`` after a warm-up; the host stays a bounded way ahead."""
+    """Return the repetitions of ``work`` per second, over ``seconds`` after a warm-up, with a bounded launch queue."""
     for _ in range(3):
         work()
     torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""What one rank finds out about its GPU and, the first of each machine, about its node."""
+"""Examine the GPU of one rank and, on the first rank of each machine, the node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ CHECKS = ("host", "gpu", "compute", "storage", "collectives", "clock")
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """Durations and sizes of the measurements.
 
     Attributes:
-        gpu: seconds of the measurements of a GPU.
-        host_seconds: of the copy in the host's memory.
-        storage_bytes, storage_seconds: read at most, and for how long.
-        collective_seconds: of one collective.
+        host_seconds: seconds of the copy in host memory.
+        storage_bytes, storage_seconds: upper limits of a storage measurement.
+        collective_seconds: seconds per collective.
     """
 
     gpu: Durations
@@ -47,16 +46,15 @@ QUICK = Effort(Durations(2.0, 0.3), 0.3, 512 << 20, 5.0, 0.2)
 
 @dataclass(frozen=True)
 class Request:
-    """What to check.
+    """Checks to run, with their options.
 
     Attributes:
-        checks: of ``CHECKS``.
-        effort: how long to measure.
-        storage: files and folders to read.
-        data_dir: folder of prepared data that every node should have; None for none.
-        marker: file that rank 0 has written into the folder of runs and every node should see; None for none.
-        unmarked: why rank 0 could not write that file.
-        cpus_allowed: CPUs that the job may use, before the rank was bound to some of them.
+        checks: names from ``CHECKS``.
+        storage: files and folders whose read bandwidth to measure.
+        cpus_allowed: number of CPUs that the job may use, counted before the rank was bound to some of them.
+        data_dir: folder with prepared data that every node should have; None skips the check.
+        marker: file of rank 0 in the output folder that every node should see; None skips the check.
+        unmarked: reason why rank 0 could not write that file; else empty.
     """
 
     checks: frozenset[str]
@@ -70,16 +68,16 @@ class Request:
 
 @dataclass
 class Report:
-    """What one rank found.
+    """Results of one rank.
 
     Attributes:
-        model: of its GPU; empty without one.
-        bus_id: of its GPU; empty without one.
-        unusable: why the GPU that is here cannot be used; empty if it can, or there is none.
-        gpu: figures of its GPU.
-        node: figures of its machine, from the first rank of each; what failed, from any.
-        host_copy_gbs: memory bandwidth of this rank alone, while the others of its machine measure theirs.
-        facts: of its machine, from the first rank of each.
+        model: model of the GPU; empty without one.
+        bus_id: PCI bus ID of the GPU; empty without one.
+        unusable: reason why the GPU of this rank cannot be used; empty if it can, or if there is none.
+        gpu: readings of the GPU.
+        node: readings of the machine, on its first rank; on other ranks only failures.
+        host_copy_gbs: host memory bandwidth of this rank in GB/s, while the machine's other ranks measure too.
+        facts: facts about the machine (see :mod:`common.doctor.facts`), on its first rank.
     """
 
     model: str = ""
@@ -91,7 +89,7 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """For the store and the file."""
+        """Return the report as a JSON object, for the store."""
         return {
             **vars(self),
             "gpu": {name: reading.to_json() for name, reading in self.gpu.items()},
@@ -100,7 +98,7 @@ class Report:
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Report:
-        """The report that :meth:`to_json` gave."""
+        """Return the report from the result of :meth:`to_json`."""
         readings = {
             scope: {name: Reading.from_json(value) for name, value in entry[scope].items()} for scope in ("gpu", "node")
         }
@@ -110,13 +108,11 @@ class Report:
 def examine(
     rank_info: RankInfo, device: torch.device, unusable: str, request: Request, together: Callable[[str], None]
 ) -> Report:
-    """Read and measure everything that needs no other rank.
+    """Run all checks of this rank that need no communication with other ranks.
 
     Args:
-        rank_info, device: of this rank.
-        unusable: why the GPU that is here cannot be used.
-        request: what to check.
-        together: waits until all ranks have come to a measurement, whose name it gets.
+        unusable: reason why the GPU of this rank cannot be used; else empty.
+        together: barrier before a measurement that all ranks make at the same time; its argument is the name.
     """
     report = Report(unusable=unusable)
     leads = rank_info.local_rank == 0

@@ -1,4 +1,4 @@
-"""What a machine can tell of the fields of an MLPerf system description, in the description's own names."""
+"""Collect the fields of an MLPerf system description that a machine can report, under their official names."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Facts = dict[str, str | dict[str, str]]
 
 
 def collect_facts(nvml: Any = None, sysfs: Path = SYSFS, proc: Path = PROC) -> Facts:
-    """The fields, all strings; empty where this machine does not tell, never a guess.
+    """Return the fields as strings; a field that this machine does not report is empty, never guessed.
 
-    Field names: MLCommons' system description checker. Core counts and caches are those of one processor, capacities
-    those of the node.
+    Field names follow MLCommons' system description checker. Core counts and caches are per processor, capacities per
+    node.
 
     Args:
-        nvml: default: the driver's.
-        sysfs, proc: where the kernel tells it.
+        nvml: NVML module; None opens that of the driver.
+        sysfs, proc: mount points of the kernel's file systems.
     """
     if nvml is None:
         with contextlib.suppress(DeviceError):
@@ -70,7 +70,7 @@ def _processor(lscpu: dict[str, str], proc: Path) -> Facts:
         "host_processor_vcpu_count": lscpu.get("CPU(s)", ""),
         "host_processor_frequency": f"{megahertz} MHz" if megahertz.isdecimal() else "",
         "host_processor_caches": ", ".join(caches),
-        "host_processor_interconnect": "",  # no interface of the kernel names it
+        "host_processor_interconnect": "",  # the kernel does not report it
     }
 
 
@@ -83,7 +83,7 @@ def _memory(proc: Path) -> Facts:
 
 
 def _memory_modules(dmidecode: str) -> str:
-    """Such as ``16x 64 GB DDR5 4800 MT/s`` from dmidecode's list; empty without the permission to read it."""
+    """Return text such as ``16x 64 GB DDR5 4800 MT/s`` from the output of dmidecode; empty if there is no output."""
     modules: Counter[str] = Counter()
     for block in dmidecode.split("Memory Device")[1:]:
         fields = dict(re.findall(r"^\s+(Size|Type|Speed): (.+)$", block, re.MULTILINE))
@@ -112,7 +112,7 @@ def _disk_kind(disk: Path) -> str:
     if disk.name.startswith("nvme"):
         return "NVMe SSD"
     if disk.name.startswith("vd"):
-        return "virtual disk"  # of which the host alone knows the kind
+        return "virtual disk"  # only the host of the virtual machine knows its kind
     return "HDD" if (disk / "queue/rotational").read_text().strip() == "1" else "SSD"
 
 
@@ -147,7 +147,7 @@ def _accelerators(nvml: Any) -> Facts:
         return facts
     count = int(nvml.nvmlDeviceGetCount())
     facts["accelerators_per_node"] = str(count)
-    with contextlib.suppress(pynvml.NVMLError):  # a GPU that is lost: `doctor` itself says so
+    with contextlib.suppress(pynvml.NVMLError):  # other checks of `doctor` report a lost GPU
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         if handles:
             facts.update(zip(names, _of_gpus(nvml, handles), strict=True))
@@ -155,7 +155,7 @@ def _accelerators(nvml: Any) -> Facts:
 
 
 def _of_gpus(nvml: Any, handles: Sequence[Any]) -> list[str]:
-    """The accelerators' fields in their order; models that differ are all named, the rest is the first GPU's."""
+    """Return the fields of the accelerators: all different models; the other fields are those of the first GPU."""
     gpu = handles[0]
     readings: list[Callable[[], str]] = [
         lambda: ", ".join(sorted({str(nvml.nvmlDeviceGetName(handle)) for handle in handles})),
@@ -175,7 +175,7 @@ def _of_gpus(nvml: Any, handles: Sequence[Any]) -> list[str]:
 
 
 def _nvlink(nvml: Any, gpu: Any) -> str:
-    from common.doctor.health import nvlinks  # which reads more of it
+    from common.doctor.health import nvlinks
 
     active, gigabytes = nvlinks(nvml, gpu)
     return f"{active}x NVLink, {gigabytes:.0f} GB/s each way" if active else ""
@@ -203,7 +203,7 @@ def _lscpu() -> dict[str, str]:
 
 
 def _run(*command: str) -> str:
-    """What a command prints; empty if it is not here, not permitted, or fails."""
+    """Return the output of a command; empty if the command is missing, not permitted, or fails."""
     program = shutil.which(command[0])
     if program is None:
         return ""

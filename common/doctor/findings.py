@@ -1,4 +1,4 @@
-"""What the figures of all GPUs and nodes say: what breaks a limit, what stands out from the others, what differs."""
+"""Judge the readings of all GPUs and nodes: find broken limits, outliers and differences."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from common.doctor.reading import Measure, Reading, Readings, Scope, measure_of
 Kind = Literal["limit", "outlier", "difference", "state", "failed", "no answer", "not made"]
 
 FEW = 3
-"""With fewer units than this no one can say which of them is the odd one: it is named, and fails nobody."""
+"""Smallest number of units for which an outlier is unfit; with fewer, it is unclear which unit is wrong."""
 NAMED = 8
+"""Largest number of names that a message lists."""
 LOCKED_GB = 1.0
-"""Less memory than this that may be locked, and InfiniBand's buffers don't fit."""
+"""Smallest limit of locked memory, in GB, that the buffers of InfiniBand fit in."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A GPU, a node, or the job, with its figures.
+    """A GPU, a node, or the job, with its readings.
 
     Attributes:
-        scope: which of these.
         where: name in messages.
-        model: only units of one model are compared.
+        model: GPU model, else empty. Only units of the same model are compared by size.
     """
 
     scope: Scope
@@ -39,14 +39,14 @@ class Unit:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know about a machine.
+    """A problem or remark about a machine.
 
     Attributes:
-        kind: what kind of thing; ``not made`` is a check that could not run.
-        where: the GPU, node or rank; empty for several.
-        figure: name of the figure; empty if it is about none.
-        text: one sentence, with the place.
-        unfit: whether the machine is unfit for it.
+        kind: kind of finding; ``not made`` is a check that could not run.
+        where: name of the GPU, node or rank; may be empty if the finding concerns several or none.
+        figure: name of the reading; empty if the finding concerns none.
+        text: message, with the names of the units.
+        unfit: whether the finding makes the machine unfit.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class Finding:
 
 
 def find(units: Sequence[Unit], limits: Limits) -> list[Finding]:
-    """All findings: those that make a machine unfit first."""
+    """Return all findings about the units; those that make a machine unfit come first."""
     found = [finding for unit in units for finding in _of_unit(unit, limits)]
     for scope, name, having in _by_figure(units):
         measure = measure_of(scope, name)
@@ -73,7 +73,7 @@ def find(units: Sequence[Unit], limits: Limits) -> list[Finding]:
 
 
 def _untested(units: Sequence[Unit], limits: Limits) -> list[Finding]:
-    """The limits on figures that nobody took, of what is here: a limit that is not tested must not look kept."""
+    """Return a finding that lists limits without any reading, because an untested limit must not seem met."""
     here = {unit.scope for unit in units}
     taken = {f"{unit.scope}.{name.partition('@')[0]}" for unit in units for name in unit.readings}
     names = [name for name in limits if name.partition(".")[0] in here and name not in taken]
@@ -103,7 +103,7 @@ def _broken(measure: Measure, value: float, limit: Limit) -> str:
             continue
         if isinstance(value, bool):
             return f"{measure.title}: {measure.show(value)}"
-        if measure.magnitude:  # only clocks so far
+        if measure.magnitude:  # only clock offsets use this
             text = f"clock is {_seconds(size)} {'ahead of' if value > 0 else 'behind'} rank 0"
             return f"{text}, {side} the limit of {_seconds(bound)}"
         return f"{measure.title} {measure.show(value)}, {side} the limit of {measure.show(bound)}"
@@ -115,7 +115,7 @@ def _seconds(milliseconds: float) -> str:
 
 
 def _by_figure(units: Sequence[Unit]) -> Iterable[tuple[Scope, str, list[Unit]]]:
-    """Each figure with the units that have a value of it."""
+    """Return each reading that at least two units have a value of, as scope, name and those units."""
     found: dict[tuple[Scope, str], list[Unit]] = defaultdict(list)
     for unit in units:
         for name, reading in unit.readings.items():
@@ -158,7 +158,7 @@ def _differences(name: str, measure: Measure, units: Sequence[Unit]) -> Iterable
 
 
 def _not_made(units: Sequence[Unit]) -> Iterable[Finding]:
-    """Checks that could not run, those of one reason together."""
+    """Return the checks that could not run, grouped by reason."""
     found: dict[tuple[Scope, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for unit in units:
         for name, reading in unit.readings.items():
@@ -191,7 +191,7 @@ def _number(reading: Reading) -> float:
 
 
 State = tuple[str, str, bool]
-"""Figure, what is wrong, and whether the machine is unfit for it."""
+"""Name of the reading, message, and whether the machine is unfit."""
 
 
 def _gpu_states(readings: Readings) -> Iterable[State]:
@@ -227,4 +227,4 @@ STATES: dict[Scope, Callable[[Readings], Iterable[State]]] = {
     "node": _node_states,
     "job": lambda readings: (),
 }
-"""What is wrong with the figures of one unit, whatever the limits."""
+"""Functions that find problems in the readings of one unit, independently of limits."""

@@ -1,4 +1,4 @@
-"""What a GPU's management library says of its state: errors, links, limits, and slowdowns under load."""
+"""Read the state of a GPU from NVML and the kernel log: errors, links, limits, and slowdowns under load."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from common.doctor.reading import Reading, Readings, Value
 SAMPLE_SECONDS = 0.1
 KERNEL_LOG_SECONDS = 20.0
 APPLICATION_XIDS = frozenset({13, 31, 43, 45})
-"""XIDs that a program usually causes itself (NVIDIA, "XID Errors": 13 graphics exception, 31 MMU fault, 43 GPU stopped
-processing, 45 preemptive cleanup); all others are counted as the hardware's or the driver's."""
+"""XIDs that are usually caused by the program (NVIDIA, "XID Errors": 13 graphics exception, 31 MMU fault, 43 GPU
+stopped processing, 45 preemptive cleanup). All others count as errors of the hardware or driver."""
 XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 HARDWARE_SLOWDOWN = (
@@ -37,13 +37,13 @@ CLOCK_LIMITS = {
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "driver slowdown for heat",
     pynvml.nvmlClocksEventReasonSwPowerCap: "power limit",
 }
-"""Reasons that hold a GPU's clock down; an idle GPU's low clock is none."""
+"""Names of the reasons that limit a GPU's clock; the low clock of an idle GPU is not included."""
 NVLINKS = 18
-"""Most links that a GPU has up to Blackwell (NVML's NVML_NVLINK_MAX_LINKS)."""
+"""Largest number of NVLinks per GPU, up to Blackwell (NVML's NVML_NVLINK_MAX_LINKS)."""
 
 
 def read_gpu(nvml: Any, gpu: Any) -> Readings:
-    """State of a GPU before any load."""
+    """Return the state of a GPU; call this before any load."""
     ask = _Questions(nvml, gpu)
     ask("driver_version", lambda: str(nvml.nvmlSystemGetDriverVersion()))
     ask("vbios_version", lambda: str(nvml.nvmlDeviceGetVbiosVersion(gpu)))
@@ -62,7 +62,7 @@ def read_gpu(nvml: Any, gpu: Any) -> Readings:
 
 
 def read_links(nvml: Any, gpu: Any) -> Readings:
-    """The PCIe link as it is now; an idle GPU lowers its generation."""
+    """Return the current state of the PCIe link; an idle GPU reduces the generation, so call this after load."""
     ask = _Questions(nvml, gpu)
     ask("pcie_generation", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))
     ask("pcie_generation_max", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
@@ -72,10 +72,10 @@ def read_links(nvml: Any, gpu: Any) -> Readings:
 
 
 def nvlinks(nvml: Any, gpu: Any) -> tuple[int, float]:
-    """Active NVLinks of a GPU and their bandwidth together, GB/s each way.
+    """Return the number of active NVLinks of a GPU, and their total bandwidth in GB/s per direction.
 
     Raises:
-        pynvml.NVMLError: the GPU has none.
+        pynvml.NVMLError: the GPU has no NVLink.
     """
     active, megabytes = 0, 0.0
     for link in range(NVLINKS):
@@ -94,13 +94,13 @@ def nvlinks(nvml: Any, gpu: Any) -> tuple[int, float]:
 
 
 def count_xids(bus_id: str, log: str) -> Counter[int]:
-    """XIDs of the GPU at ``bus_id`` (``0000:ab:00.0``) in a kernel log, which names it without the function."""
-    device = bus_id.rpartition(".")[0].lower()
+    """Return how often each XID occurs for the GPU at ``bus_id`` (such as ``0000:ab:00.0``) in a kernel log."""
+    device = bus_id.rpartition(".")[0].lower()  # the log omits the PCI function
     return Counter(int(xid) for where, xid in XID_LINE.findall(log) if where.lower().startswith(device))
 
 
 def read_xids(bus_id: str) -> Readings:
-    """XID errors since boot, from the kernel's log where it may be read."""
+    """Return the number of XID errors since boot, from the kernel log if it is readable."""
     names = ("xid_hardware", "xid_application")
     log, why_not = _kernel_log()
     if log is None:
@@ -111,7 +111,7 @@ def read_xids(bus_id: str) -> Readings:
 
 
 class LoadWatch:
-    """Notes power, clocks, heat and slowdowns of a GPU while it is loaded, in a thread of its own."""
+    """Context that samples power, clocks, temperature and slowdowns of a GPU under load, in a separate thread."""
 
     def __init__(self, nvml: Any, gpu: Any) -> None:
         self._nvml = nvml
@@ -130,7 +130,7 @@ class LoadWatch:
         self._thread.join()
 
     def sample(self) -> None:
-        """Note this moment."""
+        """Record one sample of each value."""
         nvml, gpu = self._nvml, self._gpu
         self._note("power", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
         self._note("sm_clock", lambda: nvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM))
@@ -139,7 +139,7 @@ class LoadWatch:
         self._note("reasons", lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
 
     def readings(self) -> Readings:
-        """Means of power and clocks, the highest temperature, and shares of the time in percent."""
+        """Return mean power and clocks, the highest temperature, and the percentage of time with each slowdown."""
         return {
             "load_power_w": self._of("power", _mean),
             "load_sm_clock_mhz": self._of("sm_clock", _mean),
@@ -157,7 +157,7 @@ class LoadWatch:
             self._errors[name] = str(error)
 
     def _of(self, name: str, combine: Callable[[list[float]], float]) -> Reading:
-        # The first quarter is the way up to the steady state.
+        # Skip the first quarter, in which the GPU has not reached the steady state.
         samples = self._samples.get(name, [])
         steady = samples[len(samples) // 4 :]
         return Reading(combine(steady)) if steady else Reading(missing=self._errors.get(name, "no sample"))
@@ -171,7 +171,7 @@ class LoadWatch:
 
 
 class _Questions:
-    """Asks one thing after the other; what NVML does not tell becomes a reading without a value."""
+    """Callable that queries NVML and collects the readings; an unsupported query gives a reading without a value."""
 
     def __init__(self, nvml: Any, gpu: Any) -> None:
         self.nvml, self.gpu = nvml, gpu
@@ -224,7 +224,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _kernel_log() -> tuple[str | None, str]:
-    """The kernel's log since boot, or None and why it cannot be read."""
+    """Return the kernel log since boot, or None and the reason why it cannot be read."""
     why_not = "there is neither dmesg nor journalctl"
     for command in (["journalctl", "--dmesg", "--boot", "--quiet", "--no-pager"], ["dmesg"]):
         program = shutil.which(command[0])
@@ -235,7 +235,7 @@ def _kernel_log() -> tuple[str | None, str]:
                 [program, *command[1:]], capture_output=True, text=True, errors="replace",
                 timeout=KERNEL_LOG_SECONDS, check=False,
             )  # fmt: skip
-            # The journal answers a user who may not read it with nothing, and no error.
+            # Without permission to read it, journalctl prints nothing and succeeds.
             if answer.returncode == 0 and answer.stdout.strip():
                 return answer.stdout, ""
         why_not = "the kernel's log may not be read"

@@ -1,4 +1,4 @@
-"""A machine without its GPUs: processors, memory, limits of the user, network ports and versions, read and measured."""
+"""Read and measure a machine without its GPUs: CPUs, memory, user limits, network ports and versions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SYSFS = Path("/sys")
 GB = 1e9
 COPY_BYTES = 1 << 30
 ACTIVE_PORT = 4
-"""Number of the state ACTIVE of an InfiniBand port (InfiniBand specification, PortState)."""
+"""Number of the InfiniBand port state ACTIVE (InfiniBand specification, PortState)."""
 
 
 def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Readings:
-    """What this machine says of itself.
+    """Return the readings of this machine that need no measurement.
 
     Args:
-        cpus_allowed: CPUs that the job may use, before any rank was bound to some of them.
-        sysfs, proc: where the kernel tells it.
+        cpus_allowed: number of CPUs that the job may use, counted before any rank was bound to some of them.
+        sysfs, proc: mount points of the kernel's file systems.
     """
     memory = meminfo(proc)
     readings = {
@@ -55,7 +55,7 @@ def read_node(cpus_allowed: int, sysfs: Path = SYSFS, proc: Path = PROC) -> Read
 
 
 def cpu_model(proc: Path = PROC) -> str:
-    """Name of the processor as the kernel tells it; empty if it does not."""
+    """Return the processor name from the kernel; empty if unknown."""
     with contextlib.suppress(OSError):
         match = re.search(r"^model name\s*:\s*(.+)$", (proc / "cpuinfo").read_text(), re.MULTILINE)
         return match[1].strip() if match else ""
@@ -63,21 +63,21 @@ def cpu_model(proc: Path = PROC) -> str:
 
 
 def operating_system() -> str:
-    """Name and version of the distribution; empty if the machine does not tell."""
+    """Return name and version of the Linux distribution; empty if unknown."""
     with contextlib.suppress(OSError):
         return platform.freedesktop_os_release().get("PRETTY_NAME", "")
     return ""
 
 
 def nccl_version() -> str:
-    """Version of the NCCL that PyTorch uses; empty for a build without."""
+    """Return the version of the NCCL that PyTorch uses; empty for a build without NCCL."""
     if not torch.distributed.is_nccl_available():
         return ""
     return ".".join(str(part) for part in torch.cuda.nccl.version())
 
 
 def cudnn_version() -> str:
-    """Version of the cuDNN that PyTorch uses; empty for a build without."""
+    """Return the version of the cuDNN that PyTorch uses; empty for a build without cuDNN."""
     number = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     if number is None:
         return ""
@@ -86,13 +86,13 @@ def cudnn_version() -> str:
 
 
 def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
-    """Return the GB/s, read and written, that this process copies in its memory with its CPU threads.
+    """Return the host memory bandwidth of a copy by this process, in GB/s; bytes read and written both count.
 
     Args:
         seconds: time to measure.
-        ranks: ranks of this machine, which all measure at the same time and share the free memory.
+        ranks: number of ranks on this machine, which all measure at the same time and share the free memory.
     """
-    # No more than a sixteenth of what is free, for each of two buffers of all ranks.
+    # Each of the two buffers, summed over all ranks, takes at most a sixteenth of the free memory.
     free = meminfo().get("MemAvailable", 16 * COPY_BYTES)
     size = min(COPY_BYTES, free // 16 // ranks)
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
@@ -105,7 +105,7 @@ def host_memory_bandwidth(seconds: float, ranks: int = 1) -> float:
 
 
 def infiniband_ports(sysfs: Path = SYSFS) -> list[tuple[str, bool, float]]:
-    """Each InfiniBand port as name, whether it is active, and its rate in Gbit/s; Ethernet ports (RoCE) likewise."""
+    """Return name, whether active, and rate in Gbit/s of each InfiniBand port, including Ethernet ports (RoCE)."""
     ports = []
     for port in sorted(sysfs.glob("class/infiniband/*/ports/*")):
         with contextlib.suppress(OSError, ValueError):
@@ -144,7 +144,7 @@ def _versions() -> Readings:
 
 
 def suite_version() -> str:
-    """Version of the installed package."""
+    """Return the version of the installed package, or ``not installed``."""
     try:
         return metadata.version("mlperf-suite")
     except metadata.PackageNotFoundError:
@@ -169,7 +169,7 @@ def _governor(sysfs: Path) -> Reading:
 
 
 def _chosen(path: Path) -> Reading:
-    """The word in brackets of a kernel setting such as ``always [madvise] never``."""
+    """Return the chosen word (in brackets) of a kernel setting such as ``always [madvise] never``."""
 
     def word() -> str:
         match = re.search(r"\[(\w+)\]", path.read_text())

@@ -1,4 +1,4 @@
-"""On rank 0: what all ranks handed in becomes units, findings, and the document that is written."""
+"""Turn the results of all ranks into units, findings and the JSON document, on rank 0."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from common.doctor.table import count_checks
 
 @dataclass(frozen=True)
 class Rank:
-    """Who a rank is: what it says before anything can go wrong.
+    """Identity of a rank, which it sends before any check can fail.
 
     Attributes:
-        node: index of its machine.
-        name: of its machine.
+        node: index of the machine.
+        name: name of the machine.
         device: ``cuda`` or ``cpu``.
     """
 
@@ -33,17 +33,17 @@ class Rank:
 
     @property
     def where(self) -> str:
-        """Name of its GPU, or of its machine, in messages."""
+        """Name of the rank's GPU in messages; without a GPU, name of its machine."""
         return f"{self.name} GPU {self.local_rank}" if self.device == "cuda" else self.name
 
 
 @dataclass(frozen=True)
 class Together:
-    """What one rank measured with others.
+    """Results of one rank's measurements with other ranks.
 
     Attributes:
-        node, job: figures of its node and of all ranks.
-        failed: what went wrong or hangs; empty if nothing.
+        node, job: readings of the rank's node and of all ranks.
+        failed: message if a measurement failed or hangs; else empty.
     """
 
     node: Readings = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Together:
     failed: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """For the store."""
+        """Return the results as a JSON object, for the store."""
         figures = {"node": self.node, "job": self.job}
         return {
             "failed": self.failed,
@@ -60,7 +60,7 @@ class Together:
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Together:
-        """What :meth:`to_json` gave."""
+        """Return the results from the output of :meth:`to_json`."""
         node, job = (
             {name: Reading.from_json(value) for name, value in entry[scope].items()} for scope in ("node", "job")
         )
@@ -69,15 +69,16 @@ class Together:
 
 @dataclass(frozen=True)
 class Results:
-    """What the ranks handed in, in their order; None where a rank did not answer.
+    """Results of all ranks, in the order of the ranks; None for a rank that did not answer.
 
     Attributes:
-        ranks: who they are.
-        reports: what each found alone.
-        together: what each measured with others.
-        offsets: seconds that the clock of each node but the first is ahead of the first's; empty if not measured.
-        why_alone: why nothing was measured together; empty if it was.
-        timeout_seconds: how long an answer was waited for.
+        ranks: identities.
+        reports: results of the checks of single ranks.
+        together: results of the measurements with other ranks.
+        offsets: seconds that the clock of each node after the first is ahead of the first node's clock; empty if not
+            measured.
+        why_alone: reason why no measurements with other ranks were made; empty if they were.
+        timeout_seconds: longest wait for an answer.
     """
 
     ranks: Sequence[Rank | None]
@@ -89,7 +90,7 @@ class Results:
 
 
 def with_own_names(ranks: Sequence[Rank | None]) -> list[Rank | None]:
-    """The ranks, with the index of their machine in its name where machines call themselves alike."""
+    """Return the ranks; if several machines have the same name, their index is appended to it."""
     nodes: dict[str, set[int]] = {}
     for rank in ranks:
         if rank is not None:
@@ -100,7 +101,7 @@ def with_own_names(ranks: Sequence[Rank | None]) -> list[Rank | None]:
 
 
 def ranks_by_node(ranks: Sequence[Rank | None]) -> list[list[int]]:
-    """The ranks of each machine that are known, in the order of the machines."""
+    """Return the known ranks of each machine, in the order of the machines."""
     nodes: dict[int, list[int]] = {}
     for rank in ranks:
         if rank is not None:
@@ -109,7 +110,7 @@ def ranks_by_node(ranks: Sequence[Rank | None]) -> list[list[int]]:
 
 
 def why_alone(ranks: Sequence[Rank | None], reports: Sequence[Report | None]) -> str:
-    """Why nothing can be measured over all ranks; empty if it can."""
+    """Return the reason why measurements over all ranks are impossible; empty if they are possible."""
     if len(ranks) == 1:
         return "there is only one rank"
     if None in ranks or None in reports:
@@ -120,7 +121,7 @@ def why_alone(ranks: Sequence[Rank | None], reports: Sequence[Report | None]) ->
 
 
 def units_of(results: Results) -> list[Unit]:
-    """Nodes in their order, then GPUs in that of the ranks, then the job."""
+    """Return the units: nodes, then GPUs in the order of their ranks, then the job if it has readings."""
     nodes, job = [], dict[str, Reading]()
     for index, members in enumerate(ranks_by_node(results.ranks)):
         readings: Readings = {}
@@ -148,13 +149,13 @@ def units_of(results: Results) -> list[Unit]:
 
 
 def findings_of(results: Results, units: Sequence[Unit], limits: Limits, checks: frozenset[str]) -> list[Finding]:
-    """All findings, those that make the machines unfit first."""
+    """Return all findings; those that make the machines unfit come first."""
     found = [*_silent(results), *_stuck(results), *find(units, limits), *_left_out(results, checks)]
     return sorted(found, key=lambda finding: not finding.unfit)
 
 
 def document(results: Results, units: Sequence[Unit], findings: Sequence[Finding], system: str) -> dict[str, Any]:
-    """Everything that was found, as it is written: the facts and figures of nodes, those of ranks, the findings."""
+    """Return the content of the JSON file: facts and readings of nodes, ranks and the job, and all findings."""
 
     def figures(scope: str, where: str) -> dict[str, Any]:
         found = [unit.readings for unit in units if (unit.scope, unit.where) == (scope, where)]
@@ -190,7 +191,7 @@ def document(results: Results, units: Sequence[Unit], findings: Sequence[Finding
 
 
 def _gpus(ranks: Sequence[Rank], reports: Sequence[Report | None]) -> Reading:
-    """Ranks of a node with a GPU; a failure where one is there that cannot be used."""
+    """Return the number of ranks of a node with a GPU; a failure if any GPU cannot be used."""
     for rank in ranks:
         report = reports[rank.rank]
         if report is not None and report.unusable:
@@ -215,7 +216,7 @@ def _silent(results: Results) -> list[Finding]:
 
 
 def _stuck(results: Results) -> list[Finding]:
-    """Collectives that hang or failed, those of one reason together."""
+    """Return findings about collectives that hang or failed, grouped by reason."""
     wheres: dict[str, list[str]] = {}
     for number, (rank, measured) in enumerate(zip(results.ranks, results.together, strict=True)):
         if measured is not None and measured.failed:
@@ -229,7 +230,7 @@ def _stuck(results: Results) -> list[Finding]:
 
 
 def _left_out(results: Results, checks: frozenset[str]) -> list[Finding]:
-    """What was asked for and has nothing to be made on."""
+    """Return findings about requested checks that are impossible on this hardware or number of ranks."""
     texts = []
     if not any(rank and rank.device == "cuda" for rank in results.ranks) and checks & {"gpu", "compute"}:
         texts.append("state and speed of GPUs: no GPU here")

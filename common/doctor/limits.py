@@ -1,4 +1,4 @@
-"""What a system demands of its machines: the section ``limits`` of ``configs/system``, or of a file."""
+"""Load the limits that machines must meet: the section ``limits`` in ``configs/system`` or in another file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
 
 @dataclass(frozen=True)
 class Limit:
-    """What one figure must keep to.
+    """Limits of one reading.
 
     Attributes:
-        min, max: bounds, in the figure's unit.
-        spread: percent by which it may be worse than the median of the others'; None: the measure's own.
+        min, max: bounds in the unit of the reading.
+        spread: percentage by which it may be worse than the median of all units; None for the measure's default.
     """
 
     min: float | None = None
@@ -40,13 +40,13 @@ Limits = dict[str, Limit]
 
 
 def load_system(name: str) -> tuple[SystemConfig, Limits]:
-    """A system's settings and limits.
+    """Return the settings and the limits of a system.
 
     Args:
-        name: of a file in ``configs/system``, or the path of a YAML file with the same keys.
+        name: name of a file in ``configs/system``, or path of a YAML file with the same keys.
 
     Raises:
-        ConfigError: there is none, or it has an unknown key or a value of the wrong type.
+        ConfigError: the file does not exist, or it has an unknown key or a value of the wrong type.
     """
     path = Path(name).expanduser()
     as_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
@@ -55,10 +55,10 @@ def load_system(name: str) -> tuple[SystemConfig, Limits]:
 
 
 def parse_limits(section: Mapping[str, Any]) -> Limits:
-    """The limits of a section ``{gpu: {figure: {min: …, max: …, spread: …}}, node: …, job: …}``.
+    """Return the limits of a section ``{gpu: {figure: {min: …, max: …, spread: …}}, node: …, job: …}``.
 
     Raises:
-        ConfigError: a figure is unknown, or a limit is no number.
+        ConfigError: a figure is unknown, or a limit is not a number.
     """
     limits: Limits = {}
     for scope, figures in section.items():

@@ -1,4 +1,4 @@
-"""Where the ranks hand their results to rank 0: the job's store, which answers although a collective hangs."""
+"""Exchange results between rank 0 and all ranks through the job's store, which works even if a collective hangs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ POLL_SECONDS = 0.05
 
 
 class Meeting:
-    """Results of all ranks at rank 0, and its verdict at all ranks; a rank that does not answer holds nobody up.
+    """Channel that sends results of all ranks to rank 0, and its verdict back. All waits have a timeout.
 
-    Args:
-        rank_info: this rank's place; the process group is set up if it has other ranks.
+    With several ranks, the default process group must be initialized before.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -33,20 +32,20 @@ class Meeting:
             self._store = dist.PrefixStore("doctor", dist.distributed_c10d._get_default_store())
 
     def post(self, topic: str, result: Any) -> None:
-        """Hand in this rank's ``result``, anything that JSON has.
+        """Send this rank's ``result``, a JSON value, to rank 0.
 
         Raises:
-            RankFailure: rank 0, or whoever hosts the store, is gone.
+            RankFailure: the store does not answer, because its host (rank 0 or the launcher) ended.
         """
         self._set(f"{topic}/{self._place.rank}", json.dumps(result))
 
     def collect(self, topic: str, timeout_seconds: float) -> list[Any]:
-        """On rank 0: the results of all ranks in their order; None of one that has not answered in time.
+        """Return on rank 0 the results of all ranks, in their order; None for a rank that did not answer in time.
 
-        A rank that was late once is not waited for again.
+        Later calls do not wait for a rank that was late once.
 
         Raises:
-            RankFailure: whoever hosts the store is gone.
+            RankFailure: the store does not answer.
         """
         deadline = time.monotonic() + timeout_seconds
         waiting = {f"{topic}/{rank}": rank for rank in range(self._place.world_size)}
@@ -61,14 +60,14 @@ class Meeting:
         return results
 
     def announce(self, topic: str, result: Any) -> None:
-        """On rank 0: tell all ranks."""
+        """Send ``result``, a JSON value, from rank 0 to all ranks."""
         self._set(topic, json.dumps(result))
 
     def hear(self, topic: str, timeout_seconds: float) -> Any:
-        """What rank 0 tells.
+        """Return the value that rank 0 announced for ``topic``; wait for it.
 
         Raises:
-            RankFailure: it tells nothing within the time.
+            RankFailure: rank 0 did not announce a value in time.
         """
         try:
             if self._store is not None:
@@ -80,7 +79,7 @@ class Meeting:
             ) from error
 
     def everyone_arrives(self, topic: str, timeout_seconds: float) -> None:
-        """Wait until all ranks are here, so that what follows is measured at the same time; late ranks are left."""
+        """Wait for all ranks, so that the next measurement starts at the same time; continue without late ranks."""
         self.post(topic, True)
         if self._place.rank == 0:
             self.collect(topic, timeout_seconds)
@@ -88,7 +87,7 @@ class Meeting:
         self.hear(f"{topic} begins", 2 * timeout_seconds)
 
     def leave(self, timeout_seconds: float) -> None:
-        """Wait, on the rank that may host the store, until the others have heard the verdict."""
+        """Wait on rank 0, which may host the store, until the other ranks have received the verdict."""
         self.post("left", True)
         if self._place.rank == 0:
             self.collect("left", timeout_seconds)

@@ -1,4 +1,4 @@
-"""What a check returns: a figure, or why there is none; and the list of all figures with their units."""
+"""Results of checks (a value, or the reason why there is none), and the table of all readings with their units."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ UNLIMITED = "unlimited"
 
 @dataclass(frozen=True)
 class Reading:
-    """One figure of a GPU or a node.
+    """One reading of a GPU, a node or the job.
 
     Attributes:
-        value: in the unit of its :class:`Measure`; None if there is none.
-        missing: why there is none: what is not here, or not permitted. Such a check counts as not made.
-        failed: why there is none although there should be: what went wrong. Such a check counts as failed.
+        value: value in the unit of its :class:`Measure`; None if there is none.
+        missing: reason why the check could not run, such as missing hardware or permission; it counts as not made.
+        failed: error of a check that should have worked; it counts as failed.
     """
 
     value: Value | None = None
@@ -27,7 +27,7 @@ class Reading:
     failed: str = ""
 
     def to_json(self) -> Any:
-        """The value, or an object with the reason; infinity, which JSON lacks, is ``unlimited``."""
+        """Return the value, or an object with the reason; infinity, which JSON lacks, becomes ``unlimited``."""
         if self.failed:
             return {"failed": self.failed}
         if self.missing:
@@ -36,7 +36,7 @@ class Reading:
 
     @classmethod
     def from_json(cls, entry: Any) -> Reading:
-        """The reading that :meth:`to_json` gave."""
+        """Return the reading from the result of :meth:`to_json`."""
         if isinstance(entry, dict):
             return cls(**entry)
         return cls(math.inf if entry == UNLIMITED else entry)
@@ -48,17 +48,17 @@ Scope = Literal["gpu", "node", "job"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What a figure is.
+    """Description of a reading: name, unit, and how units are compared.
 
     Attributes:
-        title: in messages.
-        unit: of numbers; empty for counts and texts.
-        heading: in the table; empty for figures that are in the JSON only.
-        better: which way is good, for comparison with the others'; None: not compared by size.
-        spread: percent by which a figure may be worse than the median of the others'.
-        equal: whether it must be the same everywhere.
-        magnitude: whether limits are on its size, whatever the sign.
-        digits: after the decimal point.
+        title: name in messages.
+        unit: unit of numbers; empty for counts and texts.
+        heading: column heading in the table; empty for readings that are only in the JSON file.
+        better: direction of better values; None if units are not compared by size.
+        spread: percentage by which a value may be worse than the median of all units.
+        equal: whether all units must have the same value.
+        magnitude: whether limits apply to the absolute value.
+        digits: number of decimals in messages.
     """
 
     title: str
@@ -71,12 +71,12 @@ class Measure:
     digits: int = 0
 
     def show(self, value: Value) -> str:
-        """The value with its unit, as messages have it."""
+        """Return the value with its unit as text."""
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, str):
             return value
-        # A slow rate of something usually fast keeps a digit that tells it from none.
+        # Small values keep one decimal, so that a low rate is not shown as zero.
         digits = max(self.digits, 1) if abs(value) < 10 and value != round(value) else self.digits
         text = UNLIMITED if math.isinf(value) else f"{value:,.{digits}f}"
         return f"{text} {self.unit}".strip()
@@ -174,20 +174,21 @@ MEASURES: dict[Scope, dict[str, Measure]] = {
         "all_reduce_32kb_us": Measure("all-reduce of 32 KB over all ranks", "µs", digits=1),
     },
 }
-"""Every figure, by what it is a figure of. Bandwidths of collectives are bus bandwidths (:mod:`.collectives`)."""
+"""All readings by scope and name. Bandwidths of collectives are bus bandwidths (:mod:`.collectives`)."""
 
 
 def measure_of(scope: Scope, name: str) -> Measure:
-    """The measure of a figure; ``name`` may end in ``@`` and the path that it is of."""
+    """Return the measure of a reading; ``name`` may end in ``@`` and a path, which title and heading then include."""
     figure, _, path = name.partition("@")
     measure = MEASURES[scope][figure]
     return replace(measure, title=f"{measure.title} ({path})", heading=path[-16:]) if path else measure
 
 
 def read(reading: Callable[[], Value], absent: Mapping[type[Exception], str] | None = None) -> Reading:
-    """What ``reading`` returns; an error of a type in ``absent`` means that there is nothing to read, and why.
+    """Call ``reading`` and return its result as a reading.
 
-    An OSError or RuntimeError besides is a failed check.
+    An exception of a type in ``absent`` gives a missing value with the mapped reason (or the exception's message, if
+    that is empty). Any other OSError, RuntimeError or ValueError gives a failed check.
     """
     absent = absent or {}
     try:
@@ -200,14 +201,14 @@ def read(reading: Callable[[], Value], absent: Mapping[type[Exception], str] | N
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a line."""
+    """Return the first line of an error's message, at most 200 characters; without a message, its type."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
 @contextlib.contextmanager
 def failures(readings: Readings, *names: str) -> Iterator[None]:
-    """Within the block, an error of the system or of a device is the failure of those of ``names`` not yet read."""
+    """Catch OSError and RuntimeError in the block and record them as failures of the ``names`` without a reading."""
     try:
         yield
     except (OSError, RuntimeError) as error:

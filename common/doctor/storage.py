@@ -1,4 +1,4 @@
-"""How fast storage can be read past the page cache, and whether all nodes see the same folders."""
+"""Measure the read bandwidth of storage without the page cache, and check that all nodes see the same folders."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from common.errors import DataError
 
 BLOCK = 4 << 20
 THREADS = 8
-"""Reads in flight: the queue that a prefetching reader keeps."""
+"""Number of concurrent reads, as in a prefetching reader."""
 GB = 1e9
 
 
 def read_storage(path: Path, size: int, seconds: float) -> Reading:
-    """Read bandwidth of ``path`` in GB/s, with O_DIRECT, 4 MiB at a time from eight threads.
+    """Return the read bandwidth of ``path`` in GB/s, with O_DIRECT, ``THREADS`` threads and blocks of 4 MiB.
 
-    In a folder that may be written, of a file that is written there and gone afterwards; otherwise of the files that
-    are there. What storage has in a cache of its own is read as fast as that.
+    In a writable folder, a temporary file is written and read; otherwise the existing files are read. Caches inside the
+    storage system are not bypassed.
 
     Args:
-        path: a file or a folder.
-        size: bytes to read at most.
-        seconds: longest time to read, and to write before it.
+        path: file or folder.
+        size: maximum number of bytes to read.
+        seconds: time limit for reading, and separately for writing before it.
     """
     try:
         if path.is_dir() and os.access(path, os.W_OK):
@@ -54,10 +54,12 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
 
 @contextlib.contextmanager
 def output_marked(output_dir: Path) -> Iterator[Path]:
-    """Within the block, a file of this process is in ``output_dir``, or in the folder where that would be made.
+    """Create a file in ``output_dir`` during the block, and yield its path.
+
+    If ``output_dir`` does not exist, its nearest existing parent folder is used.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(output_dir))
@@ -67,7 +69,7 @@ def output_marked(output_dir: Path) -> Iterator[Path]:
 
 
 def read_output(marker: Path) -> Reading:
-    """Return whether this node sees the file that rank 0 wrote into the folder of runs, and may write there."""
+    """Check that this node sees the file that rank 0 wrote into the output folder, and may write there."""
     if not sees(marker):
         return Reading(
             failed=f"a file that rank 0 wrote into {marker.parent} is not visible on this node: give all nodes one "
@@ -78,7 +80,7 @@ def read_output(marker: Path) -> Reading:
 
 
 def read_data(data_dir: Path) -> Reading:
-    """What is in the folder of prepared data: the digest of its manifest, or the number of its files without one."""
+    """Return the digest of the manifest in the folder of prepared data, or the number of entries without a manifest."""
     try:
         names = os.listdir(data_dir)
         if manifest.NAME in names:
@@ -90,15 +92,12 @@ def read_data(data_dir: Path) -> Reading:
 
 @contextlib.contextmanager
 def _scratch_file(folder: Path, size: int, seconds: float) -> Iterator[Path]:
-    """A new file of up to ``size`` bytes, as much as is written in ``seconds``, by a path of this process's.
-
-    Its name in the folder is removed before anything is written, so that a killed process leaves nothing behind.
-    """
+    """Write a temporary file for up to ``seconds`` and ``size`` bytes; yield a path that only this process can use."""
     path = folder / f".mlperf-suite-doctor-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        path.unlink()
-        # Random bytes, since storage that compresses reads zeros faster than it has them.
+        path.unlink()  # before writing, so that a killed process leaves no file behind
+        # Random bytes, because compressing storage would read zeros faster than real data.
         block = secrets.token_bytes(BLOCK)
         deadline = time.perf_counter() + seconds
         for position in range(0, size, BLOCK):
@@ -118,7 +117,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def _files_below(folder: Path, size: int) -> list[Path]:
-    """Files until they hold ``size`` bytes, in the order of the folder."""
+    """Return readable files below the folder, until they have ``size`` bytes in total."""
     found: list[Path] = []
     total = 0
     for parent, _, names in os.walk(folder):
@@ -168,7 +167,7 @@ def _read_files(files: Sequence[Path], size: int, seconds: float) -> Reading:
 
 
 def _blocks(files: Sequence[Path], size: int) -> Iterator[tuple[Path, int, int]]:
-    """File, offset and length of each read, whole blocks until ``size`` bytes are reached."""
+    """Yield file, offset and length of each read, in whole blocks, until ``size`` bytes are reached."""
     left = size
     for file in files:
         end = file.stat().st_size

@@ -1,4 +1,4 @@
-"""The figures of a doctor run for the terminal."""
+"""Format the results of doctor for the terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from common.doctor.findings import Finding, Unit
 from common.doctor.reading import MEASURES, Scope, Value, measure_of
 
 ROWS = 64
-"""Units up to which each has a row; of more, the table shows the spread, and the rows that a finding names."""
+"""Largest number of units with a row each; for more, the table has lowest, median, highest and the unfit units."""
 
 
 def format_report(units: Sequence[Unit], findings: Sequence[Finding], title: str) -> str:
-    """Tables of nodes and GPUs, the figures of the job, the findings, and the verdict in the last line."""
+    """Return tables of nodes and GPUs, the readings of the job, the findings, and the verdict in the last line."""
     named = {finding.where for finding in findings if finding.unfit}
     parts = [title]
     for scope in ("node", "gpu"):
@@ -32,7 +32,7 @@ def format_report(units: Sequence[Unit], findings: Sequence[Finding], title: str
 
 
 def count_checks(units: Sequence[Unit]) -> dict[str, int]:
-    """How many figures were read, could not be read, and failed."""
+    """Return the number of readings that were made, not made, and failed."""
     readings = [reading for unit in units for reading in unit.readings.values()]
     failed = sum(bool(reading.failed) for reading in readings)
     not_made = sum(bool(reading.missing) for reading in readings)
@@ -66,7 +66,7 @@ def _table(scope: Scope, rows: Sequence[Unit], named: set[str]) -> str:
 
 
 def _figures(rows: Sequence[Unit]) -> list[str]:
-    """Figures that any row has a value of, in the order of the measures."""
+    """Return the names of all readings that any row has a value of, in the order of ``MEASURES``."""
     present = {name for unit in rows for name, reading in unit.readings.items() if reading.value is not None}
     order = list(MEASURES[rows[0].scope])
     return sorted(present, key=lambda name: (order.index(name.partition("@")[0]), name))

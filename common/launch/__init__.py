@@ -1,1 +1,1 @@
-"""Series of runs: the registry, binding, sources, Slurm tasks."""
+"""Series of runs: their registry, CPU and memory binding, source revision, and Slurm tasks."""

@@ -1,8 +1,8 @@
 """Bind a rank to the cores and the memory next to its GPU.
 
-Which cores those are comes from the kernel: the GPU's PCI device tells its NUMA node and the CPUs local to it
-(``/sys/bus/pci/devices/<id>/{numa_node,local_cpulist}``). Only what the process may use anyway counts: a cpuset of the
-scheduler or of a container stays respected. No machine is known by name.
+The kernel names the NUMA node and the local CPUs of each PCI device
+(``/sys/bus/pci/devices/<id>/{numa_node,local_cpulist}``). A rank is bound only to CPUs and memory that its process may
+already use, so a cpuset of the scheduler or of a container is respected.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ MemoryBinding = Literal["node", "none"]
 SYSFS = Path("/sys")
 MPOL_BIND = 2
 SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-"""Number of the system call set_mempolicy (Linux, arch/*/include/asm/unistd)."""
+"""Number of the system call set_mempolicy by machine type (Linux, arch/*/include/asm/unistd)."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Where a rank may run.
+    """CPUs and memory that a rank is bound to.
 
     Attributes:
-        cpus: numbers of its CPUs.
-        memory_nodes: NUMA nodes of its memory; empty for all.
-        sharers: ranks of this machine that have the same CPUs, itself included.
+        memory_nodes: NUMA nodes that memory may come from; empty for all nodes.
+        sharers: number of ranks on this machine that use the same CPUs, including this rank.
     """
 
     cpus: frozenset[int]
@@ -50,14 +49,14 @@ class Binding:
 
 @dataclass(frozen=True)
 class Topology:
-    """What the kernel says of this machine, as far as a rank needs it.
+    """CPUs, NUMA nodes and GPUs of this machine, as the kernel reports them.
 
     Attributes:
         allowed_cpus: CPUs that this process may use.
-        allowed_nodes: NUMA nodes whose memory it may use.
-        gpu_cpus: of each GPU, the CPUs local to it.
-        gpu_nodes: of each GPU, its NUMA node; None where the firmware does not tell.
-        siblings: CPU -> the lowest CPU of its physical core.
+        allowed_nodes: NUMA nodes whose memory this process may use.
+        gpu_cpus: local CPUs of each GPU.
+        gpu_nodes: NUMA node of each GPU; None if the firmware does not report it.
+        siblings: for each CPU, the lowest CPU number on the same physical core.
     """
 
     allowed_cpus: frozenset[int]
@@ -68,7 +67,7 @@ class Topology:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """The numbers of a kernel list such as ``0-3,8,10-11``; empty text is the empty set."""
+    """Return the numbers in a kernel list such as ``0-3,8,10-11``; empty text gives the empty set."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -77,7 +76,7 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def read_topology(pci_ids: Sequence[str], sysfs: Path = SYSFS, status: Path = Path("/proc/self/status")) -> Topology:
-    """What the kernel says of this machine and the GPUs at ``pci_ids`` (such as ``0000:ab:00.0``)."""
+    """Return the topology of this machine and of the GPUs at ``pci_ids`` (such as ``0000:ab:00.0``)."""
     allowed = frozenset(os.sched_getaffinity(0))
     match = re.search(r"^Mems_allowed_list:\s*(\S+)", status.read_text(), re.MULTILINE)
     gpu_cpus, gpu_nodes = [], []
@@ -102,15 +101,14 @@ def _read(path: Path) -> str:
 
 
 def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding, bound: Sequence[int]) -> Binding:
-    """Where the rank with GPU number ``gpu`` belongs.
+    """Return the binding of the rank that uses GPU number ``gpu``.
 
     Args:
-        topology: of the machine.
         gpu: index into the topology's GPUs.
-        cpu: ``node``: all allowed CPUs local to the GPU; ``exclusive``: a share of them of its own, whole physical
+        cpu: ``node``: all allowed CPUs local to the GPU; ``exclusive``: a separate share of them, in whole physical
             cores with their hyperthreads; ``none``: all allowed CPUs.
-        memory: ``node``: the GPU's NUMA node; ``none``: all.
-        bound: the GPUs of all ranks of this machine, in the order of the ranks.
+        memory: ``node``: the GPU's NUMA node; ``none``: all nodes.
+        bound: GPU of each rank on this machine, in the order of the ranks.
     """
     near = [topology.gpu_cpus[index] & topology.allowed_cpus or topology.allowed_cpus for index in bound]
     position = list(bound).index(gpu)
@@ -126,7 +124,7 @@ def locate(topology: Topology, gpu: int, cpu: CpuBinding, memory: MemoryBinding,
 
 
 def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nodes: frozenset[int]) -> Binding:
-    """The ``index``-th of ``count`` shares of ``cpus``; all of them where there are too few cores to share."""
+    """Return share ``index`` of ``count`` of ``cpus``, or all of ``cpus`` if there are fewer cores than shares."""
     cores = sorted({topology.siblings[cpu] for cpu in cpus})
     if len(cores) < count:
         return Binding(cpus, nodes, count)
@@ -136,13 +134,13 @@ def _share(topology: Topology, cpus: frozenset[int], index: int, count: int, nod
 
 
 def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
-    """Bind this rank next to its GPU, before anything touches CUDA.
+    """Bind this rank to the cores and memory next to its GPU. Call this before anything initializes CUDA.
 
-    Says on standard error what could not be done, once a machine.
+    Failures are reported on standard error, once per machine.
 
     Returns:
-        how many ranks share its cores; None where it was not bound: without a GPU, or because the order of the GPUs
-        cannot be known.
+        the number of ranks that share the cores; None if the rank was not bound: binding is off, there is no GPU, or
+        the order of the GPUs is unknown.
     """
     if config.cpu == "none" and config.memory == "none":
         return None
@@ -166,15 +164,15 @@ def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
 
 
 def spare_cpus(rank_info: RankInfo, config: BindingConfig) -> frozenset[int]:
-    """CPUs that no rank of this machine will have, for a process beside them; asked before the rank is bound.
+    """Return CPUs that no rank on this machine will use, for an additional process. Call this before binding the rank.
 
-    Empty where ranks do not get CPUs of their own, or it cannot be known which.
+    The result is empty if ranks do not get exclusive CPUs, or if their CPUs cannot be determined.
     """
     if config.cpu != "exclusive":
         return frozenset()
     try:
         pci_ids = pci_bus_ids()
-    except DeviceError:  # as the rank that is bound says
+    except DeviceError:  # `bind_rank` reports it
         return frozenset()
     if len(pci_ids) < max(1, rank_info.local_world_size):
         return frozenset()
@@ -182,7 +180,7 @@ def spare_cpus(rank_info: RankInfo, config: BindingConfig) -> frozenset[int]:
 
 
 def left_over(topology: Topology, bound: Sequence[int]) -> frozenset[int]:
-    """The allowed CPUs that are in no exclusive share of the ranks with the GPUs ``bound``."""
+    """Return the allowed CPUs outside the exclusive shares of the ranks that use the GPUs ``bound``."""
     shares = [locate(topology, gpu, "exclusive", "none", bound).cpus for gpu in bound]
     return topology.allowed_cpus.difference(*shares)
 
@@ -193,7 +191,7 @@ def _say_once(rank_info: RankInfo, problem: str) -> None:
 
 
 def apply(binding: Binding) -> list[str]:
-    """Bind this process, and whatever it starts from here on; returns what could not be done, in words."""
+    """Bind this process and its future children; return a message for each part that failed."""
     problems = []
     try:
         os.sched_setaffinity(0, binding.cpus)
@@ -205,7 +203,7 @@ def apply(binding: Binding) -> list[str]:
 
 
 def _set_memory_policy(nodes: frozenset[int]) -> str:
-    """Let this thread, and those it starts, take memory from ``nodes`` only; returns the reason if that fails."""
+    """Restrict the memory of this thread and its future threads to ``nodes``; return the reason if that fails."""
     number = SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"not supported on {platform.machine()}"

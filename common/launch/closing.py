@@ -1,4 +1,4 @@
-"""Close the log of a run that was cut off: it counts as not converged."""
+"""Close the log of an interrupted run, which counts as not converged."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from common.mlperf.parsed_log import PROGRESS_KEYS, read_log
 
 
 def close_if_open(path: Path) -> bool:
-    """Append ``run_stop`` with the status ``aborted`` to a log that has a ``run_start`` and no end.
+    """Append ``run_stop`` with the status ``aborted`` to a log that has a ``run_start`` but no ``run_stop``.
 
-    A log that cannot be read stays as it is: its last line is cut off, and the verdict says so.
+    A log that cannot be parsed (its last line may be cut off) is not changed; its verdict reports the problem.
 
     Returns:
-        whether the log was closed.
+        whether a line was appended.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the log cannot be written.
     """
     try:
         log = read_log(path)

@@ -1,4 +1,4 @@
-"""Whether ``data_dir`` holds the data of the recipe, asked before a run is opened; no sample is looked at."""
+"""Check before a run starts that ``data_dir`` holds the data of the recipe, without reading any sample."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from common.errors import DataError
 
 
 def refuse_custom(run: RunConfig, session: SessionConfig) -> None:
-    """Refuse custom data in the closed division, before anything is built; other errors are :func:`require_prepared`'s.
+    """Refuse custom data in the closed division, before anything is built.
+
+    A missing or wrong manifest is no error here; :func:`require_prepared` reports it.
 
     Raises:
-        DataError: the division is closed, and the manifest of the folder says that the data are custom.
+        DataError: the division is closed, and the manifest marks the data as custom.
     """
     if run.declaration.data_format is None:
         return
@@ -28,25 +30,25 @@ def refuse_custom(run: RunConfig, session: SessionConfig) -> None:
 
 
 def require_prepared(run: RunConfig, session: SessionConfig) -> RunConfig:
-    """Compare the folder's manifest with the workload's format and the recipe's samples, if the workload reads one.
+    """Compare the manifest of ``data_dir`` with the recipe's format and sample counts, if the workload has a manifest.
 
-    Manifests of texts count documents and tokens, so that only their format and origin are compared.
+    Manifests of text data count documents and tokens, so only their format and origin are compared.
 
     Returns:
-        ``run``, whose ``data_set`` is ``custom`` where the manifest says that the data are.
+        ``run``; its ``data_set`` becomes ``custom`` if the manifest marks the data as custom.
 
     Raises:
-        DataError: the folder or its manifest is missing, and the message has the commands that make the data; the
-            folder holds the data of another recipe; or the division is closed and the data are custom.
+        DataError: the folder or its manifest is missing (the message has the commands that prepare the data), the
+            folder holds the data of another recipe, or the division is closed and the data are custom.
     """
     if run.declaration.data_format is None:
         return run
     if _is_unprepared(run, session.data_dir):
-        return run  # its samples are counted when the reader opens them
+        return run  # the reader counts the samples when it opens them
     found = manifest.read_alone(session.data_dir, run.declaration.data_format, _remedy(run, session))
     _refuse_custom(run, session, found.custom)
     train_samples = found.counts.get("train_samples", run.train_samples)
-    if run.declaration.train_samples is not None:  # of an epoch, which leaves out some samples of the folder
+    if run.declaration.train_samples is not None:  # an epoch uses only some samples of the folder
         train_samples = min(train_samples, run.train_samples)
     eval_samples = found.counts.get("eval_samples", run.benchmark.eval_samples)
     require_samples(run, session.data_dir, train_samples, eval_samples, found.stand_in)
@@ -54,14 +56,17 @@ def require_prepared(run: RunConfig, session: SessionConfig) -> RunConfig:
 
 
 def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_samples: int, stand_in: bool) -> None:
-    """Compare what ``data_dir`` holds with the recipe.
+    """Compare the sample counts and the origin of the data in ``data_dir`` with the recipe.
+
+    Args:
+        stand_in: whether the data are synthetic.
 
     Raises:
-        DataError: the number of training or evaluation samples differs, or only one of the two is synthetic.
+        DataError: a number of samples differs, or only one of data and recipe is synthetic.
     """
     expected = run.benchmark
     if _is_unprepared(run, data_dir):
-        stand_in = expected.stand_in  # only a manifest says which
+        stand_in = expected.stand_in  # the folder has no manifest that would tell
     if (train_samples, eval_samples, stand_in) != (run.train_samples, expected.eval_samples, expected.stand_in):
         raise DataError(
             f"{data_dir}: holds {train_samples} training and {eval_samples} evaluation samples"
@@ -71,7 +76,7 @@ def require_samples(run: RunConfig, data_dir: Path, train_samples: int, eval_sam
 
 
 def _is_unprepared(run: RunConfig, data_dir: Path) -> bool:
-    """Return whether another tool laid out ``data_dir``, and training reads it as it is."""
+    """Return whether another tool wrote ``data_dir`` and training reads its format directly."""
     reads = run.declaration.reads_unprepared
     return reads is not None and reads(data_dir)
 
@@ -89,12 +94,12 @@ def _remedy(run: RunConfig, session: SessionConfig) -> str:
 
 
 def _commands(run: RunConfig, session: SessionConfig) -> str:
-    """What makes the recipe's data, from a stand-in where the recipe is for one; beside a folder that holds others."""
+    """Return the commands that make the recipe's data, from synthetic raw data if the recipe is for those."""
     name, folder = f"benchmark={run.benchmark.name}", session.data_dir
-    if (folder / manifest.NAME).exists():
+    if (folder / manifest.NAME).exists():  # keep the other data, and use a new folder next to it
         whole = folder.absolute()
         folder = whole.parent / f"{whole.name}-{run.benchmark.name}"
-    scale = Path(run.config_file).stem  # a recipe is called by its scale
+    scale = Path(run.config_file).stem  # a recipe file is named after its scale
     first, raw_folder = f"download {name}", f"{folder}-raw"
     if session.stand_in and run.benchmark.stand_in:
         first = f"generate {name} scale={scale}"

@@ -1,9 +1,9 @@
 """What the driver ``scripts/run.sub`` asks Python: ``python -m common.cli series COMMAND``.
 
-The driver is a shell script that may run where neither PyTorch nor Hydra is installed; what it needs to know of the
-configuration comes from here, inside of the container where there is one, as assignments for its shell. ``open`` tells
-what is to be mounted, ``name`` what the folder of results, mounted, says of the series; they write nothing. ``begin``
-and ``end`` write the folder's ``runs.jsonl``.
+The driver is a shell script and may run on a host without PyTorch and Hydra. It calls these commands, in the container
+if there is one, and evaluates the shell assignments that they print. ``open`` checks the configuration and prints the
+driver's settings, such as mounts. ``name`` prints the series' name, which needs the mounted results folder. Both write
+nothing. ``begin`` and ``end`` write ``runs.jsonl`` in the results folder.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from common.mlperf.seeds import draw_seed, experiment_seed
 from common.mlperf.verdict import judge
 
 LIVE_JOBS = "MLPERF_LIVE_JOBS"
-"""Variable with the scheduler's jobs that are not over, separated by commas, which the driver asks for; ``unknown`` if
-the scheduler did not answer."""
+"""Environment variable with the IDs of the scheduler's live jobs, separated by commas. The driver sets it; its value is
+``unknown`` if the scheduler did not answer."""
 
 Admit = Callable[[Mapping[str, Any]], tuple[RunConfig, SessionConfig, Admission]]
-"""Validates a composed configuration and says what it runs under."""
+"""Function that validates a composed configuration and returns the run, the session and its admission."""
 
 NOT_TRAINING = frozenset(
     {
@@ -63,16 +63,15 @@ NOT_TRAINING = frozenset(
         "timeout_seconds",
     }
 )
-"""Sections of the configuration that do not influence training, or differ between the runs of a series."""
+"""Top-level keys of the configuration that do not influence training, or differ between the runs of a series."""
 
 
 def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]], admit: Admit) -> int:
-    """Run one of the four commands; returns the exit code.
+    """Run one of the four commands; return the exit code.
 
     Args:
-        argv: its arguments.
-        compose: from overrides to the composed configuration.
-        admit: from the composed configuration to the validated one, and what it runs under.
+        argv: command and its arguments.
+        compose: function from overrides to the composed configuration.
     """
     parser = argparse.ArgumentParser(prog="python -m common.cli series", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -109,7 +108,7 @@ def main(argv: Sequence[str], compose: Callable[[Sequence[str]], dict[str, Any]]
 
 
 def assignments(values: Mapping[str, str | int | Sequence[str]]) -> str:
-    """``values`` as assignments that a shell may evaluate: sequences become arrays."""
+    """Return ``values`` as shell assignments, one per line; sequences become arrays."""
     lines = []
     for name, value in values.items():
         if isinstance(value, str | int):
@@ -122,7 +121,7 @@ def assignments(values: Mapping[str, str | int | Sequence[str]]) -> str:
 def open_series(
     tree: Mapping[str, Any], settings: LaunchConfig, environment: Mapping[str, str], admit: Admit
 ) -> dict[str, str | int | Sequence[str]]:
-    """Check the configuration before anything is started; returns what the driver needs to know of it.
+    """Check the configuration before anything starts; return the settings that the driver needs, by shell variable.
 
     Raises:
         ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
@@ -159,13 +158,13 @@ def open_series(
 
 
 def _examined_folders(settings: LaunchConfig, run: RunConfig, session: SessionConfig) -> Sequence[str]:
-    """Options of `doctor`: the folders that every node should see; that of results only if the runs need it shared."""
+    """Return the options of `doctor` for shared folders: the data, and the results if the runs need them shared."""
     output = ["--output-dir", str(settings.results.absolute())] if sharing_needed(run, session) else []
     return [*output, "--data-dir", str(session.data_dir.absolute())]
 
 
 def _examined_system(system: Mapping[str, Any], run: RunConfig, session: SessionConfig) -> Mapping[str, Any]:
-    """What `doctor` examines the nodes by: the system, with the GPUs of each node that the scale needs as a limit."""
+    """Return the system whose limits `doctor` checks, with the scale's GPUs per node as a lower limit."""
     if not run.scale.gpu or session.device == "cpu":
         return system
     limits = run.system.limits
@@ -176,7 +175,7 @@ def _examined_system(system: Mapping[str, Any], run: RunConfig, session: Session
 
 
 def _obstacles(run: RunConfig, session: SessionConfig, environment: Mapping[str, str]) -> Sequence[str]:
-    """What would keep the runs of real data out of a submission, to be said before they run."""
+    """Return reasons why the runs could not be submitted, as messages; empty for synthetic data."""
     if run.benchmark.stand_in:
         return ()
     found = [
@@ -199,10 +198,10 @@ def _check_nodes(run: RunConfig, environment: Mapping[str, str]) -> None:
 
 
 def series_name(settings: LaunchConfig, environment: Mapping[str, str]) -> str:
-    """The named series, that of the job which was queued again, or a new one called by date and time.
+    """Return the name of the series: ``launch.series``, the last series of a requeued job, or the current time.
 
     Raises:
-        ConfigError: there is no series of the name that was given.
+        ConfigError: ``launch.series`` does not exist.
     """
     if settings.series is not None:
         if read_series(settings.results, settings.series) is None:
@@ -224,9 +223,12 @@ def begin(
     environment: Mapping[str, str],
     admit: Admit,
 ) -> dict[str, str | int | Sequence[str]]:
-    """Note the next experiment of a series before it runs; experiment 0 says that the series is complete.
+    """Record the next experiment in ``runs.jsonl`` before it runs; return its values for the driver.
 
-    Experiments that an earlier job left without an end are closed first.
+    ``experiment`` is 0 if the series is complete. Experiments that an earlier job left without an end are closed first.
+
+    Raises:
+        ConfigError: the series has another configuration, the log exists, or an earlier job may still run.
     """
     run, session, admission = admit(tree)
     if run.evaluation.by_command:
@@ -285,16 +287,16 @@ def begin(
         "own": [
             f"seed={entry.seed}",
             override("output_dir", output_dir),
-            # The rules want all checkpoints up to the passing one of one run in a result.
+            # The rules require one run per result to evaluate all checkpoints up to the passing one.
             *(["evaluation.all=true"] if number == 1 and run.evaluation.offline else []),
         ],
     }
 
 
 def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
-    """Refuse to close the experiment of another job that is still there, or may be; a lock keeps other drivers away."""
+    """Raise a ConfigError if the unfinished experiment belongs to another job, which may still run."""
     job, this_job = left.begin.job, environment.get("SLURM_JOB_ID")
-    if job is None or job == this_job:
+    if job is None or job == this_job:  # a lock admits one driver per series
         return
     live = environment.get(LIVE_JOBS, "unknown").split(",")
     what = f"launch.series={left.begin.series}: job {job}"
@@ -310,7 +312,7 @@ def _require_over(left: Experiment, environment: Mapping[str, str]) -> None:
 
 
 def configuration_hash(tree: Mapping[str, Any]) -> str:
-    """SHA-256 over everything in the configuration that influences training, but the seed."""
+    """Return the SHA-256 of all configuration that influences training, except the seed."""
     kept = {key: value for key, value in tree.items() if key not in NOT_TRAINING}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -318,15 +320,18 @@ def configuration_hash(tree: Mapping[str, Any]) -> str:
 def end(
     settings: LaunchConfig, name: str, number: int, exit_code: int, step_errors: Path | None, reason: str = ""
 ) -> int:
-    """Note what came of an experiment, close its log if nobody has, and say on standard error what ended it early.
+    """Record the outcome of an experiment, close its log if it is open, and report on standard error why it failed.
 
-    That is ``reason``, or else a full disk, the rank that failed, or what srun itself complains of.
+    The reported cause is ``reason`` if given, else a full disk, the rank that failed first, or the error of srun.
+
+    Args:
+        step_errors: file with the error output of srun.
 
     Returns:
-        the experiments of the series that are still to run.
+        the number of experiments of the series that still have to run.
 
     Raises:
-        DataError: the series has no such experiment, or it has ended already.
+        DataError: the series has no such experiment, or the experiment has already ended.
     """
     left = [run for run in _experiments(settings.results, name) if run.begin.experiment == number]
     if not left:

@@ -1,4 +1,4 @@
-"""How a series of experiments is launched: the ``launch`` section of the configuration."""
+"""The ``launch`` section of the configuration: how a series of experiments is launched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Container = Literal["none", "pyxis", "apptainer", "docker"]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Shell commands of the site, run on the machine of the driver. One that fails before a run ends the job."""
+    """Site-specific shell commands, run on the driver's machine; if one before a job or run fails, the job ends."""
 
     pre_job: tuple[str, ...] = ()
     pre_run: tuple[str, ...] = ()
@@ -26,21 +26,21 @@ class Hooks:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How experiments are launched.
+    """Options for launching a series of experiments.
 
     Attributes:
-        experiments: runs of the series; declared in ``runs.jsonl`` before the first.
-        results: folder of logs; made if missing.
-        container: what runs the ranks.
-        image: of the container: a registry's reference, or a file for pyxis and apptainer.
-        mounts: further ``HOST:CONTAINER[:ro]`` besides source, data and results, which keep their paths.
-        environment: names of further variables that enter a docker container.
+        experiments: number of runs in the series; ``runs.jsonl`` declares it before the first run.
+        results: folder for logs; created if missing.
+        container: container runtime of the ranks.
+        image: container image: a registry reference, or a file for pyxis and apptainer.
+        mounts: additional mounts, ``HOST:CONTAINER[:ro]``. Source, data and results are always mounted at their paths.
+        environment: names of additional variables to pass into a docker container.
         clear_caches: drop the page cache of every node before each run.
-        drop_caches: command that does so; it must not ask for a password.
-        doctor: qualify all nodes before the first run.
-        run_minutes: limit of one run; None for the job's own.
-        requeue: queue the job again after an interruption, to go on with the next experiment.
-        series: go on with this series; None starts one, or finds the requeued job's own.
+        drop_caches: command that drops the page cache; it must not ask for a password.
+        doctor: check all nodes with `doctor` before the first run.
+        run_minutes: time limit of one run; None leaves only the job's limit.
+        requeue: requeue the job after an interruption; it continues with the next experiment.
+        series: name of the series to continue; None starts a new one, or continues that of the requeued job.
     """
 
     experiments: Annotated[int, AtLeast(1, "a series has at least one")]
@@ -68,10 +68,10 @@ class LaunchConfig:
 
     @classmethod
     def load(cls, tree: Mapping[str, Any]) -> LaunchConfig:
-        """Build it from the composed configuration.
+        """Build the options from the composed configuration.
 
         Raises:
-            ConfigError: unknown key, wrong type, or settings that do not go together.
+            ConfigError: a key is unknown, a type is wrong, or settings contradict each other.
         """
         section = tree.get("launch")
         if isinstance(section, Mapping) and section.get("clear_caches") in (0, 1):  # CLEAR_CACHES=1, as DGX users write

@@ -1,7 +1,6 @@
-"""The named network settings of ``configs/system`` as variables of NCCL.
+"""Convert the network settings of ``configs/system`` to environment variables of NCCL.
 
-Names and meanings: NCCL user guide, section on environment variables; which of them MLPerf submissions use:
-docs/launching.md.
+The NCCL user guide documents the variables; docs/launching.md lists those that MLPerf submissions use.
 """
 
 from __future__ import annotations
@@ -12,19 +11,17 @@ from collections.abc import Mapping
 from common.config.schema import NetworkConfig
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables with the settings of PyTorch's allocator, by its newer and its older name."""
+"""Environment variables with the settings of PyTorch's allocator: the current and the old name."""
 
 
 def variables(network: NetworkConfig, environment: Mapping[str, str]) -> dict[str, str]:
-    """NCCL's variables for ``network``; what is None stays NCCL's own choice, with one exception.
+    """Return NCCL's environment variables for ``network``.
 
-    NCCL registers the buffers of captured collectives by itself, and takes each for part of one allocation. Expandable
-    segments are of many: on two H200 the first replays of a graph with all-to-alls never ended (NCCL 2.28; so also
-    pytorch/pytorch issue 158029). With them nothing is registered unless ``network`` asks for it.
+    A setting of None leaves the choice to NCCL, with one exception: with expandable segments, buffers are not
+    registered for captured graphs.
 
     Args:
-        network: the settings.
-        environment: of this process, with what the recipe adds to it.
+        environment: environment of this process, including the variables of the recipe.
     """
     chosen = {}
     if network.sharp:
@@ -34,6 +31,8 @@ def variables(network: NetworkConfig, environment: Mapping[str, str]) -> dict[st
     if network.user_buffers is not None:
         chosen["NCCL_GRAPH_REGISTER"] = chosen["NCCL_LOCAL_REGISTER"] = str(int(network.user_buffers))
     elif _expandable_segments(environment):
+        # NCCL assumes that a registered buffer is part of one allocation; an expandable segment consists of many.
+        # On two H200 the first replays of a graph with all-to-alls hung (NCCL 2.28; see pytorch/pytorch issue 158029).
         chosen["NCCL_GRAPH_REGISTER"] = "0"
     if network.nvls is not None:
         chosen["NCCL_NVLS_ENABLE"] = str(int(network.nvls))

@@ -1,15 +1,15 @@
-"""A series: experiments launched one after the other with one configuration, and the file that remembers them.
+"""A series is a set of experiments with one configuration, launched one after the other and recorded in a file.
 
-A folder of results holds, beside the logs, ``runs.jsonl``: one JSON object a line, one before and one after each
-experiment, never changed afterwards. It is what tells a complete series from a picked one::
+The file ``runs.jsonl`` in the results folder has one JSON object per line: one written before and one after each
+experiment, and never changed. It proves that no experiment of a series was left out::
 
     results/
         runs.jsonl
-        <series>_<i>.log       everything that experiment i printed; the log of a submission
+        <series>_<i>.log       complete output of experiment i; the log of a submission
         <series>_<i>/          its output_dir: mlperf.log, metrics, checkpoints, summary
         <series>_system.yaml   the system's settings and limits
-        <series>_doctor.json   what `doctor` found on the nodes before the first experiment
-        <series>.lock          locked by the series' driver while it runs; names its host and process
+        <series>_doctor.json   result of `doctor` on the nodes before the first experiment
+        <series>.lock          locked by the driver while it runs; contains the driver's host and process
 """
 
 from __future__ import annotations
@@ -32,29 +32,28 @@ from common.untrusted.regular_file import open_regular
 RUNS_FILE = "runs.jsonl"
 
 FILE_BYTES = 16 * 2**20
-"""The largest ``runs.jsonl`` that is read: tens of thousands of experiments."""
+"""Largest accepted size of ``runs.jsonl``, enough for tens of thousands of experiments."""
 LINE_BYTES = 2**20
+"""Largest accepted size of one line of ``runs.jsonl``."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """What is known of an experiment before it runs.
+    """Entry of ``runs.jsonl`` that is written before an experiment.
 
     Attributes:
-        series: name of the series, the date and time of its first launch.
+        series: name of the series: date and time of its first launch.
         experiment: number in the series, from 1.
-        declared: experiments that the series was declared to have before its first.
-        time: of the launch, ISO 8601 in UTC.
-        seed: of the run, drawn by the launcher.
-        commit: of the source; None outside of a repository.
-        dirty: whether the source differed from the commit; None outside of a repository.
-        configuration: SHA-256 of everything that influences training but the seed.
-        benchmark: as on the command line.
-        scale: nodes x ranks of a node, such as ``8x8``.
-        ruleset: version that the run is logged under.
-        log, output_dir: names in the folder of results.
-        job: of the scheduler; None without one.
-        overrides: the arguments of ``train``.
+        declared: number of experiments in the series, declared before the first one.
+        time: time of the launch, ISO 8601 in UTC.
+        commit: commit of the source; None outside a repository.
+        dirty: whether the source differed from the commit; None outside a repository.
+        configuration: SHA-256 of all configuration that influences training, except the seed.
+        scale: nodes x ranks per node, such as ``8x8``.
+        ruleset: version of the rules in the log.
+        log, output_dir: names in the results folder.
+        job: job ID of the scheduler; None without a scheduler.
+        overrides: arguments of ``train``.
     """
 
     series: str
@@ -76,17 +75,15 @@ class Begin:
 
 @dataclass(frozen=True)
 class End:
-    """What came of an experiment.
+    """Entry of ``runs.jsonl`` that is written after an experiment: its outcome.
 
     Attributes:
-        series, experiment: which one.
         time: ISO 8601 in UTC.
-        exit_code: of its step; None when the launcher itself was ended before it could know.
-        status: ``success``; ``aborted``, the clock ran and the target was not reached; ``not started``, there was no
-            ``run_start``.
-        minutes: from run_start to run_stop; None without them.
-        verdict: the log's.
-        reason: why it ended early; empty if it did not.
+        exit_code: exit code of the run; None if the launcher ended before the run did.
+        status: ``success``; ``aborted``: started without reaching the target; ``not started``: no ``run_start``.
+        minutes: minutes from run_start to run_stop; None if either is missing.
+        verdict: verdict on the log (see :mod:`common.mlperf.verdict`).
+        reason: why the experiment ended early; empty if it did not.
     """
 
     series: str
@@ -101,7 +98,7 @@ class End:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One experiment; ``end`` is None while it runs, or when nothing could be written after it."""
+    """One experiment; ``end`` is None while it runs, or if the launcher could not record its end."""
 
     folder: Path
     begin: Begin
@@ -124,12 +121,12 @@ class Series:
 
     @property
     def started(self) -> int:
-        """Experiments that are runs: all but those that ended before ``run_start``."""
+        """Number of experiments that count as runs: all except those that ended before ``run_start``."""
         return sum(run.end is None or run.end.status != "not started" for run in self.experiments)
 
     @property
     def doctors(self) -> tuple[Path, ...]:
-        """What `doctor` found on the nodes, in one file for each job that the series ran in; empty without any."""
+        """Files with the results of `doctor`, one per job that the series ran in; possibly empty."""
         first = self.folder / f"{self.name}_doctor.json"
         later = sorted(self.folder.glob(f"{glob.escape(self.name)}_doctor_*.json"))
         return tuple(path for path in (first, *later) if path.is_file())
@@ -147,10 +144,10 @@ def going_on(series: Series) -> str:
 
 
 def append(folder: Path, entry: Begin | End) -> None:
-    """Add one line to the folder's ``runs.jsonl``, in one write, under a lock.
+    """Append one line to the folder's ``runs.jsonl``, in one write, under a lock.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     kind = "begin" if isinstance(entry, Begin) else "end"
     line = json.dumps({"event": kind, **asdict(entry)}) + "\n"
@@ -165,12 +162,12 @@ def append(folder: Path, entry: Begin | End) -> None:
 
 
 def read_runs(folder: Path) -> list[Series]:
-    """Return the series of a folder of results, in the order of their first experiment; empty without ``runs.jsonl``.
+    """Return the series of a results folder, in the order of their first experiments; empty without ``runs.jsonl``.
 
-    A series whose entries contradict each other is left out, with a message on standard error, if there are others.
+    A series with contradictory entries is skipped with a message on standard error, if there are valid ones.
 
     Raises:
-        DataError: the file is damaged or larger than any launcher's, or all of its series contradict themselves.
+        DataError: the file is damaged or too large, or every series has contradictory entries.
     """
     sound, damaged = _read(folder)
     for name, error in damaged.items():
@@ -181,10 +178,10 @@ def read_runs(folder: Path) -> list[Series]:
 
 
 def read_series(folder: Path, name: str) -> Series | None:
-    """Return one series of a folder of results, whatever state the others are in; None if there is none of the name.
+    """Return the series ``name`` of a results folder, or None if it does not exist; ignore invalid other series.
 
     Raises:
-        DataError: the file is damaged or larger than any launcher's, or the series contradicts itself.
+        DataError: the file is damaged or too large, or the series has contradictory entries.
     """
     sound, damaged = _read(folder)
     if name in damaged:
@@ -193,7 +190,7 @@ def read_series(folder: Path, name: str) -> Series | None:
 
 
 def _read(folder: Path) -> tuple[list[Series], dict[str, DataError]]:
-    """Return the sound series, and by the names of the others the first contradiction in each."""
+    """Return the valid series, and the first contradiction of each invalid series by its name."""
     path = folder / RUNS_FILE
     if not os.path.lexists(path):
         return [], {}
@@ -231,7 +228,7 @@ def _lines(path: Path) -> list[bytes]:
 
 def _begin(where: str, runs: dict[int, Experiment], new: Experiment) -> None:
     begin = new.begin
-    if runs and next(reversed(runs)) >= begin.experiment:  # they ascend
+    if runs and next(reversed(runs)) >= begin.experiment:  # numbers must ascend
         raise DataError(f"{where}: experiment {begin.experiment} of {begin.series} begins twice or out of order")
     if runs and (declared := next(iter(runs.values())).begin.declared) != begin.declared:
         raise DataError(

@@ -1,7 +1,7 @@
-"""One line of ``runs.jsonl`` into checked values: nothing that a launcher does not write is taken.
+"""Parse one line of ``runs.jsonl`` and accept only values that the launcher could have written.
 
-The file is evidence, and may have been written or edited by anybody. Every field is there, has its own type and a
-value that the launcher could have written; names are names of files in the folder and nothing else.
+The file is evidence, and anybody may have written or edited it. Every field must be present, with its type and a valid
+value. File names must be plain names, without a folder.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Status = Literal["success", "aborted", "not started"]
 Kind = Literal["begin", "end"]
 
 EXPERIMENTS = 100_000
-"""The largest number of an experiment."""
+"""Largest number of experiments in a series."""
 NAME_CHARACTERS = 200
 ARGUMENTS = 10_000
 _INT64_MAX = 2**63 - 1
@@ -31,7 +31,7 @@ _SCALE = re.compile(r"[1-9]\d{0,5}x[1-9]\d{0,5}")
 
 
 class _Wrong(Exception):
-    """What a value should be."""
+    """A value is invalid; the message describes a valid one."""
 
 
 def _text(value: object) -> str:
@@ -150,18 +150,17 @@ FIELDS: dict[Kind, dict[str, Callable[[object], Any]]] = {
         "reason": _text,
     },
 }
-"""Every field of the two kinds of lines, and what checks its value."""
+"""Fields of the two kinds of lines, each with the function that checks and converts its value."""
 
 
 def parse_entry(where: str, line: bytes) -> tuple[Kind, dict[str, Any]]:
-    """Kind and checked values of one line.
+    """Return the kind and the checked values of one line.
 
     Args:
-        where: file and number of the line, for messages.
-        line: its bytes.
+        where: file and line number, for messages.
 
     Raises:
-        DataError: it is no UTF-8, no JSON object, or a field is unknown, missing or wrong; the message names it.
+        DataError: the line is not a JSON object in UTF-8, or a field is unknown, missing or wrong.
     """
     try:
         fields = parse_object(line.decode())

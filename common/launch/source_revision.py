@@ -1,4 +1,4 @@
-"""Which source runs: the commit, and whether anything differs from it."""
+"""Find the git commit of the running source, and whether the source differs from it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT, DIRTY = "MLPERF_SUITE_COMMIT", "MLPERF_SUITE_DIRTY"
-"""Variables that say so where there is no git: inside of a container."""
+"""Environment variables that give the source's state inside a container, where git is missing."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The state of the source; None where neither git nor the environment tells."""
+    """Commit of the source, and whether the source differs from it; None if unknown."""
 
     commit: str | None
     dirty: bool | None
 
 
 def find_source(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> Source:
-    """The source below ``root``; the variables, where they are set, come first."""
+    """Return the state of the source below ``root``; the environment variables take precedence over git."""
     if environment.get(COMMIT):
         return Source(environment[COMMIT], environment.get(DIRTY, "true") != "false")
     commit = _git(root, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""Why a Slurm step failed: one message from what ``srun`` printed about its tasks."""
+"""Find out why a Slurm step failed, from the error output of ``srun``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from common.errors import FULL_DISK
 
 TASK_LINE = re.compile(r"srun: error: (?P<node>\S+): tasks? (?P<tasks>[\d,\-]+): (?P<what>.+)")
 LAST_BYTES = 2**16
-"""Of a log, in which the message of a run that failed is looked for."""
+"""Size of the end of a log that is searched for the message of a failed run."""
 EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
 def complaint(lines: Iterable[str]) -> str | None:
-    """What srun says before it comes to any task, such as that the job is too small for the step; None if nothing."""
+    """Return the first error of srun that concerns no task, such as a job too small for the step; None without one."""
     prefix = "srun: error: "
     words = (line.partition(prefix)[2].strip() for line in lines if prefix in line and not TASK_LINE.search(line))
     return next((f"srun: {text}" for text in words if text), None)
 
 
 def full_disk(log: Path) -> str | None:
-    """Return the reason if a run ended because a disk is full: its own message, or the disk of the log; else None."""
+    """Return a message if a full disk ended the run, according to its log or the log's disk; else None."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -42,9 +42,9 @@ def full_disk(log: Path) -> str | None:
 
 
 def explain(lines: Iterable[str]) -> str | None:
-    """The rank that failed first and how; None where a rank has said why itself, or none failed.
+    """Return a message about the rank that failed first; None if that rank printed the reason itself, or none failed.
 
-    Ranks that ended because they lost another are passed over: theirs is not the cause.
+    Ranks that ended because they lost the connection to another rank are skipped: they are not the cause.
     """
     lost = False
     for line in lines:

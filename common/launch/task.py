@@ -1,8 +1,8 @@
-"""One rank, or the ranks of one machine, of a launched run: ``python -m common.cli task [COMMAND] OVERRIDE…``.
+"""Run one rank, or the ranks of one machine: ``python -m common.cli task [COMMAND] OVERRIDE…``.
 
-Rank 0 prints the lines by which a system administrator times a job: when the program started and ended, and
-``RESULT,<name>,<seed>,<seconds>,<user>,<start>``. These are wall-clock seconds of the process, its initialisation
-included: not the score.
+Rank 0 prints lines for timing the job: when the program started and ended, and
+``RESULT,<name>,<seed>,<seconds>,<user>,<start>``. The seconds are wall-clock time of the process, including
+initialization; they are not the MLPerf score.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMMANDS = ("train", "bench", "doctor")
 
 
 def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
-    """Run ``COMMAND`` (``train`` if none is named) with its arguments by ``run``; returns its exit code."""
+    """Pass ``COMMAND`` (default ``train``) and its arguments to ``run``; return the exit code."""
     command, rest = (argv[0], list(argv[1:])) if argv and argv[0] in COMMANDS else ("train", list(argv))
     try:
         first = find_rank_info(os.environ).rank == 0
@@ -50,7 +50,7 @@ def _value(arguments: Sequence[str], key: str, default: str) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may know no name for the user
+    except (KeyError, OSError):  # a container may have no name for the user
         return str(os.getuid())
 
 

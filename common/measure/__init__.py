@@ -1,1 +1,1 @@
-"""How a node does with every workload: the step on some of its GPUs and on all of them, in one table."""
+"""Measure the training step of every workload on some GPUs of a node and on all of them, in one table."""

@@ -17,15 +17,15 @@ from common.measure.table import Outcome, table
 
 SCALE = "8xH200"
 SECONDS = 300.0
-"""That one measurement may take; it is stopped then, and counts as failed."""
+"""Time limit of one measurement; a longer one is stopped and counts as failed."""
 TIMED = 5.0
-"""Seconds that the timed iterations of a step take at most, all repetitions together (``bench.seconds``)."""
+"""Upper limit in seconds for the timed iterations of a step, all repetitions together (``bench.seconds``)."""
 REPETITIONS = 3
-"""Of the timed iterations; the median counts (``bench.repetitions``)."""
+"""Number of repetitions of the timed iterations; the median counts (``bench.repetitions``)."""
 
 
 def devices() -> list[str]:
-    """Names of the GPUs that this process sees, in the words of ``CUDA_VISIBLE_DEVICES``."""
+    """Return the names of the GPUs that this process sees, as in ``CUDA_VISIBLE_DEVICES``."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -35,19 +35,19 @@ def devices() -> list[str]:
 
 
 def counts_up_to(most: int) -> list[int]:
-    """Powers of two, and ``most`` itself."""
+    """Return the powers of two up to ``most``, and ``most`` itself, in ascending order."""
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
 
 def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
-    """Measure, print the table, and keep it with every figure; returns 1 if a measurement failed.
+    """Measure, print the table, and save it with all figures; return 1 if a measurement failed, else 0.
 
     Args:
         argv: see ``mlperf-suite measure --help``.
-        benchmarks: all that there are.
+        benchmarks: names of all benchmarks.
 
     Raises:
-        ConfigError: there is nothing to measure, or not with what this machine has.
+        ConfigError: there is nothing to measure, or this machine has too few GPUs.
     """
     parser = argparse.ArgumentParser(prog="mlperf-suite measure", description=__doc__)
     parser.add_argument("benchmarks", nargs="*", metavar="BENCHMARK", help="default: all that have the recipe")
@@ -62,7 +62,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     if unknown := sorted(set(arguments.benchmarks) - set(benchmarks)):
         raise ConfigError(f"measure: no benchmark {unknown[0]!r}; there are {', '.join(sorted(benchmarks))}")
     on_cpu = "device=cpu" in arguments.override
-    find_rank_info(os.environ)  # its benches would all fail
+    find_rank_info(os.environ)  # raises if the environment is wrong, since every bench would fail
     names = [] if on_cpu else devices()
     gpus = arguments.gpus or (counts_up_to(len(names)) if names else [])
     if not gpus and on_cpu:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str], benchmarks: Collection[str]) -> int:
     outcomes: list[Outcome] = []
     for outcome in node.measure(jobs):
         outcomes.append(outcome)
-        (arguments.output / "table.md").write_text(table(outcomes) + "\n")  # whoever ends this has what there is
+        (arguments.output / "table.md").write_text(table(outcomes) + "\n")  # an interrupted command leaves a table too
     print(table(outcomes))
     return int(any(outcome.figures is None for outcome in outcomes))
 
@@ -103,7 +103,7 @@ def _counts(text: str) -> list[int]:
 
 
 def _words(overrides: Sequence[str], data: Path | None) -> Callable[[Job], list[str]]:
-    """Of every bench, behind those of its job."""
+    """Return the function that gives the arguments which follow the job's arguments in each ``bench`` command."""
     return lambda job: [
         f"bench.seconds={TIMED}",
         f"bench.repetitions={REPETITIONS}",

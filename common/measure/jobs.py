@@ -1,4 +1,4 @@
-"""Which measurements a node makes, and with which words ``bench`` makes one."""
+"""List the measurements of a node, and the ``bench`` arguments of each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 _SCALE = re.compile(r"(\d+)x(\D\w*)")
 
 MADE_UP = {
-    "rgat": ("model.example_papers=8417068",),  # of IGBH's 269 million: in a small graph seeds have few neighbours
-    "stable_diffusion": ("model.zero_std=0.02",),  # layers that begin as zeros take less power until they have learnt
+    "rgat": ("model.example_papers=8417068",),  # of IGBH's 269 million; in a smaller graph, seeds have few neighbours
+    "stable_diffusion": ("model.zero_std=0.02",),  # layers initialized to zero use less power until they are trained
 }
-"""What makes the synthetic batches of a recipe of GPUs cost what those of training do."""
+"""Overrides by benchmark that make a step on synthetic batches as expensive as in training; for GPU recipes only."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,11 @@ class Job:
     """One measurement.
 
     Attributes:
-        benchmark: our name.
-        gpus: how many it has at a time.
-        scale: the recipe.
-        whole_run: reader and evaluations too.
-        copies: how many are started together, each on GPUs of its own: one on every GPU of the node, where the step of
-            several GPUs is compared with that of each alone.
+        gpus: number of GPUs of each copy.
+        scale: name of the recipe.
+        whole_run: whether to measure the reader and evaluations too, not only the step.
+        copies: number of copies that run at the same time on separate GPUs. A step on one GPU runs on every GPU of the
+            node if it is compared with a step on several GPUs.
     """
 
     benchmark: str
@@ -36,16 +35,16 @@ class Job:
 
     @property
     def taken(self) -> int:
-        """GPUs of all copies."""
+        """Number of GPUs of all copies together."""
         return self.gpus * self.copies
 
     @property
     def name(self) -> str:
-        """Of its files."""
+        """Name of the measurement's files, without extension."""
         return f"{self.benchmark}-{self.gpus}"
 
     def words(self) -> list[str]:
-        """What ``bench`` is told about benchmark and scale."""
+        """Return the arguments of ``bench``."""
         told = _SCALE.fullmatch(self.scale)
         apart = (
             []
@@ -61,18 +60,18 @@ class Job:
 def jobs_of(
     scales: Mapping[str, Collection[str]], scale: str, gpus: Sequence[int], with_data: Collection[str], node: int
 ) -> list[Job]:
-    """Every measurement: first those that take the whole node, by benchmark, then smaller ones, which fill it.
+    """Return all measurements: first those that use the whole node, by benchmark, then the smaller ones.
 
-    One GPU alone is measured on all GPUs of the node at the same time, where several are measured too. A number of
-    GPUs has the recipe of its own where there is one, such as ``4xH200``, since what fits differs; else it has the one
-    that is asked for, with fewer ranks.
+    If several GPUs are measured too, one GPU is measured on every GPU of the node at the same time. A number of GPUs
+    uses its own recipe if there is one, such as ``4xH200``, because its memory limits differ; otherwise it uses
+    ``scale`` with that number of ranks.
 
     Args:
-        scales: recipes of each benchmark.
-        scale: the recipe that is measured, such as ``8xH200``; benchmarks without it are left out.
-        gpus: numbers of GPUs.
-        with_data: benchmarks of which there are prepared data: the run is measured on the most GPUs.
-        node: GPUs of the node.
+        scales: names of the recipes of each benchmark.
+        scale: recipe to measure, such as ``8xH200``; benchmarks without it are skipped.
+        gpus: numbers of GPUs to measure.
+        with_data: benchmarks with prepared data; the whole run is measured on the largest number of GPUs.
+        node: number of GPUs in the node.
     """
     made = []
     for benchmark, known in sorted(scales.items()):

@@ -1,4 +1,4 @@
-"""Runs measurements on the GPUs of a node: each on GPUs of its own, as many beside each other as there is room for."""
+"""Run measurements on the GPUs of a node, each on separate GPUs, and as many at the same time as GPUs are free."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class _Copy:
-    """One bench of a measurement.
+    """One ``bench`` process of a measurement.
 
     Attributes:
-        process: leads a process group.
-        places: its GPUs.
-        report, log: its files.
+        process: leader of a process group.
+        places: indices of the GPUs in the node.
+        report, log: output files.
     """
 
     process: subprocess.Popen[bytes]
@@ -47,14 +47,13 @@ class _Copy:
 
 @dataclass
 class _Started:
-    """A measurement whose benches have been started.
+    """A measurement whose ``bench`` processes have been started.
 
     Attributes:
-        job: the measurement.
-        places: GPUs that nothing else may use while it goes on.
-        copies: benches that have not ended.
-        turn: the file that its benches wait for with everything imported, as long as it is locked.
-        ends: when it counts as failed, by the monotonic clock; infinite before its turn.
+        places: indices of the GPUs reserved for the measurement.
+        copies: processes that have not ended.
+        turn: locked file; the processes import everything and then wait until it is unlocked.
+        ends: deadline by the monotonic clock; infinite while the file is locked.
     """
 
     job: Job
@@ -64,12 +63,12 @@ class _Started:
     ends: float = math.inf
 
     def begin(self, seconds: float) -> None:
-        """Let the benches use their GPUs, for as many ``seconds``."""
+        """Let the processes use their GPUs for at most ``seconds``."""
         fcntl.flock(self.turn, fcntl.LOCK_UN)
         self.ends = time.monotonic() + seconds
 
     def end(self) -> None:
-        """End what still runs."""
+        """End all processes that still run."""
         for copy in self.copies:
             _end(copy.process)
         self.turn.close()
@@ -79,12 +78,12 @@ class Node:
     """The GPUs of this node, and the measurements on them.
 
     Args:
-        gpus: how many.
-        names: of them, as ``CUDA_VISIBLE_DEVICES`` has them; empty where processors stand in for GPUs.
-        output: folder of figures and logs.
-        seconds: that a measurement may take.
-        words: of every bench, behind those of its job.
-        apart: one measurement after the other, and none is started before the one ahead of it has ended.
+        gpus: number of GPUs.
+        names: names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``; empty if CPUs replace GPUs.
+        output: folder for figures and logs.
+        seconds: time limit of a measurement.
+        words: function from a job to the ``bench`` arguments that follow the job's arguments.
+        apart: whether to start each measurement only after the one before has ended.
     """
 
     def __init__(
@@ -102,15 +101,14 @@ class Node:
         self._next: _Started | None = None  # imports while others are measured
 
     def measure(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """What becomes of each, as they end.
+        """Run the jobs and yield an outcome for each copy when it ends.
 
-        The first in order that fits is started wherever GPUs are free. One that needs all of them is started ahead, as
-        soon as another begins: it imports while that one builds and compiles, and waits for its turn before it touches
-        a GPU. Readers and evaluations need the node's processors: nothing runs beside a whole run. Whoever stops
-        asking, or SIGTERM, ends all that runs.
+        Whenever GPUs are free, the first waiting job that fits is started. A job that needs all GPUs is started early:
+        it imports while the job before it runs, and touches no GPU before its turn. A whole run has the node to itself,
+        because its reader and evaluations need the CPUs. SIGTERM, or closing the iterator, ends all processes.
 
         Raises:
-            ValueError: a job needs more GPUs than there are.
+            ValueError: a job needs more GPUs than the node has.
         """
         for job in jobs:
             if job.taken > self._gpus:
@@ -203,10 +201,10 @@ def _outcome(job: Job, copy: _Copy, late: bool) -> Outcome:
 
 @contextlib.contextmanager
 def _ending_by_sigterm() -> Iterator[None]:
-    """Within it SIGTERM is an exit like others, on the way of which measurements are ended."""
+    """Turn SIGTERM into SystemExit within the context, so that ``finally`` blocks end the measurements."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another must not stop what ends them
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the cleanup
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -217,7 +215,7 @@ def _ending_by_sigterm() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a bench and its ranks."""
+    """End a ``bench`` process and its ranks: SIGTERM first, then SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

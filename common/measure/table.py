@@ -1,4 +1,4 @@
-"""The table of a node: what each workload does on one GPU, on several and on all, beside published runs."""
+"""Build the table of a node: speed of each workload on one, several and all GPUs, next to published runs."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ ATTRIBUTION = (
     "waiting, ms",
 )
 MOST_VALUES = 4
-"""Ranks up to which a cell has the value of each; of more it has the smallest and the largest."""
+"""Largest number of ranks for which a cell lists every value; for more, it has the smallest and the largest."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a measurement.
+    """Result of one copy of a measurement.
 
     Attributes:
-        job: the measurement.
-        figures: as ``bench.report`` has them; None where it failed.
-        failure: the last line of what it said, where it failed.
-        places: the GPUs that it had, counted from 0 among those of the node.
+        figures: content of ``bench.report``; None if the measurement failed.
+        failure: reason of a failure, with the last line of output; else empty.
+        places: indices of the GPUs in the node, from 0.
     """
 
     job: Job
@@ -63,15 +62,15 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """Of the measurement, and of its GPU where others do the same."""
+        """Name of the measurement; with several copies, it includes the GPU."""
         return self.job.name if self.job.copies == 1 else f"{self.job.name} (GPU {self.places[0]})"
 
 
 def published_rates(scale: str = "") -> dict[str, str]:
-    """Benchmark to the rate of one GPU in a published run, in words.
+    """Return the rate per GPU of a published run for each benchmark, as text.
 
     Args:
-        scale: such as ``8xH100``: runs on its accelerator, where they are known, else the first that is known.
+        scale: recipe such as ``8xH100``; runs on the same accelerator are preferred over the first known run.
     """
     rates: dict[str, str] = {}
     for entry in sorted(
@@ -83,7 +82,7 @@ def published_rates(scale: str = "") -> dict[str, str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A table in Markdown, one of what several GPUs lose and to what, and behind them what failed or does not count."""
+    """Return the Markdown table, a second one that attributes the loss of several GPUs, and a list of failures."""
     published = {outcome.job.scale: published_rates(outcome.job.scale) for outcome in outcomes}
     measured = sorted(
         (outcome for outcome in outcomes if outcome.figures is not None),
@@ -108,7 +107,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _alone(outcome: Outcome, measured: Sequence[Outcome]) -> list[Mapping[str, Any]]:
-    """Figures of each GPU of ``outcome`` alone; none where those of one are missing."""
+    """Return the one-GPU figures of every GPU of ``outcome``; empty if any of them is missing."""
     found = {
         one.places: one.figures
         for one in measured
@@ -119,9 +118,9 @@ def _alone(outcome: Outcome, measured: Sequence[Outcome]) -> list[Mapping[str, A
 
 
 def _attribution(outcome: Outcome, ones: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each part of the time costs that several GPUs take longer than the fastest of them alone.
+    """Return a row that splits the additional step time of several GPUs over the fastest single GPU into its causes.
 
-    Empty where it is not known, or where a GPU alone has other samples than its share.
+    The row is empty if figures are missing, or if a single GPU had another number of samples than its share.
     """
     figures = outcome.figures
     assert figures is not None
@@ -146,7 +145,7 @@ def _attribution(outcome: Outcome, ones: Sequence[Mapping[str, Any]]) -> list[st
 
 
 def _values(values: Sequence[float | None], form: str) -> str:
-    """The value of each rank, or the smallest and the largest of many; empty where they are not known."""
+    """Format the known values of all ranks, or the range of many; empty if none is known."""
     known = [value for value in values if value is not None]
     if len(known) > MOST_VALUES:
         return f"{form.format(min(known))} to {form.format(max(known))}"
@@ -183,12 +182,12 @@ def _cells(outcome: Outcome, alone: Sequence[Mapping[str, Any]], published: str)
 
 
 def _shares(run: Mapping[str, float], rate: float) -> str:
-    """What a run keeps of its step's rate, without and with evaluations."""
+    """Return the rate of a whole run as a fraction of the step's rate, without and with evaluations."""
     return f"{run['samples_per_second'] / rate:.3f}; evaluated {run['with_evaluations'] / rate:.3f}"
 
 
 def number(value: float) -> str:
-    """Whole, or four digits of a small one."""
+    """Format a number: without decimals from 1000, else with four significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 

@@ -1,1 +1,1 @@
-"""A page with pictures of runs."""
+"""HTML report with pictures of training runs."""

@@ -1,12 +1,12 @@
-"""Where a run's time went: a partition of the time from ``run_start`` to ``run_stop``, in whole milliseconds.
+"""Time budget of a run: divide the time from ``run_start`` to ``run_stop`` into parts, in whole milliseconds.
 
-The log's brackets say when a training block was open and when an evaluation ran. What of an evaluation falls into an
-open block is *hidden*: training went on. The rest of it is *exposed*. The time of open blocks is then divided by what
-the ranks measured, averaged over them, since every rank spends the same time in a block::
+The log has the start and stop of training blocks and of evaluations. Evaluation time within an open block is *hidden*,
+because training continued; the rest is *exposed*. Block time is divided by the measurements of the ranks, averaged over
+the ranks because all of them spend the same time in a block::
 
     run = data wait + communication + compute + evaluation (exposed) + other
 
-Compute is what is left of the blocks, so that the parts add up to the run exactly.
+Compute is the rest of the block time, so the parts add up to the run exactly.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Budget:
-    """Milliseconds of one run.
+    """Time budget of one run, in milliseconds.
 
     Attributes:
-        init: from init_start to init_stop, before the clock; None where the log does not say.
-        run: from run_start to run_stop.
-        data_wait: mean over the ranks of the time that the host waited for data; None without metrics.
-        communication: mean over the ranks of exposed communication, 0 for a single rank; None where it was not
-            measured, and part of ``compute`` then.
-        compute: the rest of the training blocks.
-        evaluation: exposed.
-        hidden_evaluation: what overlaps training; not a part of the sum.
-        other: between blocks and evaluations: opening the data, checkpoints at their ends, closing.
-        notes: what is not known, in sentences.
+        init: time from init_start to init_stop, before the clock starts; None if the log has neither.
+        run: time from run_start to run_stop.
+        data_wait: time that the host waited for data, mean over the ranks; None without metrics.
+        communication: exposed communication, mean over the ranks, 0 for a single rank; None if not measured, then it
+            is part of ``compute``.
+        compute: rest of the training blocks.
+        evaluation: exposed evaluation.
+        hidden_evaluation: evaluation that overlaps training; not part of the sum.
+        other: time outside blocks and evaluations, such as opening the data, checkpoints and closing.
+        notes: sentences about missing or imprecise values.
     """
 
     init: int | None
@@ -51,7 +51,7 @@ class Budget:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Name to milliseconds of the parts that add up to ``run``."""
+        """Milliseconds of each part by name; the parts add up to ``run``."""
         named = {
             "data wait": self.data_wait,
             "communication": self.communication,
@@ -65,19 +65,18 @@ class Budget:
 
     @property
     def compute_name(self) -> str:
-        """What ``compute`` holds, in words."""
+        """Name of the part ``compute``, which depends on what was measured."""
         if self.data_wait is None:
             return "training, undivided"
         return "compute" if self.communication is not None else "compute and communication"
 
 
 def budget_of(log: ParsedLog, start: int, stop: int, ranks: Sequence[RankSteps]) -> Budget:
-    """The budget of a run.
+    """Return the time budget of a run.
 
     Args:
-        log: of the run.
-        start, stop: of the clock, milliseconds since the epoch.
-        ranks: steps of its ranks; empty without metrics.
+        start, stop: run_start and run_stop in milliseconds since the epoch.
+        ranks: steps of each rank; empty without metrics.
     """
     notes: list[str] = []
     window = [(start, max(start, stop))]
@@ -108,7 +107,7 @@ def budget_of(log: ParsedLog, start: int, stop: int, ranks: Sequence[RankSteps])
 
 
 def _training(log: ParsedLog, evaluations: list[Interval], window: list[Interval], notes: list[str]) -> list[Interval]:
-    """When a training block, or an epoch in a log without blocks, was open."""
+    """Return the intervals of training: blocks, else epochs, else all of ``window`` outside evaluations."""
     stop = window[0][1]
     for kind in ("block", "epoch"):
         found = brackets(log, (f"{kind}_start", f"{kind}_stop"), stop)
@@ -121,7 +120,7 @@ def _training(log: ParsedLog, evaluations: list[Interval], window: list[Interval
 
 
 def _measured(ranks: Sequence[RankSteps], training: int, notes: list[str]) -> tuple[int | None, int | None]:
-    """Data wait and exposed communication, means over the ranks, never more than the training they are part of."""
+    """Return data wait and exposed communication, means over the ranks, together at most ``training``."""
     if not ranks:
         notes.append("without metrics_rank*.jsonl the time of the training blocks cannot be divided")
         return None, None
@@ -143,9 +142,9 @@ def _mean_sum(ranks: Sequence[RankSteps], name: str) -> float:
 
 
 def brackets(log: ParsedLog, keys: tuple[str, str], stop: int) -> list[Interval]:
-    """The union of the intervals between starts and stops, each stop closing the oldest open start.
+    """Return the union of the intervals between start and stop events.
 
-    What is open at the end lasts until ``stop``.
+    Each stop event closes the oldest open start. An interval that is never closed ends at ``stop``.
     """
     opened: list[int] = []
     found: list[Interval] = []
@@ -170,7 +169,7 @@ def _union(intervals: Sequence[Interval]) -> list[Interval]:
 
 
 def _overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What two unions have in common."""
+    """Return the intersection of two unions of intervals."""
     common: list[Interval] = []
     first = second = 0
     while first < len(one) and second < len(other):
@@ -186,7 +185,7 @@ def _overlap(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interva
 
 
 def _without(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """What of a union is not in another."""
+    """Return the part of the union ``one`` that is not in the union ``other``."""
     edges = [edge for interval in other for edge in interval]
     bounds = [min((begin for begin, _ in one), default=0), *edges, max((end for _, end in one), default=0)]
     gaps = list(zip(bounds[::2], bounds[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""The time budget as bars of the page, which keep their height and legend on any width of screen, and as a picture."""
+"""Draw the time budget as HTML bars, whose height does not depend on the screen width, and as a picture."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BUDGET_COLOURS = {
     "other": "c7",
 }
 NAMED_FROM = 0.11
-"""Share of the bar from which on a part has room for its name."""
+"""Smallest fraction of the bar's length at which a part shows its name."""
 
 
 def budget_card(lines: Sequence[Line]) -> Html:
-    """Return the card with one bar per run, all in one scale. Several bars have their run's time beside them."""
+    """Return the card with one bar per run, all in one scale. With several runs, each bar is labelled with its time."""
     budgets = [line.run.budget for line in lines]
     longest = max((budget.init or 0) + budget.run for budget in budgets) or 1
     many = len(lines) > 1
@@ -84,7 +84,7 @@ def _part(name: str, milliseconds: int, kind: str | None, colour: str | None, un
 
 
 def _legend(budget: Budget) -> Html:
-    """Name, time and share of each part of one run."""
+    """Return the legend of one run: name, time and share of each part."""
     items = [
         tag(
             "li",
@@ -106,7 +106,7 @@ def _legend(budget: Budget) -> Html:
 
 
 def _names(budgets: Sequence[Budget]) -> Html:
-    """Name of each part, and its share of the time of all runs that know it."""
+    """Return the legend of several runs: name of each part, and its share of the time of all runs that have it."""
     items = []
     for name in dict.fromkeys(name for budget in budgets for name in budget.parts):
         known = [budget for budget in budgets if name in budget.parts]
@@ -145,7 +145,7 @@ def _init(budget: Budget) -> str:
 
 
 def budget_picture(lines: Sequence[Line]) -> Picture:
-    """The time budgets as bars; for the folder of pictures, the page draws its own."""
+    """Return the time budgets as a bar chart for ``--png``; the page uses :func:`budget_card` instead."""
     figure, (axes,) = new_figure(9.0, [0.9 + 0.42 * len(lines)])
     named: dict[str, str] = {}
     for row, line in enumerate(lines):

@@ -1,8 +1,8 @@
-"""Figures that are drawn once and saved twice: as PNG, and as SVG whose colours follow the page's theme.
+"""Save a figure as PNG, and as SVG with colours that follow the page's theme.
 
-The page's style sheet gives each colour of :data:`COLOURS` a variable of the same name, with one value for light and
-one for dark screens; in the SVG the colours are replaced by those variables. Text stays text: it is read aloud,
-found and copied, and labels that come from logs are drawn as they are, never as formulas.
+The page's style sheet defines a variable for each colour of :data:`COLOURS`, with a value for light and one for dark
+screens; the SVG uses these variables. Text in the SVG stays text, so it can be searched, copied and read aloud. Labels
+from logs are never interpreted as formulas.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLOURS = {
     "c6": "#8a5a1f",
     "c7": "#5a6b8c",
 }
-"""Name to colour on a light screen; each occurs once, so that it can be told apart in an SVG."""
+"""Colours by name on a light screen. All differ, so that :func:`to_svg` can replace each by its variable."""
 
 SERIES = tuple(COLOURS[f"c{index}"] for index in range(8))
 PNG_DPI = 160
@@ -71,15 +71,13 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with what is said about it.
+    """A figure with its title, caption and table.
 
     Attributes:
-        name: of its file, without ending.
-        title: over it.
-        alt: what it shows, in a sentence, for who cannot see it.
-        figure: of matplotlib.
-        caption: under it; may be empty.
-        head, rows: its figures as a table; may be empty.
+        name: file name without extension.
+        alt: one sentence that describes the figure for screen readers.
+        caption: text below the figure; may be empty.
+        head, rows: the drawn numbers as a table; may be empty.
     """
 
     name: str
@@ -92,17 +90,17 @@ class Picture:
 
 
 def styled(draw: Callable[[], _Result]) -> _Result:
-    """What ``draw`` returns, drawn in the house style whatever the user's matplotlibrc says."""
+    """Call ``draw`` with the report's style, ignoring the user's matplotlibrc, and return its result."""
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **STYLE, "backend": "agg"}):
         return draw()
 
 
 def new_figure(width: float, heights: Sequence[float]) -> tuple[Figure, list[Any]]:
-    """A figure with one pair of axes below the other over a common x axis.
+    """Return a figure and its axes, one below the other with a common x axis.
 
     Args:
-        width: in inches; 6 is half a page on a screen, and the width of a phone.
-        heights: of the axes, in inches.
+        width: width in inches; 6 is half a page on a screen, or the full width of a phone.
+        heights: height of each axes in inches.
     """
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
     grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=list(heights))
@@ -114,18 +112,17 @@ def new_figure(width: float, heights: Sequence[float]) -> tuple[Figure, list[Any
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as a PNG on white."""
+    """Return the figure as a PNG file with a white background."""
     buffer = io.BytesIO()
     styled(lambda: FigureCanvasAgg(figure).print_figure(buffer, format="png", dpi=PNG_DPI))
     return buffer.getvalue()
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an SVG element for a page, without a background, its colours as variables of the style sheet.
+    """Return the figure as an SVG element without background, with the variables of the style sheet as colours.
 
     Args:
-        figure: what to save.
-        name: unique on the page: the names of its parts are made from it.
+        name: prefix of the element's IDs; must be unique on the page.
     """
     buffer = io.StringIO()
 

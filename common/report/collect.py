@@ -1,4 +1,4 @@
-"""From the paths on the command line to runs and sets of runs, read once and ready to be drawn."""
+"""Read the runs and sets of runs that the paths on the command line name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESUMED_LOG = re.compile(r"mlperf_resumed_at_(\d{1,18})\.log")
 MOST_METRICS = 4
 NO_NAME = ("", "unset", "None")
 LAST_MS = 4e12
-"""No run ends after the year 2096."""
+"""Latest accepted time, in milliseconds since the epoch: the year 2096."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,11 @@ class Run:
     """One run.
 
     Attributes:
-        name: short, for legends and tables.
-        log: its events.
-        rules: of its benchmark in the ruleset that it is judged by.
-        verdict: what its log may claim.
-        start, stop: of the clock, seconds since the epoch; without a run_stop the time of the last event.
-        ranks: its steps; empty without metrics.
-        budget: where the time went.
-        convergence: how far it had trained when it converged, in the rules' unit; None if it did not.
+        name: short name for legends and tables.
+        rules: rules of the benchmark in the ruleset that judges the run.
+        start, stop: run_start and run_stop in seconds since the epoch; without run_stop, time of the last event.
+        ranks: steps of each rank; empty without metrics.
+        convergence: training until convergence, in the unit of the rules; None if the run did not converge.
     """
 
     name: str
@@ -66,28 +63,28 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``success``, ``aborted``, or that the log has no end."""
+        """Status of the run: ``success``, ``aborted``, or ``no run_stop``."""
         return str(self.log.status) if self.ended else "no run_stop"
 
     @property
     def minutes(self) -> float:
-        """From the start to the end of the clock."""
+        """Minutes from ``start`` to ``stop``."""
         return (self.stop - self.start) / 60
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What had to be reached; of other data than the benchmark's only if the log says so, and then that."""
+        """Quality targets of the run. With custom or synthetic data, only those that the log states."""
         return targets_of(self.log, self.rules)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the quality metrics in the log, those of the targets first, and not more than can be drawn."""
+        """Names of the quality metrics in the log, target metrics first, at most ``MOST_METRICS``."""
         found = dict.fromkeys(name for evaluation in self.log.evaluations for name in evaluation.values)
         named = [target.metric for target in self.rules.targets if target.metric in found]
         return tuple(dict.fromkeys([*named, *found]))[:MOST_METRICS]
 
     def quality(self, metric: str) -> list[tuple[float, float, float]]:
-        """Time in epoch seconds, progress, and value of every evaluation that has the metric."""
+        """Return time in epoch seconds, progress, and value of every evaluation that has the metric."""
         return [
             (point.time_ms / 1000, point.progress, point.values[metric])
             for point in self.log.evaluations
@@ -96,21 +93,21 @@ class Run:
 
     @property
     def last(self) -> Evaluation | None:
-        """The last evaluation; None without one."""
+        """Last evaluation; None if there is none."""
         return self.log.evaluations[-1] if self.log.evaluations else None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What one argument of the command names: a run, or a set of runs.
+    """A run or a set of runs: one item of the report.
 
     Attributes:
-        name: short.
-        runs: in launch order; at least one.
-        score: of a set; None for a single run, which is never a score.
-        left_out: what of the set could not be read or never started, in sentences.
-        system: in words; empty where nobody names it.
-        chips: accelerators; None where neither log nor doctor tells.
+        name: short name.
+        runs: runs in launch order; at least one.
+        score: score of a set; None for a single run.
+        left_out: sentences about runs of the set that could not be read or never started.
+        system: name of the system; empty if unknown.
+        chips: number of accelerators; None if neither log nor doctor report it.
     """
 
     name: str
@@ -122,30 +119,30 @@ class Subject:
 
     @property
     def rules(self) -> Rules:
-        """The rules that all runs are judged by."""
+        """Rules that all runs are judged by."""
         return self.runs[0].rules
 
     @property
     def log(self) -> ParsedLog:
-        """The first run's log, for what all runs have in common."""
+        """Log of the first run, for settings that all runs share."""
         return self.runs[0].log
 
     @property
     def other_data(self) -> str:
-        """What the data are, in words, where they are not the benchmark's; else empty."""
+        """Description of the data if they are not the benchmark's; else empty."""
         return next((run.log.other_data for run in self.runs if run.log.other_data), "")
 
 
 def gather(paths: Sequence[Path], ruleset: str | None = None) -> list[Subject]:
-    """Everything that the paths name, comparable with one another.
+    """Return all runs and sets that the paths name; they are comparable.
 
     Args:
-        paths: output_dirs of runs, logs, folders of results.
-        ruleset: version to judge by; None for the one that a log names, or the newest under which it is valid.
+        paths: output_dirs of runs, logs, or results folders.
+        ruleset: version to judge by; None for the version that a log states, or the newest that accepts it.
 
     Raises:
-        DataError: a path holds no run, or a file is damaged.
-        ConfigError: the runs must not be compared, or the ruleset does not accept them.
+        DataError: a path contains no run, or a file is damaged.
+        ConfigError: the runs are not comparable, or the ruleset does not accept them.
     """
     try:
         subjects = [subject for path in paths for subject in _subjects(path, ruleset)]
@@ -156,10 +153,10 @@ def gather(paths: Sequence[Path], ruleset: str | None = None) -> list[Subject]:
 
 
 def require_comparable(subjects: Sequence[Subject]) -> None:
-    """Refuse to put results side by side that do not measure the same.
+    """Check that the results may be compared.
 
     Raises:
-        ConfigError: benchmark, targets, division or data differ; it names two runs and what differs.
+        ConfigError: benchmark, targets, division or data of two runs differ; the message names both and the difference.
     """
     runs = [run for subject in subjects for run in subject.runs]
     for one, other in pairwise(runs):
@@ -183,7 +180,7 @@ def require_comparable(subjects: Sequence[Subject]) -> None:
 
 
 def _told_apart(subjects: Sequence[Subject]) -> list[Subject]:
-    """The subjects, numbered where several have one name."""
+    """Return the subjects; those with equal names get a number."""
     names = Counter(subject.name for subject in subjects)
     seen: Counter[str] = Counter()
     apart = []
@@ -217,7 +214,7 @@ def _subjects(path: Path, ruleset: str | None) -> list[Subject]:
 
 
 def _log_in(folder: Path) -> Path | None:
-    """The log of an output_dir: of the run itself, or else of its last continuation."""
+    """Return the log in an output_dir: that of the run, else that of the last resumed run, else None."""
     if (folder / LOG).exists():
         return folder / LOG
     numbered = {int(found[1]): path for path in folder.iterdir() if (found := RESUMED_LOG.fullmatch(path.name))}
@@ -225,7 +222,7 @@ def _log_in(folder: Path) -> Path | None:
 
 
 def _metrics_folder(log: Path) -> Path | None:
-    """Where the metrics of a log are: beside the log of an output_dir, or in the folder of a series' log's name."""
+    """Return the folder with the metrics of a log: its output_dir, or the folder named like a series' log; or None."""
     if log.name == LOG or RESUMED_LOG.fullmatch(log.name):
         return log.parent
     beside = log.with_suffix("")
@@ -293,7 +290,7 @@ def _set(run_set: RunSet, ruleset: str | None) -> Subject:
 
 
 def _doctor_facts(run_set: RunSet) -> list[dict[str, Any]]:
-    """What `doctor` wrote of the nodes of a series; empty without it."""
+    """Return the facts that `doctor` recorded for each node of a series; empty without a report of `doctor`."""
     if run_set.series is None or not run_set.series.doctors:
         return []
     path = run_set.series.doctors[0]
@@ -305,7 +302,7 @@ def _doctor_facts(run_set: RunSet) -> list[dict[str, Any]]:
 
 
 def _logged_chips(log: ParsedLog) -> int | None:
-    """Accelerators as newer rounds log them."""
+    """Return the number of accelerators, which logs of newer rounds state; else None."""
     nodes, each = log.value("number_of_nodes"), log.value("accelerators_per_node")
     return nodes * each if isinstance(nodes, int) and isinstance(each, int) else None  # 0: a run on CPUs
 

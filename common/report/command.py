@@ -1,4 +1,4 @@
-"""``mlperf-suite report``: one page, and pictures, of a run, of a set of runs, or of several to compare."""
+"""``mlperf-suite report``: write a page and pictures of a run, a set of runs, or a comparison."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ measure the same."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the page that the arguments ask for and say where it is; returns 0.
+    """Write the page, and the pictures if requested, and print their paths; return 0.
 
     Raises:
-        SuiteError: runs cannot be read or must not be compared, or a file cannot be written.
+        SuiteError: runs cannot be read or are not comparable, or a file cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="mlperf-suite report", description="Draw runs and comparisons as one HTML page.", epilog=EPILOG
@@ -50,14 +50,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _default_output(runs: Sequence[Path]) -> Path:
-    """Beside the first run: named after it, or as a comparison."""
+    """Return the default path of the page: beside the first run, and named after it."""
     first = runs[0].resolve()
     name = first.name if first.is_dir() else first.stem
     return first.parent / (f"{name}_comparison.html" if len(runs) > 1 else f"{name}_report.html")
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that nobody opens half a page."""
+    """Write a temporary file and rename it, so that nobody opens an incomplete page."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Long series of figures made short enough to draw, without hiding their extremes."""
+"""Reduce long series of numbers to a size that can be drawn, without hiding their extremes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BINS = 400
 
 @dataclass(frozen=True)
 class Envelope:
-    """A curve in bins: what was lowest, the mean and what was highest in each; all 1-D and of one length."""
+    """A curve in bins, with the lowest, mean and highest value of each; all arrays are 1-D with one length."""
 
     x: Floats
     low: Floats
@@ -28,12 +28,11 @@ class Envelope:
 
 
 def envelope(x: Floats, y: Floats, bins: int = BINS) -> Envelope:
-    """The curve y(x) in at most ``bins`` bins of equal width in x; points that are not finite are left out.
+    """Return the curve y(x) in at most ``bins`` bins of equal width in x. Points that are not finite are ignored.
 
     Args:
         x: positions, 1-D, in any order.
-        y: values, one for each.
-        bins: the most that are wanted.
+        y: values, 1-D, one per position.
     """
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
@@ -54,18 +53,17 @@ def envelope(x: Floats, y: Floats, bins: int = BINS) -> Envelope:
 
 
 def rate(seconds: Floats, samples: Floats, start: float, stop: float, bins: int) -> tuple[Floats, Floats]:
-    """Samples a second in ``bins`` equal parts of the time from ``start`` to ``stop``, pauses included.
+    """Return samples per second in ``bins`` equal parts of the time from ``start`` to ``stop``, including pauses.
 
-    The mean of the parts is the samples of the whole divided by its time: nothing is lost between them.
+    The mean over the parts is the total number of samples divided by the total time.
 
     Args:
-        seconds: when each step was done, increasing.
-        samples: training samples done by then; the first step did as many as the second.
-        start, stop: in seconds.
-        bins: number of parts.
+        seconds: time at which each step ended, increasing.
+        samples: total training samples at that time. The first step is assumed to be as large as the second.
+        start, stop: seconds.
 
     Returns:
-        Middle of each part in seconds, and its rate; both empty for fewer than two steps or no time.
+        the middle of each part in seconds, and its rate; both empty with fewer than two steps or no time.
     """
     if len(seconds) < 2 or stop <= start:
         return np.empty(0), np.empty(0)
@@ -76,7 +74,7 @@ def rate(seconds: Floats, samples: Floats, start: float, stop: float, bins: int)
 
 
 def mean_over_time(seconds: Floats, values: Floats, start: float, stop: float, bins: int) -> tuple[Floats, Floats]:
-    """Mean of the finite ``values`` in ``bins`` equal parts of the time; parts without one are left out."""
+    """Return middle and mean of the finite ``values`` in each of ``bins`` equal parts of the time; skip empty parts."""
     known = np.isfinite(values) & (seconds >= start) & (seconds <= stop)
     if not known.any() or stop <= start:
         return np.empty(0), np.empty(0)
@@ -90,7 +88,7 @@ def mean_over_time(seconds: Floats, values: Floats, start: float, stop: float, b
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long steps took, in milliseconds: percentiles, mean, and how many were measured."""
+    """Distribution of step times in milliseconds: percentiles, mean, maximum, and number of measured steps."""
 
     p1: float
     p25: float
@@ -103,7 +101,8 @@ class StepTimes:
 
 
 def step_times(milliseconds: Floats) -> StepTimes | None:
-    """The distribution of measured steps; None if none was. The first step of a block is not measured and is 0."""
+    """Return the distribution of the positive, finite step times; None if there are none."""
+    # The time of the first step of a block is not measured and is 0.
     measured = milliseconds[np.isfinite(milliseconds) & (milliseconds > 0)]
     if not len(measured):
         return None

@@ -1,4 +1,4 @@
-"""What is read first: the result, what it may claim, and a few figures; of a comparison, its table."""
+"""Build the top of the page: result, verdict and key figures of a run, or the table of a comparison."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from common.report.throughput import mean_throughput
 from common.report.words import duration, figure_of, minutes_of, number, relation
 
 MOST_REASONS = 6
-MOST_COLUMNS = 8  # tiles in a row; more are spread over rows of equal length
+MOST_COLUMNS = 8  # most tiles in a row; more tiles are distributed over equally long rows
 TONES = {"refused": "bad", "format": "plain", "valid run": "good", "submittable": "good", "no score": "plain"}
 
 
 def title_of(subjects: Sequence[Subject]) -> str:
-    """Benchmark, system and result, in a line."""
+    """Return the title of the page: benchmark, system and result of one subject, or the names of several."""
     first = subjects[0]
     benchmark = first.rules.benchmark
     if len(subjects) > 1:
@@ -47,7 +47,7 @@ def _result_in_words(subject: Subject) -> str:
 
 
 def headline(subjects: Sequence[Subject]) -> list[Html]:
-    """Result, verdict and figures of a single subject; nothing for several, whose table says it."""
+    """Return result, verdict and key figures of a single subject; empty for several, which have a table instead."""
     if len(subjects) > 1:
         return []
     subject = subjects[0]
@@ -61,7 +61,7 @@ def _run_result(subject: Subject) -> Html:
         "aborted": "The run ended without reaching the target.",
     }.get(run.status, "The log has no run_stop: this is the time of its last event.")
     reasons = [reason for reason in (*run.verdict.reasons, *run.verdict.notes) if reason != data_limit(run.log)]
-    return _result(minutes_of(run.minutes), said, run.verdict.kind, reasons)  # the banner says what that limit says
+    return _result(minutes_of(run.minutes), said, run.verdict.kind, reasons)  # the banner already states `data_limit`
 
 
 def _set_result(subject: Subject) -> Html:
@@ -154,7 +154,7 @@ def _with_unit(value: str, unit: str) -> Html:
 
 
 def comparison_table(subjects: Sequence[Subject]) -> Html:
-    """What MLPerf's rules ask of a comparison, and the figures that are compared first."""
+    """Return the table of a comparison: the details that MLPerf's rules require, and the key figures."""
     rows = []
     for subject in subjects:
         speed = _speed(subject.runs)

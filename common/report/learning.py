@@ -1,4 +1,4 @@
-"""The picture that says whether a run learned: quality with its target, and training loss."""
+"""Draw the picture of quality, with its target, and training loss."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from common.report.words import is_number, legible, number, plural, relation
 
 Over = Literal["time", "progress"]
 LOSS_KEYS = ("train_loss", "reduced_train_loss", "loss")
-"""Names under which programs log their training loss, as an event or within ``tracked_stats``."""
+"""Names of the training loss in logs of various programs, as an event or within ``tracked_stats``."""
 
 
 def learning(lines: Sequence[Line], over: Over) -> Picture:
-    """Quality with the target, and training loss, over the time since run_start or over the training done."""
+    """Return the picture of quality, with its target, and training loss, over time since run_start or over progress."""
     first, clock = lines[0].run, clock_of(lines)
     metrics = first.metrics or ("quality",)
     with_loss = [line for line in lines if len(_loss(line.run).values)]
@@ -61,7 +61,7 @@ def _quality(axes: Any, lines: Sequence[Line], metric: str, over: Over, clock: C
     for name, target in _with_targets(lines[0].run):
         if name == metric:
             axes.axhline(target.value, color=COLOURS["target"], linewidth=1.3, linestyle=(0, (5, 3)))
-            # Beside the axes: within them it would cover points, which end at the target.
+            # Beside the axes, because within them the text would cover the last points, which are at the target.
             axes.annotate(
                 f"target\n{relation(target)} {target.value:g}",
                 (1.0, target.value), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
@@ -100,7 +100,7 @@ def _losses(axes: Any, lines: Sequence[Line], over: Over, clock: Clock) -> None:
 
 @dataclass(frozen=True)
 class _Loss:
-    """Training loss of a run: epoch seconds, progress in the rules' unit (NaN where it is not known), values."""
+    """Training loss of a run: epoch seconds, progress in the unit of the rules (NaN if unknown), and values."""
 
     time: Floats
     progress: Floats
@@ -108,7 +108,7 @@ class _Loss:
 
 
 def _loss(run: Run) -> _Loss:
-    """Of the metrics' first rank that has it, or else what the log tells."""
+    """Return the training loss from the metrics of the first rank that has one, else from the log."""
     for rank in run.ranks:
         if rank.has("loss"):
             return _Loss(rank["time"], _progress(run, rank["samples"]), rank["loss"])
@@ -124,7 +124,7 @@ def _loss(run: Run) -> _Loss:
 
 
 def _progress(run: Run, samples: Floats) -> Floats:
-    """Samples in the unit in which the rules count progress, where the log says how many an epoch has."""
+    """Convert samples to epochs if the rules count epochs and the log has their size; else return the samples."""
     size = run.log.value("train_samples")
     if run.rules.unit.startswith("epoch") and is_number(size) and size > 0:
         return samples / float(size)
@@ -143,7 +143,7 @@ def _learning_caption(run: Run, with_loss: bool) -> str:
 
 
 def _with_targets(run: Run) -> list[tuple[str, Any]]:
-    """The run's metrics that have a target, with it."""
+    """Return each metric of the run that has a target, with the target."""
     metrics = run.metrics
     if len(run.targets) == 1 and len(metrics) == 1:
         return [(metrics[0], run.targets[0])]
@@ -156,5 +156,5 @@ def _metric_name(metric: str, run: Run) -> str:
 
 
 def _ends(points: Sequence[Any]) -> list[Any]:
-    """The first and the last few of many points."""
+    """Return all of up to 12 points, else the first and the last eight."""
     return list(points) if len(points) <= 12 else [points[0], *points[-8:]]

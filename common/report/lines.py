@@ -1,4 +1,4 @@
-"""What all pictures of runs over time have in common: lines, the clock, the legend."""
+"""Shared parts of all pictures of runs over time: lines, time unit and legend."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from common.report.canvas import COLOURS
 from common.report.collect import Run
 
 WIDTH = 6.0
-"""Of a picture in inches: half a page on a screen, all of a phone."""
+"""Width of a picture in inches: half a page on a screen, the full width of a phone."""
 SHORT_MINUTES = 3.0
 MANY_LINES = 8
-"""More runs than this are not told apart by colour."""
+"""Largest number of runs that have different colours."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The unit of the time axis of a picture: minutes, or seconds where all runs are short."""
+    """Unit of the time axis of a picture: minutes, or seconds if all runs are short."""
 
     name: str
     seconds: float
 
     def since(self, run: Run, time: Any) -> Any:
-        """Epoch seconds as time since the run's start."""
+        """Convert epoch seconds to the time since the start of the run, in this unit."""
         return (time - run.start) / self.seconds
 
     @property
     def label(self) -> str:
-        """Of the axis."""
+        """Label of the time axis."""
         return f"{self.name} since run_start"
 
 
@@ -38,7 +38,7 @@ MINUTES, SECONDS = Clock("minutes", 60.0), Clock("seconds", 1.0)
 
 @dataclass(frozen=True)
 class Line:
-    """A run as it is drawn: its subject's name, its colour, and its label, None for none."""
+    """A run with the name of its subject, its colour, and its label in the legend (None: no entry)."""
 
     run: Run
     subject: str
@@ -47,17 +47,17 @@ class Line:
 
 
 def clock_of(lines: Sequence[Line]) -> Clock:
-    """Seconds where no run took more than three minutes."""
+    """Return seconds as the unit if no run took more than three minutes, else minutes."""
     return SECONDS if max(line.run.minutes for line in lines) <= SHORT_MINUTES else MINUTES
 
 
 def strokes(lines: Sequence[Line]) -> dict[str, float]:
-    """Width and opacity of curves: many are drawn finely and let each other through."""
+    """Return line width and opacity of curves: thin and transparent if there are many."""
     return {"linewidth": 1.0, "alpha": 0.45} if len(lines) > MANY_LINES else {"linewidth": 1.5, "alpha": 0.95}
 
 
 def legend(axes: Any, lines: Sequence[Line]) -> None:
-    """Name the colours above the axes, where there is more than one."""
+    """Draw the legend above the axes if there are several lines."""
     named = [line for line in lines if line.label is not None]
     if len(lines) < 2 or not named:
         return
@@ -73,5 +73,5 @@ def legend(axes: Any, lines: Sequence[Line]) -> None:
 
 
 def say(axes: Any, text: str) -> None:
-    """Write on empty axes why they are empty."""
+    """Write ``text`` in the middle of the axes, to explain why they are empty."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=COLOURS["muted"])

@@ -1,6 +1,6 @@
-"""HTML that cannot be broken by what it shows: all text is escaped unless it is markup already.
+"""Build HTML from untrusted text: all text is escaped unless it is already :class:`Html`.
 
-Control characters, and others that cannot be seen, are written as escapes, and long text is cut, as ``check`` does.
+Control and other invisible characters are written as escapes, and long text is cut, as in ``mlperf-suite check``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ VOID = frozenset({"br", "img", "input", "meta"})
 
 
 class Html(str):
-    """Markup, to be used as it is."""
+    """Markup that is inserted without escaping."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Html:
-    """An element; children are escaped unless they are :class:`Html`.
+    """Return an element.
 
     Args:
-        name: of the element.
-        children: text or markup, one after the other; None and empty ones are left out.
-        attributes: ``class_`` is class, other underscores are hyphens; None leaves an attribute out, True is bare.
+        children: text or markup; None and empty strings are skipped.
+        attributes: a trailing underscore is removed (``class_``), others become hyphens. None or False omits the
+            attribute; True writes it without a value.
     """
     written = []
     for key, value in attributes.items():
@@ -38,7 +38,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def join(*children: object) -> Html:
-    """Children in a row."""
+    """Return the children as one markup; None and empty strings are skipped."""
     return Html("".join(_markup(child) for child in children if child is not None and child != ""))
 
 
@@ -51,7 +51,7 @@ def _text(value: object) -> str:
 
 
 def table(head: tuple[str, ...], rows: tuple[tuple[object, ...], ...], caption: str) -> Html:
-    """A table with a heading for each column, and for each row its first cell."""
+    """Return a scrollable table; the first cell of each row is its heading."""
     columns = tag("tr", *(tag("th", cell, scope="col") for cell in head))
     lines = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     return tag(

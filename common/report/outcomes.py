@@ -1,4 +1,4 @@
-"""The pictures of results: a set's times and score, convergence beside the reference's, time beside published ones."""
+"""Draw pictures of results: times and score of a set, convergence and reference, times and published results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from common.report.words import minutes_of, plural
 
 MOST_PUBLISHED = 10
 MOST_LEVEL_FIGURES = 10
-"""Most bars whose figures are written horizontally; with more bars they are rotated."""
+"""Largest number of bars with horizontal numbers; with more bars, the numbers are rotated."""
 FAR_APART = 20.0
-"""From the slowest to the fastest: the ratio from which on times are drawn on a logarithmic axis."""
+"""Ratio of slowest to fastest time above which the axis is logarithmic."""
 
 
 def times(subject: Subject, number: int = 0) -> Picture:
-    """The time of each run of a set, those that the score leaves out, and the score.
+    """Return the picture with the time of each run of a set, and the score. Runs that do not count are pale.
 
     Args:
-        subject: a set.
-        number: among the sets of the page, from 1; 0 for the only one.
+        subject: set of runs.
+        number: number of the set on the page, from 1; 0 for the only set.
     """
     score = subject.score
     chosen = {run.log.path for run in score.chosen if run.log is not None} if score is not None else set()
@@ -45,7 +45,7 @@ def times(subject: Subject, number: int = 0) -> Picture:
         faded = bool(chosen) and run.log.path not in kept
         bars = axes.bar(place, run.minutes, color=colour, alpha=0.35 if faded else 0.9, width=0.7)
         crowd = len(subject.runs) > MOST_LEVEL_FIGURES
-        # In the middle of the bar: the line of the score passes near its top.
+        # In the middle of the bar, because the line of the score passes near its top.
         axes.bar_label(
             bars, [minutes_of(run.minutes)], label_type="center", color=COLOURS["ink" if faded else "paper"],
             fontsize=7 if crowd else 8.5, rotation=90 if crowd else 0,
@@ -83,7 +83,7 @@ def times(subject: Subject, number: int = 0) -> Picture:
 
 
 def _kept(subject: Subject) -> set[Any]:
-    """Logs whose times the olympic mean keeps; a failed run counts as the slowest."""
+    """Return the paths of the logs whose times the olympic mean keeps; a failed run counts as the slowest."""
     if subject.score is None or subject.score.window is None:
         return set()
     dropped = subject.rules.dropped
@@ -96,14 +96,14 @@ def _kept(subject: Subject) -> set[Any]:
 
 @dataclass(frozen=True)
 class ReferenceRuns:
-    """The reference's runs at one global batch: how far each had trained when it converged, in the rules' unit."""
+    """Reference runs at one global batch; ``counts`` is the training until convergence, in the unit of the rules."""
 
     batch: int
     counts: tuple[float, ...]
 
 
 def reference_runs(rules: Rules, global_batch: int) -> list[ReferenceRuns]:
-    """The reference's runs that the checker uses at a global batch, or at the nearest ones below and above."""
+    """Return the reference runs of MLCommons' checker at a global batch, else at the nearest ones below and above."""
     if not has_rcps(rules.log_name, rules.ruleset):
         return []
     with quiet_logging():
@@ -118,7 +118,7 @@ def reference_runs(rules: Rules, global_batch: int) -> list[ReferenceRuns]:
 
 
 def convergence(lines: Sequence[Line]) -> Picture | str:
-    """How far runs trained until they converged, beside the reference's runs, or a sentence why there is nothing."""
+    """Return the picture of training until convergence with the reference runs, or a sentence why it is missing."""
     first = lines[0].run
     batches = {str(line.run.log.global_batch) for line in lines}
     if first.log.division != "closed":
@@ -181,14 +181,14 @@ def convergence(lines: Sequence[Line]) -> Picture | str:
 
 
 def _dots(axes: Any, row: int, values: Sequence[float], colour: str) -> None:
-    """One dot for each value; equal ones are stacked about the row."""
+    """Draw one dot per value; equal values are stacked around the row."""
     for value, count in Counter(values).items():
         heights = row + (np.arange(count) - (count - 1) / 2) * min(0.11, 1.0 / count)
         axes.plot(np.full(count, value), heights, "o", color=colour, markersize=5.2, alpha=0.85, markeredgewidth=0)
 
 
 def beside_published(subjects: Sequence[Subject]) -> Picture | str:
-    """The times beside published results of the same task, or a sentence why there is nothing to set them beside."""
+    """Return the picture of the times next to published results of the same task, or a sentence why it is missing."""
     first = subjects[0]
     if first.log.division != "closed":
         return "Open division: the published results known here are of the closed division."
@@ -208,7 +208,7 @@ def beside_published(subjects: Sequence[Subject]) -> Picture | str:
     for row, (_, minutes, what) in enumerate(bars):
         ours = isinstance(what, Subject)
         colour, alpha = COLOURS["c0" if ours else "c7"], 1.0 if ours else 0.45
-        if wide:  # the length of a bar means nothing on a logarithmic axis
+        if wide:  # dots, because the length of a bar has no meaning on a logarithmic axis
             axes.plot(minutes, row, "o", color=colour, alpha=alpha, markersize=8, markeredgewidth=0)
         else:
             axes.barh(row, minutes, color=colour, alpha=alpha, height=0.66)
@@ -240,7 +240,7 @@ def beside_published(subjects: Sequence[Subject]) -> Picture | str:
 
 
 def _minutes(subject: Subject) -> float | None:
-    """What may stand beside a published score: the score of a set, or the time of a single run that converged."""
+    """Return the minutes to compare with published scores: a set's score or a converged run's time; else None."""
     if subject.score is not None:
         return subject.score.minutes
     return subject.runs[0].verdict.minutes
@@ -264,7 +264,7 @@ def _published_row(minutes: float, what: Published | Subject) -> tuple[str, ...]
 
 
 def placing(subject: Subject) -> tuple[str, str, str, str]:
-    """What MLPerf's rules for comparisons ask to be said: version, division, category and chips."""
+    """Return the details that MLPerf's rules require in comparisons: version, division, category and chips."""
     log = subject.log
     chips = "not recorded" if subject.chips is None else f"{subject.chips:,}" if subject.chips else "none: CPU"
     kind = "stand-in" if log.stand_in else "custom"

@@ -1,4 +1,4 @@
-"""The page: verdict, time and budget on top, then the pictures, then what stands behind them."""
+"""Compose the page: result and time budget at the top, then the pictures, then runs and settings."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Document:
 
 
 def compose(subjects: Sequence[Subject]) -> Document:
-    """The page of one run or set, or the comparison of several.
+    """Return the page of one run or set, or the comparison of several.
 
     Args:
-        subjects: comparable with one another, at least one.
+        subjects: comparable subjects, at least one.
     """
     lines = _lines(subjects)
     drawn = styled(lambda: _draw(subjects, lines))
@@ -66,7 +66,7 @@ def compose(subjects: Sequence[Subject]) -> Document:
 
 
 def _lines(subjects: Sequence[Subject]) -> list[Line]:
-    """Every run with its colour: runs of one set in turn, of a comparison in the colour of their subject."""
+    """Return every run with its colour: a different one per run of a small set, or per subject of a comparison."""
     if len(subjects) == 1:
         subject, runs = subjects[0], subjects[0].runs
         if len(runs) > MANY_LINES:
@@ -80,7 +80,7 @@ def _lines(subjects: Sequence[Subject]) -> list[Line]:
 
 
 def _draw(subjects: Sequence[Subject], lines: Sequence[Line]) -> list[tuple[str, Content]]:
-    """Heading and content of each card, in the order of the page."""
+    """Return heading and content of each card, in the order of the page; a sentence replaces a missing picture."""
     drawn: list[tuple[str, Content]] = []
     drawn += [("", learning(lines, "time")), ("", learning(lines, "progress"))]
     rate = throughput(lines)
@@ -88,7 +88,7 @@ def _draw(subjects: Sequence[Subject], lines: Sequence[Line]) -> list[tuple[str,
     drawn.append(("Step times", steps(lines) or "There are no metrics of single steps (metrics_rank*.jsonl)."))
     sets = [subject for subject in subjects if len(subject.runs) > 1]
     drawn += [("", outcomes.times(subject, index if len(sets) > 1 else 0)) for index, subject in enumerate(sets, 1)]
-    if not subjects[0].other_data:  # else the banner says that nothing is compared
+    if not subjects[0].other_data:  # otherwise the banner states that nothing is compared
         drawn.append(("Convergence beside the reference (RCP)", outcomes.convergence(lines)))
         drawn.append(("Beside published results", outcomes.beside_published(subjects)))
     return drawn
@@ -106,7 +106,7 @@ def _cards(drawn: Sequence[tuple[str, Content]]) -> list[Html]:
 
 
 def _not_drawn(drawn: Sequence[tuple[str, Content]]) -> Html | None:
-    """Which pictures there are not, and why."""
+    """Return the card that lists missing pictures and the reasons; None if there are none."""
     reasons = [(heading, content) for heading, content in drawn if isinstance(content, str)]
     if not reasons:
         return None
@@ -159,7 +159,7 @@ def _top(subjects: Sequence[Subject], title: str) -> list[Html]:
     first = subjects[0]
     versions = sorted({round_name(subject.rules.ruleset) for subject in subjects})
     usage = "MLPerf HPC" if first.rules.usage == "hpc" else "MLPerf Training"
-    other_data = subjects[0].other_data  # all are of the same kind, else they are not compared
+    other_data = subjects[0].other_data  # the same for all subjects, otherwise they are not comparable
     division = "of no division" if other_data else f"{first.log.division} division"
     eyebrow = f"{first.rules.benchmark} under the rules of {usage} {', '.join(versions)}, {division}"
     banner = None

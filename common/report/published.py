@@ -1,4 +1,4 @@
-"""Published results of MLPerf Training, and which of them a run may stand beside."""
+"""Published results of MLPerf Training, and the selection of those that a run may be compared with."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ TABLE = Path(__file__).with_name("published.yaml")
 
 @dataclass(frozen=True)
 class Published:
-    """One result that MLCommons published, closed division.
+    """One result of the closed division that MLCommons published.
 
     Attributes:
-        benchmark: our name.
-        ruleset: version of its round.
-        submitter: organisation.
-        accelerator: model of the chips.
-        chips: accelerators of the system.
-        minutes: the score.
-        model: of the server; empty where it is not known.
-        id: MLCommons' number of the entry; empty where it is not known.
-        logs: folder of its logs in the round's public repository; empty where it is not known.
+        benchmark: name of the benchmark in this suite.
+        ruleset: version of the rules of the round.
+        accelerator: model of the accelerators.
+        chips: number of accelerators.
+        minutes: score.
+        model: server model; empty if unknown.
+        id: number of the entry at MLCommons; empty if unknown.
+        logs: folder of the logs in the round's public repository; empty if unknown.
     """
 
     benchmark: str
@@ -43,12 +42,12 @@ class Published:
 
     @property
     def name(self) -> str:
-        """The result in words: round, submitter, chips."""
+        """Name of the result: round, submitter and accelerators."""
         return f"{round_name(self.ruleset)} {self.submitter}, {self.chips:,} x {self.accelerator}"
 
     @property
     def source(self) -> str:
-        """Where it was published."""
+        """Origin of the result: round, entry, and logs or server model."""
         parts = [f"MLPerf Training {round_name(self.ruleset)}, closed division"]
         parts += [f"entry {self.id}"] if self.id else []
         parts += [self.logs or self.model] if self.logs or self.model else []
@@ -56,7 +55,7 @@ class Published:
 
 
 def same_task(one: Rules, other: Rules) -> bool:
-    """Whether times under two rulesets mean the same: one benchmark, one ruleset or equal targets and unit."""
+    """Return whether times under both rules are comparable: same benchmark, and same ruleset or targets and unit."""
     if one.benchmark != other.benchmark:
         return False
     return one.ruleset == other.ruleset or (
@@ -65,7 +64,7 @@ def same_task(one: Rules, other: Rules) -> bool:
 
 
 def published_for(rules: Rules) -> list[Published]:
-    """The published results of a benchmark whose rounds had the same task, fastest first."""
+    """Return the published results of the benchmark from rounds with the same task, fastest first."""
     fitting = [
         result
         for result in _table()
@@ -75,7 +74,7 @@ def published_for(rules: Rules) -> list[Published]:
 
 
 def nearest(results: Sequence[Published], chips: int | None, count: int) -> list[Published]:
-    """The ``count`` results with the most similar number of chips, fastest first; newer rounds before older ones."""
+    """Return the ``count`` results with the most similar number of chips, preferring newer rounds; fastest first."""
 
     def distance(result: Published) -> tuple[float, float]:
         ratio = 1.0 if chips is None else max(result.chips / chips, chips / result.chips)

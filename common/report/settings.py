@@ -1,4 +1,4 @@
-"""What stands behind the figures: the settings in the logs, and in a comparison those that differ."""
+"""Build the cards with runs and settings from the logs, and with the settings that differ in a comparison."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LONGEST = 160
 OF_A_RUN = frozenset(
     {"seed", "cache_clear", "init_start", "init_stop", "run_start", "run_stop", "train_samples", "eval_samples"}
 )
-"""Keys that are no settings, or belong to one run of a set."""
+"""Log keys that are not settings, or are specific to one run of a set."""
 
 
 def settings_of(log: ParsedLog) -> dict[str, str]:
-    """Key to value of everything that the log says before run_start, in its order; the first of each key."""
+    """Return the first value of each key that the log has before run_start, in the order of the log."""
     found: dict[str, str] = {}
     for event in log.events:
         if event.key == "run_start":
@@ -29,7 +29,7 @@ def settings_of(log: ParsedLog) -> dict[str, str]:
 
 
 def settings_card(subject: Subject) -> Html:
-    """The runs of a subject, and the settings of its log, folded."""
+    """Return the card with the runs of a subject and, collapsed, the settings in its first log."""
     runs = tuple(
         (
             run.name,
@@ -56,7 +56,7 @@ def settings_card(subject: Subject) -> Html:
 
 
 def differences_card(subjects: Sequence[Subject]) -> Html:
-    """The settings in which the first runs of the subjects differ."""
+    """Return the card with the settings in which the first runs of the subjects differ."""
     settings = [settings_of(subject.log) for subject in subjects]
     keys = dict.fromkeys(key for one in settings for key in one)
     rows = tuple(

@@ -1,4 +1,4 @@
-"""The picture that says whether steps took equally long, on every rank and in every run."""
+"""Draw the distribution of step times over ranks or runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANY_RANKS = 24
 
 
 def steps(lines: Sequence[Line]) -> Picture | None:
-    """Distribution of step times: over the ranks of one run, or over runs; None without metrics."""
+    """Return the picture of step times by rank of one run, or by run or subject of several; None without metrics."""
     boxes = _boxes(lines)
     if not boxes:
         return None
@@ -53,8 +53,8 @@ def steps(lines: Sequence[Line]) -> Picture | None:
 
 
 def _boxes(lines: Sequence[Line]) -> list[tuple[str, StepTimes, str]]:
-    """Label, distribution and colour of each box: of the ranks of a single run, of the runs, or of the subjects
-    of a comparison, otherwise.
+    """Return label, distribution and colour of each box: one per rank of a single run, else one per run of a set, or
+    one per subject of a comparison.
     """
     if len(lines) == 1:
         line = lines[0]
@@ -98,10 +98,10 @@ def _percentile_bands(axes: Any, boxes: Sequence[tuple[str, StepTimes, str]]) ->
 
 
 def slowest(run: Run) -> str:
-    """Which rank the others wait for, in a sentence; empty for a single rank.
+    """Return a sentence that names the slowest rank; empty for a single rank.
 
-    Ranks that step together take equally long for a step: the slowest is the one that waits least for the others,
-    so exposed communication, where it was measured, is taken off first.
+    Synchronized ranks have equal step times, and the slowest rank waits least for the others. Therefore exposed
+    communication is subtracted first, if it was measured.
     """
     own = {}
     measured = bool(run.ranks) and all(rank.has("comm_wait_ms") for rank in run.ranks)

@@ -1,4 +1,4 @@
-"""Reading ``metrics_rank<r>.jsonl``, what the trainer wrote of every step, into columns."""
+"""Read ``metrics_rank<r>.jsonl``, the trainer's metrics of every step, into columns."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COLUMNS = (
     "temperature_c",
 )
 LINE_BYTES = 2**16
-"""The longest line that is read: the trainer's have some hundred bytes."""
+"""Largest accepted length of a line; the trainer's lines have a few hundred bytes."""
 LARGEST = 1e18
-"""Of any figure: seconds, samples or milliseconds beyond are damage, and their sums could not be drawn."""
+"""Largest accepted absolute value; larger ones mean damage, and their sums could not be drawn."""
 BYTES_AT_ONCE = 2**20
 MOST_STEPS = 3_000_000
-"""Of all ranks of a run, 80 bytes each: ResNet-50 on eight ranks with batches of 64 has 700,000."""
+"""Most steps of all ranks of a run, 80 bytes each. ResNet-50 on eight ranks with a batch of 64 has 700,000."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ class RankSteps:
     """The steps of one rank.
 
     Attributes:
-        rank: its number.
-        columns: name to values, one a step, NaN where the line has none; ``time`` in seconds since the epoch, the
-            others in the units of their names.
+        columns: values by name, 1-D, one per step; NaN if the line has no value. ``time`` is in seconds since the
+            epoch; the names of the others include their unit.
     """
 
     rank: int
@@ -61,21 +60,21 @@ class RankSteps:
         return len(self.columns["time"])
 
     def has(self, name: str) -> bool:
-        """Whether any step has a figure of that name."""
+        """Return whether any step has a value in the column ``name``."""
         return bool(np.isfinite(self.columns[name]).any())
 
 
 def read_steps(folder: Path, start: float, stop: float) -> tuple[RankSteps, ...]:
-    """The steps of all ranks of a run, in the order of the ranks; those without a step between the times are left out.
+    """Return the steps between ``start`` and ``stop`` of all ranks, in the order of the ranks; omit ranks without any.
 
-    A folder may hold the steps of a run and of the one that it was resumed from: the times tell them apart.
+    A file may contain steps of a run and of its resumed continuation; their times distinguish them.
 
     Args:
         folder: output_dir of the run.
         start, stop: seconds since the epoch.
 
     Raises:
-        DataError: a file cannot be read or a line, other than a torn last one, is damaged.
+        DataError: a file cannot be read, or a line is damaged (an incomplete last line is ignored).
     """
     numbered = {int(found[1]): path for path in _entries(folder) if (found := METRICS_FILE.fullmatch(path.name))}
     ranks: list[RankSteps] = []
@@ -96,9 +95,9 @@ def _entries(folder: Path) -> list[Path]:
 def _read_rank(rank: int, path: Path, start: float, stop: float, most: int) -> RankSteps:
     flat = array("d")
     for record in _records(path):
-        if "evaluation" in record:  # of a rank that only evaluates
+        if "evaluation" in record:  # from a rank that only evaluates
             continue
-        # The last step's line is written, and so stamped, just after the clock stopped.
+        # The line of the last step is written, and gets its time, just after run_stop.
         if not start <= _number(record.get("time")) <= stop + 1.0:
             continue
         if len(flat) == most * len(COLUMNS):
@@ -109,12 +108,12 @@ def _read_rank(rank: int, path: Path, start: float, stop: float, most: int) -> R
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines as objects, some thousand parsed at once, which is twice as fast as each alone."""
+    """Yield the lines as objects. Thousands of lines are parsed at once, which is twice as fast as one at a time."""
     try:
         with open_regular(path) as file:
             number = 0
             while found := _some(path, file, number):
-                ended = found if found[-1].endswith(b"\n") else found[:-1]  # a killed run's, or being written
+                ended = found if found[-1].endswith(b"\n") else found[:-1]  # the last line is incomplete
                 yield from _parse(path, number, ended)
                 number += len(found)
     except OSError as error:
@@ -122,7 +121,7 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _some(path: Path, file: BinaryIO, before: int) -> list[bytes]:
-    """The next lines of the file, about a megabyte of them."""
+    """Return the next lines of the file, about ``BYTES_AT_ONCE`` in total."""
     found: list[bytes] = []
     size = 0
     for line in lines(path, file, LINE_BYTES, before):

@@ -1,4 +1,4 @@
-"""The page's style sheet: one file has to hold everything, so it lives in the program."""
+"""Style sheet of the page, kept in code because the page is a single file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DARK = {
     "c6": "#d3a066",
     "c7": "#93a4c3",
 }
-"""The colours of :data:`common.report.canvas.COLOURS` on a dark screen."""
+"""Colours by name on a dark screen; the names are those of :data:`common.report.canvas.COLOURS`."""
 
 RULES = """
 *{box-sizing:border-box}
@@ -106,7 +106,7 @@ footer{padding-bottom:36px;color:var(--muted);font-size:.84rem}
 
 
 def style_sheet() -> str:
-    """The whole style sheet, with the colours of light and dark screens."""
+    """Return the whole style sheet, with the colours of light and dark screens."""
     light = _variables(COLOURS, card="#ffffff")
     dark = _variables(DARK, card="#151c27")
     return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}{RULES}"

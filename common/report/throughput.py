@@ -1,4 +1,4 @@
-"""The picture that says how fast a run was, and what its GPUs did meanwhile."""
+"""Draw the picture of throughput over time, with power, clocks and temperature of the GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READINGS = {
 
 
 def throughput(lines: Sequence[Line]) -> Picture | None:
-    """Samples a second over time, with power and clocks where the metrics have them; None where nothing is known."""
+    """Return the picture of samples per second, with GPU readings if the metrics have them; None without any data."""
     drawn = [line for line in lines if line.run.ranks or logged_throughput(line.run)]
     if not drawn:
         return None
@@ -74,7 +74,7 @@ def throughput(lines: Sequence[Line]) -> Picture | None:
 
 
 def _throughput_curve(run: Run, clock: Clock) -> tuple[Any, Any]:
-    """Time and samples a second: of the metrics, or else what the log tells."""
+    """Return times and samples per second from the metrics, else from the log."""
     if run.ranks:
         rank = run.ranks[0]
         bins = max(4, min(RATE_BINS, len(rank) // 4))
@@ -85,7 +85,7 @@ def _throughput_curve(run: Run, clock: Clock) -> tuple[Any, Any]:
 
 
 def logged_throughput(run: Run) -> list[tuple[float, float]]:
-    """Epoch seconds and the throughput that the log tells there, in the unit of the program that wrote it."""
+    """Return epoch seconds and throughput of each entry in the log; the unit depends on the program that wrote it."""
     points = []
     for event in run.log.events:
         value = event.value
@@ -99,7 +99,7 @@ def logged_throughput(run: Run) -> list[tuple[float, float]]:
 
 
 def mean_throughput(run: Run) -> float | None:
-    """Training samples that the run did, divided by its time; None without metrics."""
+    """Return the training samples per second of the whole run; None without metrics."""
     if not run.ranks or run.stop <= run.start:
         return None
     samples = run.ranks[0]["samples"]

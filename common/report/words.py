@@ -1,4 +1,4 @@
-"""Figures as the page writes them."""
+"""Format numbers, units and labels for the page."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from common.mlperf.rules import Target
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value out of a log is a number; true and false are none."""
+    """Return whether a value from a log is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def figure_of(value: float) -> str:
-    """A throughput or a count: thousands separated, three significant digits where it is small."""
+    """Format a throughput or a count: separate thousands; below 100, three significant digits."""
     if value != value:
         return "unknown"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def number(value: float) -> str:
-    """A time, with at most two decimals and at least two significant digits."""
+    """Format a time: no decimals from 1000, two decimals from 1, else two significant digits."""
     if value != value:
         return "unknown"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}" if abs(value) >= 1 else f"{value:.2g}"
 
 
 def duration(milliseconds: float) -> str:
-    """A time span in its own best unit."""
+    """Format a duration in milliseconds, seconds or minutes, depending on its length."""
     seconds = milliseconds / 1000
     if seconds < 1:
         return f"{milliseconds:.0f} ms"
@@ -37,22 +37,22 @@ def duration(milliseconds: float) -> str:
 
 
 def minutes_of(value: float) -> str:
-    """A run's time as results quote it, in minutes."""
+    """Format the minutes of a run as in published results, without unit."""
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def relation(target: Target) -> str:
-    """On which side of the target quality must be."""
+    """Return the relation between quality and target that the rules require: ``≥``, ``>``, ``≤`` or ``<``."""
     sign = "≥" if target.direction == "at_least" else "≤"
     return sign if target.target_allowed else sign.translate({ord("≥"): ">", ord("≤"): "<"})
 
 
 def plural(unit: str) -> str:
-    """The unit in which the rules count progress, as the name of an axis."""
+    """Return the plural of the rules' unit of progress, for an axis label."""
     return unit if unit.endswith("s") else f"{unit}s"
 
 
 def legible(text: str, longest: int = 60) -> str:
-    """Text out of a log or a file name as a label: on one line, of characters that can be drawn, and not too long."""
+    """Convert text from a log or file name to a label: replace unprintable characters, and cut it to ``longest``."""
     drawn = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
     return drawn if len(drawn) <= longest else drawn[: longest - 1] + "…"
