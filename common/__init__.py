@@ -1,7 +1,7 @@
 """What two or more workloads share. Never imports from ``benchmarks``, but for the command line's table.
 
-The rooms stand on floors: a room uses those of lower floors, and none beside it. ``tests/test_imports.py`` holds the
-house to that.
+The packages form layers. A package imports only from lower layers, never from its own layer. ``tests/test_imports.py``
+checks this.
 """
 
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -24,4 +24,4 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("untrusted",),
     ("errors", "optional_packages"),
 )
-"""Rooms of ``common/``, and the three files that stand alone; the highest floor first."""
+"""Layers of ``common/``: its packages and the three single modules; the highest layer first."""

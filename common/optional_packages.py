@@ -1,4 +1,4 @@
-"""Optional packages: whether this process can really import what the suite uses of one.
+"""Optional packages: check that this process can import the parts of a package that the suite uses.
 
 That a package is installed says little: it may have been built for another PyTorch, lack one of its own requirements or
 be half removed. An implementation that uses an optional package therefore imports it before it is chosen, and the
@@ -22,7 +22,7 @@ class OptionalPackage:
     Attributes:
         name: its name in the package registry.
         imports: what the suite imports from it, each ``module`` or ``module:attribute``.
-        version: the only version that works; None where no version is known that does not.
+        version: the only version that works; None if no version is known to fail.
     """
 
     name: str
@@ -74,5 +74,5 @@ def _is_absent(package: OptionalPackage, module: str, not_found: str | None) -> 
 
 
 def broken_packages() -> list[str]:
-    """Reasons of the packages that are installed and that this process has tried to import in vain."""
+    """Return why each installed package that this process failed to import cannot be imported."""
     return list(_broken.values())

@@ -172,7 +172,10 @@ class Evaluations(Protocol):
         ...
 
     def dismiss(self, stopped_at: int) -> None:
-        """Tell the evaluation ranks that the run has ended: by itself, or at step ``stopped_at`` after a signal."""
+        """Tell the evaluation ranks that the run has ended.
+
+        ``stopped_at`` is the step at which a signal stopped the run; 0 for a run that ended by itself.
+        """
         ...
 
     def close(self) -> None:

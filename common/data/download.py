@@ -162,7 +162,10 @@ class _Transfer:
             raise Transient(f"has {total or 'fewer'} bytes and not the {have} that were there; starting over")
 
     def _size_of_same(self, answer: Answer, have: int, validator: str | None) -> int:
-        """Return the size of the file; checks that the body starts where the partial file ends. It may be short."""
+        """Return the size of the whole file. Check that the body starts at the end of the partial file.
+
+        The body may be shorter than the rest of the file.
+        """
         stated = answer.response.headers.get("Content-Range", "")
         found = _CONTENT_RANGE.fullmatch(stated)
         if found and found[1] is not None and int(found[1]) == have:

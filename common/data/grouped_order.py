@@ -63,7 +63,10 @@ class GroupedStream:
         return self._mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """Return the (pass from 0, sample) pairs of this replica's micro-batch ``number``; fewer at a group's end."""
+        """Return the (pass from 0, sample) pairs of this replica's micro-batch ``number``.
+
+        At the end of a group there are fewer than elsewhere, but at least 1.
+        """
         epoch, place = divmod(self._mine.everywhere(number), self.pass_length)
         return [(epoch, sample) for sample in self.cut(epoch)[place].tolist()]
 

@@ -172,7 +172,7 @@ def _compressed(segmentation: Any, height: int, width: int) -> dict[str, Any]:
 
 
 def _pixels(runs: NDArray[np.int32], bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each mask the pixels that its runs cover, and those inside."""
+    """Return for each mask the number of pixels that its runs cover, and the number of pixels inside the mask."""
     masks = len(bounds) - 1
     covered, inside = np.zeros(masks, np.int64), np.zeros(masks, np.int64)
     for first in range(0, masks, MASKS_AT_ONCE):

@@ -28,7 +28,7 @@ def of_axes(ctas: Mapping[str, Ctas], axes: tuple[str, ...]) -> Ctas:
 
 
 def of_links(ctas: Mapping[str, Ctas], axis: str) -> Ctas:
-    """Return the options of a link between two neighbours on ``axis``: at most `MOST_OF_LINKS` unless configured."""
+    """Return the options of a link between two neighbours on ``axis``: at most ``MOST_OF_LINKS`` unless configured."""
     asked = ctas.get(axis, NCCLS_OWN)
     few = asked.max is None and (asked.min or 0) <= MOST_OF_LINKS
     return replace(asked, max=MOST_OF_LINKS) if few else asked

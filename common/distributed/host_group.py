@@ -15,7 +15,7 @@ FOR_EVER = timedelta(days=30)
 
 
 class HostGroup:
-    """Ranks connected by Gloo. All members must create it; any single thread may make a call.
+    """Ranks connected by Gloo. All members must create it. Any thread may make a call, but one thread at a time.
 
     Only a peer ends a blocking call. A process may exit by :func:`.leaving.leave` while one of its threads is blocked.
 

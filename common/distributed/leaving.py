@@ -19,7 +19,10 @@ from common.errors import NOT_CONVERGED
 
 
 def leave(work: Callable[[], int]) -> NoReturn:
-    """Run ``work`` and end the process with the exit code that it returns; an exception gives the interpreter's code.
+    """Run ``work`` and end the process with the exit code that it returns.
+
+    After an exception, the message and the exit code are those of the interpreter: the code of SystemExit, 130 for
+    Ctrl-C, else 1.
 
     A crash in native code prints its location. A process that was in a job of several ranks runs its exit handlers and
     then exits at once. Normal interpreter shutdown could abort it, because threads may still return from a wait for a

@@ -28,7 +28,7 @@ class Unit:
 
     Attributes:
         where: name in messages.
-        model: GPU model, else empty. Only units of the same model are compared by size.
+        model: GPU model, else empty. Outliers are determined among units of the same model.
     """
 
     scope: Scope

@@ -27,7 +27,8 @@ class Limit:
 
     Attributes:
         min, max: bounds in the unit of the reading.
-        spread: percentage by which it may be worse than the median of all units; None for the measure's default.
+        spread: percentage by which it may be worse than the median of the units of the same model (of two units: than
+            the better one); None for the measure's default.
     """
 
     min: float | None = None

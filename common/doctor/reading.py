@@ -55,7 +55,8 @@ class Measure:
         unit: unit of numbers; empty for counts and texts.
         heading: column heading in the table; empty for readings that are only in the JSON file.
         better: direction of better values; None if units are not compared by size.
-        spread: percentage by which a value may be worse than the median of all units.
+        spread: percentage by which a value may be worse than the median of the units of the same model (of two units:
+            than the better one).
         equal: whether all units must have the same value.
         magnitude: whether limits apply to the absolute value.
         digits: number of decimals in messages.

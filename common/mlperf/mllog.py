@@ -105,7 +105,7 @@ class RunLog:
     """The log of one run: real on rank 0, silent on every other rank.
 
     Args:
-        path: log file, which must not exist; None writes to standard output only.
+        path: log file, which must not exist unless ``append`` is set; None writes to standard output only.
         rank: rank of this process over all nodes.
         append: continue an existing log file.
 
@@ -113,7 +113,7 @@ class RunLog:
         before_line: called before every line; a progress bar on the same terminal clears itself here.
 
     Raises:
-        ConfigError: on rank 0, if ``path`` exists or cannot be created.
+        ConfigError: on rank 0, if ``path`` exists or cannot be created; with ``append``, if it cannot be opened.
     """
 
     def __init__(self, path: Path | None, rank: int, append: bool = False) -> None:

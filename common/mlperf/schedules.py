@@ -207,7 +207,10 @@ def llama2_70b_lora(global_batch: int, last_samples: int | None = None, interval
 
 
 def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: str = "6.0.0") -> Schedule:
-    """Return a schedule of every 18,432 sequences without the first floor(0.0026 * GBS + 12); v5.0: every 46,080."""
+    """Return a schedule of every 18,432 sequences, in whole batches; v5.0: every 46,080.
+
+    Except in v5.0, the first floor(0.0026 * GBS + 12) points are skipped.
+    """
     if ruleset == "5.0.0":
         interval = _whole_batches(46_080, global_batch)
         return Schedule(interval, interval, last_samples, "samples")

@@ -131,7 +131,7 @@ Under context parallelism, it lets the queries of this rank attend to the keys o
 
 
 def causal_attention(q_BSHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> Tensor:
-    """Causal attention of whole rows through PyTorch. Scores are divided by sqrt(D)."""
+    """Return the causal attention of whole rows, through PyTorch. Scores are divided by sqrt(D)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (q_BSHD, k_BSKD, v_BSKD))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
 

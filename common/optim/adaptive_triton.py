@@ -38,7 +38,7 @@ def adaptive_corrections_kernel(
     log_betas_ptr,  # [2] float64
     corrections_ptr,  # [2] float32, written
 ):
-    """What m and sqrt(v) are multiplied with; in float64, since 1 - beta cancels."""
+    """Compute the factors for m and sqrt(v) that correct the bias, in float64, because 1 - beta^t cancels digits."""
     count = (tl.load(step_ptr) + 1).to(tl.float64)
     first = 1.0 - tl.exp(count * tl.load(log_betas_ptr))
     second = 1.0 - tl.exp(count * tl.load(log_betas_ptr + 1))

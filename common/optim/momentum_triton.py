@@ -41,7 +41,7 @@ def _measure_kernel(
     first_block,
     BLOCK: tl.constexpr,
 ):
-    """Partial sums of squares of one block, and whether its gradients are finite."""
+    """Compute partial sums of squares of one block, and whether its gradients are finite."""
     block = tl.program_id(0) + first_block
     block_ptr = blocks_ptr + block * BLOCK_COLUMNS
     offsets, _, mask = place_of(block_ptr, BLOCK)

@@ -63,7 +63,7 @@ class Optimizer:
             the fp32 master, which with the parameter give the exact master
             (:func:`common.optim.shard.split_masters`).
         gradients: precision in which gradients of half-precision parameters are added up over micro-batches and
-            ranks. ``same``: the parameters' dtype.
+            ranks. ``same``: the parameters' dtype; ``fp32``: fp32.
 
     Attributes:
         implementation: name of the chosen implementation.

@@ -89,7 +89,7 @@ class Shard:
         return joined_masters(self.parameters[part], self.masters[part])
 
     def write_parameters(self, out: Tensor, values: Tensor) -> None:
-        """Write the rounded values of masters into ``out``, parameters of the model on any rank's part."""
+        """Write ``values`` of masters, rounded, to ``out``, parameters of the model that any rank may update."""
         if not self.has_remainders:
             out.copy_(values)
             return

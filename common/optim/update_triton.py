@@ -40,7 +40,7 @@ TRUST, RATE_INSIDE, SHARE, GROUP_COLUMNS = tl.constexpr(3), tl.constexpr(4), tl.
 
 @triton.jit
 def place_of(block_ptr, BLOCK: tl.constexpr):
-    """Offsets of a block's elements, the same for the model's dtype, and which of them there are."""
+    """Return the offsets of a block's elements, also for the model's dtype, and the mask of those that exist."""
     start = tl.multiple_of(tl.load(block_ptr), ALIGNMENT)
     stop = tl.multiple_of(tl.load(block_ptr + 1), ALIGNMENT)
     offsets = start + tl.arange(0, BLOCK)
@@ -58,7 +58,7 @@ def multi_tensor_measure_kernel(
     MEASURED_BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Weighted sum of squares of the gradients of some blocks, and whether all are finite."""
+    """Compute the weighted sum of squares of the gradients of some blocks, and whether all are finite."""
     program = tl.program_id(0)
     squares = tl.zeros([BLOCK], dtype=tl.float32)
     infinite = tl.zeros([BLOCK], dtype=tl.int32)
@@ -92,7 +92,7 @@ def multi_tensor_stats_kernel(
     programs,
     CHUNK: tl.constexpr,
 ):
-    """Add up, in order, what the programs of the measuring pass found."""
+    """Add up, in order, the results of the programs of the measuring pass."""
     squares, infinite = _sums_of_pairs(measured_ptr, 0, programs, CHUNK)
     tl.store(stats_ptr, tl.load(stats_ptr) + infinite)
     tl.store(stats_ptr + 1, tl.load(stats_ptr + 1) + squares)
@@ -100,12 +100,12 @@ def multi_tensor_stats_kernel(
 
 @triton.jit
 def multi_tensor_norms_kernel(
-    pairs_ptr,  # [blocks, 2] float32: squares of weights, and of what the rule compares them with
+    pairs_ptr,  # [blocks, 2] float32: squares of weights, and of the gradients or directions in the trust ratio
     blocks_ptr,  # [blocks, BLOCK_COLUMNS] int64
     groups_ptr,  # [groups, GROUP_COLUMNS] float32
     fragment_block_ptr,  # [fragments + 1] int32, first block of each fragment
     squares_ptr,  # [2, tensors] float32, written at this fragment's tensor
-    shares_ptr,  # [fragments] float32, written; None where the second squares are not those of gradients
+    shares_ptr,  # [fragments] float32, written; None if the second squares are not of gradients
     tensors,
     CHUNK: tl.constexpr,
 ):
@@ -126,7 +126,7 @@ def multi_tensor_norms_kernel(
 
 @triton.jit
 def _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask):
-    """Masters and what they are rounded to, or both parts of them (common.optim.shard.split_masters)."""
+    """Store masters and their rounded values, or the two parts of split masters (common.optim.shard.split_masters)."""
     if masters_ptr.dtype.element_ty == tl.int16:
         bits = weights.to(tl.int32, bitcast=True)
         nearest = ((bits + 32768) >> 16).to(tl.int16)
@@ -140,8 +140,8 @@ def _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights,
 
 @triton.jit
 def multi_tensor_update_kernel(
-    parameters_ptr,  # [size], what the model computes with; None where that is the masters
-    masters_ptr,  # [size] float32; int16 where it is what masters have beyond bfloat16 parameters
+    parameters_ptr,  # [size], the parameters of the model; None if they are the masters themselves
+    masters_ptr,  # [size] float32; int16 if masters are kept as remainders of bfloat16 parameters
     gradients_ptr,  # [size]; None in a second pass, which writes the weights of groups with a trust ratio
     first_ptr,  # [size] float32, a state
     second_ptr,  # [size] float32; None for rules with one state
@@ -152,18 +152,18 @@ def multi_tensor_update_kernel(
     rates_ptr,  # [groups] float32
     factor_ptr,  # 0-d float32
     write_ptr,  # 0-d bool
-    extra_ptr,  # what the rule alone knows
+    extra_ptr,  # further values of the rule, such as bias corrections, or None
     first_block,
     tensors,
-    RULE: tl.constexpr,  # updates the state; returns the direction and what it is multiplied with
+    RULE: tl.constexpr,  # updates the state; returns the direction and its factor
     FORMULA: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """State, masters and model weights of one block."""
+    """Update state, masters and model weights of one block."""
     block = first_block + tl.program_id(0)
     write = tl.load(write_ptr)
     if gradients_ptr is None:
-        # Backwards: what the first pass touched last still lies in the L2 cache, with many ranks all of a shard.
+        # Backwards: data that the first pass read last are still in the L2 cache; with many ranks the whole shard is.
         block = first_block + tl.num_programs(0) - 1 - tl.program_id(0)
     block_ptr = blocks_ptr + block * BLOCK_COLUMNS
     group = tl.load(block_ptr + GROUP)
@@ -206,7 +206,7 @@ def multi_tensor_update_kernel(
         elif tl.load(group_ptr + TRUST) > 0:
             normed = weights
             if FORMULA.norm_of_model and parameters_ptr is not None:
-                # Rounding the master again is cheaper than reading what it was rounded to.
+                # Rounding the master again is cheaper than reading its rounded value.
                 normed = weights.to(parameters_ptr.dtype.element_ty).to(tl.float32)
             tl.store(pairs_ptr + 2 * block, tl.sum(normed * normed, axis=0))
             tl.store(pairs_ptr + 2 * block + 1, tl.sum(direction * direction, axis=0))

@@ -22,7 +22,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """Return an element.
 
     Args:
-        children: text or markup; None and empty strings are skipped.
+        children: text, which is escaped, or markup (:class:`Html`); None and empty strings are skipped.
         attributes: a trailing underscore is removed (``class_``), others become hyphens. None or False omits the
             attribute; True writes it without a value.
     """

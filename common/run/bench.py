@@ -278,7 +278,7 @@ def _evaluated_workload(workload_type: type[Workload], run: RunConfig, role: Rol
 def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) -> list[list[float]]:
     """Time two evaluations. Return for each the seconds that training waits, and then the seconds until the score.
 
-    Rank 0 measures the latter when scores arrive from the background.
+    With background scoring, only rank 0 receives scores, so the second time is valid only there.
     """
 
     def wait() -> None:

@@ -62,7 +62,10 @@ class Early:
     _gradients: tuple[Tensor | None, ...]
 
     def total(self) -> Tensor:
-        """Return the sum of the losses, 0-d, which carries the gradients. Call once, after :meth:`Branch.join`."""
+        """Return the sum of the losses, 0-d. Call once, after :meth:`Branch.join`.
+
+        Its backward pass passes the gradients that :func:`early` has computed on to the part's inputs and parameters.
+        """
         return _HandOn.apply(torch.stack(self.losses).sum(), self._scale, self._gradients, *self._sources)
 
 

@@ -24,7 +24,8 @@ def stage(tree: Path, target: Path, names: Iterable[PurePosixPath]) -> Path:
         names: files to copy, relative to ``tree``.
 
     Raises:
-        DataError: a file is not regular, or a name is not safe for the checkers (:data:`layout.NAME`).
+        DataError: a file is not regular, or a name is not safe for the checkers
+            (:data:`common.submission.layout.NAME`).
         SuiteError: the copy cannot be written, for example because the disk is full.
     """
     copy = target / tree.name

@@ -137,7 +137,10 @@ def _train_byte_level(path: Path, texts: Iterable[str], vocabulary: int) -> int:
 
 
 def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> int:
-    """Train as for GPT-3 (mlcommons/training, retired_benchmarks/gpt3/paxml/utils/generate_spm.md); return the size."""
+    """Train a SentencePiece model, write it to ``path`` and return the size of its vocabulary.
+
+    The options are those of GPT-3 (mlcommons/training, retired_benchmarks/gpt3/paxml/utils/generate_spm.md).
+    """
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
     if vocabulary < BYTES + SPECIAL_PIECES + 64:

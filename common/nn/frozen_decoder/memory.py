@@ -89,7 +89,7 @@ class Workspace:
         return self.qkv() + split + self.tokens * 2 * self.rank * self.itemsize
 
     def scratch(self) -> int:
-        """Return the bytes of the buffers that all layers share: a wide MLP tensor, and in FP8 a transposed weight."""
+        """Return the bytes of the buffers that all layers share: an MLP product, and in FP8 a transposed weight."""
         shape = self.architecture
         tokens = max(self.tokens, self.eval_tokens) if self.fp8 else self.tokens
         wide = 2 * tokens * shape.feed_forward * self.itemsize
