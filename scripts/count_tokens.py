@@ -1,7 +1,7 @@
 """Count tokens of Python code by folder, without comments and docstrings: ``python scripts/count_tokens.py``.
 
-Tokens measure the size of code whatever its layout is. Tokens per line of code tell whether lines grew instead. Python
-3.12 and later split f-strings into several tokens, so compare counts of one version only.
+The number of tokens measures the size of code independently of its layout; tokens per line show whether lines became
+longer. Python 3.12 and later split f-strings into several tokens, so compare counts of one version only.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ AREAS = {
     "benchmarks": ("benchmarks/*",),
     "tests": ("tests/*",),
 }
-"""Area to patterns of paths; the operations count in ``common`` and ``benchmarks``, too."""
+"""Path patterns by area; operations also count in ``common`` and ``benchmarks``."""
 
 
 class Size(NamedTuple):
-    """Size of some files.
+    """Size of a set of files.
 
     Attributes:
-        files: number of files.
         tokens: tokens of code.
-        lines: lines that have a token of code.
+        lines: lines with at least one token of code.
     """
 
     files: int
@@ -47,9 +46,10 @@ class Size(NamedTuple):
 
 
 def docstrings(source: str) -> set[tuple[int, int]]:
-    """Return line and column of strings that are statements: docstrings of modules, classes, functions and names.
+    """Return line and column of all strings that are statements: docstrings of modules, classes, functions and names.
 
-    Columns are those of :mod:`ast`, in bytes, which equal those of :mod:`tokenize` where only spaces come before.
+    Columns count bytes in :mod:`ast` and characters in :mod:`tokenize`; they are equal, because only spaces come
+    before.
     """
     return {
         (node.lineno, node.col_offset)
@@ -59,7 +59,7 @@ def docstrings(source: str) -> set[tuple[int, int]]:
 
 
 def size_of(source: str) -> Size:
-    """Return the size of one file's source."""
+    """Return the size of a source text."""
     skipped = docstrings(source)
     tokens = [
         token
@@ -70,7 +70,7 @@ def size_of(source: str) -> Size:
 
 
 def total(root: Path, patterns: tuple[str, ...]) -> Size:
-    """Return the size of all Python files in the folders that match."""
+    """Return the size of all Python files that match, or that are in matching folders."""
     found = {
         path
         for pattern in patterns
@@ -82,7 +82,7 @@ def total(root: Path, patterns: tuple[str, ...]) -> Size:
 
 
 def main(argv: list[str]) -> int:
-    """Print a table of the areas of the tree in ``argv``, by default this one."""
+    """Print a table of the areas of the tree ``argv[0]``, by default this repository."""
     root = Path(argv[0]) if argv else ROOT
     print(f"{'area':12s} {'files':>6s} {'tokens':>10s} {'lines':>9s} {'tokens/line':>12s}")
     for area, patterns in AREAS.items():

@@ -1,6 +1,6 @@
-"""Draws docs/house.svg, the rooms of the suite floor by floor, from the code: ``python scripts/draw_house.py``.
+"""Draw docs/house.svg, the packages of ``common`` by layer, from the code: ``python scripts/draw_house.py``.
 
-The floors are ``common.FLOORS``; what a room is for is the first line of its docstring.
+The layers are ``common.FLOORS``; the purpose of a package is the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PICTURE = ROOT / "docs" / "house.svg"
 
 WIDTH, FLOOR, GAP, MARGIN = 860, 25, 4, 8
 NAME = 112
-"""Pixels that a room's name takes; what it is for stands behind it."""
+"""Width in pixels of a package's name; its purpose follows."""
 COLOURS = ("#eef3fb", "#f7f2e8")
 
 
 def draw() -> str:
-    """The picture."""
+    """Return the picture as SVG."""
     sys.path.insert(0, str(ROOT))
     from benchmarks import WORKLOADS
     from common import FLOORS
@@ -62,7 +62,7 @@ def _label(room: str) -> str:
 
 
 def _purpose(room: str) -> str:
-    """The first line of a room's docstring."""
+    """Return the first line of the docstring of a package or module."""
     folder = ROOT / "common" / room
     file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     text = ast.get_docstring(ast.parse(file.read_text()))

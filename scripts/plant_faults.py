@@ -31,7 +31,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ("benchmarks", "common", "configs", "scripts", "tests", "pyproject.toml")
 NOT_FAST = {"__init__.py", "cases.py", "reference.py"}
-"""Files of an operation's package that get no fault."""
+"""Files of an operation's package that get no faults."""
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!="}
 NARROWER = {"float32": "float16", "float64": "float32", "int64": "int32"}
@@ -43,9 +43,9 @@ class Fault(NamedTuple):
     Attributes:
         path: file, relative to the tree.
         line: line of the expression.
-        kind: what is wrong: ``mask``, ``offset``, ``stride``, ``sum``, ``dtype``, ``scale``, ``index``, ``tile edge``.
-        start, end: position of the expression in the bytes of the file.
-        text: what replaces it.
+        kind: ``mask``, ``offset``, ``stride``, ``sum``, ``dtype``, ``scale``, ``index`` or ``tile edge``.
+        start, end: byte offsets of the expression in the file.
+        text: replacement of the expression.
     """
 
     path: str
@@ -56,12 +56,12 @@ class Fault(NamedTuple):
     text: str
 
     def planted(self, source: bytes) -> bytes:
-        """Return the file with the fault."""
+        """Return the content of the file with the fault."""
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
 def faults_of(path: Path, root: Path) -> Iterator[Fault]:
-    """Yield all faults that a file can have."""
+    """Yield all faults that can be planted in a file."""
     source = path.read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -91,10 +91,9 @@ def faults_of(path: Path, root: Path) -> Iterator[Fault]:
 
 
 def changes(node: ast.AST, text: Callable[[ast.expr], str]) -> Iterator[tuple[str, str]]:
-    """Yield kind and replacement of every fault that an expression can have.
+    """Yield kind and replacement of every fault that can be planted in an expression.
 
     Args:
-        node: the expression.
         text: function that returns the source of an expression.
     """
     match node:
@@ -119,7 +118,7 @@ def changes(node: ast.AST, text: Callable[[ast.expr], str]) -> Iterator[tuple[st
 
 
 def chosen(found: Sequence[Fault], count: int) -> list[Fault]:
-    """Return ``count`` faults, as evenly over the kinds as there are any; always the same for the same source."""
+    """Return ``count`` faults, distributed evenly over the kinds; the choice is deterministic."""
     shuffled = random.Random(0).sample(found, len(found))
     by_kind: dict[str, list[Fault]] = {}
     for fault in shuffled:
@@ -129,7 +128,7 @@ def chosen(found: Sequence[Fault], count: int) -> list[Fault]:
 
 
 def find_tests(package: str, root: Path, gpu: bool) -> list[str]:
-    """Return the test modules of a package, relative to the tree: that of all cases, and those that import it."""
+    """Return the test modules of a package, relative to the tree: the tests of all cases, and those that import it."""
     dotted, parent, name = package.replace("/", "."), *package.replace("/", ".").rsplit(".", 1)
     of_cases = "tests/gpu/test_operations_gpu.py" if gpu else "tests/operation_cases.py"
     found = [of_cases] if (root / package / "cases.py").is_file() else []
@@ -150,7 +149,7 @@ def run(package: str, tests: Sequence[str], tree: Path, gpu: bool, seconds: floa
     """Run the tests of a package in a tree.
 
     Returns:
-        Whether no test failed and at least one passed, and the last line of the output.
+        Whether the tests passed, at least one of them, and the last line of the output.
     """
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow" if gpu else "not slow"]
     environment = {
@@ -168,7 +167,7 @@ def run(package: str, tests: Sequence[str], tree: Path, gpu: bool, seconds: floa
     try:
         said = process.communicate(timeout=seconds)[0].strip().rpartition("\n")[2]
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the processes that tests have started, too
+        os.killpg(process.pid, signal.SIGKILL)  # includes the child processes of the tests
         process.communicate()
         return False, f"timed out after {seconds:.0f} s"
     return process.returncode == 0 and " passed" in said, said
@@ -179,14 +178,13 @@ def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> 
 
     Args:
         package: folder of the operation, relative to the tree.
-        tree: a copy that may be changed. Its files are restored afterwards.
+        tree: a copy of the repository; its files are changed and restored.
         count: number of faults.
-        gpu: run the GPU's tests instead of the interpreter's.
+        gpu: run the tests on the GPU instead of Triton's interpreter.
         seconds: time limit of a run.
 
     Returns:
-        ``faults``, ``caught``, ``tests`` and ``missed``, a list of texts; ``error`` unless the tests pass without a
-        fault.
+        ``faults``, ``caught``, ``tests`` and ``missed``, a list of texts; ``error`` if the tests fail without a fault.
     """
     modules = sorted((tree / package).glob("*.py"))
     files = [path for path in modules if path.name not in NOT_FAST]
@@ -217,7 +215,7 @@ def operations(root: Path) -> list[str]:
 
 
 def copied(root: Path, tree: Path) -> Path:
-    """Copy what the tests need from ``root`` to ``tree``."""
+    """Copy the files that the tests need from ``root`` to ``tree``; return ``tree``."""
     for name in TREE:
         source = root / name
         if source.is_dir():

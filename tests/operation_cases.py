@@ -14,8 +14,8 @@ import torch
 
 from common.ops.cases import Case, Draw
 from common.ops.catalogue import all_operations, cases_of
-from common.ops.operation import Operation
-from tests.operation_checks import check, parameters
+from common.ops.operation import AUTO, REFERENCE, Operation
+from tests.operation_checks import LIBRARIES, check, parameters
 
 CPU = torch.device("cpu")
 
@@ -46,6 +46,21 @@ def test_kernels_give_what_the_reference_does(
     operation: Operation, name: str, case: Case, sizes: dict[str, Any], dtype: torch.dtype
 ) -> None:
     check(operation, name, case, sizes, dtype, CPU)
+
+
+OWN = [
+    operation
+    for key, operation in all_operations().items()
+    if key.partition(":")[0] == os.environ["OPERATION"] and not LIBRARIES.issuperset(operation.fast)
+]
+
+
+@pytest.mark.parametrize("operation", OWN, ids=lambda operation: operation.name)
+def test_auto_takes_a_kernel_for_the_sizes_of_every_recipe(operation: Operation) -> None:
+    for case in cases_of(operation):
+        own = [name for name in case.implementations(operation) if name not in LIBRARIES]
+        if not case.only and any(operation.fast[name].automatic for name in own):
+            assert operation.select(AUTO, case.request(CPU, case.dtypes[-1])).name != REFERENCE, case.name
 
 
 def refusal(*arguments: Any, strided: Container[int]) -> str | None:

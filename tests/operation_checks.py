@@ -83,7 +83,10 @@ def check(
 
     def run(name: str, wide: bool, strided: Container[int] = ()) -> dict[str, Any]:
         draw = Draw(device, dtype, wide=wide, strided=strided)
-        return {each.name: each.run() for each in case.passes(operation.function(name), draw, **sizes)}
+        found = {}
+        for each in case.passes(operation.function(name), draw, **sizes):
+            found[each.name] = each.run(), None if each.facts is None else each.facts()
+        return found
 
     same = run(REFERENCE, False)
     expected = run(REFERENCE, True) if case.wide and not case.exact else same

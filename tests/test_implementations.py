@@ -77,12 +77,29 @@ def test_a_former_key_of_another_section_is_an_error_that_names_the_new_one(work
 
 
 @pytest.mark.parametrize(
+    ("workload", "name"),
+    [
+        ("stable_diffusion", "noising"),
+        ("ssd300", "class_entropy"),
+        ("maskrcnn", "sampling"),
+        ("unet3d", "window_sums"),
+    ],
+)
+def test_the_key_of_an_operation_that_is_gone_is_an_error_that_says_so(workload: str, name: str) -> None:
+    key = f"model.implementations.{name}"
+    message = rf"^{re.escape(key)}: unknown .*; remove it: PyTorch alone computes this now$"
+    with pytest.raises(ConfigError, match=message):
+        compose([f"benchmark={workload}", "scale=test", f"{key}=auto"])
+
+
+@pytest.mark.parametrize(
     ("workload", "operation", "former", "now"),
     [
         ("rnnt", "lstm", "torch", "library"),
         ("rnnt", "lstm", "plain", "reference"),
         ("rnnt", "joint", "torch", "reference"),
         ("rnnt", "transducer_loss", "sparse", "triton"),
+        ("dlrm_dcnv2", "cross_network", "triton", "fused"),
         ("unet3d", "instance_norm", "torch", "library"),
         ("stable_diffusion", "upsampling", "transposed_torch", "transposed_library"),
         ("resnet", "batch_norm", "cudnn", "convolution_moments=cudnn"),

@@ -1,4 +1,4 @@
-"""Shards that NVIDIA's tools packed, taken as they are: counted, checked, and named in a manifest."""
+"""Use shards that NVIDIA's tools packed, without a copy: count and check their rows, and link the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SEQUENCE_LENGTH = 512
 
 
 def fingerprint(packed_dir: Path, eval_file: Path) -> str:
-    """SHA-256 over names and sizes of the files.
+    """Return the SHA-256 over the names and sizes of all files.
 
     Raises:
         DataError: a file is missing.
@@ -35,10 +35,10 @@ def fingerprint(packed_dir: Path, eval_file: Path) -> str:
 
 
 def shards_of(packed_dir: Path) -> list[Path]:
-    """The shards ``part_00000``, ``part_00001``, … of a folder.
+    """Return the paths of the shards ``part_00000``, ``part_00001``, … of a folder.
 
     Raises:
-        DataError: there are none, or one is missing.
+        DataError: the folder has no shards, or a number is missing.
     """
     found = sorted(path for path in packed_dir.glob("part_*") if re.fullmatch(r"part_\d{5}", path.name))
     if not found:
@@ -50,17 +50,16 @@ def shards_of(packed_dir: Path) -> list[Path]:
 
 
 def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, workers: int) -> Made:
-    """Count all shards and link them into ``data_dir``.
+    """Count the rows of all shards and create symbolic links to the files in ``data_dir``.
 
     Args:
-        packed_dir: the shards.
-        eval_file: the evaluation set, unpacked.
-        data_dir: receives links, unless the files are there already.
-        work_dir: receives the records.
-        workers: processes.
+        packed_dir: folder of the shards.
+        eval_file: evaluation set, unpacked (one sequence per row).
+        data_dir: folder for the links; may already contain the same files.
+        work_dir: folder for the records of finished shards.
 
     Raises:
-        DataError: a file is missing or damaged, shards differ in size by more than one row, or ``data_dir`` holds
+        DataError: a file is missing or damaged, shards differ in size by more than one row, or ``data_dir`` has
             other files.
     """
     shards = shards_of(packed_dir)
@@ -91,10 +90,10 @@ def adopt(packed_dir: Path, eval_file: Path, data_dir: Path, work_dir: Path, wor
 
 
 def count_shard(path: Path) -> Record:
-    """Packs of one, two and three sequences of a shard, and its checksum.
+    """Return the numbers of packs of one, two and three sequences in a shard, its bytes and its checksum.
 
     Raises:
-        DataError: the shard is damaged, or a pack has none or more sequences.
+        DataError: the shard is damaged, or a pack does not have one to three sequences.
     """
     sizes = hdf5_varlength.pack_sizes_of(path)
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= MAX_SEQUENCES:
@@ -109,6 +108,6 @@ def _link(target: Path, link: Path) -> None:
         if not link.samefile(target):
             raise DataError(f"{link} is there already and is not {target}; name another --data-dir")
         return
-    link.unlink(missing_ok=True)  # a link to what is gone
+    link.unlink(missing_ok=True)  # a broken link: its target does not exist
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target.resolve())

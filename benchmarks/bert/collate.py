@@ -1,13 +1,13 @@
-"""Sequences to the tensors of one micro-batch: fixed shapes, int32, in one piece of host memory.
+"""Convert sequences to the tensors of one micro-batch: fixed shapes, int32, one allocation in host memory.
 
-T tokens (the flat buffer's capacity), S sequences (capacity), M masked tokens (capacity):
+Capacities of a micro-batch: T tokens (of the flat buffer), S sequences, M masked tokens.
 
 ====================  =====  ==================================================================================
-input_ids             [T]    the tokens of all sequences; 0 where there is none
+input_ids             [T]    tokens of all sequences; 0 for unused entries
 segment_ids           [T]    0 or 1
 position_ids          [T]    restarts at 0 in each sequence
-starts                [S]    first token of each sequence in the flat buffer; 0 for absent ones, which come last
-lengths               [S]    tokens of each sequence; 0 for absent ones
+starts                [S]    index of the first token of each sequence; 0 for absent sequences, which come last
+lengths               [S]    tokens of each sequence; 0 for absent sequences
 masked_positions      [M]    index into the flat buffer; 0 for unused entries
 masked_labels         [M]    vocabulary id; -1 for unused entries
 next_sentence_labels  [S]    0 or 1; -1 for absent sequences
@@ -30,7 +30,7 @@ from benchmarks.bert.sequences import Sequences, concatenate
 from common.data.ragged import starts_of
 from common.errors import DataError
 
-_SEED_ENTRIES = 2  # the int64 seed lies in two entries of the int32 buffer
+_SEED_ENTRIES = 2  # the int64 seed takes two entries of the int32 buffer
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class BatchShape:
     """Capacities of a micro-batch.
 
     Attributes:
-        tokens: T, a whole number of rows.
+        tokens: T, a multiple of ``row_length``.
         sequences: S.
         masked: M.
-        row_length: tokens of a row, and of the longest sequence.
+        row_length: tokens per row, and the maximum length of a sequence.
     """
 
     tokens: int
@@ -50,11 +50,11 @@ class BatchShape:
     row_length: int
 
     def for_count(self, sequences: int) -> BatchShape:
-        """The same with room for exactly ``sequences``."""
+        """Return a copy whose capacity is exactly ``sequences`` sequences."""
         return replace(self, sequences=sequences)
 
     def entries(self) -> dict[str, int]:
-        """Name to number of entries of every int32 tensor."""
+        """Return the number of entries of every int32 tensor, by name."""
         t, s, m = self.tokens, self.sequences, self.masked
         return {
             "input_ids": t,
@@ -69,7 +69,7 @@ class BatchShape:
 
 
 def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchShape:
-    """The shape of a training micro-batch of ``rows`` rows."""
+    """Return the shape of a training micro-batch of ``rows`` rows."""
     packed = reader.format == "packed"
     return BatchShape(
         tokens=rows * facts.max_sequence_length,
@@ -80,7 +80,7 @@ def training_shape(facts: Facts, reader: ReaderConfig, rows: int) -> BatchShape:
 
 
 def evaluation_shape(facts: Facts, rows: int) -> BatchShape:
-    """The shape of an evaluation batch: single sequences back to back in the room of ``rows`` rows."""
+    """Return the shape of an evaluation batch: single sequences back to back in a buffer of ``rows`` rows."""
     return BatchShape(
         tokens=rows * facts.max_sequence_length,
         sequences=rows * facts.max_sequences_per_pack,
@@ -92,16 +92,15 @@ def evaluation_shape(facts: Facts, rows: int) -> BatchShape:
 def collate(
     pieces: Sequence[Sequences], shape: BatchShape, dropout_seed: int, pin_memory: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors of a micro-batch of the sequences of all ``pieces``, in that order.
+    """Return the tensors of a micro-batch with the sequences of all ``pieces``, in that order.
 
     Args:
-        pieces: at least one; each row's sequences checked as :mod:`benchmarks.bert.shards` does.
-        shape: what they must fit.
-        dropout_seed: of this micro-batch, in [0, 2**63).
-        pin_memory: for a copy that does not wait.
+        pieces: at least one piece, already checked by :mod:`benchmarks.bert.shards`.
+        dropout_seed: seed of this micro-batch, in [0, 2**63).
+        pin_memory: use pinned memory, which allows asynchronous copies to the device.
 
     Raises:
-        DataError: they do not fit.
+        DataError: the sequences exceed the capacities of ``shape``.
     """
     every = pieces[0] if len(pieces) == 1 else concatenate(pieces)
     lengths = every.lengths.astype(np.int64)
@@ -124,12 +123,11 @@ def collate(
 
 
 def example_lengths(shape: BatchShape, count: int | None = None) -> list[int]:
-    """Lengths of made-up sequences that fill the rows of ``shape``.
+    """Return lengths of synthetic sequences that fill the rows of ``shape``.
 
     Args:
-        shape: of the micro-batch.
-        count: sequences, at least one and at most the capacity a row. Where it is not given, rows that hold three are
-            mixed as in the real set: about as many of three as of one, and one in 21 of two.
+        count: number of sequences: at least one per row, at most ``shape.sequences``. Default: the mix of the real
+            set if rows hold up to three sequences (1 in 21 rows has two, half of the others three), else one per row.
     """
     rows, room = shape.tokens // shape.row_length, shape.sequences // (shape.tokens // shape.row_length)
     if count is None:
@@ -146,7 +144,7 @@ def example_lengths(shape: BatchShape, count: int | None = None) -> list[int]:
 
 
 def example(shape: BatchShape, vocabulary: int, lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Made-up tensors of ``shape``: random words in sequences of ``lengths``, about 15 % of them masked."""
+    """Return synthetic tensors of ``shape``: random tokens in sequences of ``lengths``, about 15 % of them masked."""
     count, length_N = len(lengths), np.array(lengths, np.int64)
     masked_N = np.diff(np.minimum(np.cumsum(np.maximum(1, length_N * 3 // 20)), shape.masked), prepend=0)
     random = np.random.default_rng(0)
@@ -180,10 +178,11 @@ def _require_room(lengths: NDArray[np.int64], tokens: int, masked: int, shape: B
 def _allocate(
     shape: BatchShape, dropout_seed: int, pin_memory: bool
 ) -> tuple[dict[str, Tensor], dict[str, NDArray[np.int32]]]:
-    """Zeros as tensors, and as numpy sees them. One allocation: pinned memory is dear to get."""
+    """Return zeroed tensors, and numpy arrays that share their memory."""
     entries = shape.entries()
+    # one allocation for all tensors, because allocating pinned memory is expensive
     buffer = torch.empty(_SEED_ENTRIES + sum(entries.values()), dtype=torch.int32, pin_memory=pin_memory)
-    buffer.numpy().fill(0)  # torch would wake its threads for it, and wait for the slowest
+    buffer.numpy().fill(0)  # zeroing with torch would start its thread pool and wait for the slowest thread
     parts = buffer[_SEED_ENTRIES:].split(list(entries.values()))
     tensors = dict(zip(entries, parts, strict=True))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""BERT's own configuration."""
+"""Configuration that is specific to BERT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.ops.operation import all_implementations
 from common.optim.hparams import LambHparams
 
 LARGEST = 32_767
-"""Id or position that the prepared format, of 16-bit integers, holds."""
+"""Largest id or position that fits the prepared format, which stores signed 16-bit integers."""
 
 _FITS = f"at least 1, and the prepared format holds ids and positions up to {LARGEST}"
 Vocabulary = Range(_FITS, lambda value: 1 <= value <= LARGEST + 1)
@@ -22,16 +22,16 @@ StepsDone = Range("0 or below: the steps that the warm-up has done already", lam
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: the network, which takes them as they are, and the form of a sample.
+    """Dataset constants and network sizes that the rules fix.
 
     Attributes:
-        vocabulary: WordPieces.
+        vocabulary: number of WordPieces.
         max_sequence_length: tokens of the longest sequence, and of a row of packed sequences.
-        max_masked_per_sequence: masked tokens of one sequence at most.
-        max_masked_per_row: masked tokens of one row of packed sequences at most, rounded up.
-        sequences_per_pack: samples that a row of packed sequences counts as.
-        max_sequences_per_pack: sequences that it holds at most.
-        max_grad_norm: the gradient is clipped to it.
+        max_masked_per_sequence: maximum number of masked tokens in one sequence.
+        max_masked_per_row: maximum number of masked tokens in one row of packed sequences, rounded up.
+        sequences_per_pack: nominal samples per row of packed sequences.
+        max_sequences_per_pack: maximum number of sequences in one row.
+        max_grad_norm: gradients are clipped to this norm.
     """
 
     vocabulary: Annotated[int, Vocabulary]
@@ -45,14 +45,14 @@ class Facts(Architecture):
 
 @dataclass(frozen=True)
 class Hparams(LambHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``bert``; a sample is a sequence.
+    """Tunable hyperparameters, as listed for ``bert`` in the rules; a sample is a sequence.
 
     Attributes:
-        variant: of the learning rate's counting: ``nvidia`` counts from 1 where ``start_warmup_step`` is not 0.
-        training_steps: N of the learning rate, and the last step of a run.
-        warmup_steps, start_warmup_step: W and S of the learning rate.
-        clip: the gradient is clipped ``before_reduction``, that of each micro-batch by its own norm, or
-            ``after_reduction``, the mean over all of them by its norm. The rules allow both.
+        variant: how the learning rate counts steps: ``nvidia`` counts from 1 if ``start_warmup_step`` is not 0.
+        training_steps: N of the learning rate schedule, and the last step of a run.
+        warmup_steps, start_warmup_step: W and S of the learning rate schedule.
+        clip: ``before_reduction`` clips the gradient of each micro-batch by its own norm; ``after_reduction`` clips
+            the mean gradient. The rules allow both.
     """
 
     optimizer: Literal["lamb"]
@@ -65,13 +65,13 @@ class Hparams(LambHparams):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Where the weights come from, and how the operations run.
+    """Initial weights, loss scale, and implementations of the operations.
 
     Attributes:
-        initial_checkpoint: name in ``assets_dir`` of the weights that the rules start from: a TensorFlow checkpoint's
-            prefix, or a file that ends in ``.pt``. Without ``assets_dir`` the weights are drawn.
+        initial_checkpoint: checkpoint in ``assets_dir`` from which the rules start: the prefix of a TensorFlow
+            checkpoint, or a file that ends in ``.pt``. Without ``assets_dir`` the initial weights are random.
         loss_scale: initial loss scale with fp16.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     initial_checkpoint: str
@@ -84,12 +84,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How sequences are read.
+    """Options of the data reader.
 
     Attributes:
-        format: ``packed``: rows of one to three sequences; ``unpacked``: one sequence a row.
-        order: of the rows in a shard: ``shuffled``, or ``balanced``: so that all ranks hold equally many sequences.
-        graph_per_count: one captured graph for each number of sequences; for the smallest micro-batches.
+        format: ``packed`` has one to three sequences per row; ``unpacked`` has one.
+        order: order of the rows in a shard: ``shuffled``, or ``balanced``, where all ranks get equally many sequences.
+        graph_per_count: capture one graph for each number of sequences; for the smallest micro-batches.
         eval_rows: capacity of an evaluation batch on one rank, in rows of ``max_sequence_length`` tokens.
     """
 
@@ -105,7 +105,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class BertConfig:
-    """All of it."""
+    """Complete configuration of BERT."""
 
     facts: Facts
     hparams: Hparams

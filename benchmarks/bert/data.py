@@ -1,4 +1,4 @@
-"""BERT's data: prepared shards (:mod:`benchmarks.bert.prepare`) to the tensors of :mod:`benchmarks.bert.collate`."""
+"""Read shards of :mod:`benchmarks.bert.prepare` and convert them to the tensors of :mod:`benchmarks.bert.collate`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 
 FOLDERS = {"packed": PACKED, "unpacked": UNPACKED}
-"""Where the training shards of each format lie."""
+"""Folder of the training shards of each format, below the data folder."""
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the sequences, and how they are read."""
+    """Dataset constants and reader options."""
 
     facts: Facts
     reader: ReaderConfig
 
     @property
     def samples_per_row(self) -> int:
-        """Nominal samples that a row counts as."""
+        """Nominal samples per row."""
         return self.facts.sequences_per_pack if self.reader.format == "packed" else 1
 
     def training_limits(self) -> Limits:
-        """What a row of the training shards may hold."""
+        """Return the limits for a row of the training shards."""
         facts = self.facts
         if self.reader.format == "unpacked":
             return self.evaluation_limits()
@@ -50,7 +50,7 @@ class DataSettings:
         return Limits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
 
     def evaluation_limits(self) -> Limits:
-        """What a row of single sequences may hold."""
+        """Return the limits for a row with a single sequence."""
         facts = self.facts
         masked = facts.max_masked_per_sequence
         return Limits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
@@ -59,15 +59,12 @@ class DataSettings:
 class BertSource:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
-    In host memory are at most two shards (38 MB each in the real set) for each accumulation step.
+    Host memory contains at most two shards (38 MB each in the real set) for each accumulation step.
 
     Args:
-        files: the shards.
-        found: the manifest.
-        settings: form of the rows and of the tensors.
-        micro_batches: this replica's part of every global batch; nominal samples.
-        seed: of the order and of dropout.
-        pin_memory: of the tensors.
+        micro_batches: this replica's part of every global batch, in nominal samples.
+        seed: seed of the data order and of dropout.
+        pin_memory: put the tensors in pinned memory.
     """
 
     def __init__(
@@ -104,7 +101,7 @@ class BertSource:
         """Yield the micro-batches of ``block`` from position ``start``.
 
         Raises:
-            DataError: a shard is missing, damaged, or not what the manifest and the benchmark's facts say.
+            DataError: a shard is missing or damaged, or contradicts the manifest or the dataset constants.
         """
         mine = self._micro_batches
         first, nominal = mine.first(block), mine.micro_batch * mine.replicas
@@ -119,7 +116,7 @@ class BertSource:
             yield HostBatch(tensors, nominal, position, key)
 
     def close(self) -> None:
-        """Stop the thread that reads ahead and close the shards."""
+        """Stop the prefetch thread and close the shards."""
         self._lanes.close()
 
     def _micro_batch(self, number: int) -> tuple[dict[str, Tensor], Hashable]:
@@ -150,8 +147,8 @@ class EvaluationData:
     """This rank's part of the evaluation set.
 
     Attributes:
-        eval_samples: sequences of the whole set.
-        batches: tensors of this rank's batches, in host memory; ranks may have different numbers of them.
+        eval_samples: number of sequences in the whole set.
+        batches: tensors of this rank's batches, in host memory; ranks may have different numbers of batches.
     """
 
     eval_samples: int
@@ -161,18 +158,15 @@ class EvaluationData:
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> BertSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
     Args:
-        root: prepared data.
-        settings: format and form.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: nominal samples of a micro-batch of one replica.
-        accumulation: micro-batches per step of a replica.
+        micro_batch: nominal samples in a micro-batch of one replica.
+        accumulation: micro-batches per step and replica.
 
     Raises:
         DataError: the manifest is missing or damaged, or does not fit the settings.
-        ConfigError: the micro-batch is no whole number of rows.
+        ConfigError: the micro-batch is not a whole number of rows.
     """
     found = read_manifest(root, settings)
     if micro_batch % settings.samples_per_row:
@@ -193,10 +187,10 @@ def open_train(
 
 
 def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> EvaluationData:
-    """Read this rank's contiguous part of the evaluation set under ``root``; after ``run_start``.
+    """Read this rank's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Raises:
-        DataError: manifest or file are missing, damaged, or do not fit the settings.
+        DataError: the manifest or the file is missing or damaged, or does not fit the settings.
     """
     found = read_manifest(root, settings)
     whole = found.counts["eval_samples"]
@@ -215,7 +209,7 @@ def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> Evalu
 def filled(
     lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchShape
 ) -> list[tuple[int, int]]:
-    """Cut sequences, in their order, into the fewest batches that ``shape`` has room for: first and end of each."""
+    """Split sequences, in their order, into the fewest batches that fit ``shape``; return (start, end) of each."""
     cuts, first, tokens, masked = [], 0, 0, 0
     for number, (length, of_it) in enumerate(zip(lengths.tolist(), masked_lengths.tolist(), strict=True)):
         full = tokens + length > shape.tokens or masked + of_it > shape.masked
@@ -227,10 +221,10 @@ def filled(
 
 
 def read_manifest(root: Path, settings: DataSettings) -> Manifest:
-    """The manifest of ``root``, checked against ``settings``.
+    """Read the manifest of ``root`` and check it against ``settings``.
 
     Raises:
-        DataError: it is missing, garbled, of another format, or of data for another model.
+        DataError: the manifest is missing, damaged, of another format, or belongs to data for another model.
     """
     sizes = ("train_samples", "train_packs", "shards", "eval_samples", "vocabulary", "max_sequence_length")
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, sizes)

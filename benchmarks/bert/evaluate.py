@@ -1,7 +1,8 @@
-"""BERT's evaluation: masked-language-model accuracy over exactly the evaluation set.
+"""Evaluation of BERT: masked-language-model accuracy over the whole evaluation set.
 
-Rules: all 10,000 sequences each time, dropout off; right answers over all masked tokens of the whole set, not a mean of
-batches (MLPerf training_rules, benchmark table; the reference's ``run_pretraining``).
+The rules require all 10,000 sequences at each evaluation, without dropout. The score is the number of correct answers
+divided by the number of masked tokens of the whole set, not a mean over batches (MLPerf training_rules, benchmark
+table; ``run_pretraining`` in the reference implementation).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from common.evaluation.forward import ForwardPass
 
 
 class TokenMeans(Scorer):
-    """Accuracy and mean loss over all masked tokens of the set."""
+    """Scorer that computes accuracy and mean loss over all masked tokens of the set."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Accuracy and mean loss over all masked tokens."""
+        """Return accuracy, mean loss and number of sequences."""
         values = predictions.values
         check_whole_set(values["sequences"], values["expected"], "sequences")
         return {
@@ -33,16 +34,14 @@ class TokenMeans(Scorer):
 
 
 class MaskedLmAccuracy(Evaluation):
-    """Counts right answers, summed over the ranks once an evaluation.
+    """Evaluation that counts correct answers and sums them over the ranks once per evaluation.
 
-    The network that trains can be the one that is evaluated: there is no second copy of its weights, and afterwards it
-    is as it was.
+    It can use the model that is being trained: it needs no second copy of the weights, and restores the model's state.
 
     Args:
-        model: called with the tensors of a batch (:mod:`benchmarks.bert.collate`) it returns ``correct`` and
-            ``masked_lm_losses``, both [M]; in evaluation mode it drops nothing out.
-        settings: form of the sequences, and the room of a batch.
-        layout: the ranks that share the evaluation set.
+        model: takes the tensors of a batch (:mod:`benchmarks.bert.collate`) and returns an object with ``correct`` and
+            ``masked_lm_losses``, both [M]; uses no dropout in evaluation mode.
+        layout: ranks that share the evaluation set.
         capture: replay the forward pass as a CUDA graph.
     """
 
@@ -60,7 +59,7 @@ class MaskedLmAccuracy(Evaluation):
         self._kept: list[dict[str, Tensor]] = []
 
     def warm_up(self) -> None:
-        """Forward passes on made-up sequences."""
+        """Run forward passes on synthetic sequences."""
         self._forward.warm_up()
         self._counts.warm_up()
 
@@ -69,9 +68,9 @@ class MaskedLmAccuracy(Evaluation):
         self._data = open_evaluation(root, self._settings, self._layout)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count right answers, masked tokens and sequences over all ranks, and add up the losses.
+        """Count correct answers, masked tokens and sequences over all ranks, and sum the losses.
 
-        Batches stay on the device from the first evaluation on.
+        The first call copies the batches to the device, where they stay.
         """
         assert self._data is not None, "open_data comes first"
         if not self._kept:
@@ -86,7 +85,7 @@ class MaskedLmAccuracy(Evaluation):
         return Predictions({**self._counts.totals(), "expected": self._data.eval_samples})
 
     def close(self) -> None:
-        """Free the graph and forget the sequences."""
+        """Free the graph and the sequences."""
         self._forward.close()
         self._kept, self._data = [], None
 

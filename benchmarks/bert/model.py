@@ -1,17 +1,18 @@
-"""BERT with the two pretraining heads, over a flat buffer of tokens, and its loss.
+"""BERT with both pretraining heads and its loss, over a flat buffer of tokens.
 
 Devlin et al., arXiv:1810.04805: a post-norm transformer encoder with learned positions, tanh GELU, and dropout on the
-embeddings, the attention probabilities and the output of both sub-layers. Sequences lie anywhere in one buffer of fixed
-capacity, described by ``starts`` and ``lengths`` alone; what belongs to no sequence costs time but changes nothing, and
-its gradient is zero. The heads gather the tokens they need first.
+embeddings, the attention probabilities and the output of both sub-layers. ``starts`` and ``lengths`` give the position
+of each sequence in one buffer of fixed capacity. Tokens outside all sequences cost time but have no effect, and their
+gradient is zero.
 
-Where the encoder multiplies in FP8, what comes before a product writes its input in FP8 (a product's
-``input_scaling``), and what comes behind it the gradient of its result (its ``handover``); else both are None.
+With FP8 matrix products, the operation before a product writes its result in FP8 (with the product's
+``input_scaling``), and the operation after it writes its input gradient in FP8 (with the product's ``handover``).
+Without FP8, both are None.
 
-Hidden states go from sub-layer to sub-layer as a pair, one for the next matrix product and one for the residual
-connection: the same values in the same memory, but two gradients, which the operation that made the pair adds itself.
+Sub-layers pass hidden states on as a pair, one for the next matrix product and one for the residual connection. Both
+have the same values in the same memory but separate gradients; the operation that returned the pair adds them.
 
-Legend: T tokens of the buffer, S sequences, M masked tokens (capacities all), E hidden, H heads, D head dimension,
+Legend: T tokens, S sequences, M masked tokens (all three are capacities), E hidden, H heads, D head dimension,
 F feed-forward, V rows of the word table: the vocabulary, padded to a multiple of ``VOCABULARY_MULTIPLE``.
 """
 
@@ -47,13 +48,13 @@ OPERATIONS: dict[str, Operation] = {
     "cross_entropy": CROSS_ENTROPY,
     "linear": LINEAR,
 }
-"""Operations that ``model.implementations`` can choose an implementation of.
+"""Operations that ``model.implementations`` can configure.
 
-``linear`` is that of the encoder's layers; the products of the heads are always PyTorch's.
+``linear`` only applies to the layers of the encoder; the heads always use PyTorch's matrix product.
 """
 
 VOCABULARY_MULTIPLE = 64
-"""The word table has zero rows up to a multiple of it, so that the decoder's matrix product is aligned."""
+"""Zero rows pad the word table to a multiple of this number, to align the matrix product of the decoder."""
 
 EMBEDDING_SITE = 0
 SITES_PER_LAYER = 3
@@ -62,23 +63,21 @@ SITES_PER_LAYER = 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Sizes and constants of the network.
 
     Attributes:
-        vocabulary: words.
-        hidden: E.
-        layers: of the encoder.
-        heads: H, a divisor of E.
+        hidden: E, a multiple of ``heads``.
+        heads: H.
         feed_forward: F.
-        max_sequence_length: positions that are learned.
-        segment_types: kinds of segments (sentence A, sentence B).
-        norm_epsilon: inside the square root of every LayerNorm.
-        dropout: probability at every place but the attention probabilities.
-        attention_dropout: probability there.
-        initializer_range: standard deviation of the initial weights before they are cut at two of it.
+        max_sequence_length: number of learned positions.
+        segment_types: number of segment types (sentence A, sentence B).
+        norm_epsilon: constant inside the square root of every LayerNorm.
+        dropout: probability of every dropout except that of the attention probabilities.
+        attention_dropout: dropout probability of the attention probabilities.
+        initializer_range: standard deviation of the initial weights, truncated at two standard deviations.
 
     Raises:
-        ConfigError: the heads do not divide E.
+        ConfigError: ``hidden`` is not a multiple of ``heads``.
     """
 
     vocabulary: Annotated[int, AtLeast(1)]
@@ -99,20 +98,20 @@ class Architecture:
 
     @property
     def head_dim(self) -> int:
-        """D."""
+        """D, the size of one head."""
         return self.hidden // self.heads
 
     @property
     def padded_vocabulary(self) -> int:
-        """V."""
+        """V, the rows of the word table."""
         return -(-self.vocabulary // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
     def training_flops(self, lengths: Iterable[int], masked_tokens: int) -> float:
-        """Model FLOPs (2 per multiply-add) to train on sequences: forward and twice as many backward.
+        """Return the model FLOPs (2 per multiply-add) of training: the forward pass, and twice as many backward.
 
         Args:
             lengths: tokens of each sequence.
-            masked_tokens: of all of them together.
+            masked_tokens: total number over all sequences.
         """
         E, sizes = self.hidden, list(lengths)
         encoder = self.layers * (4 * E * E + 2 * E * self.feed_forward) * sum(sizes)
@@ -123,7 +122,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class _Operations:
-    """The chosen functions; signatures in :mod:`common.ops`."""
+    """Functions of the chosen implementations; :mod:`common.ops` has their signatures."""
 
     attention: Callable[..., Tensor]
     dropout: Callable[..., Tensor]
@@ -134,7 +133,7 @@ class _Operations:
 
 @dataclass(frozen=True)
 class _Build:
-    """What every part of the network is built from."""
+    """Options and factories that all modules of the network share."""
 
     architecture: Architecture
     operations: _Operations
@@ -151,7 +150,7 @@ class _Build:
         return Linear(in_features, out_features, self.device, self.dtype)
 
     def norm(self) -> nn.LayerNorm:
-        """Holds weight, bias and epsilon; the fused operations read them."""
+        """Return a LayerNorm that only stores weight, bias and epsilon for the fused operations."""
         epsilon = self.architecture.norm_epsilon
         return nn.LayerNorm(self.architecture.hidden, epsilon, device=self.device, dtype=self.dtype)
 
@@ -161,7 +160,7 @@ class _Build:
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment, normalised, with dropout."""
+    """Sum of word, position and segment embeddings, then LayerNorm and dropout."""
 
     def __init__(self, build: _Build) -> None:
         super().__init__()
@@ -176,7 +175,7 @@ class Embeddings(nn.Module):
     def forward(self, input_ids_T: Tensor, position_ids_T: Tensor, segment_ids_T: Tensor, seed: Tensor) -> Tensor:
         """Map ids to (T, E)."""
         position, segment, norm = self.position.weight, self.segment.weight, self.norm
-        # every sum there can be: few rows, where a sum for every token would go through memory three times
+        # A table of all position + segment sums has few rows. Adding per token would read and write (T, E) once more.
         place_table = (position.unsqueeze(1) + segment).flatten(0, 1)
         place_TE = F.embedding(position_ids_T * len(segment) + segment_ids_T, place_table)
         x_TE: Tensor = self._operations.dropout_add_norm(
@@ -192,9 +191,9 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention, its output projection, dropout, residual and norm.
+    """Self-attention, output projection, dropout, residual and norm.
 
-    Rows of ``qkv``: those of all heads' queries, then keys, then values.
+    The rows of ``qkv.weight`` are the queries of all heads, then the keys, then the values.
     """
 
     def __init__(self, build: _Build, layer: int) -> None:
@@ -309,7 +308,7 @@ class Layer(nn.Module):
 
 
 class MaskedLm(nn.Module):
-    """Logits of masked tokens: a linear layer, GELU, norm, and the word table as decoder."""
+    """Masked-language-model head: a linear layer, GELU, norm, and the word table as decoder."""
 
     def __init__(self, build: _Build) -> None:
         super().__init__()
@@ -320,7 +319,7 @@ class MaskedLm(nn.Module):
         self._operations = build.operations
 
     def forward(self, hidden_ME: Tensor, word_table_VE: Tensor, seed: Tensor) -> Tensor:
-        """Map (M, E) to logits (M, V), without gradients wide ones."""
+        """Map (M, E) to logits (M, V); without gradients, 16-bit models return fp32 logits."""
         norm = self.norm
         h_ME = self._operations.bias_gelu(self.transform(hidden_ME, add_bias=False), self.transform.bias)
         h_ME = self._operations.dropout_add_norm(
@@ -332,10 +331,10 @@ class MaskedLm(nn.Module):
 
 
 def _wide_logits(hidden_ME: Tensor, word_table_VE: Tensor, bias_V: Tensor) -> Tensor:
-    """Logits in the dtype of the arithmetic.
+    """Return logits of which 16-bit types are widened to fp32.
 
-    Evaluation counts the largest one: of logits that are rounded to bf16, 1/16 apart above 8, several words often have
-    it, and the first of them is no better than chance.
+    Evaluation looks for the largest logit. In bf16, values above 8 are 1/16 apart, so that several words often share
+    the largest logit, and the choice among them would be arbitrary.
     """
     if hidden_ME.is_cuda and hidden_ME.dtype in (torch.float16, torch.bfloat16):
         return torch.mm(hidden_ME, word_table_VE.t(), out_dtype=torch.float32).add_(bias_V)
@@ -344,13 +343,13 @@ def _wide_logits(hidden_ME: Tensor, word_table_VE: Tensor, bias_V: Tensor) -> Te
 
 @dataclass(frozen=True)
 class Heads:
-    """What the two heads say of one micro-batch.
+    """Results of the two heads for one micro-batch.
 
     Attributes:
-        masked_lm_losses: (M,) fp32, fp64 in a model of that dtype; 0 where not ``masked``.
+        masked_lm_losses: (M,) fp32, or fp64 if the model is fp64; 0 where not ``masked``.
         correct: (M,) bool, whether the predicted word is the label; False where not ``masked``.
         masked: (M,) bool, which entries have a label.
-        next_sentence_losses: (S,) of the same dtype; 0 where not ``present``.
+        next_sentence_losses: (S,) same dtype as ``masked_lm_losses``; 0 where not ``present``.
         present: (S,) bool, which sequences have a label.
     """
 
@@ -365,17 +364,16 @@ class Bert(nn.Module):
     """Encoder, masked-language-model head and next-sentence head.
 
     Args:
-        architecture: its shape.
-        generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
-            model that is loaded or only measured.
-        implementations: ``model.implementations``; None for ``auto`` everywhere.
-        device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
+        generator: random generator of the initial weights, which are drawn in fp32 on its device; None leaves the
+            weights uninitialised, for models that load a checkpoint or are only measured.
+        implementations: implementation of each operation, by the operation's name; None means ``auto`` for all.
+        dtype: dtype of parameters and activations.
 
     Attributes:
-        chosen: operation to the name of the implementation that it runs with.
+        chosen: name of the chosen implementation of each operation.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: an implementation of ``implementations`` does not support device, dtype or sizes.
     """
 
     def __init__(
@@ -405,7 +403,10 @@ class Bert(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
-        """Normal weights cut at two standard deviations, zero biases and padding; norms are 1 and 0 already."""
+        """Draw weights from a normal distribution, truncated at two standard deviations.
+
+        Weights of norms become 1; all biases and the padding of the word table become 0.
+        """
         std, vocabulary = self.architecture.initializer_range, self.architecture.vocabulary
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
@@ -419,19 +420,21 @@ class Bert(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """Names and modules in the order of the forward pass. A block reads its parameters in its own forward only,
-        but for the word table, which the embeddings have read before it serves as decoder."""
+        """Names and modules in the order of the forward pass.
+
+        Each block only uses its own parameters, but ``masked_lm`` also uses the word table of ``embeddings``.
+        """
         layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
         heads = [(name, self.get_submodule(name)) for name in ("masked_lm", "pooler", "next_sentence")]
         return [("embeddings", self.embeddings), *layers, *heads]
 
     def forward(self, tensors: Mapping[str, Tensor]) -> Heads:
-        """Losses of one micro-batch.
+        """Return losses and correct answers of one micro-batch.
 
         Args:
-            tensors: int32 or int64: input_ids, segment_ids, position_ids (T,); starts, lengths, next_sentence_labels
-                (S,), absent sequences having length 0 and label -1; masked_positions (indices into T) and
-                masked_labels (M,), unused entries being 0 and -1. dropout_seed: 0-d int64, which only training reads.
+            tensors: the tensors of :mod:`benchmarks.bert.collate`, int32 or int64: input_ids, segment_ids,
+                position_ids (T,); starts, lengths, next_sentence_labels (S,); masked_positions, masked_labels (M,);
+                dropout_seed, a 0-d int64, which is only used in training.
         """
         seed, starts_S, lengths_S = tensors["dropout_seed"], tensors["starts"], tensors["lengths"]
         x_TE = self.embeddings(tensors["input_ids"], tensors["position_ids"], tensors["segment_ids"], seed)
@@ -442,7 +445,7 @@ class Bert(nn.Module):
             x_TE, residual_TE = layer(x_TE, residual_TE, starts_S, lengths_S, seed, fp8)
 
         masked_labels_M = tensors["masked_labels"]
-        # gathered together, so that backward makes one gradient of all tokens, not two and their sum
+        # One gather for both heads: its backward pass writes one (T, E) gradient instead of two that must be added.
         wanted = torch.cat([tensors["masked_positions"], starts_S])
         hidden_ME, first_SE = x_TE.index_select(0, wanted).split([len(masked_labels_M), len(starts_S)])
         logits_MV = self.masked_lm(hidden_ME, self.embeddings.word.weight, seed)
@@ -465,10 +468,10 @@ class Bert(nn.Module):
 
 
 def pretraining_loss(heads: Heads) -> Losses:
-    """Mean loss of the masked tokens plus mean loss of the sequences.
+    """Return the mean loss of the masked tokens plus the mean next-sentence loss.
 
-    The masked tokens' denominator is their number + 1e-5, as in the MLPerf reference: a micro-batch without any has
-    loss 0. Metrics: ``masked_lm_loss`` and ``next_sentence_loss``, detached.
+    As in the MLPerf reference implementation, the first denominator is the number of masked tokens + 1e-5, so that a
+    micro-batch without masked tokens has loss 0. Metrics: ``masked_lm_loss`` and ``next_sentence_loss``, detached.
     """
     dtype = heads.masked_lm_losses.dtype
     masked_lm = heads.masked_lm_losses.sum() / (heads.masked.sum().to(dtype) + 1e-5)

@@ -1,4 +1,4 @@
-"""The order of the rows within one shard."""
+"""Order of the rows within one shard: shuffled or balanced."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 CYCLE = 21
-"""Packs of one cycle of the balanced order: the real set's are 10 of one, 1 of two and 10 of three sequences."""
+"""Packs per cycle of the balanced order. In the real set, 10 have one sequence, 1 has two and 10 have three."""
 
 
 def cycle_of(packs: Sequence[int], length: int = CYCLE) -> tuple[int, ...]:
-    """How many packs of each number of sequences one cycle has: the shares of the whole set.
+    """Return the number of packs of one, two, three … sequences in one cycle, in proportion to the whole set.
 
     Args:
-        packs: packs of one, of two, of three … sequences in the whole set; not all zero.
-        length: packs of a cycle; the largest remainders get what rounding down leaves.
+        packs: numbers of packs of one, two, three … sequences in the whole set; not all zero.
+        length: packs per cycle. Shares are rounded down; the largest remainders get the rest.
     """
     exact = [count * length for count in packs]
     total = sum(packs)
@@ -28,22 +28,22 @@ def cycle_of(packs: Sequence[int], length: int = CYCLE) -> tuple[int, ...]:
 
 
 def shuffled(rows: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Any order of ``rows`` rows."""
+    """Return a random permutation of ``rows`` rows."""
     return generator.permutation(rows)
 
 
 def balanced(
     sequences_of_row: NDArray[np.integer], cycle: Sequence[int], generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """An order in which all shards of a set have packs of equally many sequences at the same places.
+    """Return an order in which packs at the same position have equally many sequences in all shards.
 
-    The rows are shuffled, sorted by their number of sequences and dealt in cycles. Where a kind runs out the others go
-    on; kinds that have no share in a cycle come last. (NVIDIA's ``order_samples``, MLPerf Training v3.1.)
+    Each cycle takes its share of randomly chosen rows of each number of sequences. If rows of one number run out,
+    the cycles continue without them; rows whose number has no share come last. (``order_samples`` of NVIDIA's
+    submission to MLPerf Training v3.1 does the same.)
 
     Args:
-        sequences_of_row: sequences of each row, from 1.
-        cycle: packs of one, of two … sequences in a cycle.
-        generator: of the shuffling.
+        sequences_of_row: number of sequences in each row, at least 1.
+        cycle: numbers of packs of one, two … sequences in a cycle.
     """
     order = generator.permutation(len(sequences_of_row))
     kinds = sequences_of_row[order].astype(np.int64) - 1

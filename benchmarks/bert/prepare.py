@@ -1,7 +1,7 @@
 """Download, prepare, verify and generate the data of BERT: Wikipedia as packed and masked sequences in HDF5.
 
-Prepared are ``packed/part_00000`` …, rows of one to three sequences, ``eval_varlength/part_eval_10k.hdf5``, with
-``--unpacked`` also ``varlength/part_00000_of_…``, rows of one, ``vocab.txt`` and ``manifest.json``.
+The prepared files are ``packed/part_00000`` … (one to three sequences per row), ``eval_varlength/part_eval_10k.hdf5``,
+``vocab.txt``, ``manifest.json`` and, with ``--unpacked``, ``varlength/part_00000_of_…`` (one sequence per row).
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ PREPARE_COMMAND = "mlperf-suite prepare benchmark=bert --raw-dir RAW --data-dir 
 INTERMEDIATE = "intermediate"
 STATE = "source.json"
 DISK_PER_TEXT_BYTE = {(False, False): 30, (True, False): 48, (False, True): 55, (True, True): 78}
-"""Bytes of disk for each byte of Wikipedia's text at the worst moment, by ``unpacked`` and ``keep_intermediate``."""
+"""Peak bytes on disk per byte of Wikipedia text, by (``unpacked``, ``keep_intermediate``)."""
 REBUILT = "English Wikipedia, rebuilt from extracted articles"
 TEXT_PER_WORKER = 1 << 20
-"""Bytes of text that are worth a process."""
+"""Minimum bytes of text per additional worker process."""
 PUBLISHED = Published({"train_samples": 156_726_829, "eval_samples": 10_000})
-"""Sequences to train on and to evaluate."""
+"""Numbers of training and evaluation sequences of the published data set."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line may choose.
+    """Options of the command line.
 
     Attributes:
-        workers: processes.
-        punkt: folder of NLTK's parameters for English; None splits sentences without any.
+        punkt: folder of the English Punkt parameters from NLTK; None splits sentences without parameters.
         unpacked: also write shards of single sequences.
-        keep_intermediate: keep what lies between text and shards.
-        sizes: sizes that differ from the benchmark's or the stand-in's, by their names in :class:`Settings`.
+        keep_intermediate: keep the intermediate files.
+        sizes: fields of :class:`Settings` that override the sizes of the benchmark or of the synthetic data.
     """
 
     workers: int = 1
@@ -59,17 +58,15 @@ class Options:
 
 
 def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set. Do nothing if it is complete, and continue after an interruption.
 
     Args:
-        raw_dir: text and vocabulary, see :mod:`benchmarks.bert.raw`.
-        data_dir: receives shards and manifest.
-        options: the rest of the command line.
+        raw_dir: folder of text and vocabulary, see :mod:`benchmarks.bert.raw`.
 
     Raises:
-        ConfigError: a size that real data do not leave open.
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
-            that were prepared from another source or otherwise, or another process prepares them now.
+        ConfigError: ``options`` changes a size that is fixed for real data.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data from
+            another source or with other options; or another process is preparing it.
     """
     source = raw.open_raw(raw_dir)
     settings = _settings(source, options)
@@ -110,15 +107,15 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
 
 
 def verify(data_dir: Path) -> Manifest:
-    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    """Check all checksums of ``data_dir``; raise :class:`DataError` at the first difference."""
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
 def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> Manifest:
-    """Count and check shards that other tools packed, and write their manifest; the files stay where they are.
+    """Check shards that other tools packed, create links to them in ``data_dir``, and write the manifest.
 
     Raises:
-        DataError: a shard is missing or damaged, or ``data_dir`` holds other data.
+        DataError: a shard is missing or damaged, or ``data_dir`` has other data.
     """
     wanted = {"fingerprint": adopt.fingerprint(packed_dir, eval_file), "settings": "packed by other tools"}
     with preparation.locked(data_dir):
@@ -143,7 +140,7 @@ def _settings(source: RawText, options: Options) -> Settings:
 
 
 def _check_real(source: RawText) -> None:
-    """Refuse a vocabulary, and distributed text, that are not the benchmark's."""
+    """Check that the vocabulary and the evaluation text are those of the benchmark."""
     known = {source.vocabulary: raw.VOCABULARY_MD5}
     if source.evaluation is not None:
         known[source.evaluation] = raw.EVALUATION_MD5
@@ -156,7 +153,7 @@ def _check_real(source: RawText) -> None:
 
 
 def _identity(source: RawText, settings: Settings, options: Options) -> dict[str, str]:
-    """What has to be equal for a preparation to be the same one."""
+    """Return the values that identify a preparation: it can only continue if they are equal."""
     chosen = {**dataclasses.asdict(settings), "unpacked": options.unpacked}
     if source.articles:
         chosen["sentences"] = sentences.description(options.punkt)

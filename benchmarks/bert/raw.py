@@ -1,8 +1,8 @@
-"""BERT's raw layouts: the text that MLCommons distributes, or articles that WikiExtractor wrote.
+"""Raw data of BERT: the text that MLCommons distributes, or articles that WikiExtractor wrote.
 
-``results4/part-00000-of-00500`` … and ``results4/eval.txt`` hold one sentence a line and an empty line between
-articles; ``text/AA/wiki_00`` … hold articles between ``<doc …>`` and ``</doc>``. Either, and ``vocab.txt``, may lie in
-folders below, as MLCommons' downloader and archive leave them.
+``results4/part-00000-of-00500`` … and ``results4/eval.txt`` have one sentence per line and an empty line between
+articles. ``text/AA/wiki_00`` … have articles between ``<doc …>`` and ``</doc>``. These folders and ``vocab.txt`` may
+also be in subfolders, where the downloader and the archive of MLCommons put them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTS_FOLDER = "results4"
 ARTICLES_FOLDER = "text"
 EVALUATION = "eval.txt"
 ARCHIVES = ("results_text.tar.gz", "results_text.zip")
-"""MLCommons' archives of the text; one of them is enough."""
+"""Archives of the text from MLCommons; one of them is sufficient."""
 EVALUATION_MD5 = "2a220f790517261547b1b45ed3ada07a"
 VOCABULARY_MD5 = "64800d5d8528ce344256daf115d4965e"
 _PART = f"part-{'[0-9]' * 5}-of-{'[0-9]' * 5}"
@@ -32,15 +32,15 @@ _PART = f"part-{'[0-9]' * 5}-of-{'[0-9]' * 5}"
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes of a preparation; the defaults are the benchmark's.
+    """Sizes of a preparation; the defaults are those of the benchmark.
 
     Attributes:
-        max_sequence_length: tokens of the longest sequence, and of a row of packs.
-        shards: files of training data.
-        parts: text parts, each with a random generator of its own (extracted articles only).
-        eval_articles: articles that are held out (extracted articles only).
-        eval_samples: sequences to evaluate.
-        train_samples: sequences to train on, the first ones; None: all that the text makes.
+        max_sequence_length: maximum tokens in a sequence, and in a row of packed sequences.
+        shards: number of training files.
+        parts: number of text parts, each with a separate random generator (extracted articles only).
+        eval_articles: number of held-out articles (extracted articles only).
+        eval_samples: number of evaluation sequences.
+        train_samples: number of training sequences, from the start; None uses all sequences of the text.
     """
 
     max_sequence_length: int = 512
@@ -60,21 +60,21 @@ class Settings:
 
     @property
     def samples(self) -> SampleSettings:
-        """What decides the sequences; the share of masked tokens bounds their number."""
+        """Options for creating sequences; the masked share gives ``max_masked`` for lengths other than 512."""
         length = self.max_sequence_length
         return SampleSettings(length, 76 if length == 512 else int(0.15 * length + 1))
 
 
 @dataclass(frozen=True)
 class RawText:
-    """What a preparation starts from.
+    """Input files of a preparation.
 
     Attributes:
-        parts: text parts; empty when ``articles`` are given.
-        evaluation: text to evaluate; None when ``articles`` are given.
-        articles: WikiExtractor's files, sorted.
-        vocabulary: ``vocab.txt``.
-        stand_in: what the generated data are, None for Wikipedia.
+        parts: text parts; empty if there are ``articles``.
+        evaluation: evaluation text; None if there are ``articles``.
+        articles: files of WikiExtractor, sorted.
+        vocabulary: path of ``vocab.txt``.
+        stand_in: description of synthetic data; None for Wikipedia.
     """
 
     parts: list[Path]
@@ -84,7 +84,7 @@ class RawText:
     stand_in: dict[str, Any] | None
 
     def fingerprint(self) -> str:
-        """SHA-256 over names and sizes of the text, and the vocabulary: what decides the result, wherever it lies."""
+        """Return the SHA-256 over names and sizes of the text files and the content of the vocabulary."""
         digest = hashlib.sha256(read_bytes(self.vocabulary))
         evaluation = [] if self.evaluation is None else [self.evaluation]
         for path in (*self.parts, *self.articles, *evaluation):
@@ -96,7 +96,7 @@ def open_raw(raw_dir: Path) -> RawText:
     """Find text and vocabulary below ``raw_dir``; text parts take precedence over articles.
 
     Raises:
-        DataError: the folder, the vocabulary, a part or all text is missing, or ``STAND_IN`` is damaged.
+        DataError: the folder, the vocabulary, the text or a part of it is missing, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put the distributed text there or generate a stand-in")
@@ -124,10 +124,10 @@ def open_raw(raw_dir: Path) -> RawText:
 
 
 def settings_of(source: RawText) -> Settings:
-    """The sizes that ``STAND_IN`` names, or the benchmark's.
+    """Return the sizes from ``STAND_IN``, or those of the benchmark.
 
     Raises:
-        DataError: ``STAND_IN`` names something else.
+        DataError: the settings in ``STAND_IN`` are missing or invalid.
     """
     if source.stand_in is None:
         return Settings()

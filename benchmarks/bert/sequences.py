@@ -1,6 +1,6 @@
-"""Sequences in memory: flat columns, every sequence's values back to back, as all on-disk formats can be made of them.
+"""Sequences in memory: flat columns in which the values of all sequences are back to back.
 
-N sequences, T tokens and K masked tokens over all of them.
+N is the number of sequences, T and K are the total numbers of tokens and masked tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Sequences:
 
     Attributes:
         lengths: int32 [N], tokens of each sequence.
-        input_ids: int16 [T], with masks and random words in place.
+        input_ids: int16 [T], after replacing tokens by ``[MASK]`` and random words.
         segment_ids: int8 [T], 0 for ``[CLS] A [SEP]``, 1 for ``B [SEP]``.
         masked_lengths: int32 [N], masked tokens of each sequence.
         masked_lm_positions: int16 [K], ascending within a sequence, counted from its first token.
-        masked_lm_ids: int16 [K], the tokens that stood there.
-        next_sentence_labels: int8 [N], 1 when B is not what follows A.
+        masked_lm_ids: int16 [K], the original tokens at these positions.
+        next_sentence_labels: int8 [N], 1 if B does not follow A in the text.
     """
 
     lengths: NDArray[np.int32]
@@ -40,7 +40,7 @@ class Sequences:
         return len(self.lengths)
 
     def take(self, rows: NDArray[np.integer]) -> Sequences:
-        """The sequences ``rows``, in that order."""
+        """Return the sequences with the indices ``rows``, in that order."""
         input_ids, segment_ids = ragged.take(self.lengths, rows, self.input_ids, self.segment_ids)
         positions, labels = ragged.take(self.masked_lengths, rows, self.masked_lm_positions, self.masked_lm_ids)
         return Sequences(
@@ -55,7 +55,7 @@ class Sequences:
 
 
 def concatenate(pieces: Sequence[Sequences]) -> Sequences:
-    """All sequences of ``pieces``, one after another; ``pieces`` is not empty."""
+    """Concatenate ``pieces``, which must not be empty."""
     return Sequences(
         np.concatenate([piece.lengths for piece in pieces]),
         np.concatenate([piece.input_ids for piece in pieces]),

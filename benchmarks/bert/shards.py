@@ -1,11 +1,8 @@
-"""Reads one HDF5 file of prepared sequences: packs of one to three, or single sequences.
+"""Reader for one HDF5 file of prepared sequences, packed or unpacked.
 
-The formats are those of MLPerf's own preparation: every dataset has one entry of variable length for each row.
-``input_ids``, ``segment_ids``, ``masked_lm_positions`` (counted from the row's first token) and ``masked_lm_ids``;
-in packs also ``packed_input_len`` and ``packed_masked_lm_len``, tokens and masked tokens of each sequence, and
-``next_sentence_labels`` of each. Files of single sequences have one ``next_sentence_labels`` for each row.
-
-In memory a shard is flat columns (:class:`Sequences`), checked as they are read, so that taking rows of it is fast.
+:mod:`benchmarks.bert.preparation.hdf5_varlength` describes the formats, which are those of the MLPerf preparation. In
+memory a shard is flat columns (:class:`Sequences`). Values are checked once, when they are read, so that taking rows
+is fast.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from common.data.ragged import bounds_of, starts_of
 from common.errors import DataError
 
 SLICE_ROWS = 256
-"""Rows read at a time: 3 ms of a core. Small, since the thread that trains may have to wait for the interpreter."""
+"""Rows per read, which take 3 ms. Larger reads would block the training thread for longer, through Python's GIL."""
 
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=bert --data-dir DATA'"
 _RAGGED = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids")
@@ -35,15 +32,13 @@ _LABELS = "next_sentence_labels"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a row may hold.
+    """Limits that every row is checked against.
 
     Attributes:
-        packed: rows are packs, otherwise single sequences.
-        max_length: tokens of a row.
-        max_sequences: sequences of a row.
-        max_masked: masked tokens of a row.
-        vocabulary: ids are below it.
-        segment_types: segment ids are below it.
+        packed: whether rows are packs instead of single sequences.
+        max_length, max_sequences, max_masked: maximum numbers of tokens, sequences and masked tokens in a row.
+        vocabulary: exclusive upper bound of token ids.
+        segment_types: exclusive upper bound of segment ids.
     """
 
     packed: bool
@@ -55,12 +50,12 @@ class Limits:
 
 
 class Shard:
-    """Rows of sequences in memory.
+    """Rows of sequences in memory, in the order of training.
 
     Args:
-        sequences: of all rows, in the file's order.
-        sequences_of_row: how many of them each row has.
-        order: the rows in the order of their use.
+        sequences: sequences of all rows, in the order of the file.
+        sequences_of_row: number of sequences in each row.
+        order: indices of the rows in the order of training.
     """
 
     def __init__(self, sequences: Sequences, sequences_of_row: NDArray[np.integer], order: NDArray[np.integer]) -> None:
@@ -71,7 +66,7 @@ class Shard:
         self._masked = bounds_of(sequences.masked_lengths)[self._row]
 
     def take(self, start: int, stop: int) -> Sequences:
-        """The sequences of the rows that are used as number ``start`` to ``stop``."""
+        """Return the sequences of the rows ``order[start:stop]``."""
         rows = self._order[start:stop]
         of_sequences, of_tokens, of_masked = (
             [slice(first, last) for first, last in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
@@ -90,14 +85,12 @@ class Shard:
 
 
 class ShardFile:
-    """Reads rows of one file, slice by slice; a :class:`common.data.shard_lanes.ShardReader`.
+    """Reader that loads one file in slices; a :class:`common.data.shard_lanes.ShardReader`.
 
     Args:
-        path: the HDF5 file.
-        rows: rows that it must have.
-        limits: what they may hold.
-        order: from the sequences of each row to the order in which the rows are used; None keeps the file's.
-        part: first row that is read and one past the last; None reads all.
+        rows: number of rows that the file must have.
+        order: maps the numbers of sequences in the rows to the order of training; None keeps the order of the file.
+        part: first row to read, and one past the last; None reads all.
     """
 
     def __init__(
@@ -121,12 +114,12 @@ class ShardFile:
 
     @property
     def shard(self) -> Shard | None:
-        """What was read; None until :meth:`advance` has read the last slice."""
+        """The rows in memory; None until :meth:`advance` has read the last slice."""
         return self._shard
 
     def hint(self) -> None:
-        """Let the operating system begin to fetch the file; whatever is wrong with it, :meth:`advance` says."""
-        if hasattr(os, "posix_fadvise"):  # Linux has it
+        """Ask the operating system to prefetch the file. Ignore errors; :meth:`advance` reports them."""
+        if hasattr(os, "posix_fadvise"):  # only available on some systems, such as Linux
             with contextlib.suppress(OSError), open(self.path, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
@@ -134,7 +127,7 @@ class ShardFile:
         """Open the file, or read its next slice.
 
         Raises:
-            DataError: the file is missing, unreadable or truncated, or a row is not what :class:`Limits` allow.
+            DataError: the file is missing, unreadable or truncated, or a row violates the limits.
         """
         if self._file is None:
             self.hint()
@@ -151,13 +144,13 @@ class ShardFile:
             self._finish()
 
     def close(self) -> None:
-        """Close the file, and forget what was read."""
+        """Close the file and free the rows."""
         if self._file is not None:
             self._file.close()
         self._slices, self._sequences_of_row, self._shard = [], [], None
 
     def read(self) -> Sequences:
-        """All sequences at once, in the file's order; closes the file. Raises as :meth:`advance` does."""
+        """Read all sequences, in the order ``order``, and close the file. Raises the errors of :meth:`advance`."""
         try:
             while self._shard is None:
                 self.advance()
@@ -180,7 +173,7 @@ class ShardFile:
                     self._check_dataset(file.get(name), name, ragged=packed or name != _LABELS)
             except (OSError, RuntimeError, KeyError, ValueError) as error:
                 raise DataError(f"{self.path} cannot be read as HDF5: {error}; {_VERIFY}") from error
-            stack.pop_all()  # it stays open
+            stack.pop_all()  # no error: keep the file open
         return file
 
     def _check_dataset(self, dataset: object, name: str, ragged: bool) -> None:
@@ -210,7 +203,7 @@ class ShardFile:
 
 
 class _Slice:
-    """Some rows as h5py delivers them, to be checked and made flat."""
+    """Rows as h5py returns them; checks them and converts them to flat columns."""
 
     def __init__(self, path: Path, first: int, columns: dict[str, NDArray], limits: Limits) -> None:
         self._path = path
@@ -227,10 +220,10 @@ class _Slice:
                 self._counts[name] = np.ones(len(column), np.int64)
 
     def sequences(self) -> tuple[Sequences, NDArray[np.int64]]:
-        """The sequences, and how many of them each row has.
+        """Return the sequences, and the number of sequences in each row.
 
         Raises:
-            DataError: naming the first row that is not as it must be.
+            DataError: a row violates the limits; the message gives the index of the first such row.
         """
         flat, of_row = self._flat, self._counts
         tokens, masked, counts = of_row["input_ids"], of_row["masked_lm_ids"], of_row[_LABELS]
@@ -273,7 +266,7 @@ class _Slice:
         tokens: NDArray[np.int64],
         row_of_sequence: NDArray[np.int64],
     ) -> NDArray[np.int16]:
-        """Masked positions, counted from the first token of their sequence."""
+        """Return the masked positions, counted from the first token of the sequence instead of the row."""
         in_row = starts_of(lengths) - starts_of(tokens)[row_of_sequence]
         positions = self._flat["masked_lm_positions"] - np.repeat(in_row, masked_lengths)
         inside = (positions >= 0) & (positions < np.repeat(lengths, masked_lengths))
@@ -304,10 +297,14 @@ class _Slice:
 
 
 def read_rows(path: Path, rows: int, part: tuple[int, int], limits: Limits) -> Sequences:
-    """Rows ``part[0]`` to ``part[1]`` of a file that has ``rows``. Raises as :meth:`ShardFile.advance`."""
+    """Read rows ``part[0]`` to ``part[1]`` (exclusive) of a file with ``rows`` rows.
+
+    Raises:
+        DataError: see :meth:`ShardFile.advance`.
+    """
     return ShardFile(path, rows, limits, part=part).read()
 
 
 def files_of(names: Sequence[str], folder: str) -> list[str]:
-    """Those of ``names`` that are shards directly below ``folder``, in the order of their numbers."""
+    """Return those of ``names`` that are shards directly in ``folder``, sorted by number."""
     return sorted(name for name in names if Path(name).parent == Path(folder) and Path(name).name.startswith("part_"))

@@ -1,8 +1,8 @@
-"""Generated text in WikiExtractor's format: the documentation that comes with Python, as articles of real English.
+"""Generate synthetic data: the documentation of the Python standard library, in the format of WikiExtractor.
 
-An article documents one module, class, method or function of the standard library, in the order of their
-names, without its examples. As in Wikipedia most are short, so that sequences of many lengths arise. The vocabulary is
-made of the same text.
+Each article documents one module, class, method or function, without examples; articles are sorted by name. The text
+is real English, and as in Wikipedia most articles are short, which gives sequences of many lengths. The vocabulary is
+built from the same text.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from common.errors import ConfigError, DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 UNUSED = 99
-"""Of the real vocabulary, between ``[PAD]`` and ``[UNK]``."""
+"""Number of unused pieces between ``[PAD]`` and ``[UNK]`` in the real vocabulary."""
 REAL_LAYOUT = 1000
-"""From this size on the special pieces have the ids of the real vocabulary."""
+"""Minimum size of a vocabulary in which the special pieces get the same ids as in the real vocabulary."""
 SMALLEST_VOCABULARY = 200
 _FILES = 20
 _WORD_SHARE = 0.75
@@ -32,7 +32,7 @@ _WORD_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: articles, characters of their text, and pieces of the vocabulary."""
+    """Numbers of articles, of characters in their text, and of pieces in the vocabulary."""
 
     articles: int
     characters: int
@@ -43,17 +43,17 @@ class Generated:
 
 
 def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Settings) -> Generated:
-    """Write a stand-in for the extracted articles of Wikipedia to ``raw_dir`` and mark it as one.
+    """Write synthetic articles and a vocabulary to ``raw_dir``, and mark them as synthetic.
 
     Args:
         raw_dir: an empty or new folder.
-        articles: how many; None for all that Python brings along.
-        vocabulary: pieces of ``vocab.txt``.
-        settings: the sizes to prepare it with.
+        articles: number of articles; None for all that the standard library has.
+        vocabulary: number of pieces in ``vocab.txt``.
+        settings: sizes for the preparation, stored with the data.
 
     Raises:
-        ConfigError: a number is out of its range.
-        DataError: ``raw_dir`` holds something already, or this Python has no sources or too few.
+        ConfigError: a number is out of range.
+        DataError: ``raw_dir`` is not empty, or this Python has too little documentation.
     """
     if not SMALLEST_VOCABULARY <= vocabulary <= MAX_VOCABULARY:
         raise ConfigError(f"vocabulary={vocabulary}: {SMALLEST_VOCABULARY} to {MAX_VOCABULARY}")
@@ -79,9 +79,9 @@ def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Set
 
 
 def make_vocabulary(paragraphs: Iterator[str], size: int) -> list[str]:
-    """Special pieces, all ASCII characters of the text, its most frequent words, and ends of the other words.
+    """Return special pieces, ASCII characters of the text, its most frequent words, and ends of the other words.
 
-    Text with fewer pieces than ``size`` is made up for by unused ones, so that the size is always as asked.
+    Unused pieces fill the vocabulary up to ``size`` if the text has too few pieces.
     """
     counts: Counter[str] = Counter()
     for text in paragraphs:

@@ -1,8 +1,8 @@
-"""Whether a checkpoint is the one that the rules start from: its masked-LM accuracy before any training.
+"""Check that a checkpoint is the one from which the rules start, by its masked-LM accuracy before training.
 
-No run evaluates it: no data may be touched before ``run_start``, and afterwards it would cost time. So this is a
-command of its own, once per checkpoint: ``python -m benchmarks.bert.starting_point assets_dir=… data_dir=…``, with any
-of the overrides of ``mlperf-suite train benchmark=bert``.
+A training run cannot check this: the rules forbid touching data before ``run_start``, and afterwards it would cost
+time. Run this command once per checkpoint: ``python -m benchmarks.bert.starting_point assets_dir=… data_dir=…``. It
+accepts the overrides of ``mlperf-suite train benchmark=bert``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from common.distributed.startup import pick_device
 from common.errors import CheckpointError, ConfigError, SuiteError, print_error
 
 ACCURACY = 0.34085
-"""Of the rules' checkpoint, right after it is loaded (mlcommons/training, retired_benchmarks/bert/README.md)."""
+"""Accuracy of the rules' checkpoint before training (mlcommons/training, retired_benchmarks/bert/README.md)."""
 
 TOLERANCE = 0.005
-"""What rounding may change: the known value is of fp32, and the first evaluation of a run lies 0.03 above it."""
+"""Maximum difference by rounding, since ``ACCURACY`` is for fp32. After some training, accuracy is 0.03 higher."""
 
 
 def evaluate(run: RunConfig, data_dir: Path, device: torch.device) -> float:
-    """Masked-LM accuracy of the checkpoint that ``run`` starts from, on one device.
+    """Return the masked-LM accuracy of the checkpoint from which ``run`` starts, on one device.
 
     Raises:
-        ConfigError: ``run`` starts from no checkpoint.
-        CheckpointError: the checkpoint is damaged or of another model.
+        ConfigError: ``run`` does not start from a checkpoint.
+        CheckpointError: the checkpoint is damaged or belongs to another model.
         DataError: the evaluation set is missing or damaged.
     """
     if run.assets_dir is None:
@@ -51,10 +51,10 @@ def evaluate(run: RunConfig, data_dir: Path, device: torch.device) -> float:
 
 
 def check(accuracy: float) -> None:
-    """Compare with the known value.
+    """Compare ``accuracy`` with ``ACCURACY``.
 
     Raises:
-        CheckpointError: it is another one.
+        CheckpointError: the difference is larger than ``TOLERANCE``.
     """
     if not abs(accuracy - ACCURACY) <= TOLERANCE:
         raise CheckpointError(
@@ -64,7 +64,7 @@ def check(accuracy: float) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the accuracy; returns the exit code."""
+    """Print the accuracy and return the exit code."""
     try:
         tree = compose(["benchmark=bert", "scale=1xH200", *argv])
         run, session = loading.load(tree, lambda _: BertPretraining)

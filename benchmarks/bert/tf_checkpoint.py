@@ -1,8 +1,8 @@
-"""The weights that the rules start from: names and shapes in the original checkpoint, and how they become ours.
+"""Load the initial weights that the rules require, from the original checkpoint or a PyTorch conversion.
 
-The original is TensorFlow 1's ``model.ckpt-28252``: 398 variables beside the optimizer's slots, which are not read. Its
-kernels are (in, out) and are transposed; Q, K and V are three variables and become one parameter. Conversions to
-PyTorch have the names of the usual port; NVIDIA's call a layer with an activation ``dense_act``.
+The original is the TensorFlow 1 checkpoint ``model.ckpt-28252`` with 398 variables and optimizer slots, which are not
+read. Its kernels are (in, out) and are transposed here; Q, K and V are three variables and become one parameter.
+Conversions use the names of the common PyTorch port; those by NVIDIA use ``dense_act`` for a layer with an activation.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from common.formats.tensor_bundle import TensorBundle
 from common.untrusted.tensor_file import read_values
 
 PUBLISHED_DATA = "-003"
-"""What MLCommons' bucket has behind the checkpoint's name in that of the data file, but not in that of the index."""
+"""Suffix after the checkpoint name in the data file of the MLCommons bucket; the index file lacks it."""
 
 LAYERS = 24
-"""Layers of the model whose checkpoint the rules give."""
+"""Layers of the model in the checkpoint of the rules."""
 
 _BY_WORD = frozenset({"embeddings.word.weight", "masked_lm.bias"})
-"""Parameters with a row for each word, and padding."""
+"""Parameters with one row per word, and rows for padding."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Weight:
     """One variable of the checkpoint.
 
     Attributes:
-        tf: its name in TensorFlow.
-        torch: its name in the PyTorch port.
-        parameter: the parameter of ours that holds it.
-        part: which third of the parameter's rows it is; None for all of them.
+        tf: name in TensorFlow.
+        torch: name in the PyTorch port.
+        parameter: name of the parameter in :class:`Bert` that stores it.
+        part: third of the rows of ``parameter`` (0, 1 or 2); None for all rows.
     """
 
     tf: str
@@ -50,7 +50,7 @@ class Weight:
 
     @property
     def transposed(self) -> bool:
-        """Whether TensorFlow's is the transpose of ours."""
+        """Whether the TensorFlow variable is the transpose of our parameter."""
         return self.tf.endswith("/kernel")
 
 
@@ -81,7 +81,7 @@ def _layer(index: int) -> list[Weight]:
 
 
 def weights(layers: int = LAYERS) -> list[Weight]:
-    """All variables of a model of ``layers`` layers, in the order in which the original creates them."""
+    """Return all variables of a model with ``layers`` layers, in the order in which the original creates them."""
     tables = [("word", "word"), ("token_type", "segment"), ("position", "position")]
     return [
         *(
@@ -104,21 +104,20 @@ def weights(layers: int = LAYERS) -> list[Weight]:
 
 
 def initial_weight_names(layers: int = LAYERS) -> list[str]:
-    """TensorFlow's names of the weights of a network (398 of the rules' checkpoint), as older rulesets log them."""
+    """Return the TensorFlow names of all weights (398 for the rules' checkpoint), which older rulesets log."""
     return [weight.tf for weight in weights(layers)]
 
 
 def load_weights(model: Bert, path: Path) -> None:
-    """Overwrite all parameters of ``model`` by those of a checkpoint, cast to the model's dtype.
+    """Overwrite all parameters of ``model`` with those of a checkpoint, cast to the dtype of the model.
 
     Args:
-        model: any dtype and device.
-        path: prefix of a TensorFlow checkpoint, or a file ``*.pt`` with a state of the PyTorch port, alone or under
-            ``model``. It is unpickled as tensors only, never as code.
+        path: prefix of a TensorFlow checkpoint, or a file ``*.pt`` with the state dict of the PyTorch port, at the top
+            level or under the key ``model``. Only tensors are unpickled, never code.
 
     Raises:
-        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, of another dtype or shape, or
-            has a value that is not finite. The model may then have some of the weights.
+        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, has another dtype or shape, or
+            has values that are not finite. Some parameters may then already be overwritten.
     """
     if path.suffix == ".pt":
         _copy(model, _port_reader(path))
@@ -127,7 +126,7 @@ def load_weights(model: Bert, path: Path) -> None:
 
 
 Reader = Callable[[Weight, tuple[int, ...]], Tensor]
-"""``reader(weight, shape)``: the tensor in our orientation, of that shape."""
+"""``reader(weight, shape)`` returns the tensor, transposed if necessary, with that shape."""
 
 
 @torch.no_grad()
@@ -148,7 +147,7 @@ def find_checkpoint(assets_dir: Path, name: str) -> Path:
     """Return the path of the checkpoint ``name`` in ``assets_dir`` or a folder below it, for :func:`load_weights`.
 
     Raises:
-        DataError: two folders hold one of this name.
+        DataError: two folders have a checkpoint with this name.
     """
     path = assets_dir / name
     if Path(name).is_absolute():

@@ -1,4 +1,4 @@
-"""BERT pretraining as a workload: wires model, data, optimizer and evaluation."""
+"""Workload of BERT pretraining: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
 
 DROPOUT_INDICES = 1 << 32
-"""Elements that :mod:`common.ops.dropout` can tell apart."""
+"""Maximum number of elements of one dropout in :mod:`common.ops.dropout`, which numbers them with 32 bits."""
 
 
 class BertPretraining(Workload):
@@ -70,7 +70,10 @@ class BertPretraining(Workload):
             ) from error
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Weights with decay and trust ratio; biases and norms with neither. Query, key and value count as three."""
+        """Return a group of weights with decay and trust ratio, and a group of biases and norms with neither.
+
+        The query, key and value parts of a QKV weight have separate trust ratios.
+        """
         named = dict(self.model.named_parameters())
         weights = {name: parameter for name, parameter in named.items() if parameter.ndim > 1}
         vectors = {name: parameter for name, parameter in named.items() if parameter.ndim == 1}
@@ -80,9 +83,9 @@ class BertPretraining(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """A run ends after ``hparams.training_steps``; rows are whole; training starts from the rules' checkpoint.
+        """Declare data format, schedule, batch constraints, and the need for the rules' checkpoint.
 
-        The learning rate decays linearly: the power in the log is 1.
+        A run ends after ``hparams.training_steps``. The logged decay power is 1, as the learning rate decays linearly.
         """
         own: BertConfig = cfg.workload
         checkpoint, broken = own.model.initial_checkpoint, []
@@ -99,10 +102,10 @@ class BertPretraining(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then LAMB.
+        """Return a step that accumulates micro-batches and then updates with LAMB.
 
-        The gradient is the mean over the micro-batches of all ranks, each of which takes means over its own masked
-        tokens and sequences, as in the reference and in NVIDIA's submissions.
+        The gradient is the mean over the micro-batches of all ranks. Each micro-batch averages over its own masked
+        tokens and sequences, as in the reference implementation and in the submissions by NVIDIA.
         """
         hparams = self.own.hparams
         schedule = linear_from_zero(
@@ -117,13 +120,16 @@ class BertPretraining(Workload):
         return self.step_with(hparams.lamb(), schedule, blocks=blocks, clip=clip, loss_scale=loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean masked-LM loss plus mean next-sentence loss; ``micro_batch`` as in :mod:`benchmarks.bert.collate`."""
+        """Return the mean masked-LM loss plus the mean next-sentence loss."""
         losses = pretraining_loss(self.model(micro_batch.tensors))
         sequences = (micro_batch.tensors["lengths"] > 0).sum()
         return Losses(losses.total, {"loss": losses.total.detach(), **losses.metrics, SAMPLES: sequences})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Rows filled as the real set's; with ``reader.graph_per_count`` a micro-batch for each count of sequences."""
+        """Yield a synthetic micro-batch with the mix of the real set, or one per number of sequences.
+
+        The latter is for ``reader.graph_per_count``, which captures a graph for each number of sequences.
+        """
         rows = self._shape.tokens // self._shape.row_length
         counts: list[int | None] = [None]
         if self.own.reader.graph_per_count:
@@ -140,11 +146,11 @@ class BertPretraining(Workload):
         return open_train(root, self._settings, self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps)
 
     def evaluation(self, layout: Layout) -> MaskedLmAccuracy:
-        """Masked-LM accuracy on the ranks of ``layout``."""
+        """Return the evaluation of masked-LM accuracy on the ranks of ``layout``."""
         return MaskedLmAccuracy(self.model, self._settings, layout, capture=self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
-        """FLOPs of one nominal sample, from the example micro-batch."""
+        """Return the FLOPs of one nominal sample, computed from the example micro-batch."""
         lengths = example_lengths(self._shape)
         masked = round(0.15 * sum(lengths))
         return self.model.architecture.training_flops(lengths, masked) / self.cfg.micro_batch

@@ -1,4 +1,4 @@
-"""DLRM's own configuration."""
+"""Configuration dataclasses of DLRM."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from common.recommendation.tables import Tables
 
 @dataclass(frozen=True)
 class Facts(ClickArchitecture):
-    """What the rules fix beside the target: the dense network, the tables, and the shape of the decay.
+    """Dataset and model constants that the rules fix: dense network, embedding tables and shape of the decay.
 
     Attributes:
-        table_rows: of each table, in the order of the features; a sample has one id of each.
-        decay_power: of the learning rate's polynomial decay.
+        table_rows: rows of each table, in the order of the features; a sample has one id per table.
+        decay_power: exponent of the polynomial decay of the learning rate.
     """
 
     table_rows: tuple[int, ...]
@@ -32,19 +32,19 @@ class Facts(ClickArchitecture):
 
     @property
     def tables(self) -> Tables:
-        """The embedding tables."""
+        """Embedding tables."""
         return criteo_tables(self.table_rows, (1,) * len(self.table_rows), self.width)
 
 
 @dataclass(frozen=True)
 class Hparams:
-    """The tunable hyperparameters: the rows of the rules' table. SGD has neither momentum nor weight decay.
+    """Tunable hyperparameters: the rows of the table in the rules. SGD has neither momentum nor weight decay.
 
     Attributes:
-        source: where the set was published.
-        global_batch_size: samples of one optimizer step.
-        optimizer: picks a table of log keys.
-        base_learning_rate: what the warm-up heads for, of dense weights and rows alike.
+        source: publication of this set of hyperparameters.
+        global_batch_size: samples per optimizer step.
+        optimizer: name that selects the optimizer's log keys.
+        base_learning_rate: learning rate after warm-up, for dense weights and embedding rows.
         warmup_steps, decay_start_steps, decay_steps: see :func:`common.optim.learning_rate.held_polynomial`.
     """
 
@@ -65,11 +65,11 @@ class Hparams:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The choices of a recipe that change no result but by rounding.
+    """Recipe options that change results only by rounding.
 
     Attributes:
-        loss_scale: constant; only fp16 has one.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        loss_scale: constant factor of the loss; only fp16 needs one.
+        implementations: implementation by operation name; missing operations use ``auto``.
     """
 
     loss_scale: Annotated[float, Positive]
@@ -81,7 +81,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DlrmConfig:
-    """All of it."""
+    """Complete workload configuration of DLRM."""
 
     facts: Facts
     hparams: Hparams

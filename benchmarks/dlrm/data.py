@@ -1,4 +1,4 @@
-"""DLRM's data: prepared click logs with one id of each table and counts, 160 bytes a sample."""
+"""Format of DLRM's prepared click logs: one id per table, and counts; 160 bytes per sample."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The dense network of DLRM: bottom MLP, dot interaction, top MLP.
+"""Dense network of DLRM: bottom MLP, dot interaction, top MLP.
 
-Naumov et al., arXiv:1906.00091, as its reference has it, whose names the two stacks have. The embeddings are not part
-of it: between :meth:`DenseNetwork.bottom` and :meth:`DenseNetwork.head` stands whatever makes x0.
+Naumov et al., arXiv:1906.00091. The two MLPs have the names of the reference implementation. The embeddings are not
+part of the network: the caller computes x0 between :meth:`DenseNetwork.bottom` and :meth:`DenseNetwork.head`.
 
 Legend: B samples, D dense features, F = 1 + tables, W width of an embedding, X = F W.
 """
@@ -27,22 +27,21 @@ OPERATIONS: dict[str, Operation] = {
     "dot_interaction": DOT_INTERACTION,
     "embedding_bags": EMBEDDING_BAGS,
 }
-"""Operations whose implementation ``model.implementations`` can choose."""
+"""Operations whose implementation ``model.implementations`` selects."""
 
 
 class DenseNetwork(ClickNetwork):
-    """Everything but the embeddings.
+    """Dense network of DLRM: the whole model except the embeddings.
 
     Args:
-        architecture: what the rules fix.
-        tables: of embeddings, each of which gives a sample one vector.
-        implementations: ``model.implementations``.
-        device, dtype: of weights and activations.
-        generator: of the initial weights, on the CPU.
+        tables: number of embedding tables; each gives one vector per sample.
+        implementations: the option ``model.implementations``.
+        device, dtype: device and dtype of weights and activations.
+        generator: CPU generator for the initial weights.
 
     Attributes:
         bot_l, top_l: bottom and top MLP.
-        vectors: F.
+        vectors: F, vectors per sample.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class DenseNetwork(ClickNetwork):
         self.choices = {**layers, "dot_interaction": self._dot_interaction.name}
 
     def sample_flops(self) -> float:
-        """FLOPs of a sample's forward pass three times, which is forward and backward; of the pairs each once."""
+        """Return the FLOPs of one sample, forward and backward (three forward passes). Each pair counts once."""
         interaction = self._pairs * self._width
         return 3 * 2.0 * (self.bot_l.multiply_adds + interaction + self.top_l.multiply_adds)
 
@@ -84,7 +83,7 @@ class DenseNetwork(ClickNetwork):
         return self.bot_l
 
     def head(self, x0_BX: Tensor) -> Tensor:
-        """Dot interaction and top MLP."""
+        """Return the logits (B,): dot interaction, then top MLP."""
         x_BFW = x0_BX.view(-1, self.vectors, self._width)
         product_BY = self._dot_interaction.function(x_BFW, padded_columns(self._width + self._pairs))
         logit_B: Tensor = self.top_l(product_BY)

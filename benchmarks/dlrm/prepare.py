@@ -1,8 +1,8 @@
-"""Download, generate, prepare and verify DLRM's data: Criteo's click logs, shuffled, one id of each table.
+"""Download, generate, prepare and verify DLRM's data: Criteo's click logs, shuffled, with one id per table.
 
-Raw categories are taken modulo 40,000,000 and numbered from 0 on through all days (facebookresearch/dlrm,
-``--max-ind-range=40000000``), so that a table has as many rows as there are numbers. Training samples are those of days
-0 to 22, evaluation samples the first half of day 23.
+Raw categories are taken modulo 40,000,000 (facebookresearch/dlrm, ``--max-ind-range=40000000``), and the results are
+numbered from 0 over all days, so a table has one row per number. Training uses the samples of days 0 to 22,
+evaluation the first half of day 23.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CATEGORY_RANGE = 40_000_000
 
 
 def encoding() -> Encoding:
-    """What the benchmark makes of raw click logs."""
+    """Return the rules that convert raw click logs to the prepared format."""
     table_rows = tuple(benchmark_settings("dlrm")["facts"]["table_rows"])
     hotness = (1,) * len(table_rows)
     return Encoding(

@@ -1,4 +1,4 @@
-"""DLRM as a workload: its network, SGD, and a rate that is held between its regions."""
+"""DLRM workload: network, SGD, and a learning rate with warm-up, plateau and decay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from common.recommendation.click_workload import ClickPrediction
 
 
 class Dlrm(ClickPrediction):
-    """Clicks on advertisements with DLRM."""
+    """Click prediction with DLRM."""
 
     config_type: ClassVar[type] = DlrmConfig
     title = "DLRM"
@@ -27,22 +27,22 @@ class Dlrm(ClickPrediction):
     own: DlrmConfig
 
     def network(self, generator: torch.Generator) -> DenseNetwork:
-        """Around the dot interaction."""
+        """Build the dense network with the dot interaction."""
         own = self.own
         names, tables = own.model.implementations, len(own.facts.tables)
         return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> SgdRows:
-        """SGD, as of the dense weights."""
+        """Return SGD, the rule of the dense weights too."""
         return SgdRows()
 
     def dense_rule(self) -> SGD:
-        """Without momentum."""
+        """Return SGD without momentum."""
         return SGD(0.0)
 
     def learning_rate(self) -> Callable[[Tensor], Tensor]:
-        """A warm-up, a plateau and a polynomial decay."""
+        """Return the schedule: warm-up, plateau, polynomial decay."""
         hparams = self.own.hparams
         return held_polynomial(
             hparams.base_learning_rate,
@@ -54,7 +54,7 @@ class Dlrm(ClickPrediction):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Evaluations follow from the number of samples; older rounds log which weights were initialised."""
+        """Declare the run. Evaluation intervals follow from the sample count; older rounds log initialised tensors."""
         facts = cfg.workload.facts
         layers = [("bottom_mlp", facts.bottom_mlp), ("top_mlp", facts.top_mlp)]
         dense = [f"{name}_dense{number}" for name, sizes in layers for number in range(1, len(sizes) + 1)]

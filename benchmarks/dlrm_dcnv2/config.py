@@ -1,4 +1,4 @@
-"""DLRM-DCNv2's own configuration."""
+"""Configuration dataclasses of DLRM-DCNv2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from common.recommendation.tables import Tables
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: the dense network and the tables.
+    """Dataset and model constants that the rules fix: dense network and embedding tables.
 
     Attributes:
-        table_rows: of each table, in the order of the features.
-        hotness: of each table, ids of a sample.
+        table_rows: rows of each table, in the order of the features.
+        hotness: ids per sample, for each table.
     """
 
     table_rows: tuple[int, ...]
@@ -31,24 +31,24 @@ class Facts(Architecture):
 
     @property
     def tables(self) -> Tables:
-        """The embedding tables."""
+        """Embedding tables."""
         return criteo_tables(self.table_rows, self.hotness, self.width)
 
 
 @dataclass(frozen=True)
 class Hparams(AdagradHparams):
-    """The tunable hyperparameters: the rows of the rules' table that are not fixed."""
+    """Tunable hyperparameters: the rows of the table in the rules that are not fixed."""
 
     optimizer: Literal["adagrad"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The choices of a recipe that change no result but by rounding.
+    """Recipe options that change results only by rounding.
 
     Attributes:
-        loss_scale: constant; only fp16 has one.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        loss_scale: constant factor of the loss; only fp16 needs one.
+        implementations: implementation by operation name; missing operations use ``auto``.
     """
 
     loss_scale: Annotated[float, Positive]
@@ -60,7 +60,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DlrmDcnv2Config:
-    """All of it."""
+    """Complete workload configuration of DLRM-DCNv2."""
 
     facts: Facts
     hparams: Hparams

@@ -1,4 +1,4 @@
-"""DLRM-DCNv2's data: prepared click logs with multi-hot ids and logarithms, 912 bytes a sample."""
+"""Format of DLRM-DCNv2's prepared click logs: multi-hot ids, and logarithms of counts; 912 bytes per sample."""
 
 from __future__ import annotations
 

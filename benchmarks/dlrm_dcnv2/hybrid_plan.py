@@ -1,6 +1,7 @@
-"""A plan of DLRM-DCNv2 with frequent rows on every rank: ``python -m benchmarks.dlrm_dcnv2.hybrid_plan --help``.
+"""Plan an embedding placement of DLRM-DCNv2 that keeps frequent rows on every rank.
 
-Beside the options come overrides, such as ``scale=8xH200 data_dir=/data/criteo embeddings.plan=row_wise``.
+Run ``python -m benchmarks.dlrm_dcnv2.hybrid_plan --help``. Configuration overrides follow the options, for example
+``scale=8xH200 data_dir=/data/criteo embeddings.plan=row_wise``.
 """
 
 from __future__ import annotations

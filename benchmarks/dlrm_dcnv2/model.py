@@ -1,8 +1,8 @@
-"""The dense network of DLRM-DCNv2: bottom MLP, low-rank cross network, top MLP.
+"""Dense network of DLRM-DCNv2: bottom MLP, low-rank cross network, top MLP.
 
-Naumov et al., arXiv:1906.00091, with the cross network of Wang et al., arXiv:2008.13535, as in TorchRec's DLRM_DCN,
-whose names the three parts have. The embeddings are not part of it: between :meth:`DenseNetwork.bottom` and
-:meth:`DenseNetwork.head` stands whatever makes x0.
+Naumov et al., arXiv:1906.00091, with the cross network of Wang et al., arXiv:2008.13535. The three parts have the
+names of TorchRec's DLRM_DCN. The embeddings are not part of the network: the caller computes x0 between
+:meth:`DenseNetwork.bottom` and :meth:`DenseNetwork.head`.
 
 Legend: B samples, D dense features, W width of an embedding, X = (1 + tables) W, R rank.
 """
@@ -29,10 +29,11 @@ from common.recommendation.click_network import ClickArchitecture, ClickNetwork
 
 @dataclass(frozen=True)
 class Architecture(ClickArchitecture):
-    """What the rules fix of the dense network.
+    """Architecture options of the dense network, fixed by the rules.
 
     Attributes:
-        cross_layers, cross_rank: of the cross network.
+        cross_layers: layers of the cross network.
+        cross_rank: R, rank of its weights.
     """
 
     cross_layers: Annotated[int, AtLeast(1)]
@@ -44,14 +45,14 @@ OPERATIONS: dict[str, Operation] = {
     "cross_network": CROSS_NETWORK,
     "embedding_bags": EMBEDDING_BAGS,
 }
-"""Operations whose implementation ``model.implementations`` can choose."""
+"""Operations whose implementation ``model.implementations`` selects."""
 
 
 class CrossNet(nn.Module):
-    """The cross network's weights.
+    """Parameters of the cross network.
 
     Attributes:
-        V_kernels, W_kernels, bias: of every layer, (R, X), (X, R) and (X,).
+        V_kernels, W_kernels, bias: for each layer, (R, X), (X, R) and (X,).
     """
 
     def __init__(self, inputs: int, rank: int, layers: int) -> None:
@@ -62,14 +63,14 @@ class CrossNet(nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> None:
-        """Normal weights of Glorot's variance, ``2 / (X + R)``; no bias."""
+        """Draw the initial values: normal weights with Glorot's variance ``2 / (X + R)``, and zero bias."""
         for kernel in (*self.V_kernels, *self.W_kernels):
             kernel.normal_(std=math.sqrt(2 / sum(kernel.shape)), generator=generator)
         for bias in self.bias:
             bias.zero_()
 
     def forward(self, x0_BX: Tensor, function: Callable[..., Tensor]) -> Tensor:
-        """The last layer's result, (B, X), by an implementation of the operation."""
+        """Return the output of the last layer, (B, X); ``function`` is an implementation of the operation."""
         return function(x0_BX, list(self.V_kernels), list(self.W_kernels), list(self.bias))
 
 
@@ -78,14 +79,13 @@ def _parameters(layers: int, *shape: int) -> nn.ParameterList:
 
 
 class DenseNetwork(ClickNetwork):
-    """Everything but the embeddings.
+    """Dense network of DLRM-DCNv2: the whole model except the embeddings.
 
     Args:
-        architecture: what the rules fix.
-        tables: of embeddings, each of which gives a sample one vector.
-        implementations: ``model.implementations``.
-        device, dtype: of weights and activations.
-        generator: of the initial weights, on the CPU.
+        tables: number of embedding tables; each gives one vector per sample.
+        implementations: the option ``model.implementations``.
+        device, dtype: device and dtype of weights and activations.
+        generator: CPU generator for the initial weights.
 
     Attributes:
         dense_arch, crossnet, over_arch: bottom MLP, cross network, top MLP.
@@ -106,7 +106,7 @@ class DenseNetwork(ClickNetwork):
         self.over_arch = MLP(self.inputs, architecture.top_mlp, logit=True)
 
         def draw(layer: nn.Linear) -> None:
-            bound = 1 / math.sqrt(layer.in_features)  # PyTorch's own for linear layers
+            bound = 1 / math.sqrt(layer.in_features)  # PyTorch's default for linear layers
             layer.weight.uniform_(-bound, bound, generator=generator)
             layer.bias.uniform_(-bound, bound, generator=generator)
 
@@ -121,12 +121,15 @@ class DenseNetwork(ClickNetwork):
         self.choices = {**layers, "cross_network": self._cross_network.name}
 
     def sample_flops(self) -> float:
-        """FLOPs of a sample's forward pass three times, which is forward and backward."""
+        """Return the FLOPs of one sample, forward and backward (three forward passes)."""
         cross = sum(kernel.numel() for kernel in (*self.crossnet.V_kernels, *self.crossnet.W_kernels))
         return 3 * 2.0 * (self.dense_arch.multiply_adds + cross + self.over_arch.multiply_adds)
 
     def parameters_by_layer(self) -> dict[str, nn.Parameter]:
-        """All by name, in the order of the forward pass; ``named_parameters`` lists the cross network's by kind."""
+        """Return all parameters by name, in the order of the forward pass.
+
+        ``named_parameters`` instead groups the cross network's parameters by kind.
+        """
         named = dict(self.named_parameters())
         cross = [
             f"crossnet.{kind}.{number}"
@@ -141,7 +144,7 @@ class DenseNetwork(ClickNetwork):
         return self.dense_arch
 
     def head(self, x0_BX: Tensor) -> Tensor:
-        """Cross network and top MLP."""
+        """Return the logits (B,): cross network, then top MLP."""
         crossed_BX = self.crossnet(x0_BX, self._cross_network.function)
         logit_B: Tensor = self.over_arch(crossed_BX)
         return logit_B

@@ -1,8 +1,9 @@
 """Download, generate, prepare and verify DLRM-DCNv2's data: Criteo's click logs, shuffled and made multi-hot.
 
-Categories are numbered from 2 on through all days and taken modulo of their table's rows; training samples are those of
-days 0 to 22 in the order of the published set, evaluation samples the first half of day 23. The steps and their details
-are those of mlcommons/training, recommendation_v2/torchrec_dlrm, so that the files are those that others read.
+Categories are numbered from 2 over all days, then taken modulo the rows of their table. Training uses the samples of
+days 0 to 22 in the order of the published set, evaluation the first half of day 23. The steps follow
+mlcommons/training, recommendation_v2/torchrec_dlrm, in all details, so the files are identical to those of other
+submitters.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from common.recommendation.criteo.preparation.encoding import Encoding
 
 
 def encoding() -> Encoding:
-    """What the benchmark makes of raw click logs."""
+    """Return the rules that convert raw click logs to the prepared format."""
     facts = benchmark_settings("dlrm_dcnv2")["facts"]
     return Encoding(
         FORMAT,

@@ -1,4 +1,4 @@
-"""DLRM-DCNv2 as a workload: its network, and Adagrad at a constant rate."""
+"""DLRM-DCNv2 workload: network, and Adagrad with a constant learning rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.recommendation.click_workload import ClickPrediction
 
 
 class DlrmDcnv2(ClickPrediction):
-    """Clicks on advertisements with DLRM-DCNv2."""
+    """Click prediction with DLRM-DCNv2."""
 
     config_type: ClassVar[type] = DlrmDcnv2Config
     title = "DLRM-DCNv2"
@@ -28,32 +28,32 @@ class DlrmDcnv2(ClickPrediction):
     own: DlrmDcnv2Config
 
     def network(self, generator: torch.Generator) -> DenseNetwork:
-        """Around the cross network."""
+        """Build the dense network with the cross network."""
         own = self.own
         names, tables = own.model.implementations, len(own.facts.tables)
         return DenseNetwork(own.facts, tables, names, self.layout.device, self.dtype, generator)
 
     @classmethod
     def row_rule(cls, cfg: RunConfig) -> AdagradRows:
-        """Adagrad, as of the dense weights."""
+        """Return Adagrad, the rule of the dense weights too."""
         return AdagradRows(cfg.workload.hparams.epsilon)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All of the dense network, alike, layer by layer: a bucket of gradients is final with its layers."""
+        """Return one group with all dense parameters, by layer, so that a gradient bucket is final with its layers."""
         assert isinstance(self.model, DenseNetwork)
         return [ParameterGroup(self.model.parameters_by_layer())]
 
     def dense_rule(self) -> Rule:
-        """Adagrad."""
+        """Return Adagrad."""
         return self.own.hparams.adagrad()
 
     def learning_rate(self) -> Callable[[Tensor], Tensor]:
-        """Always the same."""
+        """Return the constant schedule."""
         return constant(self.own.hparams.base_learning_rate)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Adagrad's sums start at 0, and its rate is constant: what the log says of them follows from the rule."""
+        """Declare the run. The logged values follow from Adagrad: its sums start at 0 and its rate is constant."""
         return Declaration(
             data_format=FORMAT.name,
             schedule_options={"train_samples": cfg.benchmark.train_samples},

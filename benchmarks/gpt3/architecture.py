@@ -1,4 +1,4 @@
-"""The shape of the network, and what follows from it: weights, their padding, FLOPs."""
+"""Sizes of the network, and numbers derived from them: parameters, padding, FLOPs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.config.ranges import AtLeast, Positive
 from common.errors import ConfigError
 
 WORDS_PER_RANK = 128
-"""The ranks of tp have a multiple of so many words each."""
+"""The number of words per rank of tp is padded to a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,16 @@ class Architecture:
     """Sizes of a GPT-3 network (Brown et al., arXiv:2005.14165, table 2.1).
 
     Attributes:
-        vocabulary: words, without those that only pad the table.
+        vocabulary: words without padding.
         hidden: E.
-        layers: blocks.
-        heads: of the attention, a divisor of E.
+        heads: attention heads, a divisor of E.
         feed_forward: F.
-        positions: that are learned: the most tokens of a row.
+        positions: number of learned positions, the maximum tokens in a row.
         norm_epsilon: added to the variance in every norm.
-        initializer_range: standard deviation of drawn weights.
+        initializer_range: standard deviation of the initial weights.
 
     Raises:
-        ConfigError: the heads do not divide E.
+        ConfigError: ``heads`` does not divide E.
     """
 
     vocabulary: Annotated[int, AtLeast(1)]
@@ -45,42 +44,41 @@ class Architecture:
 
     @property
     def head_size(self) -> int:
-        """D."""
+        """D, the size of one head."""
         return self.hidden // self.heads
 
     @property
     def products_per_layer(self) -> int:
-        """Weights of the matrix products of a block: QKV, output, up and down."""
+        """Number of weights in the matrix products of one block: QKV, output, up and down."""
         return self.hidden * (4 * self.hidden + 2 * self.feed_forward)
 
     @property
     def parameters_per_layer(self) -> int:
-        """All weights of a block: with biases and two norms."""
+        """Number of all parameters of one block, with biases and two norms."""
         biases = 3 * self.hidden + self.hidden + self.feed_forward + self.hidden
         return self.products_per_layer + biases + 4 * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All weights, the head being the embedding, without padding."""
+        """Number of all parameters without padding. The head shares the weight of the embedding."""
         ends = (self.vocabulary + self.positions) * self.hidden + 2 * self.hidden
         return self.layers * self.parameters_per_layer + ends
 
     def padded_vocabulary(self, ranks: int) -> int:
-        """Rows of the table of words where so many ranks share it."""
+        """Return the rows of the embedding table, with padding, if ``ranks`` ranks share it."""
         step = WORDS_PER_RANK * ranks
         return -(-self.vocabulary // step) * step
 
     def forward_flops(self, length: int, causal: bool = True) -> float:
-        """FLOPs (2 per multiply-add) of a row's forward pass, head included.
+        """Return the FLOPs (2 per multiply-add) of the forward pass of one row, with the head.
 
         Args:
             length: tokens of the row.
-            causal: count only the half of the attention that is needed; else all of it, as NVIDIA's and Megatron-LM's
-                figures do.
+            causal: count only the needed half of the attention; otherwise all of it, as NVIDIA and Megatron-LM do.
         """
         return self.layers * self.layer_flops(length, causal) + 2.0 * self.vocabulary * self.hidden * length
 
     def layer_flops(self, length: int, causal: bool = True) -> float:
-        """Of these, those of one block."""
+        """Return the FLOPs of the forward pass of one row through one block; see :meth:`forward_flops`."""
         attention = (2.0 if causal else 4.0) * length * length * self.hidden
         return 2.0 * self.products_per_layer * length + attention

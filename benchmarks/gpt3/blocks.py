@@ -1,19 +1,21 @@
-"""Blocks with backward passes written out: what is in the graph's memory, and in which dtype, is said here.
+"""Blocks with hand-written backward passes, which control the saved tensors and their dtypes.
 
-As in :mod:`common.nn.trained_decoder` a block is two halves, each one autograd function whose weights are no inputs:
-their gradients are added to the main ones, a weight's as soon as its operands are there. Operations write FP8
-themselves: a norm the input of the product behind it, GELU that of the MLP's second product, GELU and
-:mod:`common.ops.qkv_gradient` the gradient of the product before them, and the backward pass of a norm that of the
-product whose result it added to the residual stream; this last one goes back to the half before in a
-:class:`common.ops.fp8_cast.reference.Handover`. The attention's result alone is cast by itself.
+As in :mod:`common.nn.trained_decoder`, a block is two halves, each one autograd function. Weights are not inputs of
+these functions; their gradients are added to the main gradients as soon as both operands exist.
 
-Biases of QKV and up are added by their products. Those of output and down belong to the sum over the ranks of tp: the
-norm that adds the product's result to the residual stream adds them too, and has their gradient.
+Operations write FP8 directly. In the forward pass, norms and GELU cast the input of the next product. In the backward
+pass, GELU and :mod:`common.ops.qkv_gradient` cast the gradient of the product before them, and a norm casts the
+gradient of the product whose result it added to the residual stream, and passes it to the previous half in a
+:class:`common.ops.fp8_cast.reference.Handover`. Only the attention result has a separate cast.
 
-Of a layer and a token an iteration keeps, in FP8, two residuals, the QKV result and the context in 16 bits, and the
-inputs of the norms' products, GELU's sum and its result in 8: with F = 4 E 22 E bytes, 1.1 GB for 4,096 tokens of
-12,288. In 16 bits it keeps GELU's sum alone beside residuals, QKV result and context, 20 E bytes; norms' results and
-GELU's are computed again. The ranks of tp share all of it.
+Products add the biases of QKV and up. The biases of output and down are added after the sum over the ranks of tp, by
+the norm that adds the product to the residual stream; this norm also computes their gradients.
+
+Saved bytes per layer and token, shared by the ranks of tp, for F = 4 E:
+
+- FP8: 22 E (1.1 GB for 4,096 tokens and E = 12,288). Two residuals, the QKV result and the context have 16 bits; the
+  inputs of QKV and up, and input and result of GELU have 8 bits.
+- 16 bits: 20 E. The same tensors without the inputs of QKV and up and the result of GELU, which are recomputed.
 
 Legend: as in :mod:`benchmarks.gpt3.network`.
 """
@@ -41,11 +43,11 @@ from common.ops.triton_support import widen
 
 @dataclass(frozen=True)
 class Tokens:
-    """What all blocks need to know of a micro-batch's tokens.
+    """Properties of a micro-batch that all blocks need.
 
     Attributes:
         rows: B.
-        inference: no gradients are wanted, so that nothing is kept.
+        inference: whether no gradients are needed, so that nothing is saved.
     """
 
     rows: int
@@ -54,11 +56,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Behind:
-    """What a row-parallel product leaves to the reader of its result.
+    """Work that a row-parallel product leaves to the reader, the operation that reads its result.
 
     Attributes:
-        bias: to be added; its gradient is the reader's, too.
-        handover: of the result's gradient.
+        bias: bias that the reader adds, and whose gradient the reader computes.
+        handover: the reader leaves the gradient of the result here.
     """
 
     bias: nn.Parameter
@@ -66,12 +68,12 @@ class Behind:
 
 
 class Pair(NamedTuple):
-    """What a half takes and gives.
+    """Input and output of a half: a residual stream and a pending addition.
 
     Attributes:
-        residual: the residual stream of own tokens (s, E).
-        delta: what is to be added to it (s, E), and ``behind.bias``; None before the first half.
-        behind: see there.
+        residual: residual stream (s, E) of the tokens of this rank.
+        delta: to be added to ``residual`` (s, E), together with ``behind.bias``; None before the first half.
+        behind: bias and handover of the product that computed ``delta``; None before the first half.
     """
 
     residual: Tensor
@@ -85,8 +87,8 @@ class AttentionHalf:
 
     Attributes:
         head_size: D.
-        qkv_bias: whose gradient is that of the QKV result; ``qkv`` adds it.
-        output_bias: see :class:`Behind`.
+        qkv_bias: bias that ``qkv`` adds; this half computes its gradient.
+        output_bias: bias that the next norm adds, see :class:`Behind`.
     """
 
     head_size: int
@@ -98,14 +100,14 @@ class AttentionHalf:
     output_bias: nn.Parameter
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
-        """The pair behind the attention."""
+        """Return the pair after the attention."""
         behind = Behind(self.output_bias, Handover(self.output.gradient_scaling()))
         function: Callable[..., tuple[Tensor, Tensor]] = _AttentionHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2])
         return Pair(residual_sE, delta_sE, behind)
 
     def by_kind(self, qkv_TN: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of query, key and value (B, S, h, D), or of their gradients."""
+        """Return views (B, S, h, D) of query, key and value, or of their gradients."""
         q, k, v = qkv_TN.view(rows, len(qkv_TN) // rows, -1, ONE_HEAD, self.head_size).unbind(3)
         return q, k, v
 
@@ -115,10 +117,10 @@ class MlpHalf:
     """Norm, up, GELU and down of one layer.
 
     Attributes:
-        scratch: what all layers share.
-        up_bias: whose gradient is that of the result of ``up``, which adds it.
-        down_bias: see :class:`Behind`.
-        saved: the scale with which GELU's sum is kept in FP8; None keeps it as it is.
+        scratch: buffer that all layers share.
+        up_bias: bias that ``up`` adds; this half computes its gradient.
+        down_bias: bias that the next norm adds, see :class:`Behind`.
+        saved: scale for saving the input of GELU in FP8; None saves it without a cast.
     """
 
     operations: Operations
@@ -131,28 +133,28 @@ class MlpHalf:
     saved: Scaling | None
 
     def __call__(self, pair: Pair, tokens: Tokens) -> Pair:
-        """The pair behind the MLP."""
+        """Return the pair after the MLP."""
         behind = Behind(self.down_bias, Handover(self.down.gradient_scaling()))
         function: Callable[..., tuple[Tensor, Tensor]] = _MlpHalf.apply
         residual_sE, delta_sE = function(self, tokens, pair.behind, behind, *pair[:2])
         return Pair(residual_sE, delta_sE, behind)
 
     def first_product(self, y_sE: Operand, passing: bool) -> Tensor:
-        """GELU's sum; where it is ``passing`` in memory that the next layer uses again."""
+        """Return the input of GELU; if ``passing``, in the scratch buffer that the next layer overwrites."""
         shape = (self.up.result_rows(len(data_and_scale(y_sE)[0])), len(self.up.weight))
         return self.up.multiply(y_sE, self.scratch.wide(shape, self.up.weight.dtype) if passing else None)
 
 
 def joined(pair: Pair, operations: Operations) -> Tensor:
-    """The pair's sum (s, E), which goes to another stage or to the last norm."""
-    if pair.delta is None or pair.behind is None:  # behind a part without layers
+    """Return the sum (s, E) of the pair, for the next stage or the last norm."""
+    if pair.delta is None or pair.behind is None:  # after a part without layers
         return pair.residual
     result: Tensor = _Joined.apply(operations, pair.behind, *pair[:2])
     return result
 
 
 def last_normed(x_sE: Tensor, norm: LayerNorm1p, operations: Operations) -> Tensor:
-    """What the head reads (s, E), of hidden states behind the last layer."""
+    """Apply the last norm to hidden states (s, E) after the last layer."""
     result: Tensor = _LastNorm.apply(operations, norm, x_sE)
     return result
 
@@ -200,9 +202,9 @@ class _AttentionHalf(torch.autograd.Function):
 
 
 def _through_attention(half: AttentionHalf, d_o_BShD: Tensor, attended: Any, qkv_TN: Tensor, rows: int) -> Operand:
-    """The gradient of the QKV result, as its product takes it; adds that of the bias."""
+    """Return the gradient of the QKV result, in FP8 if the product needs it; add the gradient of the bias."""
     ops, scaling = half.operations, half.qkv.gradient_scaling()
-    if scaling is None:  # the library writes where it is wanted, if it can
+    if scaling is None:  # attention libraries write directly into the joined gradient, if they can
         d_qkv_TN = torch.empty_like(qkv_TN)
         parts = half.by_kind(d_qkv_TN, rows)
         ops.attention.backward_into(d_o_BShD, attended, parts)
@@ -235,7 +237,7 @@ class _MlpHalf(torch.autograd.Function):
         )  # fmt: skip
         act = _either(act_TF, act8)
         out_sE = half.down.multiply(act)
-        kept: list[Tensor | None] = []  # in an inference that is nothing
+        kept: list[Tensor | None] = []  # empty in inference
         if isinstance(saved, Fp8Tensor):
             kept = [*_in_fp8(act), *_in_fp8(saved)]
         elif not inference:
@@ -321,7 +323,7 @@ def _normed(
     delta_sE: Tensor | None,
     inference: bool,
 ) -> tuple[Tensor, Tensor, Operand]:
-    """The residual stream, the norm's moments, and its result as ``product`` reads it."""
+    """Return the residual stream, the moments of the norm, and its result in the format that ``product`` needs."""
     scaling, norm = product.input_scaling(), half.norm
     residual_sE, moments_2s, y_sE, y8 = half.operations.layer_norm.forward(
         residual_sE, delta_sE, norm.weight, norm.epsilon, norm.bias, None if before is None else before.bias,
@@ -336,7 +338,7 @@ def _again(
     residual_sE: Tensor,
     moments_2s: Tensor,
 ) -> Operand:
-    """The norm's result as the product has read it: what was kept in FP8, else made once more."""
+    """Return the result of the norm that the product has read: the saved FP8 tensor, otherwise recompute it."""
     data, scale_inverse = kept
     if data is not None:
         assert scale_inverse is not None
@@ -345,7 +347,7 @@ def _again(
 
 
 def _taken(after: Behind, product: TrainedProduct, d_out_sE: Tensor) -> Operand:
-    """The gradient of the product's result, as its reader has left it, or cast here."""
+    """Return the gradient of the product's result in the format that it needs: from the handover, or cast here."""
     d_out8 = after.handover.take()
     return product.cast_gradient(d_out_sE) if d_out8 is None else d_out8
 
@@ -358,7 +360,10 @@ def _through_norm(
     moments_2s: Tensor,
     d_residual_sE: Tensor,
 ) -> Tensor:
-    """The gradient of the sum that the norm read: of the residual stream and of what was added to it."""
+    """Return the gradient of the sum that the norm read, which is that of both summands.
+
+    Add the gradients of the norm and of the bias of ``before``, and leave the FP8 gradient in its handover.
+    """
     functions, norm = half.operations.layer_norm, half.norm
     dx_sE, dx8 = functions.backward(
         d_y_sE, residual_sE, moments_2s, norm.weight, d_residual_sE,
@@ -375,19 +380,19 @@ def _through_norm(
 
 
 def _rows_of(o_BShD: Tensor) -> Tensor:
-    """(T, h D)."""
+    """Return the view (T, h D)."""
     return o_BShD.flatten(0, 1).flatten(1)
 
 
 def _either(in_half: Tensor | None, in_fp8: Fp8Tensor | None) -> Operand:
-    """What an operation has made: one of the two."""
+    """Return the result of an operation that returns two values, of which exactly one is not None."""
     made = in_half if in_fp8 is None else in_fp8
     assert made is not None
     return made
 
 
 def _in_fp8(x: Operand) -> tuple[Tensor | None, Tensor | None]:
-    """What is kept of an operand: itself and its scale if it is in FP8."""
+    """Return the tensors to save for an operand: data and scale if it is in FP8, otherwise None."""
     return (x.data, x.scale_inverse) if isinstance(x, Fp8Tensor) else (None, None)
 
 

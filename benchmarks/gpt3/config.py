@@ -1,4 +1,4 @@
-"""GPT-3's own configuration."""
+"""Configuration that is specific to GPT-3."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
 
 OPERATIONS: dict[str, Operation] = {**BLOCK_OPERATIONS, "accumulation": WEIGHT_GRADIENT}
-"""Operations that ``model.implementations`` can choose an implementation of, for written blocks.
+"""Operations of the ``written`` blocks that ``model.implementations`` can configure.
 
-``accumulation`` adds a weight's gradient of FP8 operands to the sum of earlier micro-batches.
+``accumulation`` adds the weight gradient of FP8 operands to the sum of earlier micro-batches.
 """
 
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: network, form of a sample, schedule, and where the training begins.
+    """Dataset constants, network sizes, schedule and starting point that the rules fix.
 
     Attributes:
-        eval_rows: rows of the evaluation set; of the last one its tokens alone are scored.
-        max_grad_norm: the gradient is clipped to it.
-        end_learning_rate_share: of the base learning rate, at the end of the cosine.
-        learning_rate_schedule: as the rules name it.
-        warmup_samples, decay_samples: at which the learning rate's warm-up and its cosine end, counted from the first
-            training, of which the checkpoint is.
-        checkpoint_samples: rows that the checkpoint was trained on; 0 for a training from random weights.
-        checkpoint_steps: updates that made it.
+        eval_rows: rows of the evaluation set; the last row may be shorter.
+        max_grad_norm: gradients are clipped to this norm.
+        end_learning_rate_share: final learning rate of the cosine, as a fraction of the base learning rate.
+        learning_rate_schedule: name of the schedule in the rules.
+        warmup_samples, decay_samples: samples at the end of warm-up and cosine, including those of the checkpoint.
+        checkpoint_samples: rows that the checkpoint was trained on; 0 without a checkpoint.
+        checkpoint_steps: optimizer steps of the checkpoint.
     """
 
     eval_rows: Annotated[int, AtLeast(1)]
@@ -60,44 +59,43 @@ class Facts(Architecture):
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row, which is a sample: one for each position."""
+        """Tokens per row. A row is a sample and has a token for each position."""
         return self.positions
 
     def steps(self, samples: int, global_batch: int) -> int:
-        """The first step at which so many samples are done."""
+        """Return the smallest number of steps that process at least ``samples`` samples."""
         return math.ceil(samples / global_batch)
 
     def consumed(self, global_batch: int) -> int:
-        """Rows before the first one of this training, in whole batches, as NVIDIA's submissions count them."""
+        """Return the rows of the checkpoint, rounded up to whole batches as in the submissions by NVIDIA."""
         return self.steps(self.checkpoint_samples, global_batch) * global_batch
 
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The tunable hyperparameters: the rows of the rules' table, whose ``adam`` decays apart, as AdamW does."""
+    """Tunable hyperparameters, as listed in the rules; their ``adam`` uses decoupled weight decay, like AdamW."""
 
     optimizer: Literal["adam"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Where the training begins, and how the network runs.
+    """Starting point, and implementations of the network.
 
     Attributes:
         checkpoint: folder in ``assets_dir`` with the published checkpoint; None for the only one in ``assets_dir`` or
             below it. Without ``assets_dir`` training starts from random weights.
-        layers: of the network that are used, for benches; 0 for all.
+        layers: number of layers to use, for benchmarks; 0 for all.
         chunks: parts of the network on every stage of ``layout.pp``.
-        blocks: ``written``: halves with their backward passes written out; ``autograd``: PyTorch's operations and
-            autograd.
-        linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
-        head_chunk: tokens whose logits are there at a time.
+        blocks: ``written`` has hand-written backward passes; ``autograd`` uses PyTorch operations and autograd.
+        linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs ``blocks=written``.
+        head_chunk: number of tokens whose logits exist at the same time.
         loss_scale: initial loss scale with fp16.
-        put_off_head: so many micro-batches of a step leave the gradient of the head's weight to the end of the passes,
-            when the last stage would only wait; where there are several, with ``blocks=written`` only.
-        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
-            ``auto``; with ``blocks=written`` only.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        put_off_head: number of micro-batches per step whose gradient of the head weight is computed at the end of the
+            step, when the last stage would be idle. Only for several stages; needs ``blocks=written``.
+        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``. Needs ``blocks=written``.
+        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     checkpoint: str | None
@@ -138,13 +136,13 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How rows are read.
+    """Options of the data reader.
 
     Attributes:
-        eval_rows: of a micro-batch of the evaluation on one rank.
-        eval_micro_batches: that pass through the stages of ``layout.pp`` together.
-        index_rows: training rows that the order is made for, those before the checkpoint too; it is another order for
-            another number.
+        eval_rows: rows of an evaluation micro-batch on one rank.
+        eval_micro_batches: micro-batches that pass through the stages of ``layout.pp`` together.
+        index_rows: number of training rows in the shuffled order, including those before the checkpoint. Another
+            number gives another order.
     """
 
     eval_rows: Annotated[int, AtLeast(1)]
@@ -154,7 +152,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class GptConfig:
-    """All of it."""
+    """Complete configuration of GPT-3."""
 
     facts: Facts
     hparams: Hparams
@@ -164,15 +162,15 @@ class GptConfig:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the reader needs to know of rows.
+    """Constants of the data that the reader needs.
 
     Attributes:
-        vocabulary: every token is below it.
-        row_length: tokens of a row.
-        eval_rows: the evaluation set: the first so many rows, in the order of the file.
-        eval_tokens: labels of these.
+        vocabulary: exclusive upper bound of tokens.
+        row_length: tokens per row.
+        eval_rows: size of the evaluation set: the first rows in the order of the file.
+        eval_tokens: number of labels in the evaluation set.
         index_rows: see :class:`ReaderConfig`.
-        consumed: of them that an earlier training has used.
+        consumed: number of these rows that an earlier training has used.
     """
 
     vocabulary: int

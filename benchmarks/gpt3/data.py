@@ -1,8 +1,8 @@
-"""C4 to the tensors of a micro-batch: see :mod:`common.data.megatron.source`.
+"""Read C4 and convert it to the tensors of a micro-batch, see :mod:`common.data.megatron.source`.
 
-Rows do not overlap, so that the last token of one has no label. Those of the two halves of the training are shuffled,
-not their documents, and taken in turn; the evaluation has all rows of the validation subset in their natural order, and
-with them the tokens at its end that fill no row.
+Rows do not overlap, so the last token of a row has no label. The training set has two halves, which take turns; their
+rows are shuffled, but not their documents. The evaluation set is all rows of the validation subset in natural order,
+including the shorter row at its end.
 """
 
 from __future__ import annotations
@@ -23,22 +23,19 @@ from common.errors import DataError
 
 
 def shape_of(facts: RowFacts) -> RowShape:
-    """Rows without a label for their last token."""
+    """Return a shape whose rows have no label for their last token."""
     return RowShape(facts.row_length, facts.vocabulary, extra_token=False)
 
 
 def open_train(
     root: Path, facts: RowFacts, layout: Layout, micro_batch: int, accumulation: int = 1, seed: int | None = None
 ) -> ThreadedTrainSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
     Args:
-        root: prepared data.
-        facts: what the rows have to be like, and which of them come first.
-        layout: the replica (axis dp), the device, and the seed.
-        micro_batch: rows of a micro-batch of one replica.
-        accumulation: micro-batches per step of a replica.
-        seed: of the order; None for the layout's.
+        micro_batch: rows in a micro-batch of one replica.
+        accumulation: micro-batches per step and replica.
+        seed: seed of the order; None for that of ``layout``.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its tokens are for another model.
@@ -54,15 +51,13 @@ def open_train(
 
 
 def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1) -> ThreadedEvalSource:
-    """Open this replica's contiguous part of the evaluation set under ``root``; after ``run_start``.
+    """Open this replica's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Args:
-        root, facts: see :func:`open_train`.
-        layout: the replicas that share the set (axis dp), and the device.
-        rows_per_batch: rows of every batch; the last ones are filled up.
+        rows_per_batch: rows in every batch; the last batches are padded.
 
     Raises:
-        DataError: see there, or the set has other rows or labels than ``facts`` say.
+        DataError: see :func:`open_train`; or the numbers of rows or labels differ from ``facts``.
     """
     read_manifest(root, CORPUS, facts.vocabulary)
     rows = source.open_in_order(root / EVAL, shape_of(facts), keep_partial=True)
@@ -78,12 +73,12 @@ def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch:
 
 
 def labels_of(rows: FileRows, facts: RowFacts) -> int:
-    """Labels of the first ``facts.eval_rows`` of ``rows``; the last row of all may be a part of one."""
+    """Return the number of labels in the first ``facts.eval_rows`` rows; the last row of a file may be shorter."""
     if len(rows) == facts.eval_rows:
         return rows.scored()
     return facts.eval_rows * (facts.row_length - 1)
 
 
 def example(rows: int, facts: RowFacts, seed: int = 0) -> dict[str, Tensor]:
-    """A made-up training micro-batch, in host memory."""
+    """Return a synthetic training micro-batch, in host memory."""
     return source.example(rows, shape_of(facts), seed)

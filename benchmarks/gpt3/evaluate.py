@@ -1,4 +1,4 @@
-"""The metric: log perplexity, the mean cross-entropy of all labels of the evaluation set, in nats."""
+"""Evaluation metric: log perplexity, the mean cross-entropy of all labels of the evaluation set, in nats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from common.evaluation.counts import Counts, check_whole_set
 
 
 class LabelMean(Scorer):
-    """The mean over the labels: a row with more of them weighs more."""
+    """Scorer that computes the mean over all labels: rows with more labels have more weight."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """The sum of losses by the number of labels, which the rules call samples."""
+        """Return the sum of losses divided by the number of labels, which the rules call samples."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values["tokens"]}
@@ -35,19 +35,19 @@ def log_perplexity(
     capture: bool,
     within: Callable[[], AbstractContextManager[None]],
 ) -> CountedEvaluation:
-    """Loss of the network that trains on the evaluation rows; sums are in float64.
+    """Return the evaluation of the model on the evaluation rows, with sums in float64.
 
     Args:
-        model: what this rank has of the network.
-        losses: from a batch's tensors, micro-batch by micro-batch losses (T,), without gradients, 0 where nothing is
-            scored, and whether each is scored. Collective over the stages of ``pp``, the last of which has them alone.
+        model: this rank's part of the network.
+        losses: returns, for each micro-batch of a batch, losses (T,) without gradients, 0 where not scored, and a mask
+            of scored tokens. Collective over the stages of ``pp``; only the last stage gets losses.
         example: a batch on the device, for warm-up.
-        layout: the ranks that share the evaluation set.
-        open_rows: the rows of this rank from the folder of the data.
+        layout: ranks that share the evaluation set.
+        open_rows: opens the rows of this rank, given the data folder.
         capture: replay the forward pass as a CUDA graph.
-        within: a context for all passes of an evaluation.
+        within: returns a context for all passes of an evaluation.
     """
-    last = layout.coordinate("pp") == layout.size("pp") - 1  # all stages read every row
+    last = layout.coordinate("pp") == layout.size("pp") - 1  # all stages read every row, so only the last counts
     counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("pp", "dp"))
 
     def count(batch: dict[str, Tensor]) -> None:

@@ -1,15 +1,16 @@
-"""The embedding as a head that learns: the summed loss, whose gradients are added to the main ones.
+"""Trained head that shares the weight of the embedding: the summed loss, with gradients added to the main gradients.
 
-A chunk's logits are in the dtype of the network; their gradient, known up to one factor, takes their place and is kept
-for the backward pass, which comes right after the forward one: 4,096 tokens and 50,304 words are 412 MB in 16 bits, a
-quarter of that where four ranks share the words. So no logits are computed twice, and the weight's gradient is added to
-the main one by the product that makes it.
+The logits of a chunk have the dtype of the network. Their gradient, up to a constant factor, overwrites them in the
+forward pass and is kept for the backward pass, which follows directly: 412 MB in 16 bits for 4,096 tokens and 50,304
+words, a quarter of that if four ranks share the words. So no logits are computed twice. The product that computes the
+weight gradient adds it to the main gradient.
 
-The last stage of a pipeline has the head's work beside as many layers as the others have, who wait for it. What nobody
-waits for is the weight's gradient: those of the first micro-batches of a step may be put off until this stage has run
-all others' and would be idle while the stages before it end theirs. Each keeps its logits' gradient as long.
+The last stage of a pipeline has the same number of layers as the others plus the head, so the other stages wait for it.
+Nothing waits for the weight gradient of the head. Therefore, the gradients of the first micro-batches of a step can be
+deferred to the end of the step, when this stage would be idle; until then, the gradients of their logits stay in
+memory.
 
-Shapes: T tokens, s = T / ranks those of one rank of tp, c of a chunk, E hidden, v words of one rank.
+Shapes: T tokens, s = T / ranks tokens of one rank of tp, c tokens of a chunk, E hidden, v words of one rank.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from common.ops.weight_gradient.half import add_product_
 
 
 class Scored(NamedTuple):
-    """What the gradients of a micro-batch are made of.
+    """Inputs for computing the gradients of a micro-batch.
 
     Attributes:
-        hidden_sE: vectors of own tokens.
-        dlogits: gradient of the logits of each chunk (c, v), up to ``factor``; equally many tokens are each rank's own.
-        factor: 0-d, dtype of the vectors.
+        hidden_sE: hidden vectors of the tokens of this rank.
+        dlogits: gradient of the logits of each chunk (c, v), to be multiplied by ``factor``. Each rank owns an equal
+            share of the tokens of a chunk.
+        factor: 0-d, same dtype as ``hidden_sE``.
     """
 
     hidden_sE: Tensor
@@ -46,14 +48,15 @@ class Scored(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Of a chunk.
+    """Logits and losses of a chunk.
 
     Attributes:
-        logits_cv: of this rank's words.
-        losses_c: 0 where nothing is scored.
-        lse_c: log-sum-exp over the words of all ranks; anything where nothing is scored.
-        scored_c, here_c: whether a token is scored, and by a label of this rank.
-        places_c: column of a label that is here, int64; else -1.
+        logits_cv: logits of the words of this rank.
+        losses_c: losses; 0 where not scored.
+        lse_c: log-sum-exp over the words of all ranks; undefined where not scored.
+        scored_c: whether a token has a label.
+        places_c: int64, column of the label if it is a word of this rank, otherwise -1.
+        here_c: whether the label is a word of this rank.
     """
 
     logits_cv: Tensor
@@ -65,10 +68,10 @@ class Logits(NamedTuple):
 
 
 class PutOff:
-    """Gradients of the head's weight that wait for the end of a step.
+    """Queue of micro-batches whose gradient of the head weight is computed at the end of a step.
 
     Args:
-        most: of a step; those of later micro-batches do not wait.
+        most: maximum number per step; the gradients of later micro-batches are computed immediately.
     """
 
     def __init__(self, most: int) -> None:
@@ -76,7 +79,7 @@ class PutOff:
         self._waiting: list[Scored] = []
 
     def takes(self, scored: Scored) -> bool:
-        """Whether this one waits."""
+        """Append a micro-batch if there is capacity, and return whether it was appended."""
         if not self._open or len(self._waiting) == self._most:
             return False
         self._waiting.append(scored)
@@ -84,12 +87,12 @@ class PutOff:
 
     @property
     def finishes(self) -> bool:
-        """Whether a gradient is complete at the end of the step only."""
+        """Whether gradients are pending, so that the weight gradient is complete only at the end of the step."""
         return bool(self._waiting)
 
     @contextlib.contextmanager
     def step(self, head: TiedHead) -> Iterator[None]:
-        """The passes of a step, behind which ``head`` adds what has waited. Collective."""
+        """Context of the passes of a step. At its end, ``head`` adds the pending gradients. Collective."""
         self._open = True
         try:
             yield
@@ -104,15 +107,15 @@ class PutOff:
 
 @dataclass(frozen=True)
 class TiedHead:
-    """How losses are computed.
+    """Head that computes losses with the weight of the embedding.
 
     Attributes:
-        weight: (v, E), the embedding of this rank.
-        vocabulary: words of all ranks; rows behind them are padding.
-        parallel: the ranks.
-        cross_entropy: of logits of a part of the words.
-        finishes: this head is the last to add to the weight's gradient; otherwise the embedding is.
-        put_off: gradients of the weight that may wait.
+        weight: (v, E), the rows of the embedding on this rank.
+        vocabulary: number of words on all ranks; further rows are padding.
+        parallel: ranks that share the words.
+        cross_entropy: functions for the logits of some of the words.
+        finishes: whether this head is the last to add to the weight gradient; otherwise the embedding is the last.
+        put_off: queue of pending weight gradients.
     """
 
     weight: nn.Parameter
@@ -123,14 +126,14 @@ class TiedHead:
     put_off: PutOff = field(default_factory=lambda: PutOff(0))
 
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int, factor: float = 1.0) -> Tensor:
-        """``factor`` times the sum of the losses in nats: 0-d, fp32, or fp64 of fp64. Collective in both passes.
+        """Return ``factor`` times the sum of the losses in nats: 0-d, fp32 (fp64 for fp64). Collective in both passes.
 
         Args:
-            hidden_sE: vectors of own tokens that the head reads; contiguous.
-            labels_T: the next token of each of all tokens; -1 where none is scored.
-            chunk: tokens of all ranks whose logits are computed at a time.
-            factor: of the sum, such as one by the number of labels. It is in the arithmetic of the logits' gradient; a
-                factor that comes with the backward pass is rounded to the dtype of the network.
+            hidden_sE: hidden vectors of the tokens of this rank, contiguous.
+            labels_T: label of each token of all ranks; -1 where not scored.
+            chunk: number of tokens, over all ranks, whose logits are computed at a time.
+            factor: such as 1 / number of labels. Except in fp16, it is applied before the gradient of the logits is
+                rounded; a factor applied to the result would be rounded to the dtype of the network.
         """
         if not torch.is_grad_enabled():
             return self.losses(hidden_sE, labels_T, chunk).sum() * factor
@@ -139,23 +142,23 @@ class TiedHead:
 
     @torch.no_grad()
     def losses(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int) -> Tensor:
-        """The loss of every token (T,), 0 where none is scored, without gradients. Collective."""
+        """Return the loss of every token (T,), 0 where not scored, without gradients. Collective."""
         losses_RS: list[Tensor] = []
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, self.parallel, chunk):
             losses_RS.append(self._logits(hidden_cE, labels_c).losses_c.view(self.parallel.size, -1))
         return torch.cat(losses_RS, 1).flatten()
 
     def scored(self, hidden_cE: Tensor, labels_c: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-        """Losses (c,) of a chunk, and ``factor`` times their sum's gradient by the logits (c, v). Collective."""
+        """Return the losses (c,) of a chunk, and ``factor`` times the gradient (c, v) of their sum. Collective."""
         made = self._logits(hidden_cE, labels_c)
         d_losses_c = torch.full_like(made.lse_c, factor)
-        # Of a label elsewhere no column is the place.
+        # If the label is a word of another rank, use an index beyond the last column; -1 means not scored.
         places_c = made.places_c.masked_fill(~made.here_c & made.scored_c, len(self.weight))
         words = self._words_here()
         return made.losses_c, self.cross_entropy.gradient(d_losses_c, made.logits_cv, places_c, made.lse_c, words)
 
     def _logits(self, hidden_cE: Tensor, labels_c: Tensor) -> Logits:
-        """Collective: all ranks add up the same numbers in the same order, and have the same losses."""
+        """Return the logits of a chunk. Losses are bitwise equal on all ranks, due to a fixed order. Collective."""
         weight_vE = self.weight.detach()
         logits_cv = hidden_cE @ weight_vE.t()
         scored_c = labels_c != NOT_SCORED
@@ -171,13 +174,13 @@ class TiedHead:
         return Logits(logits_cv, losses_c, lse_c, scored_c, places_c, here_c)
 
     def _words_here(self) -> int:
-        """Rows of the weight that are words, the first ones."""
+        """Return the number of words on this rank; the remaining rows of the weight are padding."""
         return max(0, min(len(self.weight), self.vocabulary - self.parallel.index * len(self.weight)))
 
     def hidden_gradient(self, scored: Scored, add_weight: bool) -> Tensor:
-        """The gradient of the vectors (s, E); that of the weight is added on the way. Collective.
+        """Return the gradient (s, E) of the hidden vectors; if ``add_weight``, add the weight gradient. Collective.
 
-        Vectors come again beneath the one product, and their gradient leaves beneath the other.
+        Gathering the vectors overlaps with one product, and scattering their gradient with the other.
         """
         weight_vE, dhidden_sE = self.weight.detach(), torch.empty_like(scored.hidden_sE)
         for own, dlogits_cv in self._chunks(scored):
@@ -190,16 +193,16 @@ class TiedHead:
 
     @torch.no_grad()
     def add_weight_gradient(self, scored: Scored) -> None:
-        """Add the gradient of the weight alone to the main one. Collective."""
+        """Add only the weight gradient to the main gradient. Collective."""
         for own, dlogits_cv in self._chunks(scored):
             add_product_(main_gradient(self.weight), dlogits_cv, self._start_gather(scored, own).wait())
 
     def _start_gather(self, scored: Scored, own: slice) -> Underway:
-        """Begin to gather a chunk's vectors times the factor."""
+        """Start to gather the hidden vectors of a chunk, multiplied by the factor."""
         return self.parallel.start_all_gather(scored.hidden_sE[own] * scored.factor)
 
     def _chunks(self, scored: Scored) -> Iterator[tuple[slice, Tensor]]:
-        """Own tokens of each chunk, and the gradient of the logits of all ranks' in it."""
+        """Yield, for each chunk, the slice of the tokens of this rank, and the gradient of the logits of all tokens."""
         start = 0
         for dlogits_cv in scored.dlogits:
             own = slice(start, start + self.parallel.own_count(len(dlogits_cv)))
@@ -211,7 +214,7 @@ class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_sE: Tensor, head: TiedHead, labels_T: Tensor, chunk: int, factor: float) -> Tensor:
         total, kept = widen(hidden_sE.new_zeros(())), []
-        # fp16 has not the exponents for small ones, which the scale of the loss brings with the backward pass
+        # In fp16, small gradients would underflow, so the factor is applied later, together with the loss scale.
         early, ctx.late = (1.0, factor) if hidden_sE.dtype == torch.float16 else (factor, 1.0)
         for _, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, head.parallel, chunk):
             losses_c, dlogits_cv = head.scored(hidden_cE, labels_c, early)

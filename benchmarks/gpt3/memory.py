@@ -1,8 +1,7 @@
-"""What a rank's training step is expected to keep of its GPU's memory, for people: nothing is refused by it.
+"""Estimate of the GPU memory of a training step on one rank. It is only reported; nothing is rejected because of it.
 
-It counts what grows with the network and the pipeline: weights and their like, what layers keep of micro-batches on
-their way, and the head's logits. Scratch, what products and collectives take for a moment, and what lies unused between
-blocks come on top: some gigabytes.
+It counts weights and optimizer state, activations that layers save for pending backward passes, and the gradients of
+logits. Scratch buffers, temporaries of products and collectives, and fragmentation take some more gigabytes.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from common.distributed.pipeline.order import most_in_flight, order, slots_of_ch
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands.
+    """Position of a rank in the layout.
 
     Attributes:
-        stage, stages: of the pipeline.
+        stage, stages: pipeline stage of the rank, and number of stages.
         chunks: parts of the network on every stage.
-        layer_ranks: that share every layer.
-        shards: ranks that share the optimizer's state.
+        layer_ranks: number of ranks that share every layer.
+        shards: number of ranks that share the optimizer state.
     """
 
     stage: int
@@ -33,17 +32,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Step:
-    """What a rank does in a step.
+    """Sizes of a step on one rank.
 
     Attributes:
-        micro_batches: of a replica.
-        tokens: of a micro-batch, on all ranks of a layer.
-        itemsize: bytes of a weight and an activation.
-        master_bytes: of a weight's fp32 master beside it; 0 without one.
-        fp8: products of the blocks are in FP8.
-        put_off_head: micro-batches whose gradients of logits wait.
-        gradient_bytes: of a weight's gradient.
-        chunk_graphs: every chunk keeps memory for the most micro-batches that it has under way, whatever others have.
+        micro_batches: micro-batches per replica.
+        tokens: tokens in a micro-batch, over all ranks that share a layer.
+        itemsize: bytes per weight and per activation.
+        master_bytes: bytes per fp32 master weight; 0 without masters.
+        fp8: whether the products of the blocks use FP8.
+        put_off_head: number of micro-batches whose head gradients are deferred.
+        gradient_bytes: bytes per gradient of a weight.
+        chunk_graphs: whether every chunk permanently allocates its own maximum of saved activations.
     """
 
     micro_batches: int
@@ -58,12 +57,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Expected:
-    """Bytes by kind.
+    """Estimated memory in bytes by category.
 
     Attributes:
         state: weights, gradients, masters and moments.
-        weights_in_fp8: of the products.
-        kept: for backward passes that are yet to come, when most are, or by graphs of chunks at all times.
+        weights_in_fp8: FP8 copies of the weights of products.
+        kept: maximum of the activations that are saved for pending backward passes.
         head: gradients of logits.
     """
 
@@ -74,11 +73,11 @@ class Expected:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all categories."""
         return self.state + self.weights_in_fp8 + self.kept + self.head
 
     def in_words(self) -> str:
-        """For people."""
+        """Return a description for the user."""
         parts = {
             "weights, gradients and optimizer": self.state,
             "weights in FP8": self.weights_in_fp8,
@@ -90,7 +89,7 @@ class Expected:
 
 
 def kept_of_a_token(shape: Architecture, step: Step) -> int:
-    """Bytes that a layer keeps of a token on all its ranks; see :mod:`benchmarks.gpt3.blocks`."""
+    """Return the bytes that a layer saves per token, over all its ranks; see :mod:`benchmarks.gpt3.blocks`."""
     wide = 2 + 3 + 1  # two residuals, the QKV result, and the context
     if not step.fp8:
         return step.itemsize * (wide * shape.hidden + shape.feed_forward)
@@ -98,14 +97,7 @@ def kept_of_a_token(shape: Architecture, step: Step) -> int:
 
 
 def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> Expected:
-    """The memory of one rank.
-
-    Args:
-        shape: of the network.
-        parameters: that this rank has.
-        place: see there.
-        step: see there.
-    """
+    """Return the estimated memory of one rank, which has ``parameters`` parameters."""
     layers = shape.layers // place.stages
     weights = layers * shape.products_per_layer / place.layer_ranks
     units = order(place.stage, place.stages, place.chunks, step.micro_batches)

@@ -1,14 +1,14 @@
-"""GPT-3's network, or the parts of it that a pipeline stage has, under autograd.
+"""Network of GPT-3, or the parts of it on one pipeline stage, with autograd.
 
-Pre-norm blocks with biases, a tanh-GELU of four times the width, learned positions, and the embedding as the head
-(Brown et al., arXiv:2005.14165; Radford et al. 2019). Norms multiply with 1 + weight. Rows of the QKV weight go by
-head: query, key and value of the first, then of the second. Attention is dense in all layers.
+Pre-norm blocks with biases, an MLP with tanh GELU, learned positions, and a head that shares the weight of the
+embedding (Brown et al., arXiv:2005.14165; Radford et al. 2019). Norms multiply by 1 + weight. The rows of the QKV
+weight are sorted by head: query, key and value of the first head, then of the second. Attention is dense in all layers.
 
-The rows of the embedding are padded for the ranks that share them. Padding has weights of zero and no part in the
-softmax, so that the loss is the same for any number of ranks, and its weights stay zero.
+The rows of the embedding are padded for the ranks that share them. Padding weights are zero, stay zero, and are
+excluded from the softmax, so the loss does not depend on the number of ranks.
 
-Legend: B rows of a micro-batch, S their length, T = B * S tokens, s = T / ranks those of one rank of tp, E hidden,
-H heads and h = H / ranks those of one rank, D head size, F feed-forward width, N = 3 E / ranks.
+Legend: B rows of a micro-batch, S tokens per row, T = B * S tokens, s = T / ranks tokens of one rank of tp, E hidden,
+H heads, h = H / ranks heads of one rank, D head size, F feed-forward width, N = 3 E / ranks.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from common.errors import ConfigError
 from common.ops.triton_support import widen
 
 EMBEDDING = "embedding.weight"
-"""The parameter that first and last stage both have."""
+"""Name of the parameter that exists on both the first and the last stage."""
 
 ONE_HEAD = 3
-"""Query, key and value, one after the other in the rows of a head."""
+"""Number of parts per head in the QKV weight: query, key and value."""
 
 
 class LayerNorm1p(nn.Module):
-    """``(x - mean) / sqrt(variance + epsilon) * (1 + weight) + bias``, in fp32 at least.
+    """LayerNorm ``(x - mean) / sqrt(variance + epsilon) * (1 + weight) + bias``, computed at least in fp32.
 
     Attributes:
-        partial_over: each rank of tp normalises its own tokens, of which it has the gradients.
+        partial_over: axes over which a gradient must be summed, as each rank of tp only normalises its own tokens.
     """
 
     partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,), "bias": (AXIS,)}
@@ -61,10 +61,10 @@ class LayerNorm1p(nn.Module):
 
 
 class Positions(nn.Module):
-    """Learned vectors of the positions of a row.
+    """Learned vectors of the positions in a row.
 
     Attributes:
-        partial_over: each rank of tp adds them to its own tokens.
+        partial_over: axes over which a gradient must be summed, as each rank of tp only has some positions.
     """
 
     partial_over: Mapping[str, tuple[str, ...]] = {"weight": (AXIS,)}
@@ -77,25 +77,20 @@ class Positions(nn.Module):
         self.weight = nn.Parameter(torch.empty(positions, hidden, device=device, dtype=dtype))
 
     def forward(self, rows: int, length: int) -> Tensor:
-        """Vectors (s, E) of this rank's own tokens of so many rows."""
+        """Return the position vectors (s, E) of this rank's tokens in ``rows`` rows."""
         return F.embedding(own_positions(rows, length, self._parallel, self.weight.device), self.weight)
 
 
 def own_positions(rows: int, length: int, parallel: TensorParallel, device: torch.device) -> Tensor:
-    """Positions (s,) of this rank's own tokens in their rows."""
+    """Return the positions (s,) of this rank's tokens in their rows."""
     return parallel.own_tokens(torch.arange(length, device=device).repeat(rows))
 
 
 class Block(nn.Module):
-    """Norm, attention, norm and MLP of one layer.
-
-    Args:
-        architecture: shapes.
-        parallel: the ranks that share the layer.
-        device, dtype: of the weights, left uninitialised.
+    """Norm, attention, norm and MLP of one layer, with uninitialised weights.
 
     Raises:
-        ConfigError: a rank would have a part of a head or of a unit.
+        ConfigError: the number of ranks does not divide the heads or the feed-forward units.
     """
 
     def __init__(
@@ -120,12 +115,12 @@ class Block(nn.Module):
         self.mlp_norm, self.up, self.down = norm(), column(shape.feed_forward), row(shape.feed_forward)
 
     def forward(self, x_sE: Tensor, rows: int) -> Tensor:
-        """Hidden states after this block."""
+        """Return the hidden states after this block."""
         x_sE = x_sE + self.attention(self.attention_norm(x_sE), rows)
         return x_sE + self.mlp(self.mlp_norm(x_sE))
 
     def attention(self, x_sE: Tensor, rows: int) -> Tensor:
-        """Map normalised hidden states of own tokens to what the attention adds to them."""
+        """Map normalised hidden states to the output of the attention, which is added to the residual stream."""
         qkv_TN = self.qkv(x_sE)
         split_BSh3D = qkv_TN.view(rows, len(qkv_TN) // rows, -1, ONE_HEAD, self.architecture.head_size)
         q, k, v = (part.transpose(1, 2) for part in split_BSh3D.unbind(3))
@@ -134,24 +129,23 @@ class Block(nn.Module):
         return result
 
     def mlp(self, x_sE: Tensor) -> Tensor:
-        """Map normalised hidden states to what the MLP adds."""
+        """Map normalised hidden states to the output of the MLP, which is added to the residual stream."""
         up_TF = self.up(x_sE)
         result: Tensor = self.down(F.gelu(widen(up_TF), approximate="tanh").to(up_TF.dtype))
         return result
 
 
 class Gpt(nn.Module):
-    """The parts of the network that one stage has; without a pipeline that is all of it.
+    """Parts of the network on one stage, with uninitialised weights; without a pipeline, the whole network.
 
-    Names of parameters are those of the whole network.
+    Names of parameters are those in the whole network.
 
     Args:
-        architecture: shapes.
         parts: layers of each part, in the order of the pipeline's chunks.
-        first: the embedding comes before the first part.
-        last: the last norm and the head, which is the embedding, come behind the last part.
-        device, dtype: of the weights, left uninitialised; ``meta`` counts them only.
-        parallel: the ranks that share every layer; None for this one alone.
+        first: whether this stage has the embedding and positions.
+        last: whether this stage has the last norm and the head, which uses the embedding.
+        device: device of the weights; ``meta`` allocates no memory.
+        parallel: ranks that share every layer; None for a single rank.
 
     Raises:
         ConfigError: ``tp`` does not divide heads or feed-forward units.
@@ -186,13 +180,15 @@ class Gpt(nn.Module):
             self.norm = LayerNorm1p(shape.hidden, shape.norm_epsilon, device, dtype)
 
     def blocks(self, chunk: int) -> list[Block]:
-        """Those of one part, in their order."""
+        """Return the blocks of one part, in order."""
         found = [self.layers[str(number)] for number in self.parts[chunk]]
         return [block for block in found if isinstance(block, Block)]
 
     def chunk_module(self, chunk: int) -> nn.Module:
-        """What has the parameters of one part, and no others: embedding and positions with the first part of the first
-        stage, the last norm and the embedding with the last part of the last stage."""
+        """Return a module with exactly the parameters of one part.
+
+        The first part also has the embedding and positions, the last part the last norm and the embedding.
+        """
         ends: list[nn.Module] = []
         if self.first and chunk == 0:
             ends += [self.embedding, self.positions]
@@ -201,15 +197,15 @@ class Gpt(nn.Module):
         return nn.ModuleList([*ends, *self.blocks(chunk)])
 
     def tensor_splits(self) -> dict[str, Split]:
-        """How the ranks share each parameter of this stage that they share, by name; the embedding's padding too."""
+        """Return how ranks split the shared parameters of this stage, by name, with the padding of the embedding."""
         return tensor_splits(self)
 
     @torch.no_grad()
     def initialise(self, generator_of: Callable[[str], torch.Generator]) -> None:
-        """Draw all weights, each a function of seed and name, equal at every layout; norms, biases and padding zero.
+        """Draw all weights; set norms, biases and padding to zero. The values do not depend on the layout.
 
         Args:
-            generator_of: the generator of a parameter's name.
+            generator_of: returns the random generator for the name of a parameter.
         """
         splits, std = self.tensor_splits(), self.architecture.initializer_range
         for name, parameter in self.named_parameters():
@@ -222,30 +218,28 @@ class Gpt(nn.Module):
             parameter.copy_(drawn if split is None else split.local_of(split.padded(drawn)))
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
-        """Hidden states (s, E) of own tokens before the first layer, given all tokens. Collective over tp."""
+        """Return the hidden states (s, E) of this rank before the first layer, given all tokens. Collective over tp."""
         rows, length = tokens_BS.shape
         words_sE: Tensor = self.embedding(tokens_BS.flatten())
         return words_sE + self.positions(rows, length)
 
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
-        """Hidden states of own tokens behind one part of the network. Collective over tp.
+        """Return the hidden states of this rank after one part of the network. Collective over tp.
 
         Args:
-            chunk: the part, of this stage.
-            x_sE: hidden states before it.
-            rows: B.
+            chunk: index of the part on this stage.
         """
         for block in self.blocks(chunk):
             x_sE = block(x_sE, rows)
         return x_sE
 
     def losses(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int) -> Tensor:
-        """The cross-entropy of every token in nats (T,), equal on all ranks of tp. Collective over tp.
+        """Return the cross-entropy (T,) of every token in nats, equal on all ranks of tp. Collective over tp.
 
         Args:
-            x_sE: hidden states behind the last layer.
-            labels_T: the next token of each; -1 where none is scored, whose loss is 0.
-            head_chunk: tokens whose logits are there at a time.
+            x_sE: hidden states after the last layer.
+            labels_T: next token of each token; -1 where not scored, which gives loss 0.
+            head_chunk: number of tokens whose logits exist at the same time.
         """
         vocabulary = self.architecture.vocabulary
         return next_token_loss(
@@ -253,5 +247,5 @@ class Gpt(nn.Module):
         )
 
     def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
-        """``factor`` times the sum of :meth:`losses`, as training wants it."""
+        """Return ``factor`` times the sum of :meth:`losses`, for training."""
         return self.losses(x_sE, labels_T, head_chunk).sum() * factor

@@ -1,4 +1,4 @@
-"""How the written halves of a block run: one implementation of each operation, chosen by name."""
+"""Operations of the blocks with hand-written backward passes; their implementations are chosen by name."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ BLOCK_OPERATIONS: dict[str, Operation] = {
     "qkv_gradient": QKV_GRADIENT,
     "cross_entropy": OF_A_PART,
 }
-"""Operations of written blocks and of the head, by their names in ``model.implementations``."""
+"""Operations of ``written`` blocks and of the head, by their names in ``model.implementations``."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The chosen implementations; signatures in :mod:`common.ops`.
+    """Chosen implementations; :mod:`common.ops` has their signatures.
 
     Attributes:
-        qkv_gradient: a function.
-        bias_gradient: of the last product of a part of the network.
+        bias_gradient: computes the bias gradient of the last product in a part of the network.
     """
 
     attention: CausalAttention
@@ -51,16 +50,15 @@ class Operations:
 def choose_operations(
     requested: Mapping[str, str], architecture: Architecture, device: torch.device, dtype: torch.dtype, ranks: int = 1
 ) -> tuple[Operations, dict[str, str]]:
-    """The operations, and the names chosen.
+    """Return the operations, and the name of the chosen implementation of each.
 
     Args:
-        requested: ``model.implementations``.
-        architecture: sizes.
-        device, dtype: of activations.
-        ranks: of tp.
+        requested: name of an implementation, or ``auto``, for each operation.
+        dtype: dtype of activations.
+        ranks: number of ranks of tp.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: a requested implementation does not support device, dtype or sizes.
     """
     sizes = {
         "features": architecture.hidden,

@@ -1,4 +1,4 @@
-"""Download, prepare, verify and generate the data of GPT-3: C4 as Megatron's pairs of ``.bin`` and ``.idx``."""
+"""Download, prepare, verify and generate the data of GPT-3: C4 as pairs of Megatron files ``.bin`` and ``.idx``."""
 
 from __future__ import annotations
 

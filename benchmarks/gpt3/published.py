@@ -1,8 +1,7 @@
-"""Training starts from the published checkpoint: weights, masters and Adam's moments into this rank's part of them.
+"""Load weights, masters and Adam moments from the published checkpoint into the parameters of this rank.
 
-Whatever ranks share layers (``tp``), have other layers (``pp``) or have the same ones (``dp``): of those with the same
-weights the first one reads, chunk by chunk and only what is its part, and sends it to the others from its GPU. Host
-memory holds some chunks at a time.
+This works for any layout (``tp``, ``pp``, ``dp``). Among ranks with the same weights, the first one reads their part of
+the checkpoint chunk by chunk, and broadcasts it from its GPU. Host memory contains only a few chunks at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from common.optim.groups import SUMMED_AXES
 from common.optim.optimizer import Optimizer
 
 _THREADS = 8
-"""That read chunks of one rank: a file system of many servers is fast only for many readers."""
+"""Threads per rank that read chunks, because distributed file systems are fast only with many readers."""
 _AHEAD = 16
-"""Chunks that are read ahead: 38 MB each of the largest tensors of GPT-3."""
+"""Number of chunks to read ahead. A chunk of the largest tensors of GPT-3 has 38 MB."""
 
 
 def load_published(
@@ -46,18 +45,17 @@ def load_published(
     """Set this rank's parameters and their optimizer state to those of the checkpoint in ``folder``. Collective.
 
     Args:
-        folder: folder of the checkpoint's arrays, or a folder above it; only ranks that read need it.
-        model: its parameters have the names of the whole network; those of this rank's stage are there.
-        optimizer: receives masters and moments, and ``steps`` as its step counter; None to load weights alone.
-        layout: the ranks.
-        architecture: of the whole network.
-        steps: updates that made the checkpoint; it must say the same.
-        splits: of the parameters that the ranks of ``tp`` hold together.
+        folder: folder of the checkpoint's arrays, or a folder above it; only ranks that read need access.
+        model: the parameters of this rank's stage, with their names in the whole network.
+        optimizer: receives masters and moments, and ``steps`` as its step counter; None to load only weights.
+        architecture: architecture of the whole network.
+        steps: expected number of optimizer steps of the checkpoint.
+        splits: how the ranks of ``tp`` split parameters, by name.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete, damaged or of another network, or was made by another
-            number of updates; every rank raises the same. Before the first value is read all of it is looked at; a
-            value that is not finite, or a chunk that cannot be read after all, ends the reading.
+        CheckpointError: the checkpoint is missing, incomplete or damaged, belongs to another network, has another
+            number of steps, or contains values that are not finite. All ranks raise the same error. Presence and
+            shapes of all arrays are checked before any value is read.
     """
     kinds = (WEIGHTS,) if optimizer is None else (MASTERS, *MOMENTS)
     group = layout.group(*SUMMED_AXES)
@@ -81,13 +79,13 @@ def load_published(
     for name, parameter in parameters.items():
         found = {}
         for kind in kinds:
-            # Zeros, for what no chunk covers: rows of a table behind the last word.
+            # Zeros for elements that no chunk covers: padding rows of the embedding.
             tensor = torch.zeros(parameter.shape, dtype=torch.float32, device=layout.device)
             if read is not None and not error:
                 try:
                     for place, values in iter(read.__next__, None):
                         tensor[place].copy_(values, non_blocking=True)
-                except (CheckpointError, OSError) as problem:  # the others wait for the rest
+                except (CheckpointError, OSError) as problem:  # continue, because other ranks wait for the broadcasts
                     error = str(problem)
             if group is not None:
                 dist.broadcast(tensor, source, group=group)
@@ -109,14 +107,13 @@ Place = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class _Part:
-    """A region of an array, and where its rows begin in a parameter of this rank.
+    """Region of a checkpoint array, and its position in a parameter of this rank.
 
     Attributes:
-        array: of the checkpoint.
-        region: of the array; where layers are stacked its first dimension is of one layer.
-        dims: of the parameter.
-        dim: along which rows are counted.
-        row: the first one in the parameter.
+        region: if layers are stacked, its first dimension selects one layer.
+        dims: number of dimensions of the parameter.
+        dim: dimension along which the parameter is split.
+        row: offset of the region in the parameter along ``dim``.
     """
 
     array: ZarrArray
@@ -126,7 +123,7 @@ class _Part:
     row: int
 
     def chunks(self) -> Iterator[tuple[Piece, Place]]:
-        """What is needed of each chunk, and its place in the parameter."""
+        """Yield the needed piece of each chunk, and its position in the parameter."""
         for piece in self.array.pieces(self.region):
             place = list(piece.place[-self.dims :])
             rows = place[self.dim]
@@ -134,13 +131,13 @@ class _Part:
             yield piece, tuple(place)
 
     def read(self, piece: Piece, place: Place, pin: bool) -> tuple[Place, Tensor]:
-        """A place in the parameter and its values, in host memory."""
+        """Read a piece; return its position in the parameter and its values, in host memory."""
         values = self.array.read_piece(piece, pin)
         return place, values if values.ndim == self.dims else values[0]
 
 
 def _check_steps(published: Published, steps: int) -> None:
-    """Refuse a checkpoint of another number of updates."""
+    """Raise :class:`CheckpointError` if the checkpoint has another number of optimizer steps."""
     if published.steps != steps:
         raise CheckpointError(
             f"{published.folder / COMMON}: {published.steps} updates made the checkpoint, and checkpoint_steps={steps} "
@@ -149,7 +146,7 @@ def _check_steps(published: Published, steps: int) -> None:
 
 
 def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], split: Split | None) -> Iterator[_Part]:
-    """What makes a parameter of this rank, of ``shape``."""
+    """Yield the regions that make up the parameter ``name`` of this rank, which has the shape ``shape``."""
     pattern, layer = pattern_of(name)
     expected = shapes(published.architecture).get(pattern)
     full, kept = (shape, shape) if split is None else (split.full_shape, split.kept_shape)
@@ -167,13 +164,16 @@ def _parts(published: Published, kind: str, name: str, shape: tuple[int, ...], s
 
 
 def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[tuple[Place, Tensor] | None]:
-    """What makes each tensor, one chunk after the other, then None, then the next tensor; chunks are read ahead.
+    """Yield position and values of each chunk of the first tensor, then None, then of the next tensor, and so on.
+
+    Threads read chunks ahead.
 
     Args:
-        tensors: the parts of each.
-        device: where they go; the threads pin their memory with its context, not with another GPU's.
+        tensors: parts of each tensor.
+        device: device that the values will be copied to.
     """
     pin = device.type == "cuda"
+    # threads must pin memory in the CUDA context of this device, not of the default device
     use_device = (lambda: torch.cuda.set_device(device)) if pin else None
     with ThreadPoolExecutor(_THREADS, "published checkpoint", use_device) as pool:
 
@@ -196,7 +196,7 @@ def _read(tensors: Iterable[Iterable[_Part]], device: torch.device) -> Iterator[
 
 
 def _raise_together(error: str, layout: Layout) -> None:
-    """Raise the first error of any rank on all of them."""
+    """Raise the first error of any rank on all ranks. Collective."""
     errors: list[Any] = [error]
     if (group := layout.group(*AXES)) is not None:
         errors = [None] * layout.world_size

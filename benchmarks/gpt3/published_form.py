@@ -1,11 +1,11 @@
-"""The form of the published checkpoint: a folder of Zarr arrays, one for each tensor and kind, layers stacked.
+"""Format of the published checkpoint: a folder of Zarr arrays, one per tensor and kind, with stacked layers.
 
-``common.pt`` beside them says how many updates made it. MLCommons' archive of the bfloat16 set lacks this file; there
-the name of the folder, ``ckpt4000-consumed_samples=0``, says it.
+``common.pt`` in the same folder contains the number of optimizer steps. The bfloat16 archive of MLCommons lacks this
+file; there, the number is in the name of the folder, ``ckpt4000-consumed_samples=0``.
 
-Two namings are around: that of the reference, whose weights begin with ``language_model.``, and that of NVIDIA's
-submission to round 4.1, which has renamed the folders. A set in bfloat16 has its fp32 masters as arrays of their own;
-in a set in fp32 the weights are the masters.
+Two naming schemes exist: that of the reference implementation, whose weights start with ``language_model.``, and that
+of NVIDIA's submission to round 4.1, with renamed folders. A checkpoint in bfloat16 has separate arrays of fp32 masters;
+in a checkpoint in fp32, the weights are the masters.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from common.untrusted.tensor_file import read_values
 
 COMMON, SETTINGS = "common.pt", "metadata.json"
 ARCHIVES = ("checkpoint_nemo_bf16.tar", "checkpoint_megatron_fp32.tar")
-"""MLCommons' archives of the two sets."""
+"""Archives of the bfloat16 and the fp32 checkpoint from MLCommons."""
 SCRIPTS = "https://github.com/mlcommons/training/tree/master/retired_benchmarks/gpt3/megatron-lm/scripts"
 WEIGHTS, MASTERS = "weights", "masters"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ANY_ROWS = ("embedding.weight", "positions.weight")
-"""Tables that may have more rows than the network has words or positions; the first ones are meant."""
+"""Tables that may have more rows than the network has words or positions; the additional rows are ignored."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _STEPS = ("step", "common_step")
 _PUBLISHED_FOLDER = re.compile(r"ckpt(\d+)-consumed_samples=\d+")
-"""MLCommons' name of the folder of the bfloat16 set; the number is that of updates."""
+"""Folder name of the bfloat16 checkpoint from MLCommons; the group is the number of optimizer steps."""
 _OPTIMIZERS = ("optimizer", "optimizer_states")
 _CHUNKS = 8
-"""Parts of each dimension of a tensor that are chunks, where it divides."""
+"""Number of chunks along each dimension of a written tensor, if it divides the size; otherwise 1."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """How folders are called.
+    """Naming scheme of the folders of arrays.
 
     Attributes:
-        whose: in words.
-        model: what all names of weights begin with.
-        masters: what stands before it for fp32 masters.
-        names: of ours, without the number of the layer, to theirs.
+        whose: origin of the scheme, in words.
+        model: prefix of the names of all weights.
+        masters: additional prefix of fp32 masters.
+        names: maps our parameter names, without the layer number, to names in the checkpoint.
     """
 
     whose: str
@@ -61,7 +61,7 @@ class Naming:
     names: Mapping[str, str]
 
     def folder(self, kind: str, pattern: str) -> str:
-        """Of the array of a kind of values."""
+        """Return the folder name of the array of a kind (weights, masters or a moment) for a parameter."""
         before = {WEIGHTS: "", MASTERS: self.masters} | {moment: f"optimizer.state.{moment}." for moment in MOMENTS}
         return f"{before[kind]}{self.model}{self.names[pattern]}"
 
@@ -109,15 +109,16 @@ NAMINGS: dict[str, Naming] = {
 
 
 def pattern_of(name: str) -> tuple[str, int | None]:
-    """Name of a parameter of ours without the number of its layer, and that number."""
+    """Split the name of one of our parameters into the name without the layer number, and that number."""
     found = _LAYER.match(name)
     return (name, None) if found is None else (f"layers.{name[found.end() :]}", int(found[1]))
 
 
 def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Of each tensor of the network, by its name without the number of a layer; padding of the vocabulary has none.
+    """Return the shape of each tensor by its name without the layer number, without padding of the vocabulary.
 
-    Rows of ``qkv`` are query, key and value of the first head, then of the next, here as in the published form.
+    The rows of ``qkv`` have the same order here and in the checkpoint: query, key and value of the first head, then of
+    the next.
     """
     hidden, wide = architecture.hidden, architecture.feed_forward
     products = {"qkv": (3 * hidden, hidden), "output": (hidden, hidden), "up": (wide, hidden), "down": (hidden, wide)}
@@ -133,22 +134,21 @@ def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 class Published:
-    """A published checkpoint, checked by what describes its arrays; no value is read before it is wanted.
+    """A published checkpoint. Creating the object checks the metadata of its arrays, but reads no values.
 
     Args:
         folder: folder of the checkpoint's arrays, or a folder above it.
-        architecture: of the network that it has to be of.
-        kinds: of values that are wanted: ``weights``, or ``masters`` and moments.
+        architecture: expected architecture of the network.
+        kinds: kinds of values to open: ``weights``, or ``masters`` and moments.
 
     Attributes:
         folder: folder of the checkpoint's arrays.
-        architecture: as given.
-        naming: names of the arrays in this checkpoint.
-        arrays: by kind and name without the number of a layer.
+        naming: naming scheme of this checkpoint.
+        arrays: arrays by kind, and by parameter name without the layer number.
 
     Raises:
-        CheckpointError: an array is missing or damaged, it is of another network, or two folders below ``folder`` have
-            a checkpoint.
+        CheckpointError: an array is missing or damaged, the checkpoint belongs to another network, or two folders
+            below ``folder`` have a checkpoint.
     """
 
     def __init__(self, folder: Path, architecture: Architecture, kinds: Sequence[str]) -> None:
@@ -163,11 +163,11 @@ class Published:
 
     @property
     def steps(self) -> int:
-        """Updates that made it.
+        """Number of optimizer steps of the checkpoint.
 
         Raises:
-            CheckpointError: ``common.pt`` is damaged, or does not say; or it is missing, and the folder does not have
-                MLCommons' name.
+            CheckpointError: ``common.pt`` is damaged or lacks the number; or the file is missing, and the name of the
+                folder does not contain the number either.
         """
         path = self.folder / COMMON
         if not path.exists():
@@ -180,7 +180,7 @@ class Published:
             )
         try:
             found = set(_steps(read_values(path), False))
-        except (ValueError, OverflowError, RuntimeError) as error:  # a step that is no number, or nesting without end
+        except (ValueError, OverflowError, RuntimeError) as error:  # a step that is not a number, or endless nesting
             raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from error
         if len(found) != 1:
             told = f"says different steps of Adam, {sorted(found)}" if found else "does not say at which step Adam is"
@@ -218,7 +218,7 @@ class Published:
 
 
 def _recognised(folder: Path) -> tuple[Path, Naming]:
-    """The folder of the arrays, which is ``folder`` or lies below it, and how they are called."""
+    """Return the folder of the arrays, which is ``folder`` or a folder below it, and the naming scheme."""
     first = {naming.folder(WEIGHTS, "embedding.weight"): naming for naming in NAMINGS.values()}
     try:
         found = find_file(folder, *(f"{name}/{METADATA}" for name in first))
@@ -241,18 +241,17 @@ def write_published(
     steps: int,
     naming: str = "reference",
 ) -> None:
-    """Write a checkpoint in the published form, such as one of ours.
+    """Write a checkpoint in the published format.
 
     Args:
-        folder: made if need be.
-        architecture: of the network.
-        weights: whole tensors by our names, bfloat16 or float32; tables may have more rows than the network.
-        states: ``masters``, where the weights are bfloat16, ``exp_avg`` and ``exp_avg_sq``: whole tensors by our names.
-        steps: updates that made it.
+        weights: unsharded tensors by our names, bfloat16 or float32; tables may have additional rows.
+        states: unsharded tensors by our names, for each of ``exp_avg`` and ``exp_avg_sq``, and for ``masters`` if the
+            weights are bfloat16.
+        steps: number of optimizer steps of the checkpoint.
         naming: ``reference`` or ``nvidia``.
 
     Raises:
-        CheckpointError: a tensor is missing, or has another shape than the network's.
+        CheckpointError: a tensor is missing, or its shape does not fit ``architecture``.
     """
     chosen = NAMINGS[naming]
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +276,7 @@ def _write(
     layers: int,
     dtype: torch.dtype,
 ) -> None:
-    """One array, of one tensor or of those of all layers."""
+    """Write one array, with one tensor or the stacked tensors of all layers."""
     stacked = pattern.startswith("layers.")
     names = [pattern.replace("layers.", f"layers.{layer}.", 1) for layer in range(layers)] if stacked else [pattern]
     for name in names:
@@ -298,7 +297,7 @@ def _write(
 
 
 def _steps(content: Any, in_optimizer: bool) -> Iterator[int]:
-    """Steps that states of optimizers say, wherever they stand in ``content``."""
+    """Yield all step counters of optimizer states in nested ``content``."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             if in_optimizer and key in _STEPS and isinstance(value, int | float | Tensor):

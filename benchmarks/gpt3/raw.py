@@ -1,6 +1,6 @@
-"""What GPT-3 trains on: the last quarter of C4 in two halves, and what evaluates it: a part of C4's validation set.
+"""Raw data of GPT-3: the last quarter of C4 in two halves for training, and a part of its validation set.
 
-``--raw-dir`` holds C4's files and the benchmark's SentencePiece model, or the pairs of files that MLCommons has.
+``--raw-dir`` contains files of C4 and the SentencePiece model of the benchmark, or the pairs of files from MLCommons.
 """
 
 from __future__ import annotations
@@ -27,4 +27,5 @@ CORPUS = Corpus(
     published=Published(files=published_files(read_sources("gpt3")["pairs"].contents)),
     archive="dataset_c4_spm.tar",
 )
-"""Names: mlcommons/training, retired_benchmarks/gpt3/megatron-lm; MD5s: its checksums/dataset_checksum.log."""
+"""Files of the data set. Names are from mlcommons/training, retired_benchmarks/gpt3/megatron-lm; MD5 sums are from
+checksums/dataset_checksum.log there."""

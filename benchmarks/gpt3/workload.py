@@ -1,4 +1,4 @@
-"""GPT-3 as a workload: wires network, stages, data, optimizer and evaluation."""
+"""Workload of GPT-3: connects network, pipeline stages, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -46,11 +46,10 @@ from common.step.train_step import Losses, TrainStep, within
 
 
 class Part(torch.nn.Module):
-    """The layers of one part of the network, whose weights are waited for before they run.
+    """Module of the layers in one part of the network, so that hooks can wait for its gathered weights.
 
     Args:
-        network: runs them.
-        number: of the part, on this stage.
+        number: index of the part on this stage.
     """
 
     def __init__(self, network: Gpt | WrittenGpt, number: int) -> None:
@@ -60,7 +59,7 @@ class Part(torch.nn.Module):
         self._run = functools.partial(network.through, number)
 
     def forward(self, x_sE: Tensor, rows: int) -> Tensor:
-        """Hidden states of own tokens behind these layers."""
+        """Return the hidden states of this rank after these layers."""
         return self._run(x_sE, rows)
 
 
@@ -81,7 +80,7 @@ class GptPretraining(Workload):
         if layout.role == "evaluate" and stages > 1:
             raise ConfigError(f"evaluation.layout.pp={stages}: ranks that only evaluate have the whole network")
         self.architecture = _used(self.own)
-        chunks = self.own.model.chunks if layout.role == "train" else 1  # they serve a pipeline alone
+        chunks = self.own.model.chunks if layout.role == "train" else 1  # several chunks only help in training
         parts = layers_of(self.architecture.layers, stage, stages, chunks)
         parallel = TensorParallel.from_layout(layout)
         self.model = Gpt(
@@ -117,17 +116,17 @@ class GptPretraining(Workload):
         )
 
     def _handed(self, batch: Batch) -> Handed:
-        """Tokens of this rank between two layers."""
+        """Return shape and dtype of the hidden states that this rank passes to the next stage."""
         tokens = len(batch.tensors["tokens"]) * self.own.facts.row_length
         own = self.model.parallel.own_count(tokens)
         return Handed((own, self.architecture.hidden), self.dtype)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the log derives from the batch; training starts from the rules' checkpoint, all layers of it.
+        """Declare data format, schedule and logged values, and the need for all layers of the rules' checkpoint.
 
         Raises:
-            ConfigError: stages and their chunks do not divide layers or micro-batches.
+            ConfigError: stages and chunks do not divide layers or micro-batches.
         """
         own: GptConfig = cfg.workload
         facts, batch, stages = own.facts, cfg.global_batch, cfg.layout["pp"]
@@ -146,7 +145,7 @@ class GptPretraining(Workload):
         consumed = _consumed(cfg)
         return Declaration(
             data_format=FORMAT,
-            schedule_options={"last_samples": own.reader.index_rows - consumed},  # the order has no more rows
+            schedule_options={"last_samples": own.reader.index_rows - consumed},  # end of the shuffled order
             derived_values={
                 "init_checkpoint_step": consumed // batch,
                 "end_learning_rate": _end_rate(own),
@@ -160,11 +159,14 @@ class GptPretraining(Workload):
         )
 
     def tensor_splits(self) -> dict[str, Split]:
-        """How the ranks of tp share layers."""
+        """Return how the ranks of tp split parameters, by name."""
         return self.model.tensor_splits()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All decay. Of some each rank of tp has a part of the gradient, of the embedding the first and last stage."""
+        """Return the groups of parameters; all have weight decay.
+
+        Gradients of some parameters are summed over tp, that of the embedding over the first and the last stage.
+        """
         decay, partial = self.own.hparams.weight_decay, partial_parameters(self.model)
         named = dict(self.model.named_parameters())
         tied = {EMBEDDING: named.pop(EMBEDDING)} if EMBEDDING in named else {}
@@ -178,7 +180,7 @@ class GptPretraining(Workload):
         ]
 
     def build_step(self) -> TrainStep:
-        """The micro-batches of a step, through all stages, then AdamW on the mean gradient, clipped."""
+        """Return a step that runs all micro-batches through all stages, clips the mean gradient, and applies AdamW."""
         cfg, own = self.cfg, self.own
         facts, rate, begun = own.facts, own.hparams.base_learning_rate, _starts_from_checkpoint(cfg)
         schedule = cosine_of_samples(
@@ -203,7 +205,7 @@ class GptPretraining(Workload):
         return step
 
     def load_start(self) -> None:
-        """Weights and moments of the rules' checkpoint, after ``facts.checkpoint_steps`` updates. Collective."""
+        """Load weights and moments of the rules' checkpoint, if ``assets_dir`` is set. Collective."""
         cfg, facts = self.cfg, self.own.facts
         if cfg.assets_dir is None:
             return
@@ -212,7 +214,7 @@ class GptPretraining(Workload):
         load_published(folder, self.model, self._optimizer, self.layout, self.architecture, steps, splits)
 
     def _chunk(self, number: int) -> Chunk:
-        """Part ``number`` of the network on this stage, for training."""
+        """Return part ``number`` of the network on this stage, for training."""
         return Chunk(
             self.model.chunk_module(number),
             lambda x_sE, batch: self._trained(number, x_sE, batch),
@@ -221,24 +223,24 @@ class GptPretraining(Workload):
         )
 
     def _prepare(self, number: int) -> None:
-        """Bring the weights of part ``number`` of this stage to where its passes read them."""
+        """Wait for the gathered weights of part ``number`` of this stage, and cast them if necessary."""
         wait_for_weights(self._parts[number])
         if self._written is not None:
             self._written.prepare(number)
 
     def _trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
-        """What part ``number`` hands on, or the mean loss of the labels, of which every row to train on has as many."""
+        """Return the output of part ``number``, or the mean loss if it is the last part of the network."""
         x_sE = self._through(number, x_sE, batch)
         if not self._ends(number):
             return x_sE
         tokens_BR = batch.tensors["tokens"]
         labels_T, chunk = tokens_BR[:, 1:].reshape(-1), self.own.model.head_chunk
-        labels = len(tokens_BR) * (self.own.facts.row_length - 1)
+        labels = len(tokens_BR) * (self.own.facts.row_length - 1)  # all training rows have equally many labels
         mean = self._network.summed_loss(x_sE, labels_T, chunk, 1.0 / labels)
         return Losses(mean, {"loss": mean.detach()})
 
     def _scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """What part ``number`` hands on, or losses (T,) and whether each token is scored."""
+        """Return the output of part ``number``, or losses (T,) and a mask of scored tokens if it is the last part."""
         x_sE = self._through(number, x_sE, batch)
         if not self._ends(number):
             return x_sE
@@ -246,7 +248,7 @@ class GptPretraining(Workload):
         return self._network.losses(x_sE, labels_T, self.own.model.head_chunk), labels_T >= 0
 
     def _through(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor:
-        """Hidden vectors behind the layers of part ``number``."""
+        """Return the hidden states after the layers of part ``number``."""
         tokens_BR = batch.tensors["tokens"]
         if x_sE is None:
             x_sE = self._network.embed(tokens_BR[:, :-1].clamp(min=0))
@@ -254,34 +256,34 @@ class GptPretraining(Workload):
         return made
 
     def _ends(self, number: int) -> bool:
-        """Whether part ``number`` of this stage is the last of the network."""
+        """Return whether part ``number`` of this stage is the last part of the network."""
         return self._pipeline.last and number == len(self.model.parts) - 1
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean over the labels of a micro-batch, where one stage has all layers."""
+        """Return the mean loss over the labels of a micro-batch; only if one stage has all layers."""
         made = self._trained(0, None, micro_batch)
         assert isinstance(made, Losses), "a stage that is not the last has no loss"
         return made
 
     def example_batches(self) -> Iterable[Batch]:
-        """Made-up rows; all of training has the same shape."""
+        """Yield one synthetic micro-batch, because all training micro-batches have the same shape."""
         made_up = {"tokens": example(self.cfg.micro_batch, self.row_facts)["tokens"]}
         yield Batch(self.to_device(made_up), self.nominal_samples)
 
     @property
     def row_facts(self) -> RowFacts:
-        """What the reader needs to know."""
+        """Constants of the data that the reader needs."""
         facts, rows = self.own.facts, self.own.reader.index_rows
         labels = self.cfg.benchmark.eval_samples
         return RowFacts(facts.vocabulary, facts.row_length, facts.eval_rows, labels, rows, _consumed(self.cfg))
 
     def open_data(self, root: Path) -> DataSource:
-        """Open the training rows; all stages have all of a replica's."""
+        """Open the training rows; all stages of a replica read the same rows."""
         cfg = self.cfg
         return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
 
     def evaluation(self, layout: Layout) -> CountedEvaluation:
-        """Log perplexity of the evaluation rows on the ranks of ``layout``."""
+        """Return the evaluation of log perplexity on the ranks of ``layout``."""
         reader = self.own.reader
         rows = reader.eval_rows * reader.eval_micro_batches
         tokens = example(rows, self.row_facts)["tokens"]
@@ -302,7 +304,10 @@ class GptPretraining(Workload):
         return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs, within)
 
     def memory_plan(self) -> str:
-        """Bytes by kind; nobody knows them of autograd's graph."""
+        """Return a description of the planned memory by category.
+
+        Empty without a GPU, and if autograd builds the backward pass, because its memory cannot be planned.
+        """
         cfg, model, layout = self.cfg, self.own.model, self.layout
         if self._written is None or layout.device.type != "cuda":
             return ""
@@ -318,22 +323,22 @@ class GptPretraining(Workload):
         return memory.expected(self.architecture, parameters, place, step).in_words()
 
     def sample_flops(self) -> float:
-        """FLOPs of one row, forward and backward, the causal half of the attention only."""
+        """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
 
 
 def _lowest_precision(own: GptConfig, ranks: int) -> dict[Role, LoggedPrecision]:
-    """What the log says beside the precision of weights: tokens are gathered as the products want them."""
+    """Return the logged lowest precisions. With several ranks of tp, communication uses the FP8 of the products."""
     if own.model.linear != "fp8":
         return {}
     return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}
 
 
 def _used(own: GptConfig) -> Facts:
-    """The network with the layers that are used.
+    """Return the constants with the number of layers that ``model.layers`` selects.
 
     Raises:
-        ConfigError: more than there are.
+        ConfigError: ``model.layers`` is larger than the number of layers.
     """
     if own.model.layers > own.facts.layers:
         raise ConfigError(f"model.layers={own.model.layers}: the network has {own.facts.layers}; 0 uses all")
@@ -345,7 +350,7 @@ def _starts_from_checkpoint(cfg: RunConfig) -> bool:
 
 
 def _consumed(cfg: RunConfig) -> int:
-    """Rows before the first one: those of the checkpoint, in whole batches; none without it."""
+    """Return the rows of the checkpoint, rounded up to whole batches; 0 without a checkpoint."""
     facts: Facts = cfg.workload.facts
     return facts.consumed(cfg.global_batch) if _starts_from_checkpoint(cfg) else 0
 

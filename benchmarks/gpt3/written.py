@@ -1,4 +1,4 @@
-"""The network run through blocks and a head whose backward passes are written out, with the passes of a step.
+"""Network that runs with hand-written backward passes of blocks and head.
 
 Legend: as in :mod:`benchmarks.gpt3.network`.
 """
@@ -24,25 +24,20 @@ from common.ops.operation import AUTO
 
 
 class WrittenGpt:
-    """A network, run through its halves.
+    """Network that runs the weights of a :class:`Gpt` with hand-written backward passes.
 
     Args:
-        model: has all weights, on their device and in their dtype; its layers get the scales of FP8 products.
-        operations: implementations of the other operations.
-        linear: implementation of the blocks' linear layers: ``torch`` or ``fp8``.
-        most_tokens: largest number of tokens of a micro-batch. The memory that layers share is allocated here, so that
-            CUDA graphs keep its address.
+        model: module with all weights; FP8 products register their scales in its layers.
+        linear: implementation of the linear layers in blocks: ``torch`` or ``fp8``.
+        most_tokens: maximum number of tokens in a micro-batch; determines the size of the shared scratch buffer.
         products: how tokens move during products if ranks share the layers; None for separate collectives.
         accumulation: how gradients of FP8 products are added, see :mod:`common.ops.weight_gradient`.
-        put_off_head: number of micro-batches of a step whose gradients of the head's weight are computed at its end,
-            when the last stage would be idle (:class:`benchmarks.gpt3.head.PutOff`); 0 without a pipeline.
+        put_off_head: number of micro-batches per step whose gradients of the head weight are computed at its end,
+            see :class:`benchmarks.gpt3.head.PutOff`; ignored without a pipeline.
         own_eval_scales: see :class:`common.nn.trained_decoder.products.Fp8TrainedProduct`.
 
-    Attributes:
-        model, architecture, parts, parallel: see :class:`benchmarks.gpt3.network.Gpt`.
-
     Raises:
-        UnsupportedImplementation: FP8 cannot multiply these weights.
+        UnsupportedImplementation: FP8 products do not support these weights.
     """
 
     def __init__(
@@ -60,6 +55,7 @@ class WrittenGpt:
         self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
         example = next(model.parameters())
         scratch = Scratch(example.device)
+        # allocate the largest size now, so that the address does not change after CUDA graphs are captured
         scratch.wide((most_tokens, model.architecture.feed_forward // model.parallel.size), example.dtype)
         self._shared = Shared(scratch, WeightCasts(), model.parallel, products, accumulation, own_eval_scales)
         self._halves = [
@@ -68,7 +64,7 @@ class WrittenGpt:
         ]
         self._head: TiedHead | None = None
         if model.last:
-            # The embedding's own gradient comes last, where it is on the same stage.
+            # If the embedding is on the same stage, its backward pass is the last to add to this gradient.
             self._head = TiedHead(
                 model.embedding.weight, model.architecture.vocabulary, model.parallel, operations.cross_entropy,
                 finishes=not model.first, put_off=PutOff(0 if model.first else put_off_head),
@@ -79,7 +75,7 @@ class WrittenGpt:
         return self.model.embed(tokens_BS)
 
     def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.through`; gradients of weights are added to the main ones."""
+        """See :meth:`benchmarks.gpt3.network.Gpt.through`; weight gradients are added to the main gradients."""
         tokens = Tokens(rows, not torch.is_grad_enabled())
         self._shared.begin(tokens.inference)
         pair = Pair(x_sE, None, None)
@@ -93,15 +89,14 @@ class WrittenGpt:
         return self._last().losses(self._normed(x_sE), labels_T, head_chunk)
 
     def summed_loss(self, x_sE: Tensor, labels_T: Tensor, head_chunk: int, factor: float = 1.0) -> Tensor:
-        """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; gradients of weights are added to the main ones."""
+        """See :meth:`benchmarks.gpt3.network.Gpt.summed_loss`; weight gradients are added to the main gradients."""
         return self._last().summed_loss(self._normed(x_sE), labels_T, head_chunk, factor)
 
     @contextlib.contextmanager
     def same_weights(self) -> Iterator[None]:
-        """The passes of a step, within which no weight changes. Collective over tp.
+        """Context of the passes of a step, during which no weight may change. Collective over tp.
 
-        FP8 products cast their weights in the first forward pass, and keep them. Gradients of the head's weight that
-        were put off are added at the end.
+        FP8 products cast their weights once. Deferred gradients of the head weight are added at the end.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._shared.casts.once())
@@ -110,17 +105,17 @@ class WrittenGpt:
             yield
 
     def prepare(self, chunk: int) -> None:
-        """Cast the weights of one part within :meth:`same_weights`, so that no forward pass does."""
+        """Cast the weights of one part, within :meth:`same_weights`; forward passes then skip the cast."""
         for attention, mlp in self._halves[chunk]:
             for product in (attention.qkv, attention.output, mlp.up, mlp.down):
                 product.prepare()
 
     def begin_backward(self) -> None:
-        """Before a backward pass that may follow on any other pass. Collective over tp."""
+        """Call this before a backward pass that does not directly follow its forward pass. Collective over tp."""
         self._shared.begin_backward()
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """The passes of an evaluation: without gradients, and no weight changes. FP8 weights are cast before them."""
+        """Context of the passes of an evaluation, in which weights do not change. FP8 weights are cast on entry."""
         return self._shared.casts.evaluating()
 
     def _last(self) -> TiedHead:

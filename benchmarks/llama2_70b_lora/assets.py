@@ -1,4 +1,4 @@
-"""The folder of what may be read before ``run_start``: base weights and tokenizer, which are no data."""
+"""Fill the assets folder: base weights and tokenizer, which a run may read before ``run_start``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from common.formats.raw_files import listed
 
 
 def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
-    """Hard-link tokenizer and base weights of the raw data to ``assets_dir``, or copy them to another disk.
+    """Create hard links to tokenizer and base weights in ``assets_dir``, or copies if it is on another disk.
 
     Returns:
-        The files, which is none where the raw data have neither.
+        Paths of the files in ``assets_dir``; empty if the raw data have neither.
 
     Raises:
         DataError: the raw base is incomplete, the disk is too small, or ``assets_dir`` has another base or tokenizer.
@@ -42,7 +42,7 @@ def place_assets(source: RawRows, assets_dir: Path) -> list[Path]:
 
 
 def _refuse_others(folder: Path, names: Sequence[str]) -> None:
-    """Raise :class:`DataError` if ``folder`` holds weights beside ``names``: those of another base."""
+    """Raise :class:`DataError` if ``folder`` has weights other than ``names``, which are from another base."""
     strangers = sorted({path.name for path in listed(folder, "*.safetensors*")} - set(names))
     strangers = [name for name in strangers if not name.endswith(".partial")]
     if strangers:

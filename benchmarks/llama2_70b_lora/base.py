@@ -1,7 +1,7 @@
-"""The frozen base weights: Hugging Face's safetensors, read one tensor at a time, and written in the same format.
+"""Read and write the frozen base weights, in the safetensors format of Hugging Face.
 
-A folder holds ``config.json`` and either ``model.safetensors`` or shards ``model-00001-of-00015.safetensors`` … with
-``model.safetensors.index.json``, which says where each tensor is.
+A folder contains ``config.json`` and either ``model.safetensors`` or shards ``model-00001-of-00015.safetensors`` … with
+the index ``model.safetensors.index.json``, which maps each tensor to its shard.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARD_BYTES = 5_000_000_000
-"""Of a shard that is written; only a larger tensor makes a larger one."""
+"""Maximum bytes per written shard; only a single larger tensor exceeds it."""
 FLOATING = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-"""Dtypes that a base may have: their names in safetensors and in PyTorch."""
+"""Allowed dtypes of a base: names in safetensors, and in PyTorch."""
 _SAMPLES, _SAMPLE_BYTES = 8, 1024
 
 
 class BaseWeights:
-    """The weights in ``folder``, checked by the files' headers; no tensor is read before it is wanted.
+    """Base weights in a folder. Creating the object checks the headers of the files, but reads no tensors.
 
     Args:
-        folder: see above.
-        architecture: the model that they have to be of.
+        folder: folder with the files described above.
+        architecture: expected architecture of the model.
 
     Raises:
-        CheckpointError: a file is missing, cut off or damaged; a tensor is missing, too many, of another shape, or not
-            floating point; or ``config.json`` describes another model.
+        CheckpointError: a file is missing, truncated or damaged; a tensor is missing, unknown, has another shape, or
+            is not floating point; or ``config.json`` describes another model.
     """
 
     def __init__(self, folder: Path, architecture: DecoderArchitecture) -> None:
@@ -63,15 +63,17 @@ class BaseWeights:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(place.end - place.start for place in self._places.values())
 
     def tensors(self, wanted: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Names as :class:`common.nn.decoder.Decoder` has them, and tensors in host memory, in the files' dtypes.
+        """Yield names as in :class:`common.nn.decoder.Decoder`, and tensors in host memory, in the dtype of the files.
 
-        They come from the embedding through the layers to the head. Each is mapped into memory, or put together from
-        its parts; whoever takes them one at a time never has two in memory. Where some are ``wanted``, the others are
-        not read.
+        The order is embedding, layers, head. Each tensor is mapped into memory, or concatenated from its parts, only
+        when the caller requests it.
+
+        Args:
+            wanted: names of the tensors to read; None for all.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -85,13 +87,15 @@ class BaseWeights:
     def tensors_of_node(
         self, wanted: Container[str], group: dist.ProcessGroup | None, device: torch.device, dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
-        """:meth:`tensors` on every rank of ``group``, whose first reads them. Collective; every rank takes all.
+        """Yield :meth:`tensors` on every rank of ``group``; its first rank reads and broadcasts them.
+
+        Collective: every rank must consume all tensors.
 
         Args:
-            wanted: names of the tensors that are; the others are not read.
-            group: the ranks of a node; None for this rank alone.
-            device: where tensors go, and what the group communicates on.
-            dtype: of the tensors.
+            wanted: names of the tensors to read.
+            group: ranks of a node; None for a single rank, where tensors stay in host memory in the dtype of the files.
+            device: device of the tensors, which the group communicates on.
+            dtype: dtype of the tensors.
         """
         if group is None:
             yield from self.tensors(wanted)
@@ -103,13 +107,13 @@ class BaseWeights:
                 tensor = next(read)[1].to(device, dtype).contiguous()
             else:
                 tensor = torch.empty(weight.shape, dtype=dtype, device=device)
-            dist.broadcast(tensor.view(-1).view(torch.uint8), source, group=group)  # every backend carries bytes
+            dist.broadcast(tensor.view(-1).view(torch.uint8), source, group=group)  # every backend supports uint8
             yield weight.name, tensor
 
     def digest(self) -> str:
-        """SHA-256 of what tells this base from others: names, dtypes, shapes, and 8 KiB of each tensor.
+        """Return a SHA-256 that identifies the base: names, dtypes, shapes, and 8 KiB of each tensor.
 
-        It does not depend on how tensors are dealt to files; it does on dtype, and on whether QKV is fused.
+        It depends on the dtype and on whether QKV is fused, but not on how tensors are distributed over files.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -146,22 +150,20 @@ def save_base(
     fused: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a base that :class:`BaseWeights`, and transformers where QKV is not fused, can read.
+    """Write a base that :class:`BaseWeights` can read, and transformers too if QKV is not fused.
 
     Args:
-        folder: made if need be.
-        tensors: names as our decoder has them, and tensors of one floating dtype, in any order.
-        architecture: of the decoder.
-        max_positions: for ``config.json``: the longest row that the base is for.
-        fused: whether QKV is one tensor of a layer, as in the benchmark's base, or three.
-        shard_bytes: of the largest file, unless a single tensor is larger.
+        tensors: names as in our decoder, and tensors of one floating-point dtype, in any order.
+        max_positions: maximum row length, for ``config.json``.
+        fused: whether QKV is one tensor per layer, as in the base of the benchmark, or three.
+        shard_bytes: maximum size of a file, unless a single tensor is larger.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, or has another shape or dtype than it should.
+        CheckpointError: a tensor is missing or unknown, or has a wrong shape or dtype.
     """
     folder.mkdir(parents=True, exist_ok=True)
     expected = {weight.name: weight for weight in hugging_face.weights(architecture)}
-    shards: list[dict[str, str]] = []  # names and dtypes of each file
+    shards: list[dict[str, str]] = []  # dtype of each tensor by name, for each file
     pending: dict[str, Tensor] = {}
 
     def flush() -> None:
@@ -200,10 +202,10 @@ def save_base(
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that make up the base in ``folder``: configuration, index, shards.
+    """Return the paths of all files of the base in ``folder``: configuration, index, shards.
 
     Raises:
-        CheckpointError: there is none, or the index is damaged.
+        CheckpointError: the folder has no base, or the index is damaged.
     """
     if (folder / INDEX).is_file():
         shards = sorted(set(_index(folder / INDEX).values()))
@@ -217,7 +219,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def _places(folder: Path) -> dict[str, TensorPlace]:
-    """Where every tensor of the base is."""
+    """Return file and offsets of every tensor of the base, by name."""
     shards = [path for path in files_of(folder) if path.suffix == ".safetensors"]
     if not (folder / INDEX).is_file():
         return read_header(shards[0])
@@ -258,7 +260,7 @@ def _check_config(path: Path, architecture: DecoderArchitecture) -> None:
 
 
 def _check(folder: Path, weight: Weight, places: dict[str, TensorPlace]) -> tuple[Part, ...]:
-    """The parts that the files hold ``weight`` in."""
+    """Check the tensors of ``weight`` in the files; return the parts that it is stored in."""
     parts = next((way for way in weight.ways if any(part.name in places for part in way)), weight.ways[-1])
     for part in parts:
         place = places.get(part.name)

@@ -1,4 +1,4 @@
-"""Llama-2-70B LoRA's own configuration."""
+"""Configuration that is specific to Llama-2-70B LoRA."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from common.optim.hparams import AdamWHparams
 
 @dataclass(frozen=True)
 class Facts(DecoderArchitecture):
-    """What the rules fix beside the target: the network, its adapters and the form of a sample.
+    """Sizes of network, adapters and samples that the rules fix.
 
     Attributes:
-        row_length: tokens of a packed row, which is a sample.
+        row_length: tokens in a packed row, which is a sample.
         lora_rank, lora_alpha, lora_dropout: see :class:`common.nn.lora.LoraSettings`.
-        max_grad_norm: the gradient is clipped to it.
+        max_grad_norm: gradients are clipped to this norm.
     """
 
     row_length: Annotated[int, AtLeast(2)]
@@ -32,17 +32,17 @@ class Facts(DecoderArchitecture):
 
     @property
     def lora(self) -> LoraSettings:
-        """The adapters."""
+        """Settings of the adapters."""
         return LoraSettings(self.lora_rank, self.lora_alpha, self.lora_dropout)
 
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The tunable hyperparameters: the rows of the rules' table; a sample is a packed row.
+    """Tunable hyperparameters, as listed in the rules; a sample is a packed row.
 
     Attributes:
-        training_steps: of the cosine; the last step of a run, at the latest.
-        warmup_ratio: share of them in which the learning rate rises.
+        training_steps: steps of the cosine schedule, and the last step of a run.
+        warmup_ratio: fraction of ``training_steps`` in which the learning rate rises.
     """
 
     optimizer: Literal["adamw"]
@@ -57,29 +57,30 @@ class Hparams(AdamWHparams):
 
     @property
     def warmup_steps(self) -> int:
-        """Steps in which the learning rate rises."""
+        """Number of steps in which the learning rate rises."""
         return round(self.warmup_ratio * self.training_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Where the weights come from, and how the operations run.
+    """Base weights, and implementations of the network.
 
     Attributes:
-        base: folder in ``assets_dir`` with the base's safetensors. Without ``assets_dir`` the weights are drawn.
-        layers: of the base that are used, for benches; 0 for all.
-        blocks: ``frozen``: halves with planned memory; ``autograd``: PyTorch's operations and autograd.
-        linear: of the blocks' products: ``torch``, ``fp8``, or ``te``, FP8 by Transformer Engine; both with
-            ``blocks=frozen`` only.
+        base: folder in ``assets_dir`` with the safetensors of the base. Without ``assets_dir`` weights are random.
+        layers: number of layers of the base to use, for benchmarks; 0 for all.
+        blocks: ``frozen`` has hand-written backward passes with planned memory; ``autograd`` uses PyTorch operations
+            and autograd.
+        linear: matrix products of the blocks: ``torch``, ``fp8``, or ``te`` for FP8 by Transformer Engine. The last
+            two need ``blocks=frozen``.
         recomputed_qkv: number of layers that recompute query, key and value in the backward pass; ``auto``: as few as
             memory requires. Needs ``blocks=frozen``.
         transposed_layers: number of layers that also keep their FP8 weights transposed; ``auto``: as many as memory
             allows.
-        head_chunk: tokens whose logits are there at a time.
+        head_chunk: number of tokens whose logits exist at the same time.
         loss_scale: initial loss scale with fp16.
-        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
             ``auto``.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     base: str
@@ -113,10 +114,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How rows are read.
+    """Options of the data reader.
 
     Attributes:
-        eval_rows: of an evaluation batch on one rank.
+        eval_rows: rows in an evaluation batch on one rank.
     """
 
     eval_rows: Annotated[int, AtLeast(1)]
@@ -124,7 +125,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """All of it."""
+    """Complete configuration of Llama-2-70B LoRA."""
 
     facts: Facts
     hparams: Hparams

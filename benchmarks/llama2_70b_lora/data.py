@@ -1,9 +1,12 @@
-"""Prepared rows to the tensors of a micro-batch.
+"""Convert prepared rows to the tensors of a micro-batch.
 
-``tokens`` (rows, length) int32; ``labels`` (rows, length) int32, the next token at each position and -1 where nothing
-is scored, which is always so at a row's last position; in training ``dropout_seed``, int64 without a dimension, in
-evaluation ``present`` (rows,) bool, False for rows that only fill a batch up. Under context parallelism a rank has some
-columns of every row; the shift comes before they are taken, so a label may be a token of another rank.
+- ``tokens`` (rows, length) int32
+- ``labels`` (rows, length) int32: the next token at each position; -1 where not scored, and always at the last position
+- ``dropout_seed``, 0-d int64, in training
+- ``present`` (rows,) bool, in evaluation: False for rows that only pad a batch
+
+Under context parallelism, a rank has some columns of every row. Labels are shifted before columns are selected, so a
+label may be a token of another rank.
 """
 
 from __future__ import annotations
@@ -26,14 +29,13 @@ from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 class TrainRows:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
-    A row is 32 KiB of a mapped file, so nothing is read ahead.
+    It does not read ahead, because a row is only 32 KiB of a memory-mapped file.
 
     Args:
-        rows: the prepared folder.
         mine: this replica's micro-batches.
-        seed: of order and dropout.
-        columns: places in a row that this rank has; None for all.
-        pin_memory: of the tensors.
+        seed: seed of order and dropout.
+        columns: positions in a row that belong to this rank; None for all.
+        pin_memory: put the tensors in pinned memory.
     """
 
     def __init__(
@@ -64,8 +66,7 @@ class EvaluationRows:
     """This replica's evaluation batches; a :class:`common.data.batches.EvalSource`.
 
     Args:
-        rows: the prepared folder.
-        shard: this replica's rows; every replica has as many batches as the others.
+        shard: this replica's rows; all replicas have equally many batches.
         columns, pin_memory: see :class:`TrainRows`.
     """
 
@@ -108,16 +109,13 @@ def open_train(
     seed: int | None = None,
     positions: Tensor | None = None,
 ) -> TrainRows:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
     Args:
-        root: prepared data.
-        facts: what the rows have to be like.
-        layout: the replica (axis dp), the device, and the seed.
-        micro_batch: rows of a micro-batch of one replica.
-        accumulation: micro-batches per step of a replica.
-        seed: of order and dropout; None for the layout's.
-        positions: int64, the places in a row that this rank has, in its order; None for all.
+        micro_batch: rows in a micro-batch of one replica.
+        accumulation: micro-batches per step and replica.
+        seed: seed of order and dropout; None for that of ``layout``.
+        positions: int64, the positions in a row that belong to this rank, in its order; None for all.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its rows are for another model.
@@ -130,15 +128,14 @@ def open_train(
 def open_evaluation(
     root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1, positions: Tensor | None = None
 ) -> EvaluationRows:
-    """Open this replica's contiguous part of the evaluation set under ``root``; after ``run_start``.
+    """Open this replica's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Args:
-        root, facts, positions: see :func:`open_train`.
-        layout: the replicas that share the set (axis dp), and the device.
-        rows_per_batch: rows of every batch; the last ones are filled up.
+        rows_per_batch: rows in every batch; the last batches are padded.
+        positions: see :func:`open_train`.
 
     Raises:
-        DataError: see there.
+        DataError: see :func:`open_train`.
     """
     rows = open_rows(root, facts)
     shard = EvalShard(len(rows.eval), rows_per_batch, layout.size("dp"), layout.index("dp"))
@@ -151,13 +148,12 @@ def shifted(
     columns: NDArray[np.int64] | None = None,
     pin_memory: bool = False,
 ) -> dict[str, Tensor]:
-    """``tokens`` and ``labels`` of whole rows, or of some of their columns.
+    """Return ``tokens`` and ``labels`` of rows, or of some of their columns.
 
     Args:
-        tokens_RS: rows of tokens.
-        scored_RS: not 0 where the loss asks for the token itself; None where it asks for all.
-        columns: places in a row, in the order in which they are wanted; None for all.
-        pin_memory: for a copy to a GPU that does not wait.
+        scored_RS: nonzero for tokens that are scored when they are the label; None scores all.
+        columns: positions in a row, in the order of the result; None for all.
+        pin_memory: use pinned memory, which allows asynchronous copies to a GPU.
     """
     labels_RS = np.full_like(tokens_RS, NOT_SCORED)
     labels_RS[:, :-1] = tokens_RS[:, 1:]
@@ -171,13 +167,11 @@ def shifted(
 
 
 def example(rows: int, facts: RowFacts, columns: int | None = None, seed: int = 0) -> dict[str, Tensor]:
-    """A made-up training micro-batch, in host memory: any tokens, all scored.
+    """Return a synthetic training micro-batch in host memory: random tokens, all scored.
 
     Args:
-        rows: of the micro-batch.
-        facts: their length and the vocabulary.
-        columns: of a row that a rank has; None for all.
-        seed: of the tokens.
+        columns: number of columns of a row on one rank; None for all.
+        seed: seed of the tokens, and the dropout seed.
     """
     shape = (rows, facts.row_length if columns is None else columns)
     tokens_RS = np.random.default_rng(seed).integers(0, facts.vocabulary, shape, dtype=np.int32)

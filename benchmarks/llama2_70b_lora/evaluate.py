@@ -1,4 +1,4 @@
-"""The metric: the unweighted mean, over the rows of the evaluation set, of the mean loss of a row's scored tokens."""
+"""Evaluation metric: the mean loss of the scored tokens in each row, averaged over rows without weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from common.evaluation.counts import Counts, check_whole_set
 
 
 class RowMeans(Scorer):
-    """The mean over the rows that have scored tokens."""
+    """Scorer that computes the mean over the rows that have scored tokens."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """The mean over the rows."""
+        """Return the mean loss over the rows with scored tokens, and the number of all rows."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"eval_loss": values["loss"] / values["scored_rows"], "eval_samples": values["rows"]}
@@ -33,14 +33,13 @@ def mean_of_rows(
     open_rows: Callable[[Path], EvalSource],
     capture: bool,
 ) -> CountedEvaluation:
-    """Loss of the network that trains, dropout off; rows without any scored token count for nothing.
+    """Return the evaluation of the model, without dropout; rows without scored tokens are ignored.
 
     Args:
-        model: the network.
-        losses: the losses of a batch's tokens (T,), without gradients, from its tensors.
+        losses: returns the losses (T,) of the tokens in a batch, without gradients.
         example: a batch on the device, for warm-up.
-        layout: the ranks that share the evaluation set; those of ``cp`` and ``tp`` share rows.
-        open_rows: the rows of this rank from the folder of the data.
+        layout: ranks that share the evaluation set; those of ``cp`` and ``tp`` share rows.
+        open_rows: opens the rows of this rank, given the data folder.
         capture: replay the forward pass as a CUDA graph.
     """
     sharers = layout.group("cp")

@@ -1,7 +1,7 @@
-"""How Hugging Face's Llama names, shapes and describes what a :class:`common.nn.decoder.Decoder` holds.
+"""Names, shapes and configuration of Llama weights at Hugging Face, for a :class:`common.nn.decoder.Decoder`.
 
-Query, key and value are three tensors there or, as in the benchmark's base, one ``qkv_proj`` whose rows come in that
-order; gate and up are two. The rotation pairs the same dimensions as ours, so no rows change places.
+At Hugging Face, query, key and value are three tensors or, as in the base of the benchmark, one ``qkv_proj`` with rows
+in that order; gate and up are two tensors. The rotation pairs the same dimensions as ours, so no rows are permuted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from common.nn.decoder import DecoderArchitecture
 
 IGNORED = ".rotary_emb.inv_freq"
-"""The end of names that older files hold beside the weights: a constant of the rotation."""
+"""End of the names of tensors that older files also contain: a constant of the rotation, which is ignored."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of theirs, and its rows in one of ours."""
+    """A tensor in the Hugging Face files, and the number of rows that it fills in our tensor."""
 
     name: str
     rows: int
@@ -26,12 +26,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of ours.
+    """One of our tensors.
 
     Attributes:
-        name: of the parameter.
-        shape: of the parameter.
-        ways: how files may hold it: each way is the parts that, one below another, make it.
+        ways: alternative forms in files; each form is a list of parts to concatenate along the rows.
     """
 
     name: str
@@ -40,7 +38,7 @@ class Weight:
 
 
 def weights(architecture: DecoderArchitecture) -> Iterator[Weight]:
-    """All weights of a decoder without adapters, from the embedding to the head."""
+    """Yield all weights of a decoder without adapters, from the embedding to the head."""
     shape = architecture
     table = (shape.vocabulary, shape.hidden)
     yield _one("embedding.weight", table, "model.embed_tokens.weight")
@@ -68,7 +66,7 @@ def _one(name: str, shape: tuple[int, ...], theirs: str) -> Weight:
 
 
 def config(architecture: DecoderArchitecture, max_positions: int, dtype: str) -> dict[str, Any]:
-    """``config.json`` of a model of this shape; token 1 begins and token 2 ends a text."""
+    """Return the content of ``config.json`` for a model with these sizes; BOS is token 1 and EOS is token 2."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -87,12 +85,12 @@ def config(architecture: DecoderArchitecture, max_positions: int, dtype: str) ->
 
 
 def disagreement(described: dict[str, Any], architecture: DecoderArchitecture) -> str | None:
-    """Where a ``config.json`` describes another model than ``architecture``; None where it does not.
+    """Return the first difference between a ``config.json`` and ``architecture``, or None.
 
-    Shapes alone do not tell heads from their size, nor the base of the rotation.
+    The shapes of tensors do not determine the number of heads or the base of the rotation, so they are not sufficient.
     """
     found = dict(described)
-    rope = found.get("rope_parameters")  # where transformers 5 writes what older versions wrote beside the sizes
+    rope = found.get("rope_parameters")  # transformers 5 has the rotation here; older versions have it at the top level
     if isinstance(rope, dict):
         found.setdefault("rope_theta", rope.get("rope_theta"))
         if rope.get("rope_type", "default") != "default":

@@ -1,7 +1,8 @@
-"""The loss of a row: the mean over its scored tokens, wherever these lie.
+"""Loss of a row: the mean over its scored tokens, which may be on several ranks.
 
-The rules' loss and metric are means of rows, not of tokens: a row with ten scored tokens weighs as much as one with a
-thousand (the reference's trainer takes one row at a time; NVIDIA's divides each row's sum by its own mask).
+Loss and metric of the rules are means over rows, not over tokens: a row with ten scored tokens has the same weight as
+one with a thousand. (The reference implementation trains on one row at a time; NVIDIA divides the sum of each row by
+its number of scored tokens.)
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from common.distributed.tensor_parallel.cross_entropy import NOT_SCORED
 
 
 def row_sums(losses_T: Tensor, labels_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the scored tokens' losses, and how many these are, (B,) each, of this rank's part of every row."""
+    """Return the sum of the losses and the number of scored tokens, (B,) each, in this rank's part of every row."""
     scored_BS = labels_BS != NOT_SCORED
     return losses_T.view(labels_BS.shape).where(scored_BS, 0.0).sum(1), scored_BS.sum(1)
 
 
 def training_loss(losses_T: Tensor, labels_BS: Tensor, split: ContextSplit) -> tuple[Tensor, Tensor]:
-    """This rank's part of the mean over the rows of a micro-batch of each row's mean, and the whole, detached.
+    """Return this rank's part of the mean over rows of each row's mean loss, and the whole mean, detached. Collective.
 
     Args:
-        losses_T: of this rank's tokens, row after row.
-        labels_BS: int, ``NOT_SCORED`` where nothing counts. A row without any scored token adds 0.
-        split: of the rows over the ranks of cp, over which the parts and their gradients add up.
+        losses_T: losses of this rank's tokens, row after row.
+        labels_BS: labels of this rank's tokens; ``NOT_SCORED`` is ignored. A row without scored tokens adds 0.
+        split: split of the rows over the ranks of cp. The sum of the parts over these ranks is the whole mean.
     """
     sums_B, counts_B = row_sums(losses_T, labels_BS)
     part = (sums_B / split.scored(counts_B).clamp(min=1)).mean()
@@ -37,7 +38,12 @@ def training_loss(losses_T: Tensor, labels_BS: Tensor, split: ContextSplit) -> t
 
 
 def means_of_rows(losses_T: Tensor, labels_BS: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Mean of each row (B,), float64, 0 where nothing is scored; and whether anything is, bool."""
+    """Return the mean loss of each row (B,), float64, 0 without scored tokens; and whether it has scored tokens, bool.
+
+    Args:
+        losses_T, labels_BS: see :func:`training_loss`.
+        group: ranks that share the rows; None for a single rank.
+    """
     sums_B, counts_B = row_sums(losses_T, labels_BS)
     both = torch.stack([sums_B.double(), counts_B.double()])
     if group is not None:

@@ -1,8 +1,8 @@
-"""Made-up languages whose entropy is known: random walks over classes of made-up words.
+"""Synthetic languages with known entropy: random walks over classes of synthetic words.
 
-A class is followed by its favourite with a high probability and by the others with equal ones; which word of a class
-comes does not depend on the word before. Two languages with the same words but other favourites differ in a function of
-few dimensions, as many as there are classes, which adapters of a low rank can learn.
+Each class has a favourite successor class with high probability; all other classes are equally likely. The choice of
+the word within a class does not depend on the previous word. Two languages with the same words but different favourites
+differ by a function with one dimension per class, which low-rank adapters can learn.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SYLLABLES = 2
 
 @dataclass(frozen=True)
 class Language:
-    """C classes of M words each.
+    """Language with C classes of M words each.
 
     Attributes:
-        words: of class 0, of class 1, ...; C * M of them.
-        successors: the favourite of each class: a permutation, so that all classes are equally frequent.
+        words: all C * M words, sorted by class.
+        successors: favourite successor of each class: a permutation, so that all classes are equally frequent.
     """
 
     words: tuple[str, ...]
@@ -35,42 +35,42 @@ class Language:
 
     @property
     def classes(self) -> int:
-        """C."""
+        """C, the number of classes."""
         return len(self.successors)
 
     @property
     def entropy(self) -> float:
-        """Nats per word of an endless text, when the words before are known: no model's loss is lower."""
+        """Entropy rate in nats per word: the lowest possible loss of a model."""
         others = (1 - FAVOURITE) / (self.classes - 1)
         of_class = -FAVOURITE * np.log(FAVOURITE) - (1 - FAVOURITE) * np.log(others)
         word_M = self._frequencies
         return float(of_class - (word_M * np.log(word_M)).sum())
 
     def text(self, words: int, generator: np.random.Generator) -> str:
-        """A random walk of so many words, from a random class on."""
+        """Return a random walk of ``words`` words, which starts in a random class."""
         strays = generator.random(words) >= FAVOURITE
         steps = generator.integers(1, self.classes, words)
         of_class = generator.choice(len(self._frequencies), words, p=self._frequencies)
         current, made = int(generator.integers(self.classes)), []
         for stray, step, word in zip(strays.tolist(), steps.tolist(), of_class.tolist(), strict=True):
             current = int(self.successors[current])
-            if stray:  # one of the others
+            if stray:  # not the favourite, but one of the other classes
                 current = (current + step) % self.classes
             made.append(self.words[current * len(self._frequencies) + word])
         return " ".join(made)
 
     @property
     def _frequencies(self) -> NDArray[np.float64]:
-        """Probabilities of the words of a class: the n-th is as frequent as 1 / n (Zipf's law)."""
+        """Probabilities of the words in a class: that of the n-th word is proportional to 1 / n (Zipf's law)."""
         weight_M = 1.0 / np.arange(1, len(self.words) // self.classes + 1)
         return weight_M / weight_M.sum()
 
 
 def languages(classes: int, words: int, generator: np.random.Generator) -> tuple[Language, Language]:
-    """Two languages of the same ``words`` words in which every class has different favourites.
+    """Return two languages with the same ``words`` words, in which every class has different favourites.
 
     Raises:
-        ConfigError: the classes are too few, do not divide the words, or there are not so many words.
+        ConfigError: there are fewer than 3 classes, they do not divide ``words``, or ``words`` is too large.
     """
     if classes < 3 or words % classes:
         raise ConfigError(f"--words={words} in --classes={classes}: at least 3 classes, of equally many words")

@@ -1,8 +1,8 @@
-"""The same fine-tuning with transformers and PEFT from Hugging Face.
+"""Peer for comparison: the same fine-tuning with transformers and PEFT from Hugging Face.
 
-The base model has the layers of the recipe. Adapters of the rules' rank are on query, key, value and output. Training
-is in bf16, with scaled dot-product attention, a row of random tokens, and AdamW for the adapters. It is timed with
-gradient checkpointing, which the whole model needs on one GPU, and without.
+The base model has the layers of the recipe; query, key, value and output have adapters of the rank in the rules.
+Training is in bf16 on random tokens, with scaled dot-product attention, and AdamW for the adapters. It is timed with
+and without gradient checkpointing; on one GPU, the whole model needs it.
 """
 
 from __future__ import annotations

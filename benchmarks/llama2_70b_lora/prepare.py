@@ -1,7 +1,7 @@
 """Download, prepare, verify and generate the data of Llama-2-70B LoRA: government reports as rows of tokens.
 
-What is read: :mod:`benchmarks.llama2_70b_lora.raw`; what is written: :mod:`benchmarks.llama2_70b_lora.rows`.
-Base weights and tokenizer go to a folder of their own beside the data, since they may be read before ``run_start``.
+:mod:`benchmarks.llama2_70b_lora.raw` describes the input, :mod:`benchmarks.llama2_70b_lora.rows` the output. Base
+weights and tokenizer go to a separate assets folder, because a run may read them before ``run_start``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PUBLISHED = Published(
         "vocabulary": Settings().vocabulary,
     }
 )
-"""Rows of MLCommons' data set."""
+"""Sizes of the data set from MLCommons."""
 
 
 def prepare(
@@ -48,20 +48,19 @@ def prepare(
     assets_dir: Path | None = None,
     workers: int = 1,
 ) -> Manifest:
-    """Write the prepared rows, and place the assets; does nothing where both are there.
+    """Write the prepared rows and the assets; do nothing if both are complete.
 
     Args:
         raw_dir: see :mod:`benchmarks.llama2_70b_lora.raw`.
-        data_dir: receives rows and manifest.
-        row_length: tokens of a row; None for the benchmark's 8,192, or what a stand-in says. Other rows of real texts
-            are custom data.
-        assets_dir: receives base and tokenizer; None for ``data_dir`` with ``-assets`` behind its name.
-        workers: threads of the tokenizer.
+        row_length: tokens per row; None for the benchmark's 8,192, or that of synthetic data. Other lengths of real
+            texts give custom data.
+        assets_dir: folder for base and tokenizer; None for ``data_dir`` with the suffix ``-assets``.
+        workers: number of tokenizer threads.
 
     Raises:
-        ConfigError: the row length is no number of tokens.
-        DataError: the raw data are missing or damaged, or hold other rows than asked for; or ``data_dir`` or
-            ``assets_dir`` were made from another source.
+        ConfigError: the row length is too small.
+        DataError: the raw data are missing or damaged, or have other rows than requested; or ``data_dir`` or
+            ``assets_dir`` has data from another source.
     """
     source = raw.open_raw(raw_dir)
     settings = raw.settings_of(source)
@@ -92,12 +91,12 @@ def prepare(
 
 
 def verify(data_dir: Path) -> Manifest:
-    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    """Check all checksums of ``data_dir``; raise :class:`DataError` at the first difference."""
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
 def _check_tokenizer(source: RawRows, settings: Settings) -> None:
-    """Refuse a tokenizer that is not the benchmark's, or of another vocabulary than a stand-in says."""
+    """Raise :class:`DataError` if the tokenizer is not that of the benchmark, or has too many tokens."""
     assert source.tokenizer is not None
     if source.stand_in is None and (found := digest(source.tokenizer, "sha256")) != raw.TOKENIZER_SHA256:
         raise DataError(
@@ -110,7 +109,7 @@ def _check_tokenizer(source: RawRows, settings: Settings) -> None:
 
 
 def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows:
-    """The rows of a split, checked."""
+    """Read and check the rows of a split."""
     made = []
     for path in source.files[split]:
         if source.kind == "text":
@@ -134,7 +133,7 @@ def _read(source: RawRows, split: str, settings: Settings, workers: int) -> Rows
 
 
 def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
-    scored_RS = splits["eval"].scored[:, 1:]  # the first token of a row is no next token
+    scored_RS = splits["eval"].scored[:, 1:]  # the first token of a row is never a label
     return {
         "train_samples": len(splits["train"]),
         "eval_samples": len(splits["eval"]),

@@ -1,4 +1,4 @@
-"""Pre-trains the small base of the stand-in: a decoder without adapters, on rows of tokens, for seconds."""
+"""Pre-train the small base of the synthetic data: a decoder without adapters, for some seconds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from common.nn.decoder import Decoder, DecoderArchitecture
 
 LEARNING_RATE = 4e-3
 WARMUP = 0.1
-"""Share of the steps in which the learning rate rises; then it falls to 0 along a cosine."""
+"""Fraction of the steps in which the learning rate rises; then it falls to 0 as a cosine."""
 
 
 def pretrain(
     architecture: DecoderArchitecture, rows_RS: NDArray[np.int32], steps: int, seed: int, batch: int = 8
 ) -> dict[str, Tensor]:
-    """Weights of a decoder that was trained to predict every next token of ``rows_RS``.
+    """Return the weights of a decoder that was trained to predict every next token in ``rows_RS``.
 
     Args:
-        architecture: of the decoder.
-        rows_RS: tokens; they are used from the start again if need be.
-        steps: of AdamW, at ``batch`` rows.
-        seed: of the first weights.
-        batch: rows of a step.
+        rows_RS: rows of tokens; repeated if necessary.
+        batch: rows per step of AdamW.
 
     Returns:
-        The parameters by their names, fp32, in host memory.
+        Parameters by name, fp32, in host memory.
     """
 
     def generator_of(name: str) -> torch.Generator:
@@ -60,7 +57,7 @@ def pretrain(
 
 
 def next_token_losses(model: Decoder, tokens_BS: Tensor) -> Tensor:
-    """Cross-entropy (B, S - 1) in nats of each token but the first of its row."""
+    """Return the cross-entropy (B, S - 1) in nats of each token except the first of a row."""
     logits_BSV = model.forward_logits(tokens_BS)[:, :-1]
     return F.cross_entropy(logits_BSV.flatten(0, 1), tokens_BS[:, 1:].flatten(), reduction="none").view(
         len(tokens_BS), -1
@@ -75,7 +72,7 @@ def mean_of_rows(
     scored_RS: NDArray[np.bool_],
     batch: int = 16,
 ) -> float:
-    """The benchmark's metric of a base: the mean over rows of the mean loss of their scored tokens, in nats."""
+    """Return the metric of the benchmark for a base: the mean over rows of the mean loss of scored tokens, in nats."""
     model = Decoder(architecture)
     model.load_state_dict(weights)
     means: list[Tensor] = []

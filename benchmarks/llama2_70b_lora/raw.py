@@ -1,10 +1,10 @@
-"""What ``--raw-dir`` may hold: SCROLLS' texts and a tokenizer, or rows that others packed; and the base weights.
+"""Raw data in ``--raw-dir``: texts and a tokenizer, or packed rows; and the base weights.
 
-- ``train.jsonl``, ``validation.jsonl`` (SCROLLS, gov_report) and ``tokenizer.model`` (Llama 2's);
-- ``train-00000-of-00001.parquet`` …, ``validation-00000-of-00001.parquet`` … (the reference's data set);
-- ``train.npy`` and ``validation.npy`` (what NVIDIA's submissions convert it to).
+- ``train.jsonl``, ``validation.jsonl`` (SCROLLS, gov_report) and ``tokenizer.model`` (of Llama 2);
+- ``train-00000-of-00001.parquet`` …, ``validation-00000-of-00001.parquet`` … (data set of the reference);
+- ``train.npy`` and ``validation.npy`` (the same rows as the submissions by NVIDIA convert them).
 
-Rows, tokenizer and base weights may each lie in a folder below, such as ``gov_report`` and ``base``.
+Rows, tokenizer and base weights may each be in a subfolder, such as ``gov_report`` and ``base``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Kind = Literal["text", "parquet", "object arrays"]
 
 TOKENIZER = "tokenizer.model"
 TOKENIZER_SHA256 = "9e556afd44213b6bd1be2b850ebbbd98f5481437a8021afaf58ee7fb1818d347"
-"""Of Llama 2's, as Hugging Face's repositories of it state."""
+"""SHA-256 of the tokenizer of Llama 2, as stated in its Hugging Face repositories."""
 BASE = "base"
-"""The folder of the base weights in a stand-in and in the assets; others may have another."""
+"""Folder name of the base weights in synthetic data and in the assets; elsewhere it may have another name."""
 SPLITS = {"train": "train", "eval": "validation"}
-"""Our names of the splits, and those of the files."""
+"""Our names of the splits, and their names in file names."""
 _NAMES: dict[Kind, str] = {"text": "{}.jsonl", "parquet": "{}-*-of-*.parquet", "object arrays": "{}.npy"}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes of a preparation; the defaults are the benchmark's.
+    """Sizes of a preparation; the defaults are those of the benchmark.
 
     Attributes:
-        row_length: tokens of a row.
-        vocabulary: tokens that the model knows.
-        train_rows, eval_rows: rows of the splits, the first ones; None: all that there are.
+        row_length: tokens per row.
+        vocabulary: vocabulary size of the model.
+        train_rows, eval_rows: number of rows of each split, from the start; None for all.
     """
 
     row_length: int = 8192
@@ -56,20 +56,20 @@ class Settings:
             raise ConfigError(f"row_length={self.row_length}: a row has a token and a next one")
 
     def rows(self, split: str) -> int | None:
-        """How many rows of ``split`` are taken."""
+        """Return the number of rows to use of ``split``; None for all."""
         return self.train_rows if split == "train" else self.eval_rows
 
 
 @dataclass(frozen=True)
 class RawRows:
-    """What a preparation starts from.
+    """Input files of a preparation.
 
     Attributes:
-        kind: of the files.
-        files: split to its files, sorted.
-        tokenizer: where there is one; texts have one.
-        base: folder of the base weights, where there is one.
-        stand_in: what the generated data are; None for the benchmark's.
+        kind: kind of the files.
+        files: sorted files of each split.
+        tokenizer: path of the tokenizer; may be None except for texts.
+        base: folder of the base weights, or None.
+        stand_in: description of synthetic data; None for those of the benchmark.
     """
 
     kind: Kind
@@ -79,7 +79,7 @@ class RawRows:
     stand_in: dict[str, Any] | None
 
     def fingerprint(self) -> str:
-        """SHA-256 over all that decides the rows, wherever it lies; reads it all."""
+        """Return the SHA-256 of all files that determine the rows, independent of their paths; reads them fully."""
         named = [("tokenizer", self.tokenizer)] if self.kind == "text" and self.tokenizer else []
         named += [(split, path) for split, paths in self.files.items() for path in paths]
         lines = [f"{self.kind}\n", *(f"{name} {digest(path, 'sha256')}\n" for name, path in named)]
@@ -87,7 +87,7 @@ class RawRows:
 
 
 def open_raw(raw_dir: Path) -> RawRows:
-    """Find out what ``raw_dir`` holds.
+    """Find the raw data in ``raw_dir``.
 
     Raises:
         DataError: the folder, a split or the tokenizer is missing, there is more than one kind of rows, or
@@ -110,10 +110,10 @@ def open_raw(raw_dir: Path) -> RawRows:
 
 
 def settings_of(source: RawRows) -> Settings:
-    """The sizes of ``source``: a stand-in says its own.
+    """Return the sizes of ``source``: from ``STAND_IN`` for synthetic data, otherwise those of the benchmark.
 
     Raises:
-        DataError: it says them wrongly.
+        DataError: the settings in ``STAND_IN`` are missing or invalid.
     """
     if source.stand_in is None:
         return Settings()

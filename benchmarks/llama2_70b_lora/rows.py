@@ -1,8 +1,8 @@
-"""The prepared format: rows of tokens in numpy's files, mapped into memory.
+"""Prepared format: rows of tokens in memory-mapped numpy files.
 
-``train_tokens.npy`` and ``eval_tokens.npy`` are int32 (rows, row length); ``eval_scored.npy`` says with 1, as uint8 of
-the same shape, which tokens the loss asks for. Training asks for all. ``manifest.json`` counts rows, their length, the
-vocabulary, and what is scored.
+``train_tokens.npy`` and ``eval_tokens.npy`` are int32 (rows, row length). ``eval_scored.npy`` is uint8 of the same
+shape, with 1 for tokens that are scored; training scores all tokens. ``manifest.json`` has the numbers of rows and of
+scored tokens, the row length, and the vocabulary size.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ PREPARE_COMMAND = "mlperf-suite prepare benchmark=llama2_70b_lora --raw-dir RAW 
 TOKENS = {"train": "train_tokens.npy", "eval": "eval_tokens.npy"}
 SCORED = "eval_scored.npy"
 SIZES = ("train_samples", "eval_samples", "row_length", "vocabulary")
-"""What every manifest counts; the last two have to be the model's."""
+"""Sizes that every manifest has; the last two must be equal to those of the model."""
 
 
 class RowFacts(Protocol):
-    """What the rows have to be like, as the workload's facts say."""
+    """Required sizes of the rows."""
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row."""
+        """Tokens per row."""
         ...
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows."""
+        """Vocabulary size of the model."""
         ...
 
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """A prepared folder.
+    """Rows of a prepared folder.
 
     Attributes:
-        train: tokens to train on, (R, S): rows of S tokens.
-        eval: tokens to evaluate, (R, S).
-        eval_scored: of the latter, 1 where the loss asks for the token.
-        stand_in: whether the data are generated.
+        train: training tokens, (R, S): rows of S tokens.
+        eval: evaluation tokens, (R, S).
+        eval_scored: (R, S), 1 for evaluation tokens that are scored.
+        stand_in: whether the data are synthetic.
     """
 
     train: NDArray[np.int32]
@@ -59,7 +59,7 @@ class PreparedRows:
 
 
 def open_rows(root: Path, facts: RowFacts) -> PreparedRows:
-    """Map the rows of a prepared folder.
+    """Map the rows of a prepared folder into memory.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its rows are for another model.
@@ -76,10 +76,10 @@ def open_rows(root: Path, facts: RowFacts) -> PreparedRows:
 
 
 def read_manifest(root: Path, facts: RowFacts) -> Manifest:
-    """The manifest of ``root``, checked against ``facts``.
+    """Read the manifest of ``root`` and check it against ``facts``.
 
     Raises:
-        DataError: it is missing, garbled, of another format, or of data for another model.
+        DataError: the manifest is missing, damaged, of another format, or belongs to data for another model.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, SIZES)
     for name in ("row_length", "vocabulary"):

@@ -1,8 +1,8 @@
-"""A stand-in in the raw format: reports and summaries in a made-up language, a tokenizer, and a small base.
+"""Generate synthetic raw data: reports and summaries in a synthetic language, a tokenizer, and a small base.
 
-The base is pre-trained on one language; reports and summaries, to train on and to evaluate, are in another of the same
-words (:mod:`benchmarks.llama2_70b_lora.markov`). What fine-tuning can gain at most is the entropy gap: the base's loss
-on the second language less that language's entropy. ``STAND_IN`` says both.
+The base is pre-trained on one language; the reports and summaries are in another language with the same words
+(:mod:`benchmarks.llama2_70b_lora.markov`). Fine-tuning can reduce the loss at most by the difference between the loss
+of the base on the second language and the entropy of this language. The file ``STAND_IN`` contains both numbers.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
 
 SPECIAL_PIECES = 3 + 256
-"""Unknown, BOS, EOS, and a piece for each byte."""
+"""Number of special pieces: unknown, BOS, EOS, and one for each byte."""
 TOO_LONG, LONG = 0.02, 0.1
-"""Shares of the reports that are longer than a row, and left out by the preparation, and of those that nearly fill one,
-with summaries of a few words: rows with few scored tokens."""
+"""Fractions of reports that are longer than a row, which the preparation drops, and of reports that take most of a row
+and have a summary of few words, which give rows with few scored tokens."""
 PRETRAINING_BATCH = 8
-_TRAIN, _EVAL, _PRETRAINING, _TOKENIZER, _WORDS = range(5)  # purposes of random numbers
+_TRAIN, _EVAL, _PRETRAINING, _TOKENIZER, _WORDS = range(5)  # a separate random generator for each purpose
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Sizes of the synthetic data.
 
     Attributes:
         train, eval: rows of each split.
-        row_length: tokens of a row.
-        vocabulary: tokens of the model; the tokenizer has as many or fewer.
-        words, classes: of the language.
-        layers, hidden, heads, kv_heads, feed_forward: of the base.
-        steps: of its pre-training, at 8 rows.
-        seed: decides everything else.
+        row_length: tokens per row.
+        vocabulary: vocabulary size of the model; the tokenizer may have fewer tokens.
+        words, classes: numbers of words and classes in the language.
+        layers, hidden, heads, kv_heads, feed_forward: sizes of the base.
+        steps: number of pre-training steps of 8 rows.
+        seed: seed of all random numbers.
     """
 
     train: int = 1024
@@ -71,18 +71,18 @@ class Request:
             raise ConfigError(f"--row-length={self.row_length}: at least 64, to hold a report and its summary")
         if self.hidden % self.heads:
             raise ConfigError(f"--heads={self.heads} does not divide --hidden={self.hidden}")
-        _ = self.architecture  # refuses impossible heads
+        _ = self.architecture  # raises an error for invalid heads
         if self.vocabulary < (least := SPECIAL_PIECES + self.words):
             raise ConfigError(f"--vocabulary={self.vocabulary}: at least {least}, for bytes and {self.words} words")
 
     @property
     def settings(self) -> Settings:
-        """What the stand-in is prepared with."""
+        """Sizes for the preparation of these data."""
         return Settings(self.row_length, self.vocabulary, self.train, self.eval)
 
     @property
     def architecture(self) -> DecoderArchitecture:
-        """Of the base."""
+        """Architecture of the base."""
         return DecoderArchitecture(
             vocabulary=self.vocabulary,
             hidden=self.hidden,
@@ -99,7 +99,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: examples of each split, the base's loss on the evaluation rows, and the least possible one."""
+    """Examples in each split, loss of the base on the evaluation rows, and entropy, the lowest possible loss."""
 
     examples: dict[str, int]
     base_loss: float
@@ -114,7 +114,7 @@ def generate(raw_dir: Path, request: Request = Request()) -> Generated:
     """Write ``train.jsonl``, ``validation.jsonl``, ``tokenizer.model`` and ``base`` to ``raw_dir``.
 
     Raises:
-        ConfigError: the sizes do not fit one another.
+        ConfigError: the sizes are inconsistent.
         DataError: the folder is not empty.
     """
     stand_in.require_unused(raw_dir)
@@ -145,7 +145,7 @@ def generate(raw_dir: Path, request: Request = Request()) -> Generated:
 def _texts(
     request: Request, language: Language, tokenizer: SentencePieceProcessor, split: str, rows: int, purpose: int
 ) -> tuple[list[tuple[str, str]], Rows]:
-    """Reports and summaries that make at least ``rows`` rows, and the first so many of them."""
+    """Return reports and summaries that give at least ``rows`` rows, and the first ``rows`` of these rows."""
     texts: list[tuple[str, str]] = []
     examples: list[Example] = []
     drawn = _examples(request, language, _random(request, purpose))
@@ -154,14 +154,14 @@ def _texts(
         texts += more
         examples += [e for e in encoded(iter(more), tokenizer) if len(e.tokens) <= request.row_length]
         tokens = sum(len(example.tokens) for example in examples)
-        lost = len(list(pieces(len(examples), PROCESSES[split])))  # rows, less than one a piece
+        lost = len(list(pieces(len(examples), PROCESSES[split])))  # each piece drops less than one row
         if tokens // request.row_length >= rows + lost:
             packed = pack(examples, request.row_length, PROCESSES[split], answers_only=split == "eval")
             return texts, Rows(packed.tokens[:rows], packed.scored[:rows])
 
 
 def _examples(request: Request, language: Language, generator: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """Reports and summaries without end."""
+    """Yield reports and summaries endlessly."""
     length = request.row_length
     while True:
         kind = generator.random()
@@ -176,10 +176,10 @@ def _examples(request: Request, language: Language, generator: np.random.Generat
 
 
 def _tokenizer(request: Request, language: Language) -> bytes:
-    """A SentencePiece model like Llama's (pairs of pieces merged, unknown characters as bytes) with a piece a word.
+    """Train a SentencePiece model (BPE with byte fallback, as for Llama) with one piece per word; return its bytes.
 
     Raises:
-        ConfigError: the vocabulary is too small for a piece a word.
+        ConfigError: the vocabulary is too small for one piece per word.
     """
     drawn = _examples(request, language, _random(request, _TOKENIZER))
     texts = [next(drawn) for _ in range(50 + 10 * request.words)]

@@ -1,4 +1,4 @@
-"""Llama 2 70B with low-rank adapters as a workload: wires model, data, optimizer and evaluation."""
+"""Workload of Llama 2 70B with low-rank adapters: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from common.step.train_step import Losses, TrainStep
 
 
 class LlamaLora(Workload):
-    """Fine-tuning of Llama 2 70B's adapters on packed documents."""
+    """Fine-tuning of adapters for Llama 2 70B on packed documents."""
 
     config_type: ClassVar[type] = LlamaConfig
     title = "Llama 2"
@@ -79,7 +79,7 @@ class LlamaLora(Workload):
                 model.implementations, self.architecture, self._split, layout.device, self.dtype
             )
             scratch = Scratch(layout.device)
-            if model.linear in IN_FP8:  # all that will be asked for: graphs keep its address
+            if model.linear in IN_FP8:  # allocate the largest size now: CUDA graphs need a fixed address
                 scratch.wide((max(most_tokens), 2 * facts.feed_forward // parallel.size), self.dtype)
             with asked_for("model.token_products", model.token_products):
                 products = build_products(parallel, layout.device, model.token_products)
@@ -88,7 +88,7 @@ class LlamaLora(Workload):
         self.choices |= {"linear": model.linear, "blocks": model.blocks}
 
     def _workspace(self) -> Workspace:
-        """What this rank does: train, evaluate, or both in turn."""
+        """Return the sizes of this rank's work (training, evaluation, or both), for planning the memory."""
         model, length = self.own.model, self._split.local_length
         trains = self.layout.role == "train"
         evaluates = not (trains and self.cfg.evaluation.ranks)
@@ -100,7 +100,7 @@ class LlamaLora(Workload):
         )  # fmt: skip
 
     def _plan(self) -> MemoryPlan | None:
-        """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        """Return the memory plan of the GPU; None on a CPU, and for autograd, whose memory cannot be planned."""
         model, device = self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "frozen":
             return None
@@ -121,7 +121,7 @@ class LlamaLora(Workload):
         return recomputed or 0, transposed or 0
 
     def _base_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and value of every frozen weight; a base is read once a node. Collective."""
+        """Yield name and value of every frozen weight; one rank per node reads the base. Collective."""
         device = self.layout.device
         if self._base is None:
             yield from self.model.drawn_base(
@@ -134,7 +134,10 @@ class LlamaLora(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """A run ends after ``hparams.training_steps``; training starts from the rules' base, all of it."""
+        """Declare data format, schedule and precision, and the need for all layers of the rules' base.
+
+        A run ends after ``hparams.training_steps``.
+        """
         own: LlamaConfig = cfg.workload
         broken = []
         if cfg.assets_dir is None:
@@ -144,7 +147,7 @@ class LlamaLora(Workload):
         lowest: dict[Role, LoggedPrecision] = {}
         if own.model.linear in IN_FP8:
             lowest = {"linear": "fp8"}
-            if cfg.layout["tp"] > 1:  # tokens are gathered as the products want them
+            if cfg.layout["tp"] > 1:  # tokens are gathered in the FP8 format of the products
                 lowest["comm"] = "fp8"
         return Declaration(
             data_format=FORMAT,
@@ -154,17 +157,17 @@ class LlamaLora(Workload):
         )
 
     def memory_plan(self) -> str:
-        """Bytes by kind."""
+        """Return a description of the planned memory by category; empty without a plan."""
         return "" if self.memory is None else self.memory.in_words()
 
     def base_digest(self) -> str | None:
-        """Which base the adapters belong to."""
+        """Return the digest of the base that the adapters belong to; None for random weights."""
         return self._base_digest
 
     def weights(self) -> Weights:
-        """The adapters, and with them the scales of FP8 products, which rest in an evaluation. Collective."""
+        """Return the adapters and the scales of FP8 products, which do not change in an evaluation. Collective."""
         scales = {name: buffer for name, buffer in self.model.named_buffers() if name.endswith(("scales", "scale"))}
-        # ranks that evaluate may share layers otherwise: a scale that fits all
+        # Evaluation ranks may split layers differently, so all ranks of tp agree on common scales.
         if scales and self.model.parallel.size > 1:
             together = torch.cat([scale.view(-1) for scale in scales.values()])
             self.model.parallel.agree_on_scales_(together)
@@ -173,12 +176,12 @@ class LlamaLora(Workload):
         return Weights({**super().weights().tensors, **scales})
 
     def tensor_splits(self) -> dict[str, Split]:
-        """Those of the adapters."""
+        """Return how the ranks of tp split the parameters of the adapters, by name."""
         trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All adapters decay; of some each rank of tp has a part of the gradient only."""
+        """Return the groups of adapters; all have weight decay, and the gradients of some are summed over axes."""
         partial = partial_parameters(self.model)
         groups: dict[tuple[str, ...], dict[str, torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
@@ -189,21 +192,21 @@ class LlamaLora(Workload):
         return [ParameterGroup(named, weight_decay=decay, summed_over=axes) for axes, named in groups.items()]
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then AdamW on the mean gradient, clipped."""
+        """Return a step that accumulates micro-batches, clips the mean gradient, and applies AdamW."""
         hparams = self.own.hparams
         schedule = cosine(hparams.base_learning_rate, hparams.training_steps, hparams.warmup_steps)
         clip = ClipNorm(self.own.facts.max_grad_norm, "after_reduction")
         return self.step_with(hparams.adamw(), schedule, clip=clip, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean over the rows of each row's mean loss."""
+        """Return the mean over rows of the mean loss in each row."""
         tensors = micro_batch.tensors
         losses_T = self._losses(tensors, tensors["dropout_seed"])
         part, whole = training_loss(losses_T, tensors["labels"], self._split)
         return Losses(part, {"loss": whole})
 
     def _losses(self, tensors: dict[str, Tensor], seed: Tensor | None = None) -> Tensor:
-        """Losses (T,) of this rank's tokens; without a seed as in an evaluation."""
+        """Return the losses (T,) of this rank's tokens; without ``seed`` there is no dropout, as in an evaluation."""
         device, length = self.layout.device, self.own.facts.row_length
         places = TokenPlaces.of(len(tensors["tokens"]), length, self._split.positions(device), seed)
         if isinstance(self._blocks, Decoder):
@@ -214,7 +217,7 @@ class LlamaLora(Workload):
         return next_token_loss(hidden_sE, self.model.head.weight, labels_T, self.model.parallel, chunk)
 
     def example_batches(self) -> Iterable[Batch]:
-        """Made-up rows; all of training has the same shape."""
+        """Yield one synthetic micro-batch, because all training micro-batches have the same shape."""
         made_up = example(self.cfg.micro_batch, self.own.facts, self._split.local_length)
         yield Batch(self.to_device(made_up), self.nominal_samples)
 
@@ -225,7 +228,7 @@ class LlamaLora(Workload):
         return open_train(root, facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, positions=columns)
 
     def evaluation(self, layout: Layout) -> CountedEvaluation:
-        """Mean loss of the rows on the ranks of ``layout``."""
+        """Return the evaluation of the mean loss of rows on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
         made_up = example(rows, self.own.facts, self._split.local_length)
         del made_up["dropout_seed"]
@@ -238,7 +241,7 @@ class LlamaLora(Workload):
         return mean_of_rows(self.model, self._losses, inputs, layout, open_rows, self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
-        """FLOPs of one row: products forward and towards the input, attention, adapters forward and backward."""
+        """Return the FLOPs of one row: forward and backward, but without weight gradients of the frozen base."""
         shape, length = self.architecture, self.own.facts.row_length
         attention = shape.attention_flops(length)
         features = shape.hidden + shape.qkv_features + shape.attention_features + shape.hidden
@@ -247,7 +250,7 @@ class LlamaLora(Workload):
 
 
 def _first_layers(facts: DecoderArchitecture, layers: int | None = None) -> DecoderArchitecture:
-    """The architecture alone, with so many of its layers."""
+    """Return the architecture from ``facts`` with the given number of layers; None for all."""
     names = [field.name for field in dataclasses.fields(DecoderArchitecture)]
     values = {name: getattr(facts, name) for name in names}
     return DecoderArchitecture(**{**values, "layers": layers or facts.layers})

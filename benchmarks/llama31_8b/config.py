@@ -1,4 +1,4 @@
-"""Llama 3.1 8B's own configuration."""
+"""Configuration that is specific to Llama 3.1 8B."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ OPERATIONS: dict[str, Operation] = {
     "cross_entropy": CROSS_ENTROPY,
     "accumulation": WEIGHT_GRADIENT,
 }
-"""Operations that ``model.implementations`` can choose an implementation of.
+"""Operations that ``model.implementations`` can configure.
 
-``accumulation`` adds a weight's gradient of FP8 operands to the sum of earlier micro-batches.
+``accumulation`` adds the weight gradient of FP8 operands to the sum of earlier micro-batches.
 """
 
 ON_THE_RESIDUAL_STREAM = ("output.weight", "down.weight")
-"""Ends of the names of the weights whose results are added to the residual stream."""
+"""Ends of the names of weights whose products are added to the residual stream."""
 
 
 @dataclass(frozen=True)
 class Facts(DecoderArchitecture):
-    """What the rules fix beside the target: the network, the form of a sample, and the end of the schedule.
+    """Sizes of network and samples, and the end of the schedule, which the rules fix.
 
     Attributes:
         rope_factor, rope_slow_turns, rope_fast_turns, rope_original_context: see
             :class:`common.ops.rope.RopeScaling`.
-        row_length: tokens of a row, which is a sample, beside the last one's label.
-        max_grad_norm: the gradient is clipped to it.
-        max_steps: of warm-up and cosine together.
-        end_learning_rate_share: of the base learning rate, at the end of the cosine.
-        learning_rate_schedule: as the rules name it.
+        row_length: tokens in a row, which is a sample, without the label of the last token.
+        max_grad_norm: gradients are clipped to this norm.
+        max_steps: steps of warm-up and cosine together.
+        end_learning_rate_share: final learning rate of the cosine, as a fraction of the base learning rate.
+        learning_rate_schedule: name of the schedule in the rules.
     """
 
     rope_factor: Annotated[float, Positive]
@@ -62,13 +62,14 @@ class Facts(DecoderArchitecture):
 
     @property
     def rope_scaling(self) -> RopeScaling:
-        """How the rotation's frequencies are scaled."""
+        """Scaling of the rotary frequencies."""
         return RopeScaling(self.rope_factor, self.rope_slow_turns, self.rope_fast_turns, self.rope_original_context)
 
     def initial_std(self, name: str) -> float:
-        """Weights that add to the residual stream are drawn smaller, by the root of how many add to it.
+        """Return the standard deviation of the initial values of a weight.
 
-        Radford et al. (GPT-2), section 2.3; Megatron-Core's ``scaled_init_method_normal``.
+        For weights whose products are added to the residual stream, it is divided by the square root of the number of
+        such additions (Radford et al. (GPT-2), section 2.3; ``scaled_init_method_normal`` in Megatron-Core).
         """
         additions = 2 * self.layers if name.endswith(ON_THE_RESIDUAL_STREAM) else 1
         return self.initializer_range / additions**0.5
@@ -76,10 +77,10 @@ class Facts(DecoderArchitecture):
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The tunable hyperparameters: the rows of the rules' table.
+    """Tunable hyperparameters, as listed in the rules.
 
     Attributes:
-        warmup_steps: in which the learning rate rises.
+        warmup_steps: number of steps in which the learning rate rises.
     """
 
     optimizer: Literal["adamw"]
@@ -88,22 +89,22 @@ class Hparams(AdamWHparams):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """How the network runs.
+    """Implementations of the network.
 
     Attributes:
-        layers: of the network that are used, for benches; 0 for all.
-        blocks: ``written``: halves with their backward passes written out, and planned memory; ``autograd``: PyTorch's
-            operations and autograd.
-        linear: of the blocks' products: ``torch``, or ``fp8`` with ``blocks=written`` only.
-        recomputed_gate_up: so many layers compute the MLP's first product again in the backward pass; ``auto``: as many
-            as memory asks for, with ``blocks=written`` only.
-        transposed_layers: the first so many layers keep their FP8 weights transposed for a step, too, which else are
-            turned in every micro-batch.
-        head_chunk: tokens whose logits are there at a time.
+        layers: number of layers to use, for benchmarks; 0 for all.
+        blocks: ``written`` has hand-written backward passes with planned memory; ``autograd`` uses PyTorch operations
+            and autograd.
+        linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs ``blocks=written``.
+        recomputed_gate_up: number of layers that recompute the first product of the MLP in the backward pass; ``auto``:
+            as few as memory requires. Needs ``blocks=written``.
+        transposed_layers: number of first layers that keep transposed copies of their FP8 weights during a step; the
+            other layers transpose them in every micro-batch.
+        head_chunk: number of tokens whose logits exist at the same time.
         loss_scale: initial loss scale with fp16.
-        token_products: how tokens move beside the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
-            ``auto``; with ``blocks=written`` only.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
+            ``auto``. Needs ``blocks=written``.
+        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     layers: Annotated[int, NotNegative]
@@ -144,11 +145,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How rows are read.
+    """Options of the data reader.
 
     Attributes:
-        eval_rows: of an evaluation batch on one rank.
-        index_rows: training rows that the order is made for; it is another order for another number.
+        eval_rows: rows in an evaluation batch on one rank.
+        index_rows: number of training rows in the shuffled order. Another number gives another order.
     """
 
     eval_rows: Annotated[int, AtLeast(1)]
@@ -157,7 +158,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """All of it."""
+    """Complete configuration of Llama 3.1 8B."""
 
     facts: Facts
     hparams: Hparams
@@ -167,12 +168,12 @@ class LlamaConfig:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the reader needs to know of rows.
+    """Constants of the data that the reader needs.
 
     Attributes:
-        vocabulary: every token is below it.
-        row_length: tokens of a row without the last one's label.
-        eval_rows: the evaluation set: the first so many rows, in the order of the file.
+        vocabulary: exclusive upper bound of tokens.
+        row_length: tokens per row, without the label of the last token.
+        eval_rows: size of the evaluation set: the first rows in the order of the file.
         index_rows: see :class:`ReaderConfig`.
     """
 

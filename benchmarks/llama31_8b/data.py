@@ -1,7 +1,7 @@
-"""C4 to the tensors of a micro-batch: see :mod:`common.data.megatron.source`.
+"""Read C4 and convert it to the tensors of a micro-batch, see :mod:`common.data.megatron.source`.
 
-Documents and rows of the training are shuffled as Megatron-Core does; the evaluation has the first rows of the
-validation set in their natural order, as the rules have it.
+Documents and rows of the training set are shuffled as in Megatron-Core. The evaluation set is the first rows of the
+validation set in natural order, as the rules require.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ from common.errors import DataError
 
 
 def shape_of(facts: RowFacts) -> RowShape:
-    """Rows with a label for every token."""
+    """Return a shape whose rows have a label for every token."""
     return RowShape(facts.row_length, facts.vocabulary, extra_token=True)
 
 
 def open_train(
     root: Path, facts: RowFacts, layout: Layout, micro_batch: int, accumulation: int = 1, seed: int | None = None
 ) -> ThreadedTrainSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
     Args:
-        root: prepared data.
-        facts: what the rows have to be like.
-        layout: the replica (axis dp), the device, and the seed.
-        micro_batch: rows of a micro-batch of one replica.
-        accumulation: micro-batches per step of a replica.
-        seed: of the order; None for the layout's.
+        micro_batch: rows in a micro-batch of one replica.
+        accumulation: micro-batches per step and replica.
+        seed: seed of the order; None for that of ``layout``.
 
     Raises:
         DataError: the folder is incomplete or damaged, or its tokens are for another model.
@@ -52,15 +49,13 @@ def open_train(
 
 
 def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch: int = 1) -> ThreadedEvalSource:
-    """Open this replica's contiguous part of the evaluation set under ``root``; after ``run_start``.
+    """Open this replica's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Args:
-        root, facts: see :func:`open_train`.
-        layout: the replicas that share the set (axis dp), and the device.
-        rows_per_batch: rows of every batch; the last ones are filled up.
+        rows_per_batch: rows in every batch; the last batches are padded.
 
     Raises:
-        DataError: see there, or the set has fewer rows than ``facts`` say.
+        DataError: see :func:`open_train`; or the set has fewer rows than ``facts.eval_rows``.
     """
     read_manifest(root, CORPUS, facts.vocabulary)
     rows = source.open_in_order(root / EVAL, shape_of(facts), keep_partial=False)
@@ -71,5 +66,5 @@ def open_evaluation(root: Path, facts: RowFacts, layout: Layout, rows_per_batch:
 
 
 def example(rows: int, facts: RowFacts, seed: int = 0) -> dict[str, Tensor]:
-    """A made-up training micro-batch, in host memory."""
+    """Return a synthetic training micro-batch, in host memory."""
     return source.example(rows, shape_of(facts), seed)

@@ -1,4 +1,4 @@
-"""The metric: log perplexity, the mean cross-entropy of all scored tokens of the evaluation set, in nats."""
+"""Evaluation metric: log perplexity, the mean cross-entropy of all scored tokens of the evaluation set, in nats."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from common.evaluation.counts import Counts, check_whole_set
 
 
 class TokenMean(Scorer):
-    """The mean over the tokens: a row with more scored tokens weighs more."""
+    """Scorer that computes the mean over all tokens: rows with more scored tokens have more weight."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """The sum of losses by the number of tokens."""
+        """Return the sum of losses divided by the number of tokens, and the number of rows."""
         values = predictions.values
         check_whole_set(values["rows"], values["expected"], "rows")
         return {"log_perplexity": values["loss"] / values["tokens"], "eval_samples": values["rows"]}
@@ -34,19 +34,18 @@ def log_perplexity(
     capture: bool,
     within: Callable[[], AbstractContextManager[None]],
 ) -> CountedEvaluation:
-    """Loss of the network that trains on the evaluation rows; sums are in float64.
+    """Return the evaluation of the model on the evaluation rows, with sums in float64.
 
     Args:
-        model: the network.
-        losses: from a batch's tensors, losses (T,) of its tokens on this rank, without gradients, 0 where nothing is
-            scored, and whether each is scored.
+        losses: returns the losses (T,) of this rank's tokens in a batch, without gradients, 0 where not scored, and a
+            mask of scored tokens.
         example: a batch on the device, for warm-up.
-        layout: the ranks that share the evaluation set; those of ``cp`` have parts of the same rows.
-        open_rows: the rows of this rank from the folder of the data.
+        layout: ranks that share the evaluation set; those of ``cp`` have parts of the same rows.
+        open_rows: opens the rows of this rank, given the data folder.
         capture: replay the forward pass as a CUDA graph.
-        within: a context for all passes of an evaluation.
+        within: returns a context for all passes of an evaluation.
     """
-    counts_rows = layout.coordinate("cp") == 0  # all ranks of cp see every row
+    counts_rows = layout.coordinate("cp") == 0  # all ranks of cp see every row, so only one counts
     counts = Counts(layout, ("rows", "tokens"), ("loss",), axes=("dp", "cp"))
 
     def count(batch: dict[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""The network: from rows of tokens to the losses of their next tokens.
+"""Network that maps rows of tokens to the losses of their next tokens.
 
-Legend: B rows, S tokens of one, beside the last one's label, L those that this rank has of it, T = B * L.
+Legend: B rows, S tokens per row without the label of the last one, R = S + 1, L tokens per row on this rank, T = B * L.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from common.nn.lora import TokenPlaces
 from common.nn.trained_decoder.head import Head
 
 HiddenStates = Callable[[Tensor, TokenPlaces], Tensor]
-"""``hidden_states(tokens_BL, places)``: vectors that the head reads."""
+"""``hidden_states(tokens_BL, places)`` returns the hidden vectors that the head reads."""
 
 
 @dataclass(frozen=True)
 class Llama:
-    """A decoder on rows that ranks may share.
+    """Decoder with its loss, for rows that may be split over ranks.
 
     Attributes:
-        decoder: has the weights.
-        hidden_states: runs embedding, blocks and last norm.
-        head: the losses; under tensor parallelism only its chunk counts, each rank having a part of the words.
-        split: of the rows over the ranks of cp.
+        decoder: module with the weights.
+        hidden_states: function that runs embedding, blocks and last norm.
+        head: computes the losses. Under tensor parallelism only its ``chunk`` is used, since each rank has only some of
+            the words.
+        split: split of the rows over the ranks of cp.
     """
 
     decoder: Decoder
@@ -38,10 +39,10 @@ class Llama:
     split: ContextSplit
 
     def loss(self, tokens_BR: Tensor) -> Tensor:
-        """This rank's part of the mean loss of all tokens of the rows; over the ranks of cp parts add up.
+        """Return this rank's part of the mean loss of all tokens; the sum over the ranks of cp is the whole mean.
 
         Args:
-            tokens_BR: rows of S + 1 tokens, -1 where there is none.
+            tokens_BR: rows of S + 1 tokens, -1 for padding.
         """
         hidden_TE, labels_T = self._hidden(tokens_BR)
         factor = 1.0 / (tokens_BR.shape[0] * self.split.row_length)
@@ -53,7 +54,7 @@ class Llama:
 
     @torch.no_grad()
     def losses(self, tokens_BR: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses (T,) of this rank's tokens, 0 where nothing is scored, and whether each is scored."""
+        """Return the losses (T,) of this rank's tokens, 0 where not scored, and a mask of scored tokens."""
         hidden_TE, labels_T = self._hidden(tokens_BR)
         weight = self.decoder.head.weight
         if self.decoder.parallel.size == 1:
@@ -61,7 +62,7 @@ class Llama:
         return next_token_loss(hidden_TE, weight, labels_T, self.decoder.parallel, self.head.chunk), labels_T >= 0
 
     def _hidden(self, tokens_BR: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors that the head reads, and labels (T,). A label may be a token of another rank."""
+        """Return the hidden vectors (T, E), and the labels (T,), which may be tokens of other ranks."""
         rows, length = tokens_BR.shape[0], self.split.row_length
         inputs_BL, labels_BL = self.split.deal(tokens_BR[:, :-1]), self.split.deal(tokens_BR[:, 1:])
         places = TokenPlaces.of(rows, length, self.split.positions(tokens_BR.device))

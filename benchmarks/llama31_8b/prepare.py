@@ -1,4 +1,4 @@
-"""Download, prepare, verify and generate the data of Llama 3.1 8B: C4 as Megatron's pairs of ``.bin`` and ``.idx``."""
+"""Download, prepare, verify and generate the data of Llama 3.1 8B: C4 as pairs of Megatron files ``.bin``, ``.idx``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What Llama 3.1 8B trains on: 128 files of C4, and what evaluates it: the first documents of C4's validation set.
+"""Raw data of Llama 3.1 8B: 128 files of C4 for training, and the first documents of its validation set.
 
-``--raw-dir`` holds C4's files and Llama 3.1's ``tokenizer.json``, or the pairs of files that MLCommons distributes.
+``--raw-dir`` contains files of C4 and ``tokenizer.json`` of Llama 3.1, or the pairs of files from MLCommons.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TRAIN = "c4-train.en_6_text_document"
 EVAL = "c4-validation-91205-samples.en_text_document"
 TRAIN_FILES = tuple(f"c4-train.{number:05d}-of-01024.json.gz" for number in range(768, 896))
 EVAL_FILE = "c4-validation-91205-samples.en.json.gz"
-"""MLCommons' file of the documents that the evaluation takes of ``EVAL_FILES``."""
+"""File by MLCommons with only those documents of ``EVAL_FILES`` that the evaluation uses."""
 EVAL_FILES = tuple(f"c4-validation.{number:05d}-of-00008.json.gz" for number in range(8))
 
 CORPUS = Corpus(
@@ -23,5 +23,5 @@ CORPUS = Corpus(
     parts=(Part(TRAIN, "train", TRAIN_FILES), Part(EVAL, "eval", EVAL_FILES, 91_205, EVAL_FILE)),
     published=Published(files=published_files(read_sources("llama31_8b")["pairs"].files)),
 )
-"""Names and numbers: mlcommons/training, small_llm_pretraining/nemo; sizes: NVIDIA's submission of round 5.1; MD5s:
-MLCommons' store, llama-3-1-8b-preprocessed-c4-dataset.md5."""
+"""Files of the data set. Names and numbers are from mlcommons/training, small_llm_pretraining/nemo; sizes are from the
+NVIDIA submission of round 5.1; MD5 sums are from MLCommons, llama-3-1-8b-preprocessed-c4-dataset.md5."""

@@ -1,4 +1,4 @@
-"""Llama 3.1 8B as a workload: wires model, data, optimizer and evaluation."""
+"""Workload of Llama 3.1 8B: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -102,16 +102,16 @@ class LlamaPretraining(Workload):
         )  # fmt: skip
 
     def _train_tokens(self, split: ContextSplit) -> int:
-        """Tokens of a micro-batch on this rank; 0 where it only evaluates."""
+        """Return the tokens in a training micro-batch on this rank; 0 if it only evaluates."""
         return self.cfg.micro_batch * split.local_length if self.layout.role == "train" else 0
 
     def _eval_tokens(self, split: ContextSplit) -> int:
-        """Tokens of an evaluation's micro-batch on this rank; 0 where others evaluate."""
+        """Return the tokens in an evaluation micro-batch on this rank; 0 if other ranks evaluate."""
         elsewhere = self.layout.role == "train" and self.cfg.evaluation.ranks
         return 0 if elsewhere else self.own.reader.eval_rows * split.local_length
 
     def _plan(self, split: ContextSplit) -> MemoryPlan | None:
-        """How it fits into the GPU; None on a CPU, and where autograd keeps what it wants."""
+        """Return the memory plan of the GPU; None on a CPU, and for autograd, whose memory cannot be planned."""
         cfg, model, device = self.cfg, self.own.model, self.layout.device
         if device.type != "cuda" or model.blocks != "written":
             return None
@@ -145,12 +145,12 @@ class LlamaPretraining(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the log derives from rates and steps; all layers are trained."""
+        """Declare data format, schedule and logged values, and that a valid run trains all layers."""
         own: LlamaConfig = cfg.workload
         broken = []
         if own.model.layers not in (0, own.facts.layers):
             broken.append(f"model.layers={own.model.layers}: the network has {own.facts.layers}")
-        last = min(own.facts.max_steps * cfg.global_batch, own.reader.index_rows)  # the order has no more rows
+        last = min(own.facts.max_steps * cfg.global_batch, own.reader.index_rows)  # end of the order
         return Declaration(
             data_format=FORMAT,
             schedule_options={"last_samples": last},
@@ -164,15 +164,15 @@ class LlamaPretraining(Workload):
         )
 
     def memory_plan(self) -> str:
-        """Bytes by kind."""
+        """Return a description of the planned memory by category; empty without a plan."""
         return "" if self.memory is None else self.memory.in_words()
 
     def tensor_splits(self) -> dict[str, Split]:
-        """How the ranks of tp share layers."""
+        """Return how the ranks of tp split parameters, by name."""
         return self.model.tensor_splits()
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Norms do not decay; embedding, products and head do. Of norms each rank of tp has a part of the gradient."""
+        """Return the parameter groups; all except norms have weight decay, gradients of norms are summed over tp."""
         partial = partial_parameters(self.model)
         groups: dict[tuple[bool, tuple[str, ...]], dict[str, torch.nn.Parameter]] = {}
         for name, parameter in self.model.named_parameters():
@@ -185,7 +185,7 @@ class LlamaPretraining(Workload):
         ]
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then AdamW on the mean gradient, clipped."""
+        """Return a step that accumulates micro-batches, clips the mean gradient, and applies AdamW."""
         own = self.own
         rate = own.hparams.base_learning_rate
         schedule = cosine_to(rate, _end_rate(own), own.facts.max_steps, own.hparams.warmup_steps)
@@ -202,48 +202,52 @@ class LlamaPretraining(Workload):
         return step
 
     def _readers(self) -> Sequence[tuple[str, torch.nn.Module]]:
-        """What reads weights, in the order of the forward pass; autograd's head reads its own whenever it likes."""
+        """Return the modules that wait for gathered weights, in the order of the forward pass.
+
+        With autograd, the last norm and the head are not among them.
+        """
         if self._trained is not None:
             return self._trained.readers
         return [("embedding", self.model.embedding), *self.model.layers.named_children()]
 
     def _prepare(self) -> None:
-        """Bring all weights to where the passes read them."""
+        """Wait for all gathered weights, and cast them if necessary."""
         for _, reader in self._readers():
             wait_for_weights(reader)
         if self._trained is not None:
             self._trained.prepare()
 
     def _in_graphs(self, graphs: ChunkGraphs, scale: LossScale | None) -> ForwardBackward:
-        """The micro-batches of a step, each by the same two graphs."""
+        """Return a function that runs the micro-batches of a step with one forward and one backward graph."""
         trained, count = self._trained, self.cfg.grad_accumulation_steps
         begin_backward = nothing if trained is None else trained.begin_backward
         chunk = Chunk(self.model, lambda _, batch: self.loss(batch), self._prepare, begin_backward)
         return accumulate_chunk(self.layout, chunk, ["loss"], count, scale, graphs)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean over all tokens of the rows; the ranks of cp have parts of it, whose mean over ranks is reported."""
+        """Return this rank's part of the mean loss over all tokens; the sum of the parts over cp is the mean."""
         part = self._network.loss(micro_batch.tensors["tokens"])
+        # the log shows the mean over ranks, so the metric is multiplied by the number of parts
         return Losses(part, {"loss": part.detach() * self.layout.size("cp")})
 
     def example_batches(self) -> Iterable[Batch]:
-        """Made-up rows; all of training has the same shape."""
+        """Yield one synthetic micro-batch, because all training micro-batches have the same shape."""
         made_up = {"tokens": example(self.cfg.micro_batch, self.row_facts)["tokens"]}
         yield Batch(self.to_device(made_up), self.nominal_samples)
 
     @property
     def row_facts(self) -> RowFacts:
-        """What the reader needs to know."""
+        """Constants of the data that the reader needs."""
         facts = self.own.facts
         return RowFacts(facts.vocabulary, facts.row_length, self.cfg.benchmark.eval_samples, self.own.reader.index_rows)
 
     def open_data(self, root: Path) -> DataSource:
-        """Open the training rows; ranks that share rows have all of them."""
+        """Open the training rows; ranks that share rows read them completely."""
         cfg = self.cfg
         return open_train(root, self.row_facts, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps)
 
     def evaluation(self, layout: Layout) -> CountedEvaluation:
-        """Log perplexity of the evaluation rows on the ranks of ``layout``."""
+        """Return the evaluation of log perplexity on the ranks of ``layout``."""
         rows = self.own.reader.eval_rows
         tokens = example(rows, self.row_facts)["tokens"]
         inputs = self.to_device({"tokens": tokens, "present": torch.ones(rows, dtype=torch.bool)})
@@ -258,7 +262,7 @@ class LlamaPretraining(Workload):
         return log_perplexity(self.model, losses, inputs, layout, open_rows, self.cfg.cuda_graphs, within)
 
     def sample_flops(self) -> float:
-        """FLOPs of one row, forward and backward, the causal half of the attention only."""
+        """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
         return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
 
 

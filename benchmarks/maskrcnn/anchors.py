@@ -1,8 +1,8 @@
-"""Mask R-CNN's anchors: one size for each level of the pyramid, in a few shapes (Lin et al., arXiv:1612.03144).
+"""Mask R-CNN's anchors: one size per level of the pyramid, in several ratios (Lin et al., arXiv:1612.03144).
 
-A level's first anchors are those of a cell of one stride, rounded to whole pixels, which are then enlarged: rounding
-comes first, as in the published code of Faster R-CNN (Ren et al., arXiv:1506.01497), from which the reference has it.
-Corners are legacy ones: a box from x1 to x2 is x2 - x1 + 1 wide.
+The first anchors of a level are computed for a cell of one stride and rounded to whole pixels; then they are enlarged.
+This order is that of the published code of Faster R-CNN (Ren et al., arXiv:1506.01497) and of the reference. Corners
+are legacy ones: a box from x1 to x2 has the width x2 - x1 + 1.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from benchmarks.maskrcnn.config import Architecture
 
 STRIDES = (4, 8, 16, 32, 64)
-"""Pixels between two cells of each level, from the finest."""
+"""Distance between cells of each level in px, from the finest level."""
 
 
 def level_sizes(size: Sequence[int]) -> list[tuple[int, int]]:
-    """Height and width of each level in cells, from the finest.
+    """Return height and width of each level in cells, from the finest.
 
     Args:
         size: height and width of the padded picture, px.
@@ -30,14 +30,13 @@ def level_sizes(size: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def anchors(architecture: Architecture, size: Sequence[int]) -> list[Tensor]:
-    """The anchors of a picture, in the order of the network's outputs.
+    """Return the anchors of a picture, in the order of the network's outputs.
 
     Args:
-        architecture: for sizes and ratios.
         size: height and width of the padded picture, px.
 
     Returns:
-        For each level from the finest (A, 4) fp32, corners x1, y1, x2, y2 in px, by row, column and ratio; not clipped
+        For each level from the finest (A, 4) fp32 corners x1, y1, x2, y2 in px, by row, column and ratio, not clipped
         to the picture.
     """
     found = []
@@ -49,7 +48,7 @@ def anchors(architecture: Architecture, size: Sequence[int]) -> list[Tensor]:
 
 
 def _first_anchor(stride: int, side: int, ratio: float) -> list[float]:
-    """Corners around the middle of the first cell; ``round`` takes halves to even, as the reference does."""
+    """Return corners around the middle of the first cell. ``round`` rounds halves to even, as in the reference."""
     width = round(math.sqrt(stride * stride / ratio))
     height = round(width * ratio)
     middle = (stride - 1) / 2

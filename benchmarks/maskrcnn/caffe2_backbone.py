@@ -1,8 +1,8 @@
-"""A trunk's weights under Caffe2's names: ``R-50.pkl``, from which the rules let Mask R-CNN start.
+"""Trunk weights under Caffe2's names: ``R-50.pkl``, from which Mask R-CNN starts according to the rules.
 
-A pickle of numpy arrays by name, alone or as ``blobs`` of a dict. Stage s of the trunk is ``res{s + 1}``, the three
-convolutions of a block are its ``branch2a`` to ``branch2c``, and that of the shortcut is ``branch1``. Batch norms are
-affine only: their statistics are folded into scale and shift.
+The file is a pickle of numpy arrays by name, at the top or in the entry ``blobs`` of a dict. Stage s of the trunk is
+``res{s + 1}``, the three convolutions of a block are ``branch2a`` to ``branch2c``, and that of the shortcut is
+``branch1``. Batch norms have only scale and shift, which include the statistics.
 """
 
 from __future__ import annotations
@@ -23,32 +23,30 @@ from common.untrusted.pickled_arrays import load_arrays
 from common.untrusted.regular_file import open_regular
 
 BACKBONE = "R-50.pkl"
-"""Name of the rules' file."""
+"""File name in the rules."""
 BLOBS = "blobs"
-"""Under which a dict has the arrays, if they aren't at the top."""
+"""Entry of a dict that has the arrays, if they are not at the top."""
 
 LEFT_OUT = ("conv1_b", "fc1000_w", "fc1000_b", "pred_w", "pred_b")
-"""What published files have beside the trunk: a bias of the first convolution that is zero but for rounding, and the
-classifier."""
+"""Ignored tensors of published files: a bias of the first convolution (0 up to rounding) and the classifier."""
 
 _PROTOCOL = 2
-"""The newest that Caffe2's time knew."""
+"""Pickle protocol, the newest one in Caffe2's time."""
 
 _NORM_PARTS = {"weight": "s", "bias": "b"}
 _STATISTICS = {"running_mean": 0.0, "running_var": 1.0}
 
 
 def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
-    """Give ``trunk`` the weights of a file. Nothing that the file asks for is run.
+    """Load the weights of a file into ``trunk``. Code in the pickle is never executed.
 
     Args:
-        path: of the file.
-        trunk: of bottleneck blocks, with the stride in the first 1x1 convolution and frozen batch norms without
-            epsilon, as the file was trained. Values are converted to its dtypes.
+        trunk: bottleneck blocks with the stride in the first 1x1 convolution and frozen batch norms without epsilon,
+            as in the training of the file. Values are converted to its dtypes.
 
     Raises:
         CheckpointError: the file is missing, or of another architecture; the message names a tensor.
-        DataError: the file cannot be read, is damaged, or holds anything but arrays.
+        DataError: the file cannot be read, is damaged, or has objects other than arrays.
     """
     require_backbone(path)
     with open_regular(path) as file:
@@ -68,12 +66,12 @@ def load_backbone(path: Path, trunk: ResNetTrunk) -> None:
 
 
 def write_backbone(path: Path, state: Mapping[str, Tensor], epsilon: float) -> None:
-    """Write a trunk's weights, the statistics of its batch norms folded into scale and shift.
+    """Write the weights of a trunk. Scale and shift of batch norms then include their statistics.
 
     Args:
-        path: of the file, which is replaced as a whole.
-        state: of a trunk of bottleneck blocks, under torchvision's names.
-        epsilon: that its batch norms add to the variance.
+        path: file, which is replaced atomically.
+        state: state of a trunk of bottleneck blocks, under torchvision's names.
+        epsilon: number that its batch norms add to the variance.
     """
     blobs: dict[str, np.ndarray] = {}
     for name, theirs in _caffe2_names(state).items():
@@ -88,7 +86,7 @@ def write_backbone(path: Path, state: Mapping[str, Tensor], epsilon: float) -> N
 
 
 def _caffe2_names(names: Iterable[str]) -> dict[str, str]:
-    """torchvision's name to Caffe2's, of all weights of convolutions and norms; statistics have none."""
+    """Map torchvision's names to Caffe2's for all weights of convolutions and norms, without statistics."""
     found = {}
     for name in names:
         owner, _, part = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Mask R-CNN's own configuration."""
+"""Configuration of Mask R-CNN."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ OPERATIONS: dict[str, Operation] = {
     "resize": RESIZE,
     "paste": PASTE,
 }
-"""Operations that ``model.implementations`` can choose an implementation of."""
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Shape of the network.
 
     Attributes:
-        classes: of objects, beside background.
-        layers: blocks of the trunk's four stages.
-        width: channels of its first convolution.
-        trained_stages: last stages that are trained; what comes before them is frozen, as are all batch norms.
+        classes: number of object classes, without background.
+        layers: blocks in the four stages of the trunk.
+        width: channels of the trunk's first convolution.
+        trained_stages: number of trained stages, counted from the last. Earlier stages and all batch norms are frozen.
         pyramid_channels: channels of the pyramid's levels, of the region proposal network and of the mask head.
-        anchor_sizes: square roots of the areas of each level's anchors, px, from the finest level.
-        anchor_ratios: heights over widths.
-        box_channels: of both hidden layers of the box head.
-        box_resolution, mask_resolution: height and width of what RoIAlign gives the heads.
+        anchor_sizes: square root of the anchors' area in px, per level from the finest.
+        anchor_ratios: ratios of height to width.
+        box_channels: channels of both hidden layers of the box head.
+        box_resolution, mask_resolution: height and width of the RoIAlign features of each head.
         mask_convolutions: 3x3 convolutions of the mask head.
-        roi_samples: samples of a bin of RoIAlign along each side.
+        roi_samples: samples of a RoIAlign bin along each side.
     """
 
     classes: Annotated[int, AtLeast(1)]
@@ -77,33 +77,35 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the targets: the network, which takes them as they are, pictures, losses, detections.
+    """Constants of the rules, except the targets: network, pictures, losses and detections.
 
-    Pixel values count from 0 to 255, in the order blue, green, red.
+    Pixel values are 0 to 255, in the order blue, green, red.
 
     Attributes:
-        min_size, max_size: a picture is resized so that its shorter side is ``min_size`` px, or less where its longer
-            one would exceed ``max_size`` px.
-        longest_side: of a picture as it is published, px.
+        min_size: shorter side of a picture after resizing, px; less if the longer side would exceed ``max_size``.
+        max_size: maximum length of the longer side after resizing, px.
+        longest_side: longest side of a published picture, px.
         mirror: probability that a training picture is flipped.
-        mean: of each channel.
-        rpn_low, rpn_high: overlaps below which an anchor is background, and from which it has the box.
-        rpn_samples, rpn_positive: anchors of a picture that the losses see, and the largest share of them with a box.
-        rpn_beta: where the smooth L1 loss of the proposals' offsets becomes linear.
-        rpn_nms_threshold: overlap above which the better of two proposals of a level suppresses the other.
-        train_candidates, eval_candidates: proposals of a level that go into suppression, and that it keeps at most.
-        eval_proposals: proposals of a picture that the heads see in evaluation.
-        roi_low: overlap below which a proposal is background; from there on it has the box.
-        roi_sampled, roi_positive: proposals of a picture that the heads see in training, and the largest share of them
-            with a box.
-        box_weights: of x, y, width and height in the box head's offsets.
-        box_beta: where the smooth L1 loss of the boxes' offsets becomes linear.
-        score_threshold: detections at or below it are dropped.
-        nms_threshold: overlap above which the better of two detections of a class suppresses the other.
-        detections: best ones of a picture that are kept.
+        mean: mean of each channel.
+        rpn_low: anchors with smaller overlaps are background.
+        rpn_high: anchors with this overlap or more are matched to the box.
+        rpn_samples: anchors per picture in the losses.
+        rpn_positive: maximum fraction of them with a box.
+        rpn_beta: distance at which the smooth L1 loss of proposal offsets becomes linear.
+        rpn_nms_threshold: overlap above which a proposal suppresses a worse one of the same level.
+        train_candidates, eval_candidates: maximum number of proposals per level before and after suppression.
+        eval_proposals: proposals per picture in evaluation.
+        roi_low: proposals with smaller overlaps are background; all others are matched to the box.
+        roi_sampled: proposals per picture in training.
+        roi_positive: maximum fraction of them with a box.
+        box_weights: weights of x, y, width and height in the offsets of the box head.
+        box_beta: distance at which the smooth L1 loss of box offsets becomes linear.
+        score_threshold: detections with this score or less are dropped.
+        nms_threshold: overlap above which a detection suppresses a worse one of the same class.
+        detections: maximum number of detections per picture.
         mask_threshold: probability above which a pixel belongs to an object.
-        decay_factor: of the learning rate at each of ``hparams.decay_steps``.
-        bias_rate: learning rate of biases over that of weights.
+        decay_factor: factor of the learning rate at each of ``hparams.decay_steps``.
+        bias_rate: ratio of the learning rate of biases to that of weights.
     """
 
     min_size: Annotated[int, AtLeast(1)]
@@ -140,25 +142,25 @@ class Facts(Architecture):
 
     @property
     def mask_size(self) -> int:
-        """Height and width of the mask head's result."""
+        """Height and width of the mask head's output."""
         return 2 * self.mask_resolution
 
     @property
     def mask_slots(self) -> int:
-        """Proposals of a picture that can have a mask: those with a box."""
+        """Maximum number of proposals per picture with a mask, which are those with a box."""
         return int(self.roi_sampled * self.roi_positive)
 
 
 @dataclass(frozen=True)
 class Hparams(SgdHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``maskrcnn``.
+    """Tunable hyperparameters: the rows for ``maskrcnn`` in the table of the rules.
 
     Attributes:
         warmup_steps: optimizer steps of the warm-up.
-        warmup_factor: what the rate lacks for each step that is left of it; biases lack the same.
+        warmup_factor: amount by which the rate is lower for each remaining warm-up step, also for biases.
         decay_steps: optimizer steps after which the rate falls.
-        image_candidates: best proposals over all levels that training goes on with.
-        candidates_from: whether so many of each ``picture`` or of the whole ``micro_batch``.
+        image_candidates: number of best proposals over all levels that training uses.
+        candidates_from: whether ``image_candidates`` is per ``picture`` or for the whole ``micro_batch``.
     """
 
     optimizer: Literal["sgd_with_momentum"]
@@ -171,13 +173,13 @@ class Hparams(SgdHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the backbone starts from, and how operations run.
+    """Initial weights of the backbone, loss scale and implementations of operations.
 
     Attributes:
-        backbone: file in ``assets_dir`` with the weights that the backbone starts from, under Caffe2's names. Without
-            ``assets_dir`` they are drawn.
+        backbone: file in ``assets_dir`` with the initial weights of the backbone, under Caffe2's names. Without
+            ``assets_dir``, the weights are random.
         loss_scale: initial loss scale with fp16.
-        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
+        implementations: operation name to implementation. Missing operations use ``auto``.
     """
 
     backbone: str
@@ -190,12 +192,12 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class MaskReaderConfig(ReaderConfig):
-    """How pictures with masks are read.
+    """Options for reading pictures with masks.
 
     Attributes:
-        shapes: heights and widths, px, that a batch is padded to; each is a graph of its own. A batch takes the
-            smallest that all its pictures fit.
-        polygon_room: of the table of polygons.
+        shapes: padded heights and widths of batches, px, each with its own CUDA graph. A batch gets the smallest shape
+            that fits all its pictures.
+        polygon_room: capacity of the polygon table.
     """
 
     shapes: tuple[tuple[int, int], ...] = ()
@@ -204,7 +206,7 @@ class MaskReaderConfig(ReaderConfig):
 
 @dataclass(frozen=True)
 class MaskRCNNConfig:
-    """All of it."""
+    """Complete workload configuration of Mask R-CNN."""
 
     facts: Facts
     hparams: Hparams

@@ -1,6 +1,6 @@
-"""The DALI reader: threads read the records, in the suite's order, and DALI decodes them; all else is done elsewhere.
+"""DALI reader: threads read the records in the suite's order, and DALI only decodes them.
 
-The columns of a batch are those of the other reader, made by the same code.
+The columns of a batch come from the same code as in the other reader.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from common.data.grouped_order import GroupedShard, GroupedStream
 from common.data.threads import SampleThreads
 from common.detection.coco_pictures import CocoPictures
 
-fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+fn: Any = dali.fn  # DALI's type stubs are incomplete
 types: Any = dali.types
 
 PADDING_BYTES = 16 << 20
-"""Of nvJPEG's device and pinned buffers, taken ahead so that no allocation happens in the middle of training."""
+"""Size of nvJPEG's device and pinned buffers, which are allocated before training."""
 
 
 def train_source(
@@ -41,7 +41,7 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> FedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     multiplier, pictures = settings.reader.input_batch_multiplier, training.pictures
     columns = TrainingColumns(training.objects, settings, stream.seed, device.type == "cuda")
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
@@ -66,7 +66,7 @@ def train_source(
 def eval_source(
     pictures: CocoPictures, settings: DataSettings, shard: GroupedShard, device: torch.device
 ) -> PipelineEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
     facts, annotations = settings.facts, pictures.annotations
     size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
@@ -100,13 +100,13 @@ def _runner(
     def build(source: Callable[[], Inputs]) -> Any:
         return picture_pipeline(source, batch, settings, device)
 
-    # DALI asks for its prefetched runs at once; as many files are read while it works on those
+    # DALI asks for all its prefetched runs at once. The same number of files is read while it processes them.
     prefetch = settings.reader.prefetch
     return FedRunner(build, begin, step, threads, prefetch, ("pixels",), (torch.uint8,), path, close_data)
 
 
 def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSettings, device: torch.device) -> Any:
-    """Decode to the top left of slots; outputs (N, S, S, 3) uint8, zero beside the pictures."""
+    """Build the pipeline: decode to the top left of slots. Outputs (N, S, S, 3) uint8, zero outside the pictures."""
     reader, side = settings.reader, settings.facts.longest_side
     pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
     with pipeline:
@@ -119,9 +119,9 @@ def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSet
 
 
 def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
-    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+    """Run every operator once on a synthetic picture to load libraries, memory pools and kernels.
 
-    Touches no file; for use before ``run_start``.
+    Reads no file, so that it may run before ``run_start``.
     """
     side = settings.facts.longest_side
     buffer = io.BytesIO()
@@ -131,5 +131,5 @@ def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
 
 
 def _with_one_seed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All pictures of a micro-batch have its seed."""
+    """Keep one seed, because all pictures of a micro-batch have the same."""
     return tensors | {"seed": tensors["seed"][:1]}

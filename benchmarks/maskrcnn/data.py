@@ -1,11 +1,10 @@
-"""Mask R-CNN's data: prepared pictures with masks (see :mod:`benchmarks.maskrcnn.prepared`) to batches.
+"""Mask R-CNN's data: batches from prepared pictures with masks (see :mod:`benchmarks.maskrcnn.prepared`).
 
-A reader's training batch, whose key is its padded height and width, has ``pixels`` (B, S, S, 3) uint8, decoded pictures
-at the top left of slots of ``facts.longest_side`` px, red first, and what
-:meth:`benchmarks.maskrcnn.host_batches.TrainingColumns.empty` says, with one seed (1,). An evaluation batch has
-``pixels``, ``decoded_size``, ``size`` and ``picture``, see
-:func:`benchmarks.maskrcnn.host_batches.evaluation_columns`. :class:`benchmarks.maskrcnn.preparer.Preparer` makes the
-network's input of them on the device.
+A training batch of a reader has the padded height and width as key. It has ``pixels`` (B, S, S, 3) uint8, decoded
+pictures at the top left of slots of ``facts.longest_side`` px, red first, one ``seed`` (1,), and the other columns of
+:meth:`benchmarks.maskrcnn.host_batches.TrainingColumns.empty`. An evaluation batch has ``pixels`` and the columns of
+:func:`benchmarks.maskrcnn.host_batches.evaluation_columns`. :class:`benchmarks.maskrcnn.preparer.Preparer` computes
+the network's input from them on the device.
 """
 
 from __future__ import annotations
@@ -31,20 +30,18 @@ from common.errors import DataError
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank. Call it after ``run_start``.
 
-    Pictures that are wider than high and others are in different micro-batches.
+    A micro-batch has either only pictures that are wider than high or only others.
 
     Args:
-        root: prepared data.
-        settings: reader and sizes.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: pictures of a micro-batch of one replica.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: pictures per micro-batch of a replica.
         accumulation: micro-batches per step of a replica.
 
     Raises:
         DataError: manifest or files are missing, damaged, or do not fit the settings.
-        ConfigError: the reader cannot serve the settings.
+        ConfigError: the reader does not support the settings.
     """
     kind, prepared = choose_reader(settings.reader.reader), read_prepared(root, settings)
     mine = MicroBatches(micro_batch, accumulation, layout.size("dp"), layout.index("dp"))
@@ -69,9 +66,9 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank; after ``run_start``.
+    """Open the evaluation data under ``root`` for this rank. Call it after ``run_start``.
 
-    The pictures of a batch are padded alike: each to the smallest shape that it fits. Raises as :func:`open_train`.
+    A batch has only pictures with the same smallest padded shape. Raises like :func:`open_train`.
     """
     kind, prepared = choose_reader(settings.reader.reader), read_prepared(root, settings)
     pictures = prepared.validation()
@@ -97,7 +94,10 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
-    """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
+    """Load and warm up the reader's libraries before ``run_start``, without reading data.
+
+    ``batch`` is the micro-batch size of training.
+    """
     if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.maskrcnn import dali_reader
 
@@ -105,10 +105,10 @@ def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
 
 
 def read_prepared(root: Path, settings: DataSettings) -> Prepared:
-    """The prepared data under ``root``, checked against ``settings``.
+    """Return the prepared data under ``root`` after checking them against ``settings``.
 
     Raises:
-        DataError: the manifest is missing, garbled, of another format, or has other classes than the settings.
+        DataError: the manifest is missing, malformed, of another format, or has another number of classes.
     """
     prepared = open_prepared(root)
     classes = prepared.manifest.counts["classes"]
@@ -120,10 +120,10 @@ def read_prepared(root: Path, settings: DataSettings) -> Prepared:
 
 
 def _padded_shapes(size_P2: NDArray[np.int64], settings: DataSettings, describe: Callable[[int], str]) -> PaddedShapes:
-    """The shapes of batches of pictures of these sizes.
+    """Return the padded shapes for pictures of these published sizes.
 
     Raises:
-        DataError: a picture is larger than its slot, or fits no shape once it is resized.
+        DataError: a picture is larger than its slot, or fits no shape after resizing.
     """
     facts = settings.facts
     longest = int(size_P2.max(1).argmax())

@@ -1,4 +1,4 @@
-"""What both readers of Mask R-CNN's data are told."""
+"""Settings that both readers of Mask R-CNN's data use."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from common.data.order import sample_generator
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the pictures, and how they are read.
-
-    Attributes:
-        facts: sizes and mirroring.
-        reader: reader, threads, room for objects, shapes of batches.
-    """
+    """Picture constants of the rules and reader configuration."""
 
     facts: Facts
     reader: MaskReaderConfig
 
     def mirrors(self, seed: int, epoch: int, sample: int) -> bool:
-        """Whether ``sample`` is flipped left to right in ``epoch`` (from 0); a function of the arguments alone."""
+        """Return whether ``sample`` is flipped left to right in ``epoch``. Depends only on the arguments."""
         return bool(sample_generator(seed, epoch, sample).random() < self.facts.mirror)

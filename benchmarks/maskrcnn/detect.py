@@ -1,12 +1,12 @@
-"""From pictures to at most 100 detections of each with their masks, batched and at fixed shapes.
+"""Detection: from pictures to at most 100 detections per picture with masks, batched and with fixed shapes.
 
-As the MLPerf reference: of each class what scores above the threshold, less what a better one of the class overlaps too
-much; of all classes the best 100; and the masks of these. Nothing can be lost on the way there, whatever the network
-says: every class has a slot for each proposal, and gives on its best 100 alone, of which no more can be among the best
-of all. Of equal scores at the end the lower class comes first, and within a class the earlier proposal; the reference
-keeps all that equal the hundredth, so that a picture may have more than 100 there.
+As in the MLPerf reference: the boxes of each class above the score threshold, without those that overlap a better one
+of the class too much; then the best 100 of all classes; then their masks. Fixed shapes lose no box: every class has a
+slot for each proposal and returns its best 100, which include its part of the best 100 of all classes. Of equal
+scores, the lower class comes first, and in a class the earlier proposal. The reference keeps all boxes that equal the
+hundredth, so that a picture can have more than 100.
 
-Nothing waits for the device: slots that stay empty are dropped after the evaluation.
+Nothing waits for the device: empty slots are dropped after the evaluation.
 
 Legend: B pictures, S proposals of a picture, K classes without background, T best of a class, D detections of a
 picture, R all slots of a head, M height and width of a mask.
@@ -34,10 +34,10 @@ from common.ops.suppression import SUPPRESSION
 from common.ops.triton_support import widen
 
 REGION_STRIDES = STRIDES[:LEVELS]
-"""Of the levels that regions are taken from."""
+"""Strides of the levels from which regions are taken."""
 
 Propose = Callable[[Sequence[RpnOutput], Tensor], Proposals]
-"""Proposals by what the network says of each level of pictures of (B, 2) heights and widths; capturable."""
+"""Function from the region proposal network's outputs and (B, 2) heights and widths to proposals; capturable."""
 
 
 class Boxes(NamedTuple):
@@ -45,8 +45,8 @@ class Boxes(NamedTuple):
 
     Attributes:
         corners_BD4: x1, y1, x2, y2 in px of the resized pictures.
-        score_BD: -inf in empty slots.
-        label_BD: classes from 1; any in empty slots.
+        score_BD: scores; -inf in empty slots.
+        label_BD: classes from 1; any value in empty slots.
     """
 
     corners_BD4: Tensor
@@ -58,18 +58,16 @@ class Detector:
     """Finds objects in pictures.
 
     Args:
-        model: the network.
         facts: thresholds and numbers of candidates.
-        roi_align: cuts regions out of the pyramid.
+        roi_align: implementation of RoIAlign.
         implementations: ``model.implementations``.
-        device: of the network.
 
     Attributes:
-        choice: name of the implementation of the suppression.
-        class_ids: (K,) int64 on the device: what each class is called in detections; counted from 1 at first.
+        choice: name of the chosen implementation of suppression.
+        class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(
@@ -87,17 +85,17 @@ class Detector:
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
 
     def name_classes(self, class_ids: Sequence[int]) -> None:
-        """Call the classes so in detections, in place: a captured graph sees it."""
+        """Set the class ids of detections in place, so that a captured graph uses them."""
         self.class_ids.copy_(torch.tensor(class_ids, dtype=torch.int64))
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor], propose: Propose) -> Found:
-        """The detections of a batch.
+        """Return the detections of a batch.
 
         Args:
-            batch: ``image`` (B, 3, H, W), pictures padded to one shape; ``size`` (B, 2), their own heights and widths,
-                and ``original`` (B, 2), those before resizing, px.
-            propose: for pictures of this shape.
+            batch: ``image`` (B, 3, H, W), padded pictures; ``size`` (B, 2), heights and widths without padding;
+                ``original`` (B, 2), heights and widths before resizing, px.
+            propose: returns the proposals for pictures of this padded shape.
         """
         facts, size_B2 = self._facts, batch["size"].float()
         levels = self._model.pyramid(batch["image"])
@@ -122,12 +120,12 @@ class Detector:
 
     @torch.no_grad()
     def select(self, logits_RK: Tensor, deltas_RX: Tensor, proposals: Proposals, size_B2: Tensor) -> Boxes:
-        """The best boxes by what the box head says of the proposals.
+        """Return the best boxes from the outputs of the box head.
 
         Args:
             logits_RK: (B S, K + 1), background first.
-            deltas_RX: (B S, 4 (K + 1)), offsets of every class's box.
-            proposals: S of each picture; an empty one scores -inf.
+            deltas_RX: (B S, 4 (K + 1)), offsets of the boxes of all classes.
+            proposals: S proposals per picture; empty slots have score -inf.
             size_B2: heights and widths of the pictures, px.
         """
         facts, (pictures, candidates) = self._facts, proposals.score_BS.shape
@@ -140,7 +138,7 @@ class Detector:
         corners_BSK4 = clip(corners_BSK4, height_B11, width_B11, PIXEL)
         corners_BKS4 = corners_BSK4.transpose(1, 2).contiguous()
 
-        # Classes do not see each other: each of a picture is suppressed as if it were a picture.
+        # Suppression is independent per class: each class of a picture is passed as a separate picture.
         kept, there = self._suppress(
             corners_BKS4.flatten(0, 1),
             score_BKS.flatten(0, 1),

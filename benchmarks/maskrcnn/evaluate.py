@@ -1,7 +1,6 @@
-"""Mask R-CNN's evaluation: wires reader, network, proposals, detections, masks and scores.
+"""Mask R-CNN's evaluation: connects reader, network, proposals, detections, masks and scores.
 
-A captured pass begins with a reader's batch of decoded pictures. Each shape that pictures are padded to has a pass of
-its own.
+A captured pass begins with a reader's batch of decoded pictures. There is one pass per padded shape.
 
 Legend: B pictures of a batch, S side of a slot, D detections of all pictures, M height and width of a mask.
 """
@@ -40,11 +39,11 @@ from common.ops.operation import OperationRequest, select
 
 
 class Scoring(NamedTuple):
-    """How detections are scored.
+    """Where detections are scored.
 
     Attributes:
-        device: where boxes and masks are matched.
-        processes: among which the overlaps of masks are dealt out.
+        device: device on which boxes and masks are matched.
+        processes: number of processes that compute the overlaps of masks.
     """
 
     device: torch.device
@@ -54,21 +53,19 @@ class Scoring(NamedTuple):
 def evaluation(
     model: MaskRCNN, own: MaskRCNNConfig, preparer: Preparer, layout: Layout, capture: bool, scoring: Scoring
 ) -> tuple[DetectionEvaluation, dict[str, str]]:
-    """COCO's mean average precision of boxes and of masks, ``BBOX`` and ``SEGM``.
+    """Build the evaluation: COCO's mean average precision of boxes and of masks, ``BBOX`` and ``SEGM``.
 
     Args:
         model: the network, on its final device.
-        own: configuration.
-        preparer: makes the network's input of decoded pictures.
-        layout: the ranks that share the evaluation set.
+        preparer: computes the network's input from decoded pictures.
+        layout: ranks that share the evaluation set.
         capture: replay the passes as CUDA graphs.
-        scoring: where, and by how many processes.
 
     Returns:
-        The evaluation, and operation to the implementation that was chosen.
+        The evaluation, and operation to the chosen implementation.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
     facts, device, settings = own.facts, layout.device, DataSettings(own.facts, own.reader)
     implementations = own.model.implementations
@@ -106,7 +103,7 @@ def evaluation(
 
 
 def ground_truth(root: Path) -> Annotations:
-    """All objects of the validation pictures under ``root``, with segmentations.
+    """Return all objects of the validation pictures under ``root``, with segmentations.
 
     Raises:
         DataError: manifest or files are missing or damaged.
@@ -116,7 +113,7 @@ def ground_truth(root: Path) -> Annotations:
 
 
 def example_inputs(facts: Facts, batch: int, shape: tuple[int, int], layout: Layout) -> dict[str, Tensor]:
-    """A made-up batch of ``shape``, pictures of noise as a reader delivers them, on the device."""
+    """Return a synthetic batch of random pictures for padded ``shape``, on the device, in the format of the readers."""
     (height, width), side = shape, facts.longest_side
     scale = min(1.0, side / max(shape))
     decoded = [max(int(length * scale), 1) for length in shape]

@@ -1,11 +1,10 @@
-"""The three heads of Mask R-CNN: proposals from every cell of the pyramid, and boxes and masks of regions.
+"""The three heads of Mask R-CNN: proposals for every cell of the pyramid, and boxes and masks of regions.
 
-Weights that run on a region's features have the shapes of convolutions, so that channels_last features are read as they
-lie, without a copy. Convolutions to a few results run with filters of zeros beside their own, as many as tensor cores
-want.
+Weights for a region's features have the shapes of convolutions, so that channels_last features are read without a
+copy. Convolutions with few outputs are padded with zero filters to a number of channels that tensor cores need.
 
-Legend: N pictures, A anchors of a cell, H W height and width of a level, R regions, C channels, S height and width of a
-region's features, K classes without background.
+Legend: N pictures, A anchors of a cell, H W height and width of a level, R regions, C channels, S height and width of
+a region's features, K classes without background.
 """
 
 from __future__ import annotations
@@ -25,37 +24,37 @@ from common.ops.linear_relu import LINEAR_RELU
 from common.ops.operation import OperationRequest
 
 BOX = 4
-"""Numbers of a box."""
+"""Coordinates of a box."""
 
 PROPOSAL_STD = 0.01
 CLASS_STD = 0.01
 BOX_STD = 0.001
-"""Standard deviations of initial weights: of all layers of the proposals' head, and of the box head's last two."""
+"""Standard deviations of initial weights: of the proposal network, and of the two output layers of the box head."""
 
 ENLARGED = 2
-"""Height and width that the mask head's transposed convolution makes of a pixel."""
+"""Height and width of the pixels that the mask head's transposed convolution makes from one pixel."""
 
 
 class RpnOutput(NamedTuple):
-    """What the proposals' head says of one level.
+    """Outputs of the region proposal network for one level.
 
     Attributes:
-        logits_NAHW: of an object at each anchor, in channels_last memory.
-        deltas_NAHW: (N, A x 4, H, W), offsets of a box from each anchor, in channels_last memory.
+        logits_NAHW: logits of an object at each anchor, in channels_last memory.
+        deltas_NAHW: (N, A * 4, H, W), box offsets from each anchor, in channels_last memory.
     """
 
     logits_NAHW: Tensor
     deltas_NAHW: Tensor
 
     def flat(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, H x W x A) and offsets (N, H x W x A, 4) in the order of the anchors; views."""
+        """Return views: logits (N, H * W * A) and offsets (N, H * W * A, 4), in the order of the anchors."""
         images = self.logits_NAHW.shape[0]
         logits_NHWA, deltas_NHWA = (output.permute(0, 2, 3, 1) for output in self)
         return logits_NHWA.view(images, -1), deltas_NHWA.view(images, -1, BOX)
 
 
 class RpnHead(nn.Module):
-    """The region proposal network (Ren et al., arXiv:1506.01497, section 3.1), the same for all levels."""
+    """Region proposal network (Ren et al., arXiv:1506.01497, section 3.1), shared by all levels."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -66,37 +65,37 @@ class RpnHead(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Normal weights, and no biases, from a CPU generator."""
+        """Draw normal weights from a CPU generator; biases are 0."""
         for layer in (self.conv, self.cls_logits, self.bbox_pred):
             layer.weight.normal_(0.0, PROPOSAL_STD, generator=generator)
             _zero_bias(layer)
 
     def forward(self, level_NCHW: Tensor) -> RpnOutput:
-        """Map a level of the pyramid."""
+        """Map one level of the pyramid to logits and offsets."""
         hidden_NCHW = self.conv(level_NCHW, relu=True)
         logits, deltas = self.cls_logits, self.bbox_pred
         assert logits.bias is not None
         assert deltas.bias is not None
-        # One convolution for both: the hidden features are by far the most that is read and, backward, written.
+        # One convolution computes both, because reading and, in backward, writing the hidden features dominates the
+        # cost.
         weight, bias_C = torch.cat([logits.weight, deltas.weight]), torch.cat([logits.bias, deltas.bias])
         outputs_NCHW = logits.run(hidden_NCHW, *_filled(weight, bias_C), relu=False)
         parts = outputs_NCHW[:, : len(logits.weight)], outputs_NCHW[:, len(logits.weight) : len(weight)]
         return RpnOutput(*(part.contiguous(memory_format=torch.channels_last) for part in parts))
 
     def flops(self, sizes: list[Size]) -> list[LayerFlops]:
-        """FLOPs for one picture of every layer over every level, whose heights and widths are ``sizes``."""
+        """Return the FLOPs per picture of every layer on every level; ``sizes`` are the levels' heights and widths."""
         layers = (("conv", self.conv), ("cls_logits", self.cls_logits), ("bbox_pred", self.bbox_pred))
         return [convolution_flops(name, layer, size) for name, layer in layers for size in sizes]
 
 
 class RegionLinear(nn.Conv2d):
-    """A linear layer over all features of a region, with ReLU: a convolution that its kernel covers whole.
+    """Linear layer with ReLU over all features of a region, as a convolution whose kernel covers the region.
 
-    Flattened, its weight (outputs, C, S, S) is that of a linear layer over flattened features (C, S, S).
+    The flattened weight (outputs, C, S, S) is that of a linear layer over flattened features (C, S, S).
 
     Args:
         channels, resolution: C and S.
-        outputs: of the layer.
     """
 
     def __init__(self, channels: int, resolution: int, outputs: int) -> None:
@@ -110,7 +109,7 @@ class RegionLinear(nn.Conv2d):
         return self._linear_relu.name
 
     def forward(self, x_RCSS: Tensor) -> Tensor:
-        """(R, outputs)."""
+        """Return (R, outputs)."""
         x_RX, weight_NX = (tensor.permute(0, 2, 3, 1).flatten(1) for tensor in (x_RCSS, self.weight))
         assert self.bias is not None
         y_RN: Tensor = self._linear_relu.function(x_RX, weight_NX, self.bias)
@@ -121,7 +120,7 @@ class RegionLinear(nn.Conv2d):
 
 
 class BoxHead(nn.Module):
-    """Class and box of a region: two hidden layers (Lin et al., arXiv:1612.03144, section 4.2)."""
+    """Box head: class and box of a region, after two hidden layers (Lin et al., arXiv:1612.03144, section 4.2)."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ class BoxHead(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Uniform weights of variance ``1 / fan in`` in the hidden layers, normal ones behind them, and no biases."""
+        """Draw uniform weights of variance ``1 / fan in`` in hidden layers, normal ones in outputs; biases are 0."""
         for hidden in (self.fc6, self.fc7):
             nn.init.kaiming_uniform_(hidden.weight, a=1, generator=generator)
         for last, deviation in ((self.cls_score, CLASS_STD), (self.bbox_pred, BOX_STD)):
@@ -142,12 +141,12 @@ class BoxHead(nn.Module):
             _zero_bias(layer)
 
     def forward(self, x_RCSS: Tensor) -> tuple[Tensor, Tensor]:
-        """Class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)) of every class's box."""
+        """Return class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)) of the boxes of all classes."""
         y_RN = self.fc7(self.fc6(x_RCSS)[:, :, None, None])
         return self.cls_score(y_RN), self.bbox_pred(y_RN)
 
     def flops(self, slots: int) -> list[LayerFlops]:
-        """FLOPs of every layer for one picture of so many regions."""
+        """Return the FLOPs per picture of every layer, with ``slots`` regions per picture."""
         weights = {
             "fc6": self.fc6.weight,
             "fc7": self.fc7.weight,
@@ -158,10 +157,10 @@ class BoxHead(nn.Module):
 
 
 class Enlarging(FusedConv2d):
-    """A transposed convolution 2x2 of stride 2 with ReLU: a 1x1 convolution to the four pixels that each becomes.
+    """Transposed 2x2 convolution of stride 2 with ReLU, as a 1x1 convolution to the four resulting pixels.
 
-    Its weight (4 x channels, channels, 1, 1) is that of ``torch.nn.ConvTranspose2d`` (in, out, 2, 2) by row, column,
-    output and input; the four share a bias.
+    Its weight (4 * channels, channels, 1, 1) is that of ``torch.nn.ConvTranspose2d`` (in, out, 2, 2), reordered to
+    (row, column, output, input). The four pixels share a bias.
     """
 
     def __init__(self, channels: int) -> None:
@@ -169,16 +168,16 @@ class Enlarging(FusedConv2d):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x_NCHW: Tensor, relu: bool = True, residual_NCHW: Tensor | None = None) -> Tensor:
-        """(N, 4 x C, H, W), the four pixels as channels: by row, column and channel."""
+        """Return (N, 4 * C, H, W), with the four pixels as channels in the order row, column, channel."""
         assert self.bias is not None
         return self.run(x_NCHW, self.weight, self.bias.repeat(ENLARGED * ENLARGED), relu, residual_NCHW)
 
 
 class MaskHead(nn.Module):
-    """Mask of a region for one class (He et al., arXiv:1703.06870, figure 4, right).
+    """Mask head: mask of a region for one class (He et al., arXiv:1703.06870, figure 4, right).
 
-    The published network gives masks for all classes, of which loss and detections look at one: the last layer is run
-    for that one alone.
+    The published network computes masks of all classes, but loss and detections use only one of them. The last layer
+    is therefore computed for this class only.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -194,7 +193,7 @@ class MaskHead(nn.Module):
         self._selected_logits = SELECTED_LOGITS.choice("reference")
 
     def choose(self, requested: str, dtype: torch.dtype) -> str:
-        """Choose how the last layer runs, see :meth:`common.nn.choice.Choosing.choose`."""
+        """Choose the implementation of the last layer, see :meth:`common.nn.choice.Choosing.choose`."""
         request = OperationRequest(
             self.mask_fcn_logits.weight.device, dtype, {"channels": self.mask_fcn_logits.in_channels}
         )
@@ -203,24 +202,23 @@ class MaskHead(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Normal weights of variance ``2 / fan out``, and no biases, from a CPU generator."""
+        """Draw normal weights of variance ``2 / fan out`` from a CPU generator; biases are 0."""
         for module in self.modules():
             if isinstance(module, FusedConv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
                 _zero_bias(module)
 
     def forward(self, x_RCSS: Tensor, class_R: Tensor) -> Tensor:
-        """Logits (R, 2 S, 2 S) of each region's class, fp32 (fp64 of fp64); S may be any.
+        """Return the logits (R, 2 S, 2 S) of each region's class, fp32 (fp64 for fp64 features). S can have any value.
 
         Args:
-            x_RCSS: features.
-            class_R: int64, 0 to K; -1 where a slot holds no region, whose logits are 0 and have no gradient.
+            class_R: int64, 0 to K; -1 for slots without a region, which have logits of 0 and no gradient.
         """
         for convolution in self.convolutions.values():
             x_RCSS = convolution(x_RCSS, relu=True)
         regions, channels, height, width = x_RCSS.shape
-        # The last layer sees each pixel for itself: it runs before the four of each are put in their places, since
-        # moving logits costs less than moving features.
+        # The last layer handles pixels independently. It runs before the four pixels are rearranged, because moving
+        # logits costs less than moving features.
         pixels = ENLARGED**2 * height * width
         fine_RPC = self.conv5_mask(x_RCSS).permute(0, 2, 3, 1).reshape(regions, pixels, channels)
         last = self.mask_fcn_logits
@@ -229,7 +227,10 @@ class MaskHead(nn.Module):
         return apart.transpose(2, 3).reshape(regions, ENLARGED * height, ENLARGED * width)
 
     def flops(self, slots: int) -> list[LayerFlops]:
-        """FLOPs of every layer for one picture of so many regions; of the last for all classes, as it is published."""
+        """Return the FLOPs per picture of every layer, with ``slots`` regions.
+
+        The last layer counts for all classes, as in the published network.
+        """
         size = (self._resolution, self._resolution)
         layers = [
             convolution_flops(name.rpartition(".")[2], layer, size)
@@ -242,7 +243,7 @@ class MaskHead(nn.Module):
 
 
 def _filled(weight: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a convolution with filters of zeros behind its own, up to a multiple that is fast."""
+    """Pad weight and bias with filters of zeros, up to a multiple that is fast."""
     more = padded_columns(len(weight)) - len(weight)
     return F.pad(weight, (0, 0, 0, 0, 0, 0, 0, more)), F.pad(bias_C, (0, more))
 

@@ -1,6 +1,6 @@
-"""What a batch has beside its pixels, made on the host: sizes, boxes, and what became of each picture.
+"""Columns of a batch besides pixels, computed on the host: sizes, boxes and transforms.
 
-Legend: B slots of a batch, M slots of a picture's objects, P pictures.
+Legend: B slots of a batch, M slots for objects of a picture, P pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.detection.annotations import Annotations
 from common.detection.picture_boxes import empty_boxes, put_boxes
 
 PADDING = -1
-"""The id of no picture."""
+"""Picture id of padding."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Slot:
 
     Attributes:
         epoch: pass over the samples, from 0.
-        place: of the picture.
-        real: False where an incomplete batch has run out of pictures and its first one stands in.
-        seed: of the batch.
+        place: index of the picture.
+        real: False in an incomplete batch for slots that only repeat the first picture.
+        seed: seed of the batch.
     """
 
     epoch: int
@@ -42,20 +42,19 @@ class Slot:
 
 
 def slots_of(stream: GroupedStream, number: int) -> list[Slot]:
-    """The slots of this replica's micro-batch ``number``, from 0 over the whole training."""
+    """Return the slots of this replica's micro-batch ``number``, counted from 0 over the whole training."""
     samples, seed = stream.samples_of(number), stream.random_seed(number)
     surplus = [samples[0]] * (stream.micro_batch - len(samples))
     return [Slot(*sample, slot < len(samples), seed) for slot, sample in enumerate(samples + surplus)]
 
 
 class TrainingColumns:
-    """Makes the columns of training batches.
+    """Fills the columns of training batches.
 
     Args:
-        objects: of the training pictures.
-        settings: what becomes of the pictures.
-        seed: of what is mirrored.
-        pin_memory: for copies to a GPU that nobody waits for.
+        objects: objects of the training pictures.
+        seed: seed of the mirroring.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(self, objects: TrainingObjects, settings: DataSettings, seed: int, pin_memory: bool) -> None:
@@ -63,13 +62,13 @@ class TrainingColumns:
         self._resized_P2 = resized_sizes(objects.size, settings.facts.min_size, settings.facts.max_size)
 
     def empty(self, pictures: int) -> dict[str, Tensor]:
-        """All zero.
+        """Return the columns, filled with zeros.
 
         ``decoded_size`` (B, 2) int32 and ``size`` (B, 2) fp32, heights and widths before and after resizing, px;
         ``boxes`` (B, M, 4) fp32, px of the resized and mirrored picture, ``label`` (B, M) int64 from 1 and ``count``
-        (B,) int64; ``object`` (B,) int64, number of the picture's first object among those of all pictures;
-        ``transform`` (B, 4) fp32, the scales of x and of y, 1 if the picture is mirrored, and its width before it was
-        resized, px; ``real`` (B,) bool, False in slots that stand for no picture; and ``seed`` (B,) int64 of the batch.
+        (B,) int64; ``object`` (B,) int64, index of the picture's first object among those of all pictures;
+        ``transform`` (B, 4) fp32: scales of x and y, 1 if the picture is mirrored, and width of the published picture,
+        px; ``real`` (B,) bool; ``seed`` (B,) int64.
         """
         return {
             **_empty_sizes(pictures, self._pin),
@@ -81,7 +80,7 @@ class TrainingColumns:
         }
 
     def put(self, tensors: dict[str, Tensor], number: int, slot: Slot) -> None:
-        """Fill slot ``number`` of what :meth:`empty` made. One without a picture has sizes and transform alone."""
+        """Fill slot ``number`` of the columns of :meth:`empty`; if it is not real, only sizes, transform and seed."""
         objects, place = self._objects, slot.place
         (height, width), resized_2 = objects.size[place].tolist(), self._resized_P2[place]
         mirrored = self._settings.mirrors(self._seed, slot.epoch, place)
@@ -100,14 +99,14 @@ class TrainingColumns:
 
 
 def resized_boxes(corners_M4: NDArray[np.float32], transform_4: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-    """Corners (M, 4) in the resized picture, which is then mirrored or not, by the reference's arithmetic in fp32.
+    """Return corners (M, 4) in the resized and possibly mirrored picture, in the reference's fp32 arithmetic.
 
-    A box has its last pixel as second corner, so that x becomes ``width - x - 1`` and the corners change places.
+    The second corner of a box is its last pixel. Mirroring maps x to ``width - x - 1`` and swaps the corners.
 
     Args:
-        corners_M4: px of the published picture.
+        corners_M4: corners in px of the published picture.
         transform_4: see :meth:`TrainingColumns.empty`.
-        width: of the resized picture, px.
+        width: width of the resized picture, px.
     """
     resized_M4 = corners_M4 * transform_4[[0, 1, 0, 1]]
     if transform_4[2]:
@@ -118,16 +117,16 @@ def resized_boxes(corners_M4: NDArray[np.float32], transform_4: NDArray[np.float
 def evaluation_columns(
     annotations: Annotations, resized_P2: NDArray[np.int64], places: Sequence[int], batch: int, pin_memory: bool
 ) -> dict[str, Tensor]:
-    """``picture`` (B,) int64, ids, and ``decoded_size`` and ``size`` as training has them, of the pictures ``places``.
+    """Return ``picture`` (B,) int64, ids, and ``decoded_size`` and ``size`` as in training.
 
-    Slots behind them are padding: of id -1, and of 1 x 1 px, so that no size is zero.
+    Unused slots are padding with id -1 and 1 x 1 px, so that no size is zero.
 
     Args:
-        annotations: of all pictures.
-        resized_P2: their heights and widths after resizing.
-        places: at most ``batch``.
+        annotations: annotations of all pictures.
+        resized_P2: heights and widths of all pictures after resizing.
+        places: indices of at most ``batch`` pictures.
         batch: B.
-        pin_memory: for copies to a GPU that nobody waits for.
+        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
     tensors = _empty_sizes(batch, pin_memory)
     chosen = np.asarray(places, np.int64)

@@ -1,11 +1,12 @@
-"""One forward pass of training: from pictures to the five losses, on fixed slots, with branches beside each other.
+"""Forward pass of training: from pictures to the five losses, in fixed slots and with concurrent branches.
 
-What the losses of the region proposal network need is known as soon as the pyramid is: matching of anchors, sampling,
-losses and the whole backward pass down to the pyramid run on a branch, beside the choice of proposals, whose many small
-kernels leave a GPU idle. The box head, with its backward pass, and the masks to be learned run beside the mask head.
+The losses of the region proposal network need only the pyramid. Their branch runs anchor matching, sampling, losses
+and the whole backward pass down to the pyramid, concurrently with the selection of proposals, whose many small kernels
+leave a GPU idle. A second branch runs the box head with its backward pass, and the mask targets, concurrently with the
+mask head.
 
-Legend: B pictures, M object slots, R slots of sampled proposals of a picture, P those of them that can have a mask,
-S height and width of features, Q = B P.
+Legend: B pictures, M object slots, R slots for sampled proposals of a picture, P slots that can have a mask, S height
+and width of features, Q = B P.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from common.step.branches import Branch, cut, detached, early
 
 @dataclass(frozen=True)
 class DetectionLosses:
-    """The parts of the loss, 0-d, which all count alike.
+    """Parts of the loss, 0-d, with equal weights.
 
     Attributes:
-        loss_objectness, loss_rpn_box_reg: of the region proposal network.
-        loss_classifier, loss_box_reg: of the box head.
-        loss_mask: of the mask head.
-        total: their sum, which is differentiated.
-        mask_slots: how many proposals had a mask to learn.
+        loss_objectness, loss_rpn_box_reg: losses of the region proposal network.
+        loss_classifier, loss_box_reg: losses of the box head.
+        loss_mask: loss of the mask head.
+        total: sum of the losses, which is differentiated.
+        mask_slots: number of proposals with a mask target.
     """
 
     total: Tensor
@@ -52,25 +53,24 @@ class DetectionLosses:
     mask_slots: Tensor
 
     def metrics(self) -> dict[str, Tensor]:
-        """All of it by the names of the log."""
+        """Return all values by their names in the log."""
         named = {field.name: getattr(self, field.name).detach() for field in fields(self)}
         return {"loss": named.pop("total"), **named}
 
 
 class TrainingPass:
-    """The network and all that its losses need.
+    """Computes the losses of a micro-batch.
 
     Args:
         model: the network, on its final device and in its final dtype.
-        own: configuration.
         table: outlines of all training objects, on the same device.
-        dtype: of the network.
+        dtype: dtype of the network.
 
     Attributes:
-        choices: operation to the implementation that was chosen.
+        choices: operation to the chosen implementation.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, model: MaskRCNN, own: MaskRCNNConfig, table: PolygonTable, dtype: torch.dtype) -> None:
@@ -94,15 +94,15 @@ class TrainingPass:
         }
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape, scale: Tensor) -> DetectionLosses:
-        """The losses of a micro-batch.
+        """Return the losses of a micro-batch.
 
         Args:
-            tensors: ``image`` (B, 3, H, W); ``size`` (B, 2), heights and widths of the pictures in it; ``boxes``
-                (B, M, 4), ``label`` (B, M) and ``count`` (B,), their objects; ``object`` (B,), the row of each
-                picture's first object in the table; ``transform`` (B, 4), see ``ops.mask_targets``; ``real`` (B,),
-                whether a slot holds a picture that counts; ``seed`` (1,), of what is drawn.
+            tensors: ``image`` (B, 3, H, W); ``size`` (B, 2), heights and widths of the pictures in it; ``boxes`` (B,
+                M, 4), ``label`` (B, M) and ``count`` (B,), the objects; ``object`` (B,), table row of each picture's
+                first object; ``transform`` (B, 4), see ``ops.mask_targets``; ``real`` (B,), False for slots that do
+                not count; ``seed`` (1,), random seed.
             shape: H and W, one of ``reader.shapes``.
-            scale: what the sum of the losses is multiplied by before it is differentiated, 0-d.
+            scale: 0-d factor by which the caller multiplies the sum of the losses before backward.
         """
         model, facts = self._model, self._facts
         boxes_BM4, label_BM, count_B = tensors["boxes"], tensors["label"], tensors["count"]
@@ -146,7 +146,7 @@ class TrainingPass:
         return DetectionLosses(total, classifier, boxes, mask, objectness, rpn_boxes, rois.positives_B.sum())
 
     def _targets(self, rois: RoiSample, masked_BP: Tensor, object_B: Tensor, transform_B4: Tensor) -> Tensor:
-        """What the mask head has to find, (Q, height, width) uint8."""
+        """Return the targets of the mask head, (Q, height, width) uint8."""
         slots = masked_BP.shape[1]
         object_BP = torch.where(masked_BP, object_B.unsqueeze(1) + rois.slot_BR[:, :slots], -1)
         transform_BP4 = transform_B4.unsqueeze(1).expand(-1, slots, -1)

@@ -1,4 +1,4 @@
-"""Evaluation pictures that are decoded once and stay on the device."""
+"""Cache on the device for the pictures of the evaluation, which are decoded only once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from common.data.batches import EvalSource, HostBatch
 
 
 class KeptSource:
-    """Batches of a source, kept from the first evaluation that reads all of them; a
-    :class:`common.data.batches.EvalSource`.
+    """A :class:`common.data.batches.EvalSource` that keeps the batches of the first complete evaluation.
 
     Args:
-        source: read once, and closed then.
-        device: where the batches are kept.
+        source: source of the batches, which is closed after this evaluation.
+        device: device for the cached batches.
     """
 
     def __init__(self, source: EvalSource, device: torch.device) -> None:
@@ -29,7 +28,7 @@ class KeptSource:
         return self._length
 
     def __iter__(self) -> Iterator[HostBatch]:
-        """Yield the batches of one evaluation, on the device; raises what the source raises."""
+        """Yield the batches of one evaluation, on the device. Raises the errors of the source."""
         if self._source is None:
             yield from self._kept
             return
@@ -42,7 +41,7 @@ class KeptSource:
         self._close_source()
 
     def close(self) -> None:
-        """Close the source and let go of the batches."""
+        """Close the source and free the batches."""
         self._close_source()
         self._kept = []
 

@@ -1,10 +1,10 @@
-"""The losses of both stages on fixed slots, their counts on the device: nothing waits, no index depends on values.
+"""Losses of both stages in fixed slots. Counts stay on the device, nothing waits, and no index depends on values.
 
-Ren et al., arXiv:1506.01497, section 3.1.2, and He et al., arXiv:1703.06870, section 3, as the MLPerf reference
-computes them: all means and quotients are over the whole micro-batch, and the offsets' losses are divided by all that
-was sampled, not by the positives.
+Ren et al., arXiv:1506.01497, section 3.1.2, and He et al., arXiv:1703.06870, section 3, as in the MLPerf reference:
+means and quotients are over the whole micro-batch, and losses of offsets are divided by the size of the sample, not by
+the number of positives.
 
-Shapes: B pictures, L levels, A anchors of all levels, N slots for sampled anchors, R for sampled proposals of a
+Shapes: B pictures, L levels, A anchors of all levels, N slots for sampled anchors, R slots for sampled proposals of a
 picture, K classes, Q slots for masks of all pictures.
 """
 
@@ -22,20 +22,20 @@ from common.ops.triton_support import widen
 
 
 def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> tuple[Tensor, Tensor]:
-    """The losses of the region proposal network, 0-d; in fp32, in fp64 of fp64.
+    """Return the losses of the region proposal network, 0-d, fp32 (fp64 for fp64 outputs).
 
     Args:
-        levels: what it says at every anchor.
-        sample: anchors that count.
-        beta: where the smooth L1 loss becomes linear.
+        levels: outputs of the network for each level.
+        sample: sampled anchors.
+        beta: distance at which the smooth L1 loss becomes linear.
 
     Returns:
-        Binary cross-entropy of whether there is an object, the mean over all sampled anchors; and the smooth L1 loss of
-        the positives' offsets, whose sum is divided by the number of all sampled anchors. 0 without any.
+        Mean binary cross-entropy of the sampled anchors (object or not), and smooth L1 loss of the positives' offsets,
+        summed and divided by the number of sampled anchors. Both are 0 for an empty sample.
     """
     flat = [level.flat() for level in levels]
     logits_BA, deltas_BA4 = (torch.cat(parts, 1) for parts in zip(*flat, strict=True))
-    # Indexed, not gathered: the gradient of a gather copies from the host where sums are to have a fixed order.
+    # Indexing instead of gather: with deterministic sums, the gradient of gather copies from the host.
     place_BN = _numbers(logits_BA).unsqueeze(1), sample.index_BN
     logits_BN, deltas_BN4 = widen(logits_BA[place_BN]), widen(deltas_BA4[place_BN])
     positive_BN, sampled_BN = (
@@ -48,18 +48,17 @@ def rpn_losses(levels: Sequence[RpnOutput], sample: RpnSample, beta: float) -> t
 
 
 def box_losses(logits_RK: Tensor, deltas_RC: Tensor, sample: RoiSample, beta: float) -> tuple[Tensor, Tensor]:
-    """The losses of the box head, 0-d; in fp32, in fp64 of fp64.
+    """Return the losses of the box head, 0-d, fp32 (fp64 for fp64 outputs).
 
     Args:
-        logits_RK: (B R, K + 1), of background and classes, picture by picture.
-        deltas_RC: (B R, 4 (K + 1)), offsets for each of them.
-        sample: proposals that count.
-        beta: where the smooth L1 loss becomes linear.
+        logits_RK: (B R, K + 1), background first, sorted by picture.
+        deltas_RC: (B R, 4 (K + 1)), offsets of the boxes of background and all classes.
+        sample: sampled proposals.
+        beta: distance at which the smooth L1 loss becomes linear.
 
     Returns:
-        Cross-entropy of the classes, the mean over all sampled proposals; and the smooth L1 loss of the positives'
-        offsets for the class of their object, whose sum is divided by the number of all sampled proposals. 0 without
-        any.
+        Mean cross-entropy of the sampled proposals, and smooth L1 loss of the positives' offsets for the class of
+        their object, summed and divided by the number of sampled proposals. Both are 0 for an empty sample.
     """
     logits_RK, label_R = widen(logits_RK), sample.label_BR.flatten()
     sampled = _at_least_one(sample.total_B, logits_RK.dtype)
@@ -71,15 +70,15 @@ def box_losses(logits_RK: Tensor, deltas_RC: Tensor, sample: RoiSample, beta: fl
 
 
 def mask_loss(logits_QHW: Tensor, target_QHW: Tensor, class_Q: Tensor) -> Tensor:
-    """The loss of the mask head, 0-d; in fp32, in fp64 of fp64 (He et al., section 3).
+    """Return the loss of the mask head, 0-d, fp32 (fp64 for fp64 logits) (He et al., section 3).
 
     Args:
-        logits_QHW: of each slot, for the class of its object.
-        target_QHW: 1 where the object is and 0 elsewhere, uint8.
-        class_Q: -1 where a slot holds no region with an object.
+        logits_QHW: logits of each slot for the class of its object.
+        target_QHW: 1 inside the object and 0 outside, uint8.
+        class_Q: -1 for slots without a region with an object.
 
     Returns:
-        Binary cross-entropy, the mean over all pixels of the regions with an object; 0 without any.
+        Mean binary cross-entropy over all pixels of regions with an object, or 0 without any.
     """
     logits_QHW, there_Q = widen(logits_QHW), class_Q >= 0
     entropy_QHW = F.binary_cross_entropy_with_logits(logits_QHW, target_QHW.to(logits_QHW.dtype), reduction="none")
@@ -88,21 +87,21 @@ def mask_loss(logits_QHW: Tensor, target_QHW: Tensor, class_Q: Tensor) -> Tensor
 
 
 def first_slots(count_B: Tensor, slots: int) -> Tensor:
-    """(B, slots) bool: the first ``count_B`` slots of each picture."""
+    """Return (B, slots) bool: the first ``count_B`` slots of each picture."""
     return torch.arange(slots, device=count_B.device) < count_B.unsqueeze(1)
 
 
 def _numbers(rows: Tensor) -> Tensor:
-    """Of the rows, from 0."""
+    """Return the indices of the rows."""
     return torch.arange(len(rows), device=rows.device)
 
 
 def _at_least_one(count_B: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of ``count_B`` as a divisor."""
+    """Return the sum of ``count_B``, at least 1, as a divisor."""
     return count_B.sum().clamp(min=1).to(dtype)
 
 
 def _smooth_l1(deltas_BN4: Tensor, target_BN4: Tensor, counts_BN: Tensor, beta: float) -> Tensor:
-    """The sum over the slots that count."""
+    """Return the sum of the smooth L1 loss over the slots in ``counts_BN``."""
     distance_BN4 = F.smooth_l1_loss(deltas_BN4, target_BN4.to(deltas_BN4.dtype), beta=beta, reduction="none")
     return torch.where(counts_BN.unsqueeze(2), distance_BN4, 0.0).sum()

@@ -1,6 +1,6 @@
 """Mask R-CNN (He et al., arXiv:1703.06870): ResNet trunk with frozen batch norm, feature pyramid, and three heads.
 
-Regions are cut out of the pyramid between :meth:`MaskRCNN.pyramid` and the heads, and are not this module's matter.
+RoIAlign, which runs between :meth:`MaskRCNN.pyramid` and the heads, is not part of this module.
 
 Shapes: N pictures, A anchors of a cell, R regions, C channels, H height, W width, S height and width of a region's
 features, K classes without background.
@@ -26,14 +26,14 @@ from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
 from common.ops.operation import AUTO, REFERENCE
 
 NORM_EPSILON = 0.0
-"""Added to the variance of the frozen batch norms: nothing, since those of the published weights are 1."""
+"""Number added to the variance of frozen batch norms: 0, because the published weights have variance 1."""
 
 PIXEL_SPREAD = 60.0
-"""Standard deviation of pixels around their mean, roughly; a drawn stem's norm divides by it, since they are not."""
+"""Approximate standard deviation of pixels, which are not normalised; the norm after a random stem divides by it."""
 
 
 def trunk_shape(architecture: Architecture) -> ResNetShape:
-    """The shape of the trunk.
+    """Return the shape of the trunk.
 
     Raises:
         ConfigError: see :class:`common.nn.resnet.ResNetShape`.
@@ -43,7 +43,7 @@ def trunk_shape(architecture: Architecture) -> ResNetShape:
 
 
 class Backbone(nn.Module):
-    """Trunk and pyramid."""
+    """Trunk and feature pyramid."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -51,17 +51,17 @@ class Backbone(nn.Module):
         self.fpn = FeaturePyramid(self.body.shape.out_channels, architecture.pyramid_channels, "max_pool")
 
     def forward(self, image_NCHW: Tensor) -> list[Tensor]:
-        """Levels of the pyramid, from the finest."""
+        """Return the levels of the pyramid, from the finest."""
         levels: list[Tensor] = self.fpn(self.body.features(image_NCHW))
         return levels
 
 
 class RegionsSeen(NamedTuple):
-    """How many regions of a picture the heads see.
+    """Number of regions per picture in each head.
 
     Attributes:
-        boxes: those of the box head.
-        masks: those of the mask head.
+        boxes: regions of the box head.
+        masks: regions of the mask head.
     """
 
     boxes: int
@@ -69,16 +69,15 @@ class RegionsSeen(NamedTuple):
 
 
 class MaskRCNN(nn.Module):
-    """The network.
+    """Mask R-CNN with trunk, pyramid and heads.
 
     Args:
-        architecture: its shape.
-        generator: source of the initial weights (a CPU generator), the trunk's included; those of a file replace them
-            by :func:`benchmarks.maskrcnn.caffe2_backbone.load_backbone` into ``backbone.body``.
+        generator: CPU generator for all initial weights. :func:`benchmarks.maskrcnn.caffe2_backbone.load_backbone` can
+            replace those of ``backbone.body`` by the weights of a file.
 
     Attributes:
-        box_head: (R, C, S, S) to class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)).
-        mask_head: (R, C, S, S) and a class of each region (R,) to its logits (R, 2 S, 2 S).
+        box_head: maps (R, C, S, S) to class logits (R, K + 1), background first, and offsets (R, 4 (K + 1)).
+        mask_head: maps (R, C, S, S) and the class of each region (R,) to the logits of this class (R, 2 S, 2 S).
 
     Raises:
         ConfigError: see :class:`common.nn.resnet.ResNetShape`.
@@ -99,18 +98,18 @@ class MaskRCNN(nn.Module):
         self.to(memory_format=torch.channels_last)
 
     def cast(self, dtype: torch.dtype) -> MaskRCNN:
-        """Store weights and biases in ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        """Convert weights and biases to ``dtype``, see :func:`common.nn.precision.cast_weights`."""
         cast_weights(self, dtype)
         return self
 
     def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
-        """Choose how ``convolution`` and ``selected_logits`` run; call it on the final device after :meth:`cast`.
+        """Choose implementations of ``convolution`` and ``selected_logits``, on the final device, after :meth:`cast`.
 
-        The hidden layers of the box head are no convolutions. They use their reference if ``convolution`` is
-        ``reference``, and otherwise ``auto``.
+        The hidden layers of the box head are linear. They use the reference if ``convolution`` does, and otherwise
+        ``auto``.
 
         Args:
-            requested: ``model.implementations``.
+            requested: configuration ``model.implementations``.
 
         Returns:
             Name of the operation to the implementations chosen.
@@ -123,26 +122,26 @@ class MaskRCNN(nn.Module):
         return choose_layers(self, {"convolution": FusedConv2d, "selected_logits": MaskHead}, requested, dtype)
 
     def pyramid(self, image_NCHW: Tensor) -> list[Tensor]:
-        """Levels P2 to P6, (N, C, H / stride, W / stride), in the dtype of the weights.
+        """Return the levels P2 to P6, (N, C, H / stride, W / stride), in the dtype of the weights.
 
         Args:
-            image_NCHW: blue, green and red minus their means, in the dtype of the weights; H and W multiples of 32.
+            image_NCHW: blue, green and red minus their means, in the dtype of the weights. H and W are multiples of
+                32.
         """
         levels: list[Tensor] = self.backbone(image_NCHW)
         return levels
 
     def propose(self, levels: list[Tensor]) -> list[RpnOutput]:
-        """What the proposals' head says of each level."""
+        """Return the outputs of the region proposal network for each level."""
         return [self.rpn(level_NCHW) for level_NCHW in levels]
 
     def flops(self, size: Size, regions: RegionsSeen) -> list[LayerFlops]:
-        """FLOPs of every layer for one picture, once for each level that it runs over.
+        """Return the FLOPs of every layer for one picture, with one entry per level that it runs on.
 
-        Names begin with that of the part: ``body``, ``fpn``, ``rpn``, ``box_head`` or ``mask_head``.
+        Names begin with the part: ``body``, ``fpn``, ``rpn``, ``box_head`` or ``mask_head``.
 
         Args:
             size: height and width of the padded picture.
-            regions: that the heads see.
         """
         body = self.backbone.body
         layers, sizes = body.flops(size)
@@ -162,5 +161,5 @@ class MaskRCNN(nn.Module):
         ]
 
     def sample_flops(self, size: Size, regions: RegionsSeen) -> float:
-        """Model FLOPs (2 per multiply-add) to train on one picture: forward, and the gradients that are needed."""
+        """Return the model FLOPs (2 per multiply-add) to train on one picture: forward pass and required gradients."""
         return sum(layer.training for layer in self.flops(size, regions))

@@ -1,6 +1,6 @@
-"""The geometry of pictures: what size they are resized to, and what shape their batches are padded to.
+"""Sizes of pictures after resizing, and padded shapes of their batches.
 
-Legend: P pictures, B of them in a batch.
+Legend: P pictures, B pictures of a batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ Shape = tuple[int, int]
 
 
 def resized_size(height: int, width: int, min_size: int, max_size: int) -> Shape:
-    """Height and width, px, of a picture after resizing.
+    """Return height and width, px, of a picture after resizing, as in the reference (``Resize.get_size``).
 
-    Its shorter side becomes ``min_size``, or what makes its longer one ``max_size``, rounded, if that exceeded it. The
-    longer side follows and loses its fraction; so it can exceed ``max_size`` after all, by half its ratio to the
-    shorter one. As in the reference (``Resize.get_size``).
+    The shorter side becomes ``min_size``. If the longer side would then exceed ``max_size``, the shorter side becomes
+    the rounded value for which the longer one is ``max_size``. The longer side follows and is rounded down; because of
+    the rounding of the shorter side, it can exceed ``max_size`` by up to half the ratio of the sides.
 
     Args:
-        height, width: of the picture as it is published, px.
-        min_size, max_size: see above.
+        height, width: size of the published picture, px.
     """
     short, long = min(height, width), max(height, width)
     size = min_size
@@ -36,7 +35,7 @@ def resized_size(height: int, width: int, min_size: int, max_size: int) -> Shape
 
 
 def resized_sizes(size_P2: NDArray[np.int64], min_size: int, max_size: int) -> NDArray[np.int64]:
-    """(P, 2) heights and widths after :func:`resized_size` of those of pictures as they are published."""
+    """Return (P, 2) heights and widths after :func:`resized_size`, given those of the published pictures."""
     sizes, inverse = np.unique(size_P2, axis=0, return_inverse=True)
     resized = [resized_size(height, width, min_size, max_size) for height, width in sizes.tolist()]
     found: NDArray[np.int64] = np.array(resized, np.int64).reshape(-1, 2)[inverse.reshape(-1)]
@@ -44,17 +43,17 @@ def resized_sizes(size_P2: NDArray[np.int64], min_size: int, max_size: int) -> N
 
 
 def orientation(size_P2: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(P,) 0 for pictures that are wider than high, and 1 for the others, by their published sizes."""
+    """Return (P,) 0 for pictures that are wider than high, and 1 for the others, from published sizes."""
     return (size_P2[:, 0] >= size_P2[:, 1]).astype(np.int64)
 
 
 class PaddedShapes:
-    """What batches of pictures are padded to: the smallest shape that all of them fit.
+    """Padded shapes of batches. A batch gets the smallest shape that fits all its pictures.
 
     Args:
-        shapes: heights and widths that there are.
-        resized_P2: heights and widths of all pictures, after resizing.
-        describe: a picture, by its place, for messages.
+        shapes: available heights and widths.
+        resized_P2: heights and widths of all pictures after resizing.
+        describe: returns the name of the picture with the given index, for messages.
 
     Raises:
         DataError: a picture fits none of the shapes.
@@ -76,10 +75,13 @@ class PaddedShapes:
             )
 
     def require_common(self, group_P: NDArray[np.int64]) -> None:
-        """Refuse groups of pictures that don't all fit one shape: any of them may meet in a batch.
+        """Check that a common shape fits all pictures of a group, because any of them can be in one batch.
+
+        Args:
+            group_P: group of each picture.
 
         Raises:
-            DataError: naming the largest sides.
+            DataError: the message names the largest sides.
         """
         for group in np.unique(group_P):
             height, width = self._resized_P2[group_P == group].max(0).tolist()
@@ -89,7 +91,7 @@ class PaddedShapes:
                 )
 
     def of(self, places: Sequence[int]) -> Shape:
-        """The shape of a batch of the pictures at ``places``; of equal ones the first."""
+        """Return the shape of a batch of the pictures with indices ``places``; the first of shapes with equal area."""
         height, width = self._resized_P2[np.asarray(places)].max(0).tolist()
         shape = self._smallest(height, width)
         assert shape is not None, "the shapes were not checked for such batches"

@@ -1,8 +1,8 @@
-"""The outlines of all training objects in a device's memory, at addresses that never change.
+"""Outlines of all training objects in device memory, at fixed addresses.
 
-A CUDA graph reads a table where it stood at the capture, which comes before any data are in reach. So the table is
-laid out for a number of objects that the configuration names, holds made-up outlines until then, and the data's are
-copied into it.
+A CUDA graph reads a table at its address during the capture, which happens before data may be read. The table is
+therefore allocated with a capacity from the configuration and has synthetic outlines. Later, the outlines of the data
+are copied into it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from common.detection.polygons import Polygons
 from common.errors import DataError
 
 MADE_UP_BOX = (80.0, 40.0, 240.0, 200.0)
-"""Corners of the disc, px, that every object of a table without data is."""
+"""Corners in px of the disc that all objects are in a table without data."""
 
 
 @dataclass(frozen=True)
 class PolygonRoom:
-    """How large a table of polygons the device has room for: it is laid out before the data are in reach.
+    """Capacity of a polygon table, which is allocated before data may be read.
 
     Attributes:
-        objects, polygons, points: upper bounds of their numbers over all training pictures.
+        objects, polygons, points: maximum numbers over all training pictures.
     """
 
     objects: Annotated[int, AtLeast(1)]
@@ -41,14 +41,14 @@ class PolygonTable:
     """Polygons as columns on a device; see :class:`common.detection.polygons.Polygons`.
 
     Attributes:
-        room: how much fits.
-        object_bounds: (N + 1,) int32 of the room's objects; those that the data don't have own no polygon.
-        polygon_bounds: (Q + 1,) int32 of the room's polygons.
-        xy: (S, 2) fp32 of the room's points, px of the picture as it is published.
+        room: capacity. N, Q and S are its objects, polygons and points.
+        object_bounds: (N + 1,) int32. Objects that the data do not have own no polygon.
+        polygon_bounds: (Q + 1,) int32.
+        xy: (S, 2) fp32, px of the published picture.
     """
 
     def __init__(self, room: PolygonRoom, device: torch.device) -> None:
-        """A table of as many objects, polygons and points as there is room for, all discs in :data:`MADE_UP_BOX`."""
+        """Fill the whole capacity with discs in :data:`MADE_UP_BOX`."""
         self.room = room
         self.object_bounds = _shared_out(room.polygons, room.objects, device)
         self.polygon_bounds = _shared_out(room.points, room.polygons, device)
@@ -60,10 +60,10 @@ class PolygonTable:
 
     @torch.no_grad()
     def load(self, polygons: Polygons) -> None:
-        """Replace the content by the data's, in place.
+        """Replace the content in place by ``polygons``.
 
         Raises:
-            DataError: the data have more than there is room for, or bounds that don't fit their columns.
+            DataError: the data exceed the capacity, or their bounds do not fit their columns.
         """
         found = {
             "objects": len(polygons.object_bounds) - 1,
@@ -89,7 +89,7 @@ class PolygonTable:
 
 
 def _shared_out(parts: int, owners: int, device: torch.device) -> Tensor:
-    """Bounds, (owners + 1,) int32, of parts that are shared out as evenly as they can be."""
+    """Return bounds, (owners + 1,) int32, that distribute the parts as evenly as possible."""
     return (torch.arange(owners + 1, device=device) * parts // owners).int()
 
 

@@ -1,8 +1,8 @@
-"""Download, prepare, verify and generate the data of Mask R-CNN: COCO 2017 as records of pictures and columns.
+"""Commands for Mask R-CNN's data: COCO 2017 as records of pictures and columns of their objects.
 
-See :mod:`common.detection.coco_preparation` and, for the format, :mod:`benchmarks.maskrcnn.prepared`. Training pictures
-without a box are left out, and those with none that is wider and higher than one pixel; of the others, boxes around
-many objects and those that are empty within the picture. Of validation everything stays.
+See :mod:`common.detection.coco_preparation` and, for the format, :mod:`benchmarks.maskrcnn.prepared`. Training
+pictures need a box that is wider and higher than one pixel. From these pictures, crowds and boxes that are empty
+inside the picture are removed. Validation data are complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from common.mlperf.fixed import fixed_facts
 
 
 def _selected(split: str, found: Annotations) -> Annotations:
-    """What stays, by rising ids of pictures and classes and, of training, the boxes picture by picture."""
+    """Return the selected annotations by rising ids of pictures and classes. Training boxes are sorted by picture."""
     _require_sides(found)
     found = dataclasses.replace(found, class_id=np.sort(found.class_id))
     return with_pictures(found) if split == "val" else _to_train_on(found)
 
 
 def _to_train_on(found: Annotations) -> Annotations:
-    usable_N = np.all(found.box_xywh[:, 2:] > 1, axis=1)  # crowds count here
+    usable_N = np.all(found.box_xywh[:, 2:] > 1, axis=1)  # here, crowds are included
     found = with_pictures(found, np.isin(found.picture_id, found.box_picture[usable_N]))
     rows_N = np.flatnonzero(np.isin(found.box_picture, found.picture_id) & ~found.box_crowd)
     found = _with_boxes(found, rows_N)
@@ -54,7 +54,7 @@ def _to_train_on(found: Annotations) -> Annotations:
 
 
 def _with_boxes(found: Annotations, rows: NDArray[np.int64]) -> Annotations:
-    """The boxes at ``rows`` alone, in their order."""
+    """Return only the boxes at ``rows``, in this order."""
     assert found.segmentations is not None
     return dataclasses.replace(
         found,
@@ -68,7 +68,7 @@ def _with_boxes(found: Annotations, rows: NDArray[np.int64]) -> Annotations:
 
 
 def _require_sides(found: Annotations) -> None:
-    """Refuse a picture that is larger than COCO's: readers have no room for it, and may not have to shrink it."""
+    """Refuse pictures that are larger than COCO's: readers have no capacity for them and cannot reduce them."""
     longest = fixed_facts(Facts, BENCHMARK).longest_side
     side_P = _sides(found)
     if len(side_P) and side_P[place := int(side_P.argmax())] > longest:
@@ -79,7 +79,7 @@ def _require_sides(found: Annotations) -> None:
 
 
 def _sides(found: Annotations) -> NDArray[np.int64]:
-    """(P,) the longer sides, px."""
+    """Return the longer sides in px, (P,)."""
     return np.maximum(found.picture_height, found.picture_width)
 
 

@@ -1,11 +1,11 @@
 """The prepared format: records of pictures, and columns of their objects, boxes and outlines in the same order.
 
-- ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx``: the pictures' JPEG bytes as they are, by rising id;
-- ``train/*.npy``: :class:`common.detection.annotations.Annotations` of what networks are trained on, and its polygons;
-- ``val/*.npy``: the annotations of all objects, and their segmentations;
+- ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx``: unchanged JPEG bytes of the pictures, by rising id;
+- ``train/*.npy``: :class:`common.detection.annotations.Annotations` and polygons of the objects for training;
+- ``val/*.npy``: annotations and segmentations of all objects;
 - ``manifest.json``.
 
-Shapes: P pictures, N objects of all of them.
+Shapes: P pictures, N objects of all pictures.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ COUNTS = (
     "classes",
     *(f"{split}_{what}" for split in SPLITS for what in ("objects", "polygons", "points", "longest_side")),
 )
-"""What the manifest counts, and ``train_runs`` (0) and ``val_runs``, which may be 0; the longest side is in px."""
+"""Counts in the manifest that must be at least 1; longest sides in px. ``train_runs`` and ``val_runs`` can be 0."""
 
 
 @dataclass(frozen=True)
 class TrainingObjects:
-    """What networks are trained on: no box around many objects, and none that is empty within its picture.
+    """Objects for training, without crowds and without boxes that are empty inside the picture.
 
-    Objects lie picture by picture. A picture may have none left.
+    Objects are sorted by picture. A picture can have no object.
 
     Attributes:
-        size: (P, 2) int64, height and width of each picture as it is published, px.
-        bounds: (P + 1,) int64, where the objects of each picture begin, and where the last one's end.
-        corners: (N, 4) float32, x1, y1, x2, y2 of the first and last pixel, px of the published picture.
-        label: (N,) int64, classes from 1, by rising id of the category.
-        polygons: of the N objects, float32.
+        size: (P, 2) height and width of each published picture, px.
+        bounds: (P + 1,) index of each picture's first object, and the number of objects.
+        corners: (N, 4) x1, y1, x2, y2 of the first and last pixel, px of the published picture.
+        label: (N,) classes from 1, by rising category id.
+        polygons: float32 polygons of the N objects.
     """
 
     size: NDArray[np.int64]
@@ -58,13 +58,13 @@ class TrainingObjects:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """(P,) objects of each picture."""
+        """Number of objects of each picture, (P,)."""
         return np.diff(self.bounds)
 
 
 @dataclass(frozen=True)
 class TrainingPictures:
-    """The training pictures, and what is in them."""
+    """Training pictures with their objects."""
 
     pictures: CocoPictures
     objects: TrainingObjects
@@ -73,17 +73,17 @@ class TrainingPictures:
         return len(self.pictures)
 
     def require_room(self, room: int) -> None:
-        """Raise :class:`DataError` with a picture of more than ``room`` objects."""
+        """Raise :class:`DataError` if a picture has more than ``room`` objects."""
         self.pictures.refuse_more(self.objects.counts, room)
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What detections are compared with: all objects of all validation pictures, crowds among them.
+    """Ground truth for evaluation: all objects of all validation pictures, including crowds.
 
     Attributes:
-        annotations: by rising id of the pictures; the classes by rising id.
-        segmentations: of the same objects in the same order; float64, so that masks are those of COCO's own functions.
+        annotations: pictures and classes by rising id.
+        segmentations: in the order of the annotations; float64, so that masks equal those of COCO's own functions.
     """
 
     annotations: Annotations
@@ -99,26 +99,26 @@ class Prepared:
 
     @property
     def stand_in(self) -> bool:
-        """Whether the data are generated."""
+        """Whether the data are synthetic."""
         return self.manifest.stand_in
 
     def samples(self, split: str) -> int:
-        """Pictures of ``split``, ``train`` or ``val``."""
+        """Return the number of pictures of ``split``, which is ``train`` or ``val``."""
         return self.manifest.counts[SPLITS[split]]
 
     def annotations(self, split: str) -> Annotations:
-        """The columns of ``split``, ``train`` or ``val``; raises :class:`DataError` if a file is damaged."""
+        """Return the columns of ``split``, ``train`` or ``val``; damaged files raise :class:`DataError`."""
         counts = self.manifest.counts
         return Annotations.read(self.root / split, counts[SPLITS[split]], counts["classes"], counts[f"{split}_objects"])
 
     def table(self) -> Polygons:
-        """The polygons of the training objects, in float32; raises :class:`DataError` if a file is damaged."""
+        """Return the polygons of the training objects in float32; damaged files raise :class:`DataError`."""
         counts = self.manifest.counts
         objects, polygons, points = (counts[f"train_{what}"] for what in ("objects", "polygons", "points"))
         return Polygons.read(self.root / "train", objects, polygons, points, np.float32)
 
     def train(self) -> TrainingPictures:
-        """The training pictures, open.
+        """Open the training pictures.
 
         Raises:
             DataError: a file is missing or damaged.
@@ -137,17 +137,17 @@ class Prepared:
         return TrainingPictures(self._pictures("train", annotations), objects)
 
     def validation(self) -> CocoPictures:
-        """The validation pictures, open, with the annotations of all objects; raises as :meth:`train`."""
+        """Open the validation pictures, with the annotations of all objects. Raises like :meth:`train`."""
         return self._pictures("val", self.annotations("val"))
 
     def truth(self) -> Truth:
-        """What there is in the validation pictures, which stay closed; raises as :meth:`train`."""
+        """Return the ground truth of the validation pictures, without opening them. Raises like :meth:`train`."""
         counts = self.manifest.counts
         rows = [counts[f"val_{what}"] for what in ("objects", "polygons", "points", "runs")]
         return Truth(self.annotations("val"), Segmentations.read(self.root / "val", *rows))
 
     def category_ids(self) -> list[int]:
-        """What COCO calls the classes 1, 2, 3 ..."""
+        """Return COCO's category ids of the classes 1, 2, 3 ..."""
         found: list[int] = self.annotations("val").class_id.tolist()
         return found
 
@@ -156,22 +156,22 @@ class Prepared:
 
 
 def open_prepared(root: Path) -> Prepared:
-    """The prepared data under ``root``.
+    """Return the prepared data under ``root``.
 
     Raises:
-        DataError: the manifest or a file is missing, garbled, or of another format.
+        DataError: the manifest or a file is missing, malformed, or of another format.
     """
     return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
 def legacy_corners(xywh_N4: NDArray[np.float64], size_N2: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Corners (N, 4) of boxes: their first and last pixels, within their pictures.
+    """Return box corners (N, 4): the first and last pixels of the boxes, clipped to their pictures.
 
-    ``x2 = x + max(width - 1, 0)``, and all of it cut to [0, W - 1]; y likewise. In float32, as the reference has it.
+    ``x2 = x + max(width - 1, 0)``, clipped to [0, W - 1]; y likewise. In float32, as in the reference.
 
     Args:
-        xywh_N4: boxes as COCO has them.
-        size_N2: height and width of the picture of each, px.
+        xywh_N4: boxes in COCO's format.
+        size_N2: height and width of each box's picture, px.
     """
     last_N2 = (size_N2[:, ::-1] - 1).astype(np.float32)
     first_N2, extent_N2 = xywh_N4[:, :2].astype(np.float32), xywh_N4[:, 2:].astype(np.float32)
@@ -180,5 +180,5 @@ def legacy_corners(xywh_N4: NDArray[np.float64], size_N2: NDArray[np.int64]) -> 
 
 
 def has_area(corners_N4: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """(N,) whether a box is wider and higher than one pixel."""
+    """Return (N,) whether a box is wider and higher than one pixel."""
     return np.asarray(np.all(corners_N4[:, 2:] > corners_N4[:, :2], axis=1))

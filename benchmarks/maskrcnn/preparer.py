@@ -1,4 +1,4 @@
-"""A reader's batch on the device: its decoded pictures become the network's input.
+"""Conversion of a reader's batch to the network's input, on the device.
 
 Legend: B pictures, H W padded height and width.
 """
@@ -17,19 +17,18 @@ from common.ops.operation import OperationRequest, select
 
 
 class Preparer:
-    """Resizes, mirrors, normalises and pads; nothing waits for the device, and a CUDA graph can hold it.
+    """Resizes, mirrors, normalises and pads. Nothing waits for the device, so that a CUDA graph can include it.
 
     Args:
-        facts: mean of the pictures, and their slots.
+        facts: mean of the pictures and side of their slots.
         implementations: ``model.implementations``.
-        device: of the batches.
-        dtype: of the pictures.
+        dtype: dtype of the pictures.
 
     Attributes:
-        choice: name of the implementation of ``resize``.
+        choice: name of the chosen implementation of ``resize``.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Preparer:
         self._facts, self._device, self._dtype = facts, device, dtype
 
     def warm_up(self, pictures: int, shapes: Iterable[Shape]) -> None:
-        """Prepare training batches of made-up ``pictures``, one of each shape: compiles what they need."""
+        """Prepare a synthetic batch of ``pictures`` slots in each shape, which compiles the kernels."""
         side = self._facts.longest_side
         made_up = {
             "pixels": torch.zeros((pictures, side, side, 3), dtype=torch.uint8, device=self._device),
@@ -51,18 +50,20 @@ class Preparer:
             self(made_up, shape)
 
     def __call__(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-        """A training batch: ``image`` (B, 3, H, W) in channels_last memory, blue first, less its mean and zero beyond
-        the pictures, in place of ``pixels`` and ``decoded_size``.
+        """Return a training batch with ``image`` instead of ``pixels`` and ``decoded_size``.
+
+        ``image`` (B, 3, H, W) is channels_last, blue first, minus the mean, and zero outside the pictures.
 
         Args:
-            tensors: of a reader's batch, on the device.
-            shape: its key.
+            tensors: a reader's batch, on the device.
+            shape: key of the batch, H and W.
         """
         return self._prepared(tensors, tensors["transform"][:, 2] > 0, shape)
 
     def evaluation(self, tensors: Mapping[str, Tensor], shape: Shape) -> dict[str, Tensor]:
-        """An evaluation batch: ``image`` as in training, and ``original`` (B, 2) fp32, the heights and widths of the
-        pictures before they are resized, px, in place of ``pixels`` and ``decoded_size``. Arguments as in training.
+        """Return an evaluation batch with ``image`` and ``original`` instead of ``pixels`` and ``decoded_size``.
+
+        ``image`` is as in training. ``original`` (B, 2) fp32 has the heights and widths before resizing, px.
         """
         decoded_B2 = tensors["decoded_size"]
         prepared = self._prepared(tensors, torch.zeros_like(decoded_B2[:, 0], dtype=torch.bool), shape)

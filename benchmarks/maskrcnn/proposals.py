@@ -1,11 +1,11 @@
-"""From what the region proposal network says to the regions that the heads look at: batched and at fixed shapes.
+"""Proposals: from the outputs of the region proposal network to the regions of the heads, with fixed shapes.
 
-Of each level of the pyramid the best candidates are decoded and clipped to their picture; those are kept that no better
-one of their level overlaps too much; of all levels the best go on. Ren et al., arXiv:1506.01497, sections 3.1 and 3.3,
-and Lin et al., arXiv:1612.03144, section 4.1. Nothing waits for the device, and nothing has a gradient.
+The best candidates of each level are decoded and clipped to their picture. Suppression drops those that overlap a
+better one of their level too much. The best of all levels are the proposals. Ren et al., arXiv:1506.01497, sections
+3.1 and 3.3, and Lin et al., arXiv:1612.03144, section 4.1. Nothing waits for the device, and nothing has a gradient.
 
-Candidates are ranked by fp32 logits: of equal ones the first anchor is the better, and the coarser level the worse.
-Probabilities would saturate and tie.
+Candidates are ranked by fp32 logits, because probabilities would saturate and tie. Of equal logits, the first anchor
+and the finer level come first.
 
 Shapes: B pictures, L levels, A anchors of a level, C candidates of a level, S slots of a picture, M boxes at most.
 """
@@ -29,15 +29,15 @@ PIXEL = 1.0
 """Corners are the first and the last pixel of a box."""
 
 CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16, pixel=PIXEL)
-"""Of the region proposal network's offsets."""
+"""Coding of the region proposal network's offsets."""
 
 
 class Proposals(NamedTuple):
     """Regions in fixed slots.
 
     Attributes:
-        boxes_BS4: corners in px of the resized picture, fp32; 0 in an empty slot.
-        score_BS: probability of an object, fp32; -inf in an empty slot.
+        boxes_BS4: corners in px of the resized picture, fp32; 0 in empty slots.
+        score_BS: probability of an object, fp32; -inf in empty slots.
     """
 
     boxes_BS4: Tensor
@@ -46,12 +46,12 @@ class Proposals(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """How many candidates go on.
+    """Numbers of candidates and proposals.
 
     Attributes:
-        candidates: of a level, into suppression.
-        proposals: of all levels.
-        over: whether so many of each ``picture`` or of the whole ``micro_batch``.
+        candidates: maximum number of candidates per level before suppression.
+        proposals: maximum number of proposals over all levels.
+        over: whether ``proposals`` is per ``picture`` or for the whole ``micro_batch``.
     """
 
     candidates: int
@@ -60,29 +60,28 @@ class Selection:
 
     @classmethod
     def training(cls, facts: Facts, hparams: Hparams) -> Selection:
-        """What the heads are trained with."""
+        """Return the selection for training."""
         return cls(facts.train_candidates, hparams.image_candidates, hparams.candidates_from)
 
     @classmethod
     def evaluation(cls, facts: Facts) -> Selection:
-        """What detections are made of."""
+        """Return the selection for evaluation."""
         return cls(facts.eval_candidates, facts.eval_proposals, "picture")
 
 
 class Proposer:
-    """Makes proposals.
+    """Selects proposals.
 
     Args:
-        facts: the threshold of the suppression.
-        selection: how many.
+        facts: threshold of the suppression.
         implementations: ``model.implementations``.
-        device: of the network's results.
+        device: device of the network's outputs.
 
     Attributes:
-        choice: name of the implementation of the suppression.
+        choice: name of the chosen implementation of suppression.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(
@@ -100,17 +99,17 @@ class Proposer:
         size_B2: Tensor,
         real_B: Tensor | None = None,
     ) -> Proposals:
-        """The proposals of a micro-batch; waits for nothing.
+        """Return the proposals of a micro-batch, without waiting for the device.
 
         Args:
             levels: logits (B, A) and offsets (B, A, 4) of each level, of any dtype.
             anchors: (A, 4) of each level, fp32.
             size_B2: height and width of the resized pictures without padding, px.
-            real_B: bool; a picture that is not has no proposals, and takes none from the others. None: all are.
+            real_B: bool; pictures with False get no proposals and do not compete with others. None: all are real.
 
         Returns:
-            Of a selection over the micro-batch a slot for each candidate of a picture, level by level from the finest,
-            the better first. Of one by picture as many as there may be, the best first.
+            For a selection over the micro-batch: one slot per candidate, level by level from the finest, the best
+            first. For a selection per picture: at most ``proposals`` slots, the best first.
         """
         selection = self._selection
         most = max(min(selection.candidates, len(level)) for level in anchors)
@@ -146,7 +145,7 @@ class Proposer:
 
 
 def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Proposals:
-    """The proposals, and behind them the boxes that are to be found, in M slots more, of score 1."""
+    """Append the ground-truth boxes to the proposals, in M further slots with score 1."""
     slot_M = torch.arange(boxes_BM4.shape[1], device=boxes_BM4.device)
     there_BM = slot_M < count_B.unsqueeze(1)
     score_BM = torch.zeros_like(there_BM, dtype=torch.float32).masked_fill(there_BM, 1.0)
@@ -159,13 +158,13 @@ def with_truth(proposals: Proposals, boxes_BM4: Tensor, count_B: Tensor) -> Prop
 def _best(
     logits_BA: Tensor, offsets_BA4: Tensor, anchors_A4: Tensor, best: int, slots: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (fp32), offsets and anchors of a level's ``best``, the better first, in so many ``slots``.
+    """Return logits (fp32), offsets and anchors of a level's ``best`` candidates, the best first, in ``slots`` slots.
 
-    Slots that stay empty have a logit of -inf, and 0. Places make ranks unique: a library's selection among equals is
-    its own, and among bf16's logits many are equal.
+    Empty slots have a logit of -inf, and zeros as offsets and anchors.
     """
     anchors = logits_BA.shape[1]
     logits_BA = logits_BA.float()
+    # The index makes ranks unique: bf16 has many equal logits, and a library can choose any of them.
     place_A = torch.arange(anchors - 1, -1, -1, device=logits_BA.device)
     rank_BC = (_ordered(logits_BA) << 32 | place_A).topk(best, dim=1).values
     row_BC = anchors - 1 - (rank_BC & 0xFFFFFFFF)
@@ -178,7 +177,7 @@ def _best(
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """Integers, int64, in the order of fp32 values; both zeros are equal."""
+    """Return integers, int64, in the order of fp32 values. Both zeros are equal."""
     bits = (values + 0.0).view(torch.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
 

@@ -1,10 +1,11 @@
-"""Which candidates of a picture the losses see: some of those with a box, and others to make up the number.
+"""Sampling of the candidates of a picture for the losses: some positives, filled up with negatives.
 
-Girshick, arXiv:1504.08083, section 2.3, and Ren et al., arXiv:1506.01497, section 3.1.3. In the place of a random
-permutation each candidate has a key, a hash of the batch's seed, the picture and the candidate
-(:mod:`common.ops.random_bits`), and those with the smallest keys are taken: the same ones wherever it is computed.
+Girshick, arXiv:1504.08083, section 2.3, and Ren et al., arXiv:1506.01497, section 3.1.3. Instead of a random
+permutation, each candidate has a key, which is a hash of the batch's seed, the picture and the candidate
+(:mod:`common.ops.random_bits`). The candidates with the smallest keys are sampled, so that all devices sample the
+same.
 
-Shapes: B pictures, N candidates, C of a sample.
+Shapes: B pictures, N candidates, C slots of a sample.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from torch import Tensor
 from common.ops.random_bits.reference import words
 
 POSITIVE, NEGATIVE, IGNORED = 1, 0, -1
-"""Labels of candidates: with a box, without one, and neither."""
+"""Labels of candidates: positive (with a box), negative (without one), and neither."""
 
 _NONE = 1 << 32
-"""Larger than every key."""
+"""A number larger than every key."""
 
 
 class Sample(NamedTuple):
-    """Candidates that were taken.
+    """Sampled candidates.
 
     Attributes:
-        index_BC: int64; a picture's positives, then its negatives, both by their keys, then 0 in the slots left.
-        positives_B: int64, how many of them are positive.
-        total_B: int64, how many there are.
+        index_BC: int64; positives, then negatives, both sorted by key, then 0 in unused slots.
+        positives_B: int64, number of positives in the sample.
+        total_B: int64, size of the sample.
     """
 
     index_BC: Tensor
@@ -39,17 +40,17 @@ class Sample(NamedTuple):
 
 @torch.no_grad()
 def sample(label_BN: Tensor, seed: Tensor, stream: int, count: int, most_positive: int) -> Sample:
-    """Draw a sample of each picture's candidates.
+    """Draw a sample of the candidates of each picture.
 
-    The key of candidate n of picture b is the hash of b N + n. The hash is a bijection of words, so no two candidates
-    of a batch have the same.
+    The key of candidate n of picture b is the hash of b N + n. The hash is a bijection of words, so that keys are
+    unique in a batch.
 
     Args:
         label_BN: int8, :data:`POSITIVE`, :data:`NEGATIVE` or :data:`IGNORED`; fewer than 2**32 candidates.
-        seed: (1,) int64, of the batch.
-        stream: number of this sampling among those with one seed; each has keys of its own.
-        count: candidates that are taken of a picture at most.
-        most_positive: largest number of positives among them, at most ``count``. Negatives make up the number.
+        seed: (1,) int64 seed of the batch.
+        stream: number of the random stream, which makes the keys of several samplings with one seed independent.
+        count: maximum size of a sample.
+        most_positive: maximum number of positives, at most ``count``. The rest of the sample is negatives.
 
     Raises:
         ValueError: ``most_positive`` is larger than ``count``.

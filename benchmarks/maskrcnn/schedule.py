@@ -1,4 +1,4 @@
-"""Mask R-CNN's learning rates: biases train at a multiple of the others' rate, but warm up by the same amounts."""
+"""Mask R-CNN's learning rates. Biases have a multiple of the weights' rate, but the same absolute warm-up reduction."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ def warmup_by_amounts(
     decay_factor: float,
     first_step: Literal[0, 1] = 1,
 ) -> Schedule:
-    """The learning rate of the MLPerf reference.
+    """Return the learning-rate schedule of the MLPerf reference.
 
-    With t = counter + first_step and W = warmup_steps: base - (W - t) * warmup_factor while t < W, then
-    base * decay_factor**(those of ``decay_steps`` that t has reached). What a step of the warm-up lacks does not depend
-    on ``base``, and may be more than it. The reference's first update counts as 1, since it moves its schedule before
-    the step; that of NVIDIA's submissions as 0, with the first fall one update later. Ours are the reference's.
+    With t = counter + first_step and W = warmup_steps, the rate is base - (W - t) * warmup_factor while t < W, then
+    base * decay_factor**(number of ``decay_steps`` that t has reached). The difference to ``base`` in the warm-up does
+    not depend on ``base`` and can exceed it. The reference counts updates from 1, because it advances its schedule
+    before the step. NVIDIA's submissions count from 0, so that the first fall comes one update later. We follow the
+    reference.
 
     Args:
-        base: at the end of the warm-up.
-        warmup_steps: W; 0 is no warm-up.
-        warmup_factor: what the rate lacks for each step that is left of the warm-up.
-        decay_steps: where the rate falls.
-        decay_factor: by which it falls at each.
-        first_step: what the first update counts as.
+        base: rate after the warm-up.
+        warmup_steps: W; 0 disables the warm-up.
+        warmup_factor: amount by which the rate is lower for each remaining warm-up step.
+        decay_steps: steps at which the rate falls.
+        decay_factor: factor of the rate at each fall.
+        first_step: number of the first update.
 
     Raises:
-        ValueError: the warm-up is negative.
+        ValueError: ``warmup_steps`` is negative.
     """
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps={warmup_steps}: a warm-up cannot be negative")
@@ -54,7 +55,7 @@ def warmup_by_amounts(
 
 
 def learning_rate(facts: Facts, hparams: Hparams, bias: bool = False) -> Schedule:
-    """The schedule of weights, or of biases."""
+    """Return the schedule of weights, or of biases."""
     return warmup_by_amounts(
         hparams.base_learning_rate * (facts.bias_rate if bias else 1.0),
         hparams.warmup_steps,
@@ -65,9 +66,10 @@ def learning_rate(facts: Facts, hparams: Hparams, bias: bool = False) -> Schedul
 
 
 def parameter_groups(model: nn.Module, facts: Facts, hparams: Hparams) -> list[ParameterGroup]:
-    """Weights, with the optimizer's learning rate; and biases, which have one of their own and do not decay.
+    """Return two groups: weights with the optimizer's schedule, and biases with their own schedule and without decay.
 
-    The momentum buffer holds directions, as in the reference's optimizer. Frozen parameters are in no group.
+    As in the reference's optimizer, the learning rate is not part of the momentum buffer. Frozen parameters are in no
+    group.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     weights = {name: parameter for name, parameter in trained.items() if "bias" not in name}

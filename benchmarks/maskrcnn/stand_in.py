@@ -1,8 +1,8 @@
-"""A stand-in for COCO 2017 (see :mod:`common.detection.coco_stand_in`) and for the backbone.
+"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_stand_in`), with a backbone.
 
-Beside ordinary pictures there are extremely wide and high ones, and objects without area. Two more training pictures
-are left out by the rules, one without an object and one whose only object has no area. Of the others, and of those of
-validation, one has nothing but a crowd. The last validation picture has no object.
+Besides ordinary pictures there are extremely wide and high ones, and objects without area. Two more training pictures
+are unusable by the rules: one has no object, the other only an object without area. One usable training picture and
+one validation picture have only a crowd. The last validation picture has no object.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ Kind = Literal["mixed", "coco-sized"]
 KINDS: tuple[Kind, ...] = ("mixed", "coco-sized")
 
 EXTREME = 25
-"""Of so many pictures one is extreme, and one has an object without area."""
+"""One of this number of pictures is extreme, and one has an object without area."""
 NARROW = 0.15
-"""Shorter side of an extreme picture over its longer one."""
+"""Ratio of the shorter to the longer side of an extreme picture."""
 COCO_SIZE = (640, 480)
-"""Sides of most of COCO's pictures, px."""
+"""Sides of most pictures of COCO, px."""
 COCO_POINTS = (10, 30)
-"""Points of a polygon, at least, of the kind ``coco-sized``."""
+"""Number of points of a polygon, from the minimum to the maximum, for the kind ``coco-sized``."""
 COCO_BOXES = 13
-"""Objects at most, of the kind ``coco-sized``: 7 on average, as far as there is room."""
+"""Maximum number of objects for the kind ``coco-sized``: 7 on average, if there is enough space."""
 FITTED = 8
-"""Pictures that the backbone's batch norms fit."""
+"""Number of pictures to which the backbone's batch norms are fitted."""
 _EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options of the synthetic data.
 
     Attributes:
-        train: training pictures that are used; there are two more.
+        train: usable training pictures; there are two more.
         eval: validation pictures.
-        classes: of objects.
-        sides: least and largest width and height of a picture, px.
-        boxes: objects of a picture at most, beside crowds and those without area.
-        kind: ``mixed``; or ``coco-sized``, all pictures 640 x 480 or 480 x 640 px and with 7 objects on average, whose
-            polygons have 10 to 30 points, to measure with: ``sides`` and ``boxes`` then do not count.
-        width, layers: of the backbone.
-        image_size: px, of the squares that the backbone's batch norms fit.
-        seed: of everything.
+        classes: classes of objects.
+        sides: smallest and largest width and height of a picture, px.
+        boxes: maximum number of objects in a picture, besides crowds and objects without area.
+        kind: ``mixed``, or ``coco-sized`` for measurements: all pictures have 640 x 480 or 480 x 640 px and 7 objects
+            on average, whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.
+        width, layers: channels and blocks of the backbone.
+        image_size: side of the squares in px to which the backbone's batch norms are fitted.
+        seed: seed of all random numbers.
     """
 
     train: int = 2000
@@ -87,10 +87,10 @@ class Request:
         longest = fixed_facts(Facts, "maskrcnn").longest_side
         if self.sides[1] > longest:
             raise ConfigError(f"--sides {self.sides[0]} {self.sides[1]}: COCO's pictures have {longest} px at most")
-        _ = self.plan(0), self.backbone  # refuse what cannot be drawn or built
+        _ = self.plan(0), self.backbone  # raises an error if the picture or the backbone is not possible
 
     def plan(self, number: int, form: Form = "plain") -> PicturePlan:
-        """Picture ``number``."""
+        """Return the plan of picture ``number``."""
         classes, coco = tuple(range(self.classes)), self.kind == "coco-sized"
         size = COCO_SIZE if coco else None
         if coco and number % 4 == 3:
@@ -103,20 +103,19 @@ class Request:
 
     @property
     def backbone(self) -> ResNetShape:
-        """Bottleneck blocks with the stride in the first convolution, whose norms take the statistics of one batch."""
+        """Shape of the backbone, with stride in the 1x1 convolution and norms that take the statistics of one batch."""
         return ResNetShape(self.layers, self.width, True, TrainedNorm(_EPSILON, 1.0), stride_in_1x1=True)
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write a stand-in for COCO 2017 to ``raw_dir`` and mark it as one.
+    """Write synthetic data in the format of COCO 2017 to ``raw_dir``, with the marker file of synthetic data.
 
     Args:
         raw_dir: an empty or new folder.
-        request: what to generate.
         workers: processes that draw.
 
     Raises:
-        DataError: ``raw_dir`` holds something already.
+        DataError: ``raw_dir`` is not empty.
     """
     stand_in.require_unused(raw_dir)
     if raw_dir.exists():
@@ -130,7 +129,7 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
 
 
 def _plans(request: Request) -> tuple[dict[str, list[PicturePlan]], Look]:
-    """The pictures of each split, and how their annotations are."""
+    """Return the plans of the pictures of each split, and the look of their annotations."""
     mixed = request.kind == "mixed"
     forms: dict[str, list[Form]] = {"train": ["plain"] * request.train, "val": ["plain"] * request.eval}
     if mixed and request.train > 2:
@@ -154,7 +153,7 @@ def _plans(request: Request) -> tuple[dict[str, list[PicturePlan]], Look]:
 
 
 def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
-    """A trunk that the first pictures in ``folder`` fit, as the network sees them: blue, green, red, minus the mean."""
+    """Return a trunk fitted to the first pictures in ``folder``, as the network sees them: BGR minus the mean."""
     mean_C = torch.tensor(fixed_facts(Facts, "maskrcnn").mean)
     images = list(_squares(sorted(folder.iterdir())[:FITTED], request.image_size))
     image_NCHW = (torch.stack(images).flip(-1) - mean_C).permute(0, 3, 1, 2)
@@ -162,7 +161,7 @@ def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
 
 
 def _squares(paths: list[Path], side: int) -> Iterator[Tensor]:
-    """Pictures (side, side, 3) fp32, red, green, blue."""
+    """Yield pictures (side, side, 3) fp32, red, green, blue."""
     for path in paths:
         with Image.open(io.BytesIO(path.read_bytes())) as picture:
             square = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)

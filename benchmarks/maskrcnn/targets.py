@@ -1,7 +1,7 @@
-"""What the region proposal network and the box head have to say: made on the device, at fixed shapes, without a wait.
+"""Targets of region proposal network and box head, on the device, with fixed shapes and without waiting for it.
 
-Shapes: B pictures, M boxes at most, A anchors of all levels, S proposals of a picture, N anchors and R proposals that
-the losses see.
+Shapes: B pictures, M boxes at most, A anchors of all levels, S proposals of a picture, N sampled anchors, R sampled
+proposals.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from common.ops.anchor_matching.reference import BELOW, MatchingRule
 from common.ops.operation import OperationRequest, select
 
 RPN_STREAM, ROI_STREAM = 1, 2
-"""Numbers of the samplings' random keys."""
+"""Random streams of the two samplings."""
 
 BACKGROUND, EMPTY = 0, -1
-"""In the place of a class, which counts from 1."""
+"""Values that replace a class. Classes start at 1."""
 
 
 class RpnSample(NamedTuple):
-    """Anchors that the losses see.
+    """Sampled anchors.
 
     Attributes:
-        index_BN: their rows, int64: a picture's positives, then its negatives, then 0 in the slots left.
-        positives_B: how many of them have a box, int64.
-        total_B: how many there are, int64.
-        offsets_BN4: from a positive to its box, fp32; 0 elsewhere.
+        index_BN: indices, int64: positives of a picture, then its negatives, then 0 in unused slots.
+        positives_B: number of positives, int64.
+        total_B: size of the sample, int64.
+        offsets_BN4: offsets of a positive's box from its anchor, fp32; 0 elsewhere.
     """
 
     index_BN: Tensor
@@ -44,15 +44,15 @@ class RpnSample(NamedTuple):
 
 
 class RoiSample(NamedTuple):
-    """Proposals that the heads see: a picture's positives, then its negatives, then empty slots.
+    """Sampled proposals: positives of a picture, then its negatives, then empty slots.
 
     Attributes:
-        boxes_BR4: corners in px of the resized picture, fp32; 0 in an empty slot.
-        label_BR: the class, :data:`BACKGROUND` or :data:`EMPTY`, int64.
-        slot_BR: which of the picture's boxes a positive has, int64; 0 elsewhere.
-        positives_B: how many have a box, int64.
-        total_B: how many there are, int64.
-        offsets_BR4: from a positive to its box, fp32; 0 elsewhere.
+        boxes_BR4: corners in px of the resized picture, fp32; 0 in empty slots.
+        label_BR: class, :data:`BACKGROUND` or :data:`EMPTY`, int64.
+        slot_BR: index of a positive's box in the picture, int64; 0 elsewhere.
+        positives_B: number of positives, int64.
+        total_B: size of the sample, int64.
+        offsets_BR4: offsets of a positive's box from its proposal, fp32; 0 elsewhere.
     """
 
     boxes_BR4: Tensor
@@ -64,7 +64,7 @@ class RoiSample(NamedTuple):
 
 
 class _Matched:
-    """Matches candidates to boxes and takes a sample of them."""
+    """Matches candidates to boxes and samples them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Matched:
     def __call__(
         self, candidates_A4: Tensor, known_BA: Tensor, boxes_BM4: Tensor, count_B: Tensor, seed: Tensor
     ) -> tuple[Tensor, Sample]:
-        """Each candidate's match, and the sample; those that are not ``known_BA`` are never in it."""
+        """Return each candidate's match, and the sample, which only has candidates that are ``known_BA``."""
         match_BA = self._match(candidates_A4, boxes_BM4, count_B, self._rule)
         label_BA = torch.where(match_BA >= 0, POSITIVE, torch.where(match_BA == BELOW, NEGATIVE, IGNORED))
         label_BA = torch.where(known_BA, label_BA, IGNORED).to(torch.int8)
@@ -90,21 +90,19 @@ class _Matched:
 
 
 class RpnTargets:
-    """The region proposal network's targets. Ren et al., arXiv:1506.01497, section 3.1.2.
+    """Computes the targets of the region proposal network. Ren et al., arXiv:1506.01497, section 3.1.2.
 
-    An anchor that crosses the border of the picture without its padding is never in the sample, but may be the one that
-    overlaps a box most.
+    An anchor that crosses the border of the picture (without padding) is never sampled, but it takes part in matching.
 
     Args:
-        facts: thresholds, and size of the sample.
+        facts: thresholds and sample size.
         implementations: ``model.implementations``.
-        device: of the boxes.
 
     Attributes:
-        choice: implementation of the matching.
+        choice: name of the chosen implementation of the matching.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
@@ -116,15 +114,15 @@ class RpnTargets:
     def __call__(
         self, anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, size_B2: Tensor, real_B: Tensor, seed: Tensor
     ) -> RpnSample:
-        """The targets of a micro-batch.
+        """Return the targets of a micro-batch.
 
         Args:
-            anchors_A4: of all levels, fp32 corners in px.
-            boxes_BM4: each picture's boxes in px, then padding of any value; fp32.
-            count_B: how many boxes it has, int64.
-            size_B2: its height and width without padding, px.
-            real_B: bool; of a picture that is not there is no sample.
-            seed: (1,) int64, of the batch.
+            anchors_A4: anchors of all levels, fp32 corners in px.
+            boxes_BM4: boxes of each picture in px, followed by padding of any value; fp32.
+            count_B: number of boxes of each picture, int64.
+            size_B2: height and width of each picture without padding, px.
+            real_B: bool; pictures with False get no sample.
+            seed: (1,) int64 seed of the batch.
         """
         x1, y1, x2, y2 = anchors_A4.unbind(1)
         height_B1, width_B1 = size_B2.unsqueeze(2).unbind(1)
@@ -136,14 +134,14 @@ class RpnTargets:
 
 
 class RoiTargets:
-    """The box head's targets. Girshick, arXiv:1504.08083, section 2.3.
+    """Computes the targets of the box head. Girshick, arXiv:1504.08083, section 2.3.
 
     Args:
-        facts: threshold, size of the sample, and weights of the offsets.
-        implementations, device: as :class:`RpnTargets` takes them.
+        facts: threshold, sample size and weights of the offsets.
+        implementations: ``model.implementations``.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
@@ -155,15 +153,14 @@ class RoiTargets:
     def __call__(
         self, proposals: Proposals, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor, seed: Tensor
     ) -> RoiSample:
-        """The sample of a micro-batch.
+        """Return the sample of a micro-batch.
 
         Args:
-            proposals: with the boxes that are to be found among them, see
-                :func:`benchmarks.maskrcnn.proposals.with_truth`.
-            boxes_BM4: each picture's boxes in px, then padding of any value; fp32.
-            label_BM: their classes from 1, int64.
-            count_B: how many boxes it has, int64.
-            seed: (1,) int64, of the batch.
+            proposals: proposals and ground-truth boxes, see :func:`benchmarks.maskrcnn.proposals.with_truth`.
+            boxes_BM4: boxes of each picture in px, followed by padding of any value; fp32.
+            label_BM: classes from 1, int64.
+            count_B: number of boxes of each picture, int64.
+            seed: (1,) int64 seed of the batch.
         """
         there_BS = proposals.score_BS > -torch.inf
         match_BS, sample = self._matched(proposals.boxes_BS4, there_BS, boxes_BM4, count_B, seed)
@@ -185,7 +182,7 @@ class RoiTargets:
 
 
 def box_coding(facts: Facts) -> BoxCoding:
-    """How the box head's offsets are coded."""
+    """Return the coding of the box head's offsets."""
     return BoxCoding(facts.box_weights, CODING.most_growth, PIXEL)
 
 
@@ -194,9 +191,9 @@ def _gather(boxes_BM4: Tensor, row_BR: Tensor) -> Tensor:
 
 
 def _offsets(coding: BoxCoding, from_BN4: Tensor, boxes_BM4: Tensor, slot_BN: Tensor, positives_B: Tensor) -> Tensor:
-    """Offsets to the boxes in these slots, fp32; 0 behind the positives, where a slot may be none."""
+    """Return the offsets of the boxes in these slots, fp32; 0 after the positives, whose slots can be invalid."""
     place_N = torch.arange(slot_BN.shape[1], device=slot_BN.device)
     positive_BN = place_N < positives_B.unsqueeze(1)
-    # Others are coded as what they are coded from: what padding holds would have no logarithm.
+    # Others are encoded relative to themselves, because the logarithm of padding may not exist.
     to_BN4 = torch.where(positive_BN.unsqueeze(2), _gather(boxes_BM4, slot_BN.clamp(min=0)), from_BN4)
     return torch.where(positive_BN.unsqueeze(2), coding.encode(to_BN4, from_BN4), 0.0)

@@ -1,7 +1,7 @@
-"""The reader that runs anywhere: Pillow decodes, in threads of this process; all else happens on the device.
+"""Reader for any machine: Pillow decodes, in threads of this process; everything else runs on the device.
 
-Whether a training picture is mirrored depends on (seed, epoch, sample) alone, so that the stream of batches is the same
-whatever the number of threads, and continues bit for bit from any position. Decoding releases the interpreter's lock.
+Whether a training picture is mirrored depends only on (seed, epoch, sample). The stream of batches is therefore the
+same for any number of threads and continues bit for bit from any position. Decoding releases the GIL.
 
 Shapes: B pictures, in slots of S x S px.
 """
@@ -33,7 +33,7 @@ def train_source(
     stand_in: bool,
     pin_memory: bool,
 ) -> ThreadedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     columns = TrainingColumns(training.objects, settings, stream.seed, pin_memory)
     decoder = _Decoder(training.pictures, settings, pin_memory)
 
@@ -55,7 +55,7 @@ def train_source(
 def eval_source(
     pictures: CocoPictures, settings: DataSettings, shard: GroupedShard, pin_memory: bool
 ) -> ThreadedEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     decoder = _Decoder(pictures, settings, pin_memory)
     facts, annotations = settings.facts, pictures.annotations
     size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)
@@ -78,19 +78,19 @@ class _Decoder:
 
     def __init__(self, pictures: CocoPictures, settings: DataSettings, pin_memory: bool) -> None:
         self._pictures, self._side, self._pin_memory = pictures, settings.facts.longest_side, pin_memory
-        Image.preinit()  # registers the decoders; not in several threads at once
+        Image.preinit()  # registers the decoders, which must not happen in several threads at once
         self.threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def empty(self, pictures: int) -> Tensor:
-        """Slots of zeros (B, S, S, 3)."""
+        """Return slots of zeros (B, S, S, 3)."""
         shape = (pictures, self._side, self._side, 3)
         return torch.zeros(shape, dtype=torch.uint8, pin_memory=self._pin_memory)
 
     def write(self, place: int, slot_SS3: Tensor) -> None:
-        """Decode the picture at ``place`` to the top left of a slot.
+        """Decode the picture with index ``place`` to the top left of a slot.
 
         Raises:
-            DataError: it cannot be read or decoded, or has another size than its annotations say.
+            DataError: the record is unreadable, undecodable, or has another size than its annotations say.
         """
         picture, (width, height) = self._pictures.picture(place), self._pictures.size(place)
         if picture.size != (width, height):

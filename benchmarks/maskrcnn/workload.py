@@ -1,4 +1,4 @@
-"""Mask R-CNN as a workload: wires model, data, optimizer and evaluation."""
+"""Mask R-CNN as a workload: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from common.optim.optimizer import ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
 
 EXAMPLE_OBJECTS = 7
-"""Objects of a made-up picture, as many as a picture of COCO has on average."""
+"""Objects per example picture, which is the average of COCO."""
 
 
 class MaskRCNNSegmentation(Workload):
@@ -59,16 +59,16 @@ class MaskRCNNSegmentation(Workload):
         self._base_digest = frozen_digest(self.model)
 
     def base_digest(self) -> str | None:
-        """Which backbone the trained weights stand on."""
+        """Return the digest of the frozen tensors, which checkpoints store instead of them."""
         return self._base_digest
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Weights, and biases with a rate of their own and without decay."""
+        """Return weights, and biases with their own learning rate and without decay."""
         return parameter_groups(self.model, self.own.facts, self.own.hparams)
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the closed division fixes and no key of the log shows."""
+        """Declare what the closed division forbids and the log does not show."""
         own: MaskRCNNConfig = cfg.workload
         hparams, broken = own.hparams, []
         if own.model.backbone != BACKBONE:
@@ -82,25 +82,25 @@ class MaskRCNNSegmentation(Workload):
                 f"{' or '.join(map(str, sorted(allowed)))}, 1000 or 1000 for each picture of a micro-batch"
             )
         names = _initialised_tensors(own.facts.mask_convolutions)
-        # All readers have one order.
+        # All readers use the same order.
         return Declaration(data_format=FORMAT, initialised_tensors=names, forbidden=broken)
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then SGD."""
+        """Build the step: accumulated micro-batches, then SGD."""
         schedule = learning_rate(self.own.facts, self.own.hparams)
         return self.step_with(self.own.hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """The sum of both stages' five losses over the micro-batch.
+        """Return the sum of the five losses of both stages over the micro-batch.
 
-        ``micro_batch`` holds what :class:`benchmarks.maskrcnn.iteration.TrainingPass` takes; its key is the padded
+        ``micro_batch`` has the inputs of :class:`benchmarks.maskrcnn.iteration.TrainingPass`; its key is the padded
         height and width.
         """
         losses = self._pass(micro_batch.tensors, _shape(micro_batch.key), self.loss_scale)
         return Losses(losses.total, {**losses.metrics(), SAMPLES: micro_batch.tensors["real"].sum()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """For each of the reader's shapes a micro-batch of noise with a few objects."""
+        """Yield one random micro-batch with a few objects for each padded shape."""
         if not self.own.reader.shapes:
             raise ConfigError("reader.shapes=[]: at least one height and width that batches are padded to")
         generator = self.layout.generator("example")
@@ -110,7 +110,7 @@ class MaskRCNNSegmentation(Workload):
             yield Batch({"image": image_NCHW, **tensors}, self.nominal_samples, shape)
 
     def _example_objects(self, shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
-        """What a batch holds beside the picture; kernels are compiled for the room that the reader's batches have."""
+        """Return the columns besides the pictures. Kernels are compiled for the capacity of the reader's batches."""
         reader, pictures = self.own.reader, self.cfg.micro_batch
         room, known = reader.max_boxes, reader.polygon_room.objects
         height, width = shape
@@ -128,11 +128,11 @@ class MaskRCNNSegmentation(Workload):
         }
 
     def _example_images(self, count: int, shape: Shape, generator: torch.Generator) -> Tensor:
-        image_NCHW = 50 * torch.randn((count, 3, *shape), generator=generator)  # as pixels spread around their mean
+        image_NCHW = 50 * torch.randn((count, 3, *shape), generator=generator)  # standard deviation like that of pixels
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy pixels and objects to the device, and make the pictures there."""
+        """Copy pixels and objects to the device and compute the network's input there."""
         tensors = self.to_device(batch.tensors)
         return Batch(self._preparer(tensors, _shape(batch.key)), batch.samples, batch.key)
 
@@ -140,19 +140,19 @@ class MaskRCNNSegmentation(Workload):
         return DataSettings(self.own.facts, self.own.reader)
 
     def warm_up_reader(self) -> None:
-        """Load DALI, where it reads, run each of its operators once, and what prepares its batches."""
+        """Load DALI and run each of its operators once, if DALI is the reader. Warm up the preparer too."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
         self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.shapes)
 
     def open_data(self, root: Path) -> DataSource:
-        """Open the training pictures, and bring the outlines of all their objects to the device."""
+        """Open the training pictures, and load the outlines of all their objects to the device."""
         self._table.load(open_prepared(root).table())
         return open_train(
             root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
         )
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """COCO's mean average precision of boxes and of masks on the ranks of ``layout``."""
+        """Return the evaluation, COCO's mean average precision of boxes and masks, on the ranks of ``layout``."""
         config = self.cfg.evaluation
         where = layout.device if config.scoring == "inline" else torch.device("cpu")
         scoring = Scoring(where, config.scorer_threads)
@@ -161,25 +161,25 @@ class MaskRCNNSegmentation(Workload):
         return made
 
     def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """Return an evaluation of pictures of noise."""
+        """Return an evaluation of random pictures."""
         return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
 
     def sample_flops(self) -> float:
-        """FLOPs of one training picture of the largest shape, with all slots of both heads."""
+        """Return the FLOPs to train on one picture of the largest shape, with all slots of both heads in use."""
         facts = self.own.facts
         largest = max(self.own.reader.shapes, key=lambda shape: shape[0] * shape[1])
         return self.model.sample_flops(largest, RegionsSeen(facts.roi_sampled, facts.mask_slots))
 
 
 def _shape(key: Hashable) -> Shape:
-    """Padded height and width, which are the key of a batch."""
+    """Return padded height and width from the key of a batch."""
     assert isinstance(key, tuple)
     height, width = key
     return height, width
 
 
 def _initialised_tensors(mask_convolutions: int) -> list[str]:
-    """Names of the layers beside the backbone, as the reference logs them since round v1.1."""
+    """Names of the layers outside the backbone, as the reference logs them since round v1.1."""
     names = [f"FPN_{kind}_block{level}" for kind in ("inner", "layer") for level in range(1, 5)]
     names += [f"RPNHead_{part}" for part in ("conv", "cls", "bbox")]
     names += [f"ROI_BOX_FEATURE_EXTRACTOR_fc{number}" for number in (6, 7)]

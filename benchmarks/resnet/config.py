@@ -1,4 +1,4 @@
-"""ResNet-50's own configuration."""
+"""Configuration of ResNet-50."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from common.ops.operation import AUTO, REFERENCE, Operation, all_implementations
 from common.optim.hparams import LarsHparams
 
 OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM, "convolution_moments": CONVOLUTION}
-"""Operations that ``model.implementations`` can choose an implementation of."""
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 Area = Range("two shares above 0, ascending", lambda area: 0 < area[0] <= area[1] <= 1)
 Aspect = Range("two positive ratios, ascending", lambda aspect: 0 < aspect[0] <= aspect[1])
@@ -34,7 +34,7 @@ Smoothing = Range("a share, at least 0 and below 1", ShareBelowOne.holds)
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules fix beside the target: classes, pictures, batch norm. Pixel values count from 0 to 255."""
+    """Constants of the rules, except the target: classes, pictures, batch norm. Pixel values are 0 to 255."""
 
     classes: Annotated[int, AtLeast(1)]
     image_size: Annotated[int, AtLeast(1, "at least 1 px")]
@@ -52,20 +52,20 @@ class Facts:
             raise ConfigError(f"eval_resize={self.eval_resize}: at least image_size={self.image_size}")
 
     def architecture(self, width: int) -> Architecture:
-        """The shape of a network of so many channels."""
+        """Return the shape of a network whose first stage has ``width`` channels."""
         return Architecture(width, self.classes, self.bn_epsilon, self.bn_momentum)
 
 
 @dataclass(frozen=True)
 class Hparams(LarsHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``resnet``.
+    """Tunable hyperparameters: the rows for ``resnet`` in the table of the rules.
 
     Attributes:
-        variant: of LARS: ``nvidia`` keeps the learning rate outside the momentum buffer of the weights of convolutions
-            and classifier, decays the classifier's bias and counts schedule steps from 1; ``reference`` is the
-            TensorFlow 2 reference. SGD is always the reference's.
-        warmup_epochs, epochs: of the learning-rate schedule; training goes on after them at the end rate.
-        bn_group: ranks that share batch-norm statistics.
+        variant: LARS variant. ``reference`` is the TensorFlow 2 reference. ``nvidia`` keeps the learning rate outside
+            the momentum buffer of convolution and classifier weights, decays the classifier's bias and counts schedule
+            steps from 1. SGD always follows the reference.
+        warmup_epochs, epochs: epochs of the learning-rate schedule. Later training uses the end rate.
+        bn_group: number of ranks that share batch-norm statistics.
     """
 
     optimizer: Literal["lars", "sgd"]
@@ -80,7 +80,7 @@ class Hparams(LarsHparams):
 
     @property
     def nvidia(self) -> bool:
-        """Whether optimizer and schedule are NVIDIA's; otherwise they are the reference's."""
+        """Whether optimizer and schedule follow NVIDIA's variant instead of the reference."""
         return self.optimizer == "lars" and self.variant == "nvidia"
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ class Hparams(LarsHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The network's size and how its operations run. The benchmark's model has width 64.
+    """Size of the network and implementations of its operations. The benchmark's model has width 64.
 
     Attributes:
-        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
+        implementations: operation name to implementation. Missing operations use ``auto``.
     """
 
     width: Annotated[int, AtLeast(1, "at least 1 channel")]
@@ -113,18 +113,18 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How pictures are read.
+    """Options of the data reader.
 
     Attributes:
         threads: CPU threads of the reader.
-        prefetch: batches that the reader works ahead.
-        hw_decoder_load: share of the pictures for the GPU's JPEG engine.
-        cache_mb: GPU memory for decoded training pictures, per rank; 0 decodes only what a crop needs.
-        eval_cache_mb: device memory for finished validation pictures, per rank: all of them are kept or none.
+        prefetch: batches that are prepared in advance.
+        hw_decoder_load: fraction of the pictures that the GPU's JPEG engine decodes.
+        cache_mb: GPU memory per rank for decoded training pictures. With 0, only the crop of a picture is decoded.
+        eval_cache_mb: device memory per rank for preprocessed validation pictures. Caches either all or none.
         input_batch_multiplier: micro-batches that DALI decodes together.
-        dont_use_mmap: read instead of mapping the files; for network file systems.
-        eval_batch: pictures of one evaluation batch on one rank.
-        reader: ``dali``, ``torchvision``, or ``auto``: DALI where it is installed.
+        dont_use_mmap: read files instead of memory-mapping them, for network file systems.
+        eval_batch: pictures per rank in an evaluation batch.
+        reader: ``dali``, ``torchvision``, or ``auto``, which uses DALI if it is installed.
     """
 
     threads: Annotated[int, AtLeast(1)]
@@ -140,7 +140,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """All of it."""
+    """Complete workload configuration of ResNet-50."""
 
     facts: Facts
     hparams: Hparams

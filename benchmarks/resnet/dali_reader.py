@@ -1,10 +1,11 @@
-"""The DALI reader: decodes and augments on the GPU (its JPEG engine and kernels), or on the CPU.
+"""DALI reader: decodes and augments on the GPU (JPEG engine and kernels) or on the CPU.
 
-Two ways to decode: without a cache only the random crop is decoded; with one the whole picture, which stays on the
-GPU, so that later epochs neither read nor decode it. Each replica reads its own fixed shard of the records, shuffled
-through a buffer on top of the order that preparation shuffled; each record comes once per epoch of its shard, and an
-epoch's end shares a batch with the next one's start. DALI's random state advances with every batch and cannot be set to
-a position, so resuming runs the batches that were consumed before and drops them.
+Without a cache, only the random crop of a picture is decoded. With a cache, the whole picture is decoded and stays on
+the GPU, so that later epochs neither read nor decode it.
+
+Each replica reads a fixed shard of the records, which preparation has shuffled, through a shuffle buffer. A record
+comes once per epoch of its shard; one batch can contain the end of an epoch and the start of the next. DALI's random
+state cannot be set to a position, so resuming runs all earlier batches and drops them.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from common.data.dali import (
 )
 from common.data.order import EpochStream, EvalShard
 
-fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+fn: Any = dali.fn  # DALI's type stubs are incomplete
 types: Any = dali.types
 
 _TRAIN, _EVAL = 0, 1
 
 SHUFFLE_BUFFER = 10_000
-"""Records that DALI draws the next one from, as in the benchmark's reference."""
+"""Size of DALI's shuffle buffer in records, as in the benchmark's reference."""
 
-# Sizes that DALI allocates ahead, so that no allocation happens in the middle of training: the largest ImageNet
-# picture, and 1.1 times the mean bytes of each stage at 224 px (NVIDIA's MLPerf v4.0 submission).
-DECODER_WIDTH, DECODER_HEIGHT = 5980, 6430  # px, of the hardware decoder's buffer
+# Sizes of DALI's initial allocations, which avoid allocations during training: the largest ImageNet picture, and 1.1
+# times the mean bytes of each stage at 224 px (NVIDIA's MLPerf v4.0 submission).
+DECODER_WIDTH, DECODER_HEIGHT = 5980, 6430  # px, buffer of the hardware decoder
 DECODED_BYTES = 1_315_942  # per sample
 CROPPED_BYTES = 165_581  # per sample
 NORMALIZED_BYTES = 441_549  # per sample
-RESIZE_BYTES = 871_491  # mean, per sample, of the resize's temporary buffer
-PADDING_BYTES = 256 << 20  # of nvJPEG's device and pinned buffers
+RESIZE_BYTES = 871_491  # per sample, mean size of the temporary buffer of the resize
+PADDING_BYTES = 256 << 20  # device and pinned buffers of nvJPEG
 
 
 def train_source(
@@ -56,14 +57,14 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> PipelineTrainSource:
-    """Training batches of one replica; a picture that DALI cannot read or decode is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     runner = _runner(train_pipeline(rec, settings, stream, device), settings, rec)
     multiplier = settings.reader.input_batch_multiplier
     return PipelineTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
 
 
 def eval_source(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
-    """Evaluation batches of one replica; padding at their end has label -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`."""
 
     def finish(tensors: dict[str, Tensor], valid: int) -> dict[str, Tensor]:
         tensors["label"][valid:] = -1
@@ -77,7 +78,10 @@ def _runner(pipeline: Any, settings: DataSettings, rec: Path) -> PipelineRunner:
 
 
 def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device) -> Any:
-    """Reader, decoder, random-resized crop, mirror and normalisation; outputs NHWC pictures and int64 labels (N,)."""
+    """Build the pipeline: read, decode, random-resized crop, mirror, normalise.
+
+    Outputs NHWC pictures and int64 labels (N,).
+    """
     batch = stream.micro_batch * settings.reader.input_batch_multiplier
     cached = settings.reader.cache_mb > 0 and device.type == "cuda"
     pipeline = _pipeline(batch, settings, device, derived_seed(stream.seed, stream.replica, _TRAIN))
@@ -103,9 +107,10 @@ def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, devic
 
 
 def eval_pipeline(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> Any:
-    """Reader, decoder, resize of the shorter side, centre crop and normalisation; outputs as :func:`train_pipeline`.
+    """Build the pipeline: read, decode, resize the shorter side, crop the centre, normalise.
 
-    One pass over a padded shard takes ``shard.batches`` runs, so that the next evaluation begins at its start.
+    Outputs are those of :func:`train_pipeline`. A pass over the padded shard takes exactly ``shard.batches`` runs, so
+    that the next evaluation starts at the beginning of the shard.
     """
     pipeline = _pipeline(shard.batch, settings, device, derived_seed(0, shard.replica, _EVAL))
     with pipeline:
@@ -121,9 +126,9 @@ def eval_pipeline(rec: Path, settings: DataSettings, shard: EvalShard, device: t
 
 
 def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
-    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+    """Run every operator once on a synthetic picture to load libraries, memory pools and kernels.
 
-    Touches no file; for use before ``run_start``.
+    Reads no file, so that it may run before ``run_start``.
     """
     buffer = io.BytesIO()
     Image.new("RGB", (500, 375), (120, 60, 30)).save(buffer, "JPEG")
@@ -176,7 +181,7 @@ def _cache(megabytes: int) -> dict[str, Any]:
 
 
 def _resize(device: torch.device, batch: int) -> dict[str, Any]:
-    """Bilinear with an antialiasing (triangular) filter, as Pillow does it."""
+    """Options for a bilinear resize with an antialiasing (triangular) filter, as in Pillow."""
     options: dict[str, Any] = {"interp_type": types.INTERP_LINEAR, "antialias": True}
     if device.type == "cuda":
         options["bytes_per_sample_hint"] = CROPPED_BYTES
@@ -203,7 +208,7 @@ def _normalize(pictures: Any, settings: DataSettings, device: torch.device, mirr
 
 
 def _label(label: Any, device: torch.device) -> Any:
-    """The records' float32 labels of shape (1,) as int64 scalars on the device."""
+    """Convert the records' float32 labels of shape (1,) to int64 scalars on the device."""
     scalar = fn.squeeze(fn.cast(label, dtype=types.INT64), axes=[0])
     return scalar.gpu() if device.type == "cuda" else scalar
 

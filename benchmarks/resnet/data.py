@@ -1,7 +1,7 @@
-"""ResNet-50's data: prepared RecordIO (see :mod:`benchmarks.resnet.prepare`) to batches of pictures.
+"""ResNet-50's data: batches of pictures from prepared RecordIO (see :mod:`benchmarks.resnet.prepare`).
 
-A batch has ``image`` (N, C, H, W) in channels_last memory, normalised, its channels beyond the third exactly zero, and
-``label`` (N,) int64; -1 marks padding in evaluation.
+A batch has ``image`` (N, C, H, W), normalised, in channels_last memory, with zeros in the channels after the third,
+and ``label`` (N,) int64, where -1 marks padding in evaluation.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from common.formats.recordio import RecordReader
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank. Call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        settings: reader and transforms.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: pictures of a micro-batch of one replica.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: pictures per micro-batch of a replica.
         accumulation: micro-batches per step of a replica.
 
     Raises:
         DataError: manifest or files are missing, damaged, or do not fit the settings.
-        ConfigError: the reader cannot serve the settings.
+        ConfigError: the reader does not support the settings.
     """
     found = read_manifest(root, settings)
     stream = EpochStream(
@@ -52,7 +50,7 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank; after ``run_start``. Raises as :func:`open_train`."""
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
     if choose_reader(settings.reader.reader) == "dali":
@@ -66,7 +64,10 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
-    """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
+    """Load and warm up the reader's libraries before ``run_start``, without reading data.
+
+    ``batch`` is the micro-batch size of training.
+    """
     if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.resnet import dali_reader
 
@@ -74,10 +75,10 @@ def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
 
 
 def read_manifest(root: Path, settings: DataSettings) -> Manifest:
-    """The manifest of ``root``, checked against ``settings``.
+    """Return the manifest of ``root`` after checking it against ``settings``.
 
     Raises:
-        DataError: it is missing, garbled, of another format, or has more classes than the settings.
+        DataError: the manifest is missing, malformed, of another format, or has more classes than the settings.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, ("train_samples", "eval_samples", "classes"))
     if found.counts["classes"] > settings.facts.classes:

@@ -1,4 +1,4 @@
-"""How pictures become tensors: what both readers of ResNet-50's data are told."""
+"""Settings that both readers of ResNet-50's data use to turn pictures into tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from benchmarks.resnet.config import Facts, ReaderConfig
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the pictures, how they are read, and the form of the tensors.
+    """Picture constants of the rules, reader configuration and dtype of the tensors.
 
     Attributes:
-        facts: classes, sizes, crops, mirror and normalisation.
-        reader: reader, threads, caches.
-        dtype: of the pictures.
+        dtype: dtype of the pictures.
     """
 
     facts: Facts

@@ -1,7 +1,7 @@
-"""ResNet-50's evaluation: top-1 accuracy over exactly the validation set.
+"""Evaluation of ResNet-50: top-1 accuracy over exactly the validation set.
 
-Rules: every validation picture once, one central crop, the current weights with batch-norm statistics averaged over
-the ranks (MLPerf training_rules, benchmark table).
+The rules require every validation picture once, one central crop, and the current weights with batch-norm statistics
+averaged over the ranks (MLPerf training_rules, benchmark table).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from common.evaluation.forward import ForwardPass
 
 
 class RightAnswers(Scorer):
-    """Right answers over the pictures of the set."""
+    """Scorer that divides correct answers by pictures."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Accuracy: right answers over pictures."""
+        """Return the accuracy, after checking that the whole set was evaluated."""
         values = predictions.values
         check_whole_set(values["pictures"], values["expected"], "pictures")
         return {"accuracy": values["right"] / values["pictures"], "eval_samples": values["pictures"]}
 
 
 class TopOne(Evaluation):
-    """Counts right answers as integers, summed over the ranks.
+    """Top-1 evaluation that counts correct answers as integers and sums them over the ranks.
 
     Args:
-        model: pictures (N, C, H, W) to logits (N, K).
-        open_source: opens this rank's share of the evaluation data under a folder.
-        example: pictures (N, C, H, W) of an evaluation batch's shape, for warm-up.
-        layout: the ranks that share the evaluation set.
+        model: maps pictures (N, C, H, W) to logits (N, K).
+        open_source: opens this rank's shard of the evaluation data in a folder.
+        example: pictures (N, C, H, W) for warm-up, in the shape of an evaluation batch.
+        layout: ranks that share the evaluation set.
         capture: replay the forward pass as a CUDA graph.
-        cache_bytes: device memory for the finished pictures; if all fit, evaluations after the first read nothing.
+        cache_bytes: device memory for preprocessed pictures. If all fit, only the first evaluation reads files.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class TopOne(Evaluation):
         self._kept: list[dict[str, Tensor]] = []
 
     def warm_up(self) -> None:
-        """Forward passes on made-up pictures."""
+        """Run forward passes on synthetic pictures."""
         self._forward.warm_up()
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Open this rank's share of the validation set."""
+        """Open this rank's shard of the validation set."""
         self._source = self._open_source(root)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count right answers and pictures over all ranks."""
+        """Count correct answers and pictures over all ranks."""
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights):
             self._counts.clear()
@@ -93,7 +93,7 @@ class TopOne(Evaluation):
         self._kept = kept
 
     def close(self) -> None:
-        """Free the graph, close the reader and forget the pictures."""
+        """Free the CUDA graph and the cached pictures, and close the reader."""
         self._forward.close()
         self._kept.clear()
         if self._source is not None:

@@ -1,7 +1,7 @@
 """ResNet-50 v1.5 and its loss.
 
-The trunk of :mod:`common.nn.resnet` with bottleneck blocks, the stride in their 3x3 convolution, and a classifier.
-Parameters are named as in torchvision's ``resnet50``.
+The network is the trunk of :mod:`common.nn.resnet` with bottleneck blocks and a classifier. The 3x3 convolution of a
+block has the stride. Parameters are named as in torchvision's ``resnet50``.
 
 Shapes: N images, C channels, H height, W width, K classes.
 """
@@ -23,19 +23,19 @@ from common.nn.precision import cast_weights
 from common.nn.resnet import IMAGE_CHANNELS, PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm
 
 TRUNCATED_STD = 0.87962566103423978
-"""Standard deviation of a unit normal cut at 2 sigma."""
+"""Standard deviation of a standard normal distribution that is truncated at 2 sigma."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Shape of the network.
 
     Attributes:
-        width: channels of conv1 and of the first stage's 3x3 convolutions.
-        classes: K.
-        norm_epsilon: added to the variance of every batch norm.
-        norm_momentum: weight of a batch's statistics in the running ones.
-        layers: blocks in each stage; 50 layers with weights are 16 blocks of three, conv1 and the classifier.
+        width: channels of conv1 and of the 3x3 convolutions in the first stage.
+        classes: number of classes K.
+        norm_epsilon: added to the variance in every batch norm.
+        norm_momentum: weight of a batch's statistics in the running statistics.
+        layers: blocks per stage. 16 blocks of 3 convolutions, conv1 and the classifier are the 50 layers of the name.
     """
 
     width: int
@@ -45,7 +45,7 @@ class Architecture:
     layers: tuple[int, ...] = (3, 4, 6, 3)
 
     def trunk(self) -> ResNetShape:
-        """The shape of all but the classifier."""
+        """Return the shape of the network without the classifier."""
         norm = TrainedNorm(self.norm_epsilon, self.norm_momentum)
         return ResNetShape(self.layers, self.width, bottleneck=True, norm=norm, input_channels=PADDED_CHANNELS)
 
@@ -54,9 +54,9 @@ class ResNet50(ResNetTrunk):
     """ResNet v1.5 with bottleneck blocks.
 
     Args:
-        architecture: its shape.
-        generator: source of the initial weights (a CPU generator).
-        truncated_normal: cut the convolutions' normal distribution at 2 sigma, keeping its variance.
+        architecture: shape of the network.
+        generator: CPU generator that draws the initial weights.
+        truncated_normal: truncate the normal distribution of convolution weights at 2 sigma and keep its variance.
     """
 
     def __init__(self, architecture: Architecture, generator: torch.Generator, truncated_normal: bool = False) -> None:
@@ -68,7 +68,7 @@ class ResNet50(ResNetTrunk):
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator, truncated_normal: bool) -> None:
-        """He-normal over fan_in for convolutions, N(0, 0.01) for the classifier, weight 1 for every batch norm."""
+        """Initialise convolutions He-normal over fan_in and the classifier from N(0, 0.01)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 images = module.weight[:, :IMAGE_CHANNELS] if module is self.conv1 else module.weight
@@ -85,19 +85,21 @@ class ResNet50(ResNetTrunk):
         self.fc.bias.zero_()
 
     def cast(self, dtype: torch.dtype) -> ResNet50:
-        """Store convolution and classifier weights in ``dtype``, which the activations then have too.
+        """Convert the weights of convolutions and classifier to ``dtype``, which the activations then have too.
 
-        Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
-        takes them.
+        Batch norms stay fp32, unless ``dtype`` is fp64. Replaces the data of the parameters: call it before an
+        optimizer is created.
         """
         cast_weights(self, dtype)
         return self
 
     def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
-        """Choose how batch norms and the convolutions in front of them run; on the final device, after :meth:`cast`.
+        """Choose implementations of the batch norms and of the convolutions before them.
+
+        Call this after :meth:`cast`, with the network on its final device.
 
         Args:
-            requested: ``model.implementations``.
+            requested: configuration ``model.implementations``.
 
         Returns:
             Name of the operation to the implementations chosen.
@@ -112,19 +114,20 @@ class ResNet50(ResNetTrunk):
         """Classify images.
 
         Args:
-            image_NCHW: normalised images in the weights' dtype; C is 3, or 4 with zeros in the fourth.
+            image_NCHW: normalised images in the dtype of the weights. C is 3, or 4 with zeros in the fourth channel.
 
         Returns:
-            fp32 logits (N, K); fp64 where the weights are.
+            fp32 logits (N, K); fp64 if the weights are fp64.
         """
         (x_NCHW,) = self.features(image_NCHW, [len(self.shape.layers)])
         logits_NK = self.fc(x_NCHW.mean((2, 3)))
         return logits_NK if logits_NK.dtype == torch.float64 else logits_NK.float()
 
     def sample_flops(self, image_size: int) -> float:
-        """Model FLOPs (2 per multiply-add) to train on one image: forward, gradients of inputs and of weights.
+        """Return the model FLOPs to train on one image: forward pass and gradients of inputs and weights.
 
-        The first convolution needs no gradient of its input, and its fourth channel does not count.
+        A multiply-add is 2 FLOPs. The first convolution needs no input gradient, and its fourth channel does not
+        count.
         """
         layers, _ = self.flops((image_size, image_size))
         classifier = 2.0 * self.fc.in_features * self.fc.out_features
@@ -134,10 +137,9 @@ class ResNet50(ResNetTrunk):
 def smoothed_cross_entropy(
     logits_NK: Tensor, label_N: Tensor, smoothing: float = 0.0, reduction: str = "sum"
 ) -> Tensor:
-    """Cross-entropy against ``(1 - smoothing) * one_hot + smoothing / K``, computed in fp32 (fp64 for fp64 logits).
+    """Return the cross-entropy against ``(1 - smoothing) * one_hot + smoothing / K``, in fp32 (fp64 for fp64 logits).
 
     Args:
-        logits_NK: logits.
         label_N: int64 classes in 0 ... K-1.
         smoothing: 0 or 0.1 in the closed division.
         reduction: ``sum`` or ``mean`` over N, or ``none``.

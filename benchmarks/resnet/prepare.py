@@ -1,8 +1,8 @@
-"""Download, prepare, verify and generate the data of ResNet-50: ImageNet (ILSVRC2012) as MXNet RecordIO.
+"""Commands that generate, prepare and verify ResNet-50's data: ImageNet (ILSVRC2012) as MXNet RecordIO.
 
-Prepared are ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx`` and ``manifest.json``. JPEG bytes go through
-unchanged; only PNG pictures with a JPEG name and CMYK JPEGs are encoded again, as RGB JPEG of quality 100, as the
-benchmark's reference does. The order of the training records is shuffled once, so that a reader's shards are mixed.
+The prepared files are ``train.rec``, ``train.idx``, ``val.rec``, ``val.idx`` and ``manifest.json``. JPEG bytes are not
+changed, except for PNG pictures with a JPEG name and CMYK JPEGs: as in the benchmark's reference, these are encoded
+again as RGB JPEG of quality 100. Training records are shuffled once, so that shards mix the classes.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ STATE = "prepare.partial"
 IMAGENET_COUNTS = {"train_samples": 1_281_167, "eval_samples": 50_000, "classes": 1000}
 PUBLISHED = Published(IMAGENET_COUNTS)
 SHUFFLE_SEED = 20120
-_WINDOW = 64  # pictures that are read ahead of the writer, per worker thread
+_WINDOW = 64  # pictures per worker thread that are read ahead of the writer
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set. Skip complete data and continue interrupted preparations.
 
     Args:
         raw_dir: tars or folders, see :mod:`benchmarks.resnet.raw`.
-        data_dir: receives records, indexes and manifest.
         workers: threads that read and decode pictures.
-        trust: do not decode them.
+        trust: skip the check that every picture can be decoded.
 
     Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
-            that were prepared from another source, or another process prepares them now.
+        DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data of another
+            source, or another process is preparing it.
     """
     source = raw.open_raw(raw_dir)
     counts = {"train_samples": len(source.train), "eval_samples": len(source.val), "classes": len(source.synsets)}
@@ -76,14 +75,14 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False
 
 
 def verify(data_dir: Path) -> Manifest:
-    """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
+    """Check every checksum of ``data_dir``; the first difference raises :class:`DataError`."""
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
 def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], workers: int, trust: bool) -> None:
     state = data_dir / STATE
     if not state.exists():
-        for name in FILES:  # of who knows which source
+        for name in FILES:  # remove files of an unknown source
             (data_dir / name).unlink(missing_ok=True)
             (data_dir / f"{name}.partial").unlink(missing_ok=True)
     preparation.begin_or_continue(data_dir, state, wanted)
@@ -96,7 +95,7 @@ def _write_splits(source: RawData, data_dir: Path, wanted: dict[str, str], worke
 
 
 def _write_records(pictures: list[RawPicture], order: list[int], rec: Path, workers: int, trust: bool) -> None:
-    """Write ``pictures`` in ``order``; a record's id is the picture's place among the sorted pictures."""
+    """Write ``pictures`` in ``order``. The id of a record is the index of its picture in ``pictures``."""
     if rec.exists() and rec.with_suffix(".idx").exists():
         return
     with RecordWriter(rec, resume=True) as writer:

@@ -1,7 +1,7 @@
 """ImageNet's raw layouts: the original tars, or folders ``train/<synset>/*.JPEG`` and ``val/<synset>/*.JPEG``.
 
-Either way a picture is a range of bytes of some file, read in place: nothing is unpacked. A label is the place of the
-picture's synset among all sorted synsets (0 to 999 for ImageNet).
+In both layouts a picture is a byte range of a file. Pictures are read from there; nothing is unpacked. A label is the
+index of the picture's synset in the sorted list of all synsets (0 to 999 for ImageNet).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png")
 
 @dataclass(frozen=True, slots=True)
 class RawPicture:
-    """One picture: ``size`` bytes at ``offset`` of ``path``, known as ``synset/name``, with its label."""
+    """One picture: ``size`` bytes at ``offset`` of ``path``, with its label. Messages call it ``synset/name``."""
 
     path: Path
     offset: int
@@ -42,10 +42,10 @@ class RawPicture:
     label: int
 
     def read(self) -> bytes:
-        """The encoded picture.
+        """Return the encoded picture.
 
         Raises:
-            DataError: the file ends before the picture does.
+            DataError: the file ends inside the picture.
         """
         with open(self.path, "rb", buffering=0) as file:
             data = os.pread(file.fileno(), self.size, self.offset)
@@ -56,7 +56,11 @@ class RawPicture:
 
 @dataclass(frozen=True)
 class RawData:
-    """The pictures of both splits, each sorted by synset and name, and whether they stand in for ImageNet."""
+    """Pictures of both splits, each sorted by synset and name.
+
+    Attributes:
+        stand_in: text of the marker file of synthetic data, or None for ImageNet.
+    """
 
     train: list[RawPicture]
     val: list[RawPicture]
@@ -64,7 +68,7 @@ class RawData:
     stand_in: str | None
 
     def fingerprint(self) -> str:
-        """SHA-256 over names, sizes and labels: what decides the records, wherever the bytes lie."""
+        """Return the SHA-256 over names, sizes and labels, which does not depend on the layout."""
         digest = hashlib.sha256()
         for split in (self.train, self.val):
             for picture in split:
@@ -74,10 +78,10 @@ class RawData:
 
 
 def open_raw(raw_dir: Path) -> RawData:
-    """Index ``raw_dir``; tars take precedence over folders.
+    """Index ``raw_dir``. If it has both tars and folders, the tars are used.
 
     Raises:
-        DataError: the folder, a split or the validation labels are missing, or the splits' synsets differ.
+        DataError: the folder, a split or the validation labels are missing, or the splits have different synsets.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put ImageNet's tars there or generate a stand-in")
@@ -143,16 +147,16 @@ def _from_val_tar(raw_dir: Path) -> list[_Fields]:
 
 
 MATLAB_DAMAGE = (ValueError, LookupError, TypeError, OSError, MemoryError, NotImplementedError, zlib.error)
-"""What SciPy raises when it reads a damaged table."""
+"""Exceptions that SciPy raises when it reads a damaged table."""
 DEVKIT_BYTES, MEMBER_BYTES = 2**28, 2**20
-"""Of the development kit, inflated, and of each of its two files that are read: they have 4 MB and less than 0.4 MB."""
+"""Size limits in bytes: of the uncompressed kit (about 4 MB), and of each file read from it (below 0.4 MB)."""
 
 
 def validation_synsets(devkit: Path) -> list[str]:
-    """The synset of every validation picture, by number, from the development kit.
+    """Return the synset of every validation picture, in the order of picture numbers, from the development kit.
 
     Raises:
-        DataError: the kit lacks its ground truth or its table of classes.
+        DataError: the kit is damaged or lacks its ground truth or its table of classes.
     """
     from scipy.io import loadmat
 
@@ -187,7 +191,7 @@ def validation_synsets(devkit: Path) -> list[str]:
 
 
 def write_folders(raw_dir: Path, split: str, pictures: Iterable[tuple[str, str, bytes]]) -> int:
-    """Write ``(synset, name, data)`` as folders; returns the bytes of all pictures."""
+    """Write ``(synset, name, data)`` as folders and return the total bytes of the pictures."""
     total = 0
     for synset, name, data in pictures:
         folder = raw_dir / split / synset
@@ -198,7 +202,7 @@ def write_folders(raw_dir: Path, split: str, pictures: Iterable[tuple[str, str, 
 
 
 def write_train_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]]) -> int:
-    """Write ``(synset, name, data)``, grouped by synset, as ImageNet's tar of one tar per class."""
+    """Write ``(synset, name, data)`` as ImageNet's tar of one tar per class and return the pictures' bytes."""
     classes: dict[str, list[tuple[str, bytes]]] = {}
     for synset, name, data in pictures:
         classes.setdefault(synset, []).append((name, data))
@@ -213,10 +217,11 @@ def write_train_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]]) -
 
 
 def write_val_tar(raw_dir: Path, pictures: Iterable[tuple[str, str, bytes]], synsets: list[str]) -> int:
-    """Write the validation tar and the development kit that labels it; ids are not in the order of the synsets."""
+    """Write the validation tar and the development kit with its labels; return the pictures' bytes."""
     import numpy as np
     from scipy.io import savemat
 
+    # As in ImageNet, the ids do not follow the order of the synsets.
     ids = {synset: index + 1 for index, synset in enumerate(reversed(synsets))}
     total, truth = 0, []
     with tarfile.open(raw_dir / VAL_TAR, "w") as tar:

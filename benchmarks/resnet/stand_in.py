@@ -1,8 +1,8 @@
-"""Generated pictures in ImageNet's raw layout, so that preparing and reading them exercises the real code.
+"""Synthetic data in ImageNet's raw layout, so that preparation and readers run their real code.
 
-``digits``: scikit-learn's 1,797 handwritten digits, a real data set; 1,437 to train and 360 to validate.
-``imagenet-sized``: synthetic pictures with the sizes, file sizes and chroma subsampling of ImageNet. The class sets hue
-and direction of stripes, so that a network can learn it.
+- ``digits``: scikit-learn's 1,797 handwritten digits, a real data set; 1,437 to train and 360 to validate.
+- ``imagenet-sized``: stripes with the picture sizes, file sizes and chroma subsampling of ImageNet. The class sets the
+  hue and the direction of the stripes, so that a network can learn it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from common.errors import ConfigError
 KINDS = ("digits", "imagenet-sized")
 DIGITS_TRAIN, DIGITS_VAL = 1437, 360
 WORTH_PROCESSES = 64
-"""Pictures from which on other processes draw them."""
+"""Minimum number of pictures of a split for which other processes draw them."""
 HUGE_SIDE = 5200
-"""Long side of the one huge picture, px; ImageNet's largest sides are 5980 and 6430."""
+"""Long side in px of the one huge picture. The largest sides in ImageNet are 5980 and 6430."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One picture to draw. ``number`` makes it unlike the others of its class; ``form`` is plain, huge or grey."""
+    """One picture to draw.
+
+    Attributes:
+        number: index of the digit, or random seed of the striped picture.
+        form: plain, huge or grey.
+    """
 
     synset: str
     name: str
@@ -46,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: pictures per split, classes, and the mean size of a file in bytes."""
+    """Summary of the generated files; ``mean_bytes`` is the mean file size."""
 
     train: int
     val: int
@@ -71,21 +76,21 @@ def generate(
     workers: int = 1,
     tars: bool = False,
 ) -> Generated:
-    """Write a stand-in for ImageNet to ``raw_dir`` and mark it as one.
+    """Write synthetic data to ``raw_dir``, with the marker file of synthetic data.
 
     Args:
         raw_dir: an empty or new folder.
         kind: one of ``KINDS``.
         train: training pictures; default: all 1,437 digits, or 10,000 pictures.
         val: validation pictures; default: all 360 digits, or 500 pictures.
-        classes: classes of ``imagenet-sized``, default 1000, fewer when there are fewer pictures; digits have 10.
-        seed: of the pictures' sizes and contents; the split of the digits is fixed.
-        workers: processes that draw what is ``imagenet-sized``.
+        classes: classes of ``imagenet-sized``; default: 1000, or the number of training pictures if that is smaller.
+        seed: seed of sizes and contents. The split of the digits is fixed.
+        workers: processes that draw ``imagenet-sized`` pictures.
         tars: write ImageNet's tars and development kit instead of folders.
 
     Raises:
-        ConfigError: an unknown kind, or more digits than there are.
-        DataError: ``raw_dir`` holds something already.
+        ConfigError: the kind is unknown, or a number of pictures or classes is not possible.
+        DataError: ``raw_dir`` is not empty.
     """
     if kind not in KINDS:
         raise ConfigError(f"kind={kind!r}: generate knows {' and '.join(KINDS)}")
@@ -93,7 +98,7 @@ def generate(
     draw: Callable[[Request], bytes]
     if kind == "digits":
         requests, draw = _digit_requests(train, val, seed), draw_digit
-        workers = 1  # all digits are drawn before a process has started
+        workers = 1  # drawing all digits takes less time than starting a process
     else:
         requests, draw = _striped_requests(train, val, classes, seed), draw_stripes
     raw_dir.mkdir(parents=True, exist_ok=True)
@@ -119,7 +124,7 @@ def generate(
 
 
 def draw_digit(request: Request) -> bytes:
-    """One handwritten digit, enlarged bicubically to sides of 48 to 128 px, as JPEG."""
+    """Return one handwritten digit as JPEG, enlarged bicubically to sides of 48 to 128 px."""
     random = np.random.default_rng([request.seed, request.number])
     height = int(random.integers(48, 129))
     width = int(np.clip(round(height * math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))), 48, 128))
@@ -129,7 +134,7 @@ def draw_digit(request: Request) -> bytes:
 
 
 def draw_stripes(request: Request) -> bytes:
-    """Striped, noisy picture around 500 x 375 px and 110 KB as 4:2:0 JPEG, one of the size of ImageNet's largest."""
+    """Return a noisy striped picture as 4:2:0 JPEG: around 500 x 375 px and 110 KB, or of huge size."""
     random = np.random.default_rng([request.seed, request.number])
     width, height = _imagenet_size(random) if request.form != "huge" else (HUGE_SIDE, HUGE_SIDE * 3 // 4)
     hues = max(1, round(math.sqrt(1.6 * request.classes)))
@@ -162,7 +167,7 @@ def _grain() -> NDArray[np.float32]:
 
 
 def _noise(height: int, width: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """Grain of a strength that differs between pictures, cut from one table and repeated where that is too small."""
+    """Noise with a random strength per picture, cut from one table that repeats in both directions."""
     top, left = random.integers(0, 1024, 2)
     rows = np.arange(top, top + height) % 1024
     columns = np.arange(left, left + width) % 1024
@@ -177,7 +182,7 @@ def _jpeg(picture: Image.Image, quality: int) -> bytes:
 
 @functools.cache
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pictures (1797, 8, 8) with values 0 to 16, labels, and the numbers of the training and validation pictures."""
+    """Pictures (1797, 8, 8) with values 0 to 16, labels, and the indices of training and validation pictures."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -189,7 +194,7 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]
 
 
 def _class_by_class(numbers: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``numbers`` with the classes taking turns, so that the first few have all of them."""
+    """Reorder ``numbers`` so that the classes alternate and the first few have all of them."""
     seen: dict[int, int] = {}
     turns = []
     for number in numbers:

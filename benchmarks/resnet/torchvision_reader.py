@@ -1,11 +1,11 @@
-"""The reader that runs anywhere: torchvision's transforms on Pillow's pictures, in threads of this process.
+"""Reader for any machine: torchvision's transforms on Pillow pictures, in threads of this process.
 
-Pillow's decoder and resize are what torchvision's own transforms call; its resize takes a crop box, so that cropping
-and resizing are one call on 8-bit pixels. (``torchvision.io.decode_jpeg`` is deprecated since torchvision 0.29.)
+The code calls Pillow directly, as torchvision's own transforms do: Pillow's resize accepts a crop box, so that
+cropping and resizing are one call on 8-bit pixels. (``torchvision.io.decode_jpeg`` is deprecated since torchvision
+0.29.)
 
-The random numbers of a training picture depend on (seed, epoch, sample) alone, so that the stream of batches is the
-same whatever the number of threads, and continues bit for bit from any position. Decoding and resizing release the
-interpreter's lock.
+The random numbers of a training picture depend only on (seed, epoch, sample). The stream of batches is therefore the
+same for any number of threads and continues bit for bit from any position. Decoding and resizing release the GIL.
 
 Shapes: N pictures, H x W pixels, C channels.
 """
@@ -30,7 +30,7 @@ from common.formats.recordio import ImageRecord, RecordReader
 from common.nn.resnet import PADDED_CHANNELS
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom in px, as Pillow has it."""
+"""Left, top, right and bottom in px, in Pillow's order."""
 
 _ATTEMPTS = 10
 _VERIFY = "check the data with 'mlperf-suite verify benchmark=resnet'"
@@ -39,9 +39,13 @@ _VERIFY = "check the data with 'mlperf-suite verify benchmark=resnet'"
 def random_crop_box(
     width: int, height: int, area: tuple[float, float], aspect: tuple[float, float], random: np.random.Generator
 ) -> Box:
-    """A box with a random share of the area and a random aspect (log-uniform), anywhere in the picture.
+    """Return a box with a random fraction of the area and a random aspect ratio (log-uniform), at a random position.
 
-    After ten boxes that do not fit: the largest centred box with the nearest aspect that is allowed.
+    After ten boxes that do not fit, return the largest centred box with the nearest allowed aspect ratio.
+
+    Args:
+        area: smallest and largest fraction of the picture's area.
+        aspect: smallest and largest ratio of width to height.
     """
     for _ in range(_ATTEMPTS):
         pixels = width * height * random.uniform(*area)
@@ -57,7 +61,7 @@ def random_crop_box(
 
 
 def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Decode, random-resized crop, mirror: (image_size, image_size, 3)."""
+    """Decode, crop at random, resize and mirror; return pixels (image_size, image_size, 3)."""
     picture = decode(data)
     box = random_crop_box(*picture.size, settings.facts.crop_area, settings.facts.crop_aspect, random)
     flip = random.random() < settings.facts.mirror
@@ -67,9 +71,9 @@ def train_pixels(data: bytes, settings: DataSettings, random: np.random.Generato
 
 
 def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
-    """Decode, shorter side to ``eval_resize``, centre crop: (image_size, image_size, 3).
+    """Decode, resize the shorter side to ``eval_resize`` and crop the centre; return (image_size, image_size, 3).
 
-    The longer side is rounded to the nearest whole number, as DALI does it, with which NVIDIA's submissions read.
+    The longer side is rounded to the nearest integer, as in DALI, which NVIDIA's submissions use.
     """
     picture = decode(data)
     shorter = min(picture.size)
@@ -81,20 +85,21 @@ def eval_pixels(data: bytes, settings: DataSettings) -> NDArray[np.uint8]:
 
 
 class _Pictures:
-    """Makes batches of pictures from their records."""
+    """Builds batches of pictures from records."""
 
     def __init__(self, settings: DataSettings, reader: RecordReader, pin_memory: bool) -> None:
         self._settings, self._reader, self._pin_memory = settings, reader, pin_memory
         self._normalizer = Normalizer(settings.facts.mean, settings.facts.std, settings.dtype)
-        Image.preinit()  # registers the decoders; not in several threads at once
+        Image.preinit()  # registers the decoders, which must not happen in several threads at once
         self.threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def begin(
         self, size: int, positions: Sequence[int], pixels: Callable[[int, bytes], NDArray[np.uint8]]
     ) -> PendingBatch:
-        """Begin a batch of ``size`` from ``positions`` of the records; slots beyond them are padding, label -1.
+        """Start a batch of ``size`` pictures from the records at ``positions``.
 
-        ``pixels`` makes the picture of slot i from its encoded bytes.
+        Slots after the last position are padding with label -1. ``pixels`` maps a slot and its encoded bytes to
+        pixels.
         """
         shape = (size, self._settings.facts.image_size, self._settings.facts.image_size, PADDED_CHANNELS)
         image_NHWC = torch.zeros(shape, dtype=self._settings.dtype, pin_memory=self._pin_memory)
@@ -132,7 +137,7 @@ def train_source(
     stand_in: bool,
     pin_memory: bool = False,
 ) -> ThreadedTrainSource:
-    """Training batches of one replica; a record that is damaged or cannot be decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. A damaged or undecodable record raises :class:`DataError`."""
     pictures = _Pictures(settings, reader, pin_memory)
 
     def begin(number: int) -> PendingBatch:
@@ -149,7 +154,7 @@ def train_source(
 def eval_source(
     reader: RecordReader, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
 ) -> ThreadedEvalSource:
-    """Evaluation batches of one replica; padding at their end has label -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`."""
     pictures = _Pictures(settings, reader, pin_memory)
 
     def begin(positions: Sequence[int]) -> PendingBatch:

@@ -1,4 +1,4 @@
-"""ResNet-50 as a workload: wires model, data, optimizer and evaluation."""
+"""ResNet-50 as a workload: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ResNet(Workload):
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
 
     def _build_network(self) -> ResNet50:
-        """A network for training or for evaluation."""
+        """Build a network for training or for evaluation."""
         own = self.own
         architecture = own.facts.architecture(own.model.width)
         network = ResNet50(architecture, self.layout.shared_generator("weights"), own.hparams.truncated_normal)
@@ -53,12 +53,12 @@ class ResNet(Workload):
         return network
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Convolutions and classifier with decay and LARS's trust ratio; batch norm and bias plain.
+        """Convolutions and classifier with weight decay and LARS's trust ratio; batch norm and bias without.
 
-        NVIDIA's variant of LARS decays the classifier's bias too and keeps the learning rate out of the momentum buffer
-        of the 54 weights. Batch norm keeps it inside, and so does the bias: NVIDIA's optimizer updates 54 of the 55
-        half-precision tensors at once and the last one alone, after the ratio of the rates that would correct its
-        momentum has become 1. SGD is the reference's in either variant.
+        NVIDIA's LARS also decays the classifier's bias, and keeps the learning rate out of the momentum buffer of the
+        54 weights. For batch norm and the bias the rate stays inside. The bias is an exception in NVIDIA's optimizer:
+        it updates 54 of the 55 half-precision tensors together and the last one alone, after the rate ratio that would
+        correct its momentum has become 1. SGD follows the reference in both variants.
         """
         hparams = self.own.hparams
         lars, nvidia = hparams.optimizer == "lars", hparams.nvidia
@@ -97,10 +97,10 @@ class ResNet(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Decay steps and span of batch norm for the log, and what the closed division fixes.
+        """Declare logged values (decay steps, batch-norm span) and what the closed division forbids.
 
-        Of the rules' constants no key of the log shows the width of the network, label smoothing and LARS's eta. The
-        readers have an order of data each, and DALI's depends on the number of replicas.
+        The log has no key for some constants of the rules: the network's width, label smoothing and LARS's eta. Each
+        reader has its own order of data; DALI's order depends on the number of replicas.
         """
         own: ResNetConfig = cfg.workload
         hparams, steps, broken = own.hparams, cls._schedule_steps(cfg), []
@@ -111,7 +111,7 @@ class ResNet(Workload):
             reader = choose_reader(own.reader.reader)
             return f"dali, {cfg.layout['dp']} shards" if reader == "dali" else reader
 
-        # The reference counts its steps from 0, and so has one more between warm-up and end.
+        # The reference counts steps from 0, and so has one more step between warm-up and end.
         decay_steps = steps.total_steps - steps.warmup_steps + int(not hparams.nvidia)
         derived = {"decay_steps": decay_steps, "model_bn_span": cfg.micro_batch * hparams.bn_group}
         return Declaration(
@@ -123,10 +123,10 @@ class ResNet(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then LARS or SGD.
+        """Build the step: accumulated micro-batches, then LARS or SGD.
 
-        After ``hparams.epochs`` the learning rate stays at its end in both variants; in NVIDIA's submissions, which
-        do not clamp the polynomial, it would rise again.
+        After ``hparams.epochs`` the learning rate stays at its end value in both variants. NVIDIA's submissions do not
+        clamp the polynomial, so that their rate would rise again.
         """
         hparams = self.own.hparams
         steps = self._schedule_steps(self.cfg)
@@ -142,9 +142,10 @@ class ResNet(Workload):
         return self.step_with(rule, schedule, grad_divisor=self.cfg.global_batch)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Smoothed cross-entropy, summed over the micro-batch: fp16 gradients then need no loss scale.
+        """Return the smoothed cross-entropy, summed over the micro-batch.
 
-        ``micro_batch`` holds ``image`` (N, C, H, W) and ``label`` (N,). The optimizer divides by the global batch.
+        ``micro_batch`` has ``image`` (N, C, H, W) and ``label`` (N,). The optimizer divides by the global batch. With
+        a sum, fp16 gradients need no loss scale.
         """
         logits_NK = self.model(micro_batch.tensors["image"])
         label_N = micro_batch.tensors["label"]
@@ -152,7 +153,7 @@ class ResNet(Workload):
         return Losses(total, {"loss": total.detach() / len(label_N)})
 
     def example_batches(self) -> Iterable[Batch]:
-        """One micro-batch of noise; all of training has the same shape."""
+        """Yield one random micro-batch, which has the shape of every training micro-batch."""
         generator = self.layout.generator("example")
         image_NCHW = self._example_images(self.cfg.micro_batch, generator)
         label_N = torch.randint(self.own.facts.classes, (self.cfg.micro_batch,), generator=generator)
@@ -168,7 +169,7 @@ class ResNet(Workload):
         return DataSettings(self.own.facts, self.own.reader, self.dtype)
 
     def warm_up_reader(self) -> None:
-        """Load DALI, where it reads, and run each of its operators once."""
+        """Load DALI and run each of its operators once, if DALI is the reader."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
 
     def open_data(self, root: Path) -> DataSource:
@@ -178,11 +179,11 @@ class ResNet(Workload):
         )
 
     def weights(self) -> Weights:
-        """Parameters, and batch-norm statistics averaged over the replicas in one all-reduce of 53,120 floats."""
+        """Return parameters, and batch-norm statistics averaged over the replicas (one all-reduce of 53,120 floats)."""
         return Weights({**self.model.state_dict(), **averaged_statistics(self.model, self.layout)})
 
     def evaluation(self, layout: Layout) -> TopOne:
-        """Top-1 accuracy on the ranks of ``layout``."""
+        """Return the top-1 evaluation on the ranks of ``layout``."""
         settings, batch = self._data_settings(), self.own.reader.eval_batch
 
         def open_source(root: Path) -> EvalSource:
@@ -194,12 +195,12 @@ class ResNet(Workload):
         return TopOne(network, open_source, example, layout, capture, cache_bytes=kept)
 
     def sample_flops(self) -> float:
-        """FLOPs of one training picture."""
+        """Return the FLOPs to train on one picture."""
         return self.model.sample_flops(self.own.facts.image_size)
 
 
 def _initialised_tensors() -> list[str]:
-    """Names of ResNet-50's weights, and of both parameters of every batch norm, as NVIDIA's MXNet network has them."""
+    """Names of all weights and of both parameters of every batch norm, as in NVIDIA's MXNet network."""
     names, norms = ["conv0_weight", "fc1_weight", "fc1_bias"], ["bn0"]
     for stage, blocks in enumerate((3, 4, 6, 3), 1):
         for unit in range(1, blocks + 1):

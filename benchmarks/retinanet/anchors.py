@@ -1,8 +1,8 @@
-"""RetinaNet's anchors, as the reference makes them (Lin et al., arXiv:1708.02002, section 4).
+"""RetinaNet's anchors, as in the reference (Lin et al., arXiv:1708.02002, section 4).
 
-Nine in every cell of five levels: three shapes in three sizes each. The corners of a level's first anchors are rounded
-to whole pixels around 0; those of the cell in row i and column j are j and i strides further, and no half. The stride
-is the picture's size divided by the level's and rounded down: 8, 16, 32, 61 and 114 for a picture of 800 px.
+Every cell of the five levels has nine anchors: three ratios, each in three sizes. Corners are rounded to whole pixels
+around 0 and then shifted by (j, i) strides for the cell in row i and column j, without half a stride. The stride is
+the picture's size divided by that of the level, rounded down: 8, 16, 32, 61 and 114 for 800 px.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 SIZES = tuple(tuple(int(base * 2 ** (third / 3)) for third in range(3)) for base in (32, 64, 128, 256, 512))
-"""Square roots of the areas of each level's anchors, px, from the finest level."""
+"""Square root of the anchors' areas in px, per level from the finest."""
 
 RATIOS = (0.5, 1.0, 2.0)
-"""Heights over widths."""
+"""Ratios of height to width."""
 
 ANCHORS_PER_CELL = len(RATIOS) * 3
 FINEST_HALVINGS = 3
-"""Times that a picture is halved until it has the finest level's size."""
+"""How often the picture's size is halved for the finest level."""
 
 
 def level_sizes(image_size: int) -> tuple[int, ...]:
-    """Height and width of each level in cells, from the finest.
+    """Return the size (height and width) of each level in cells, from the finest.
 
     Args:
         image_size: height and width of the picture, px.
@@ -36,9 +36,9 @@ def level_sizes(image_size: int) -> tuple[int, ...]:
 
 
 def anchors(image_size: int) -> Tensor:
-    """All anchors of a picture, (A, 4) fp32, corners x1, y1, x2, y2 in px; not clipped to the picture.
+    """Return all anchors of a picture, (A, 4) fp32, as corners x1, y1, x2, y2 in px, not clipped to the picture.
 
-    They are in the order of the network's outputs: by level from the finest, row, column, ratio, and size.
+    The order is that of the network's outputs: level from the finest, row, column, ratio, size.
 
     Args:
         image_size: height and width of the picture, px.
@@ -53,6 +53,6 @@ def anchors(image_size: int) -> Tensor:
 
 
 def _first_anchor(side: int, ratio: float) -> list[float]:
-    """Corners around 0; halves are rounded to even, as PyTorch rounds."""
+    """Return corners around 0. Halves are rounded to even, as in PyTorch."""
     width, height = side / math.sqrt(ratio), side * math.sqrt(ratio)
     return [float(round(corner)) for corner in (-width / 2, -height / 2, width / 2, height / 2)]

@@ -1,6 +1,6 @@
-"""The classes of OpenImages-MLPerf: the leaf classes of OpenImages' hierarchy with 1,000 boxes or more.
+"""Classes of OpenImages-MLPerf: the leaf classes of OpenImages' hierarchy with at least 1,000 boxes.
 
-``classes.txt`` has their names in the order of the reference's list. A class is known by its place, from 0.
+``classes.txt`` has their names in the order of the reference's list. The index in this list, from 0, is the class id.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from pathlib import Path
 
 @functools.cache
 def class_names() -> tuple[str, ...]:
-    """The names of all classes, in their order."""
+    """Return the names of all classes, in the order of their ids."""
     return tuple(Path(__file__).with_name("classes.txt").read_text(encoding="utf-8").splitlines())

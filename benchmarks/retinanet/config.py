@@ -1,4 +1,4 @@
-"""RetinaNet's own configuration."""
+"""Configuration of RetinaNet."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ OPERATIONS: dict[str, Operation] = {
     "anchor_matching": ANCHOR_MATCHING,
     "suppression": SUPPRESSION,
 }
-"""Operations that ``model.implementations`` can choose an implementation of."""
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: the network, which takes them as they are, pictures, losses and detections.
-
-    Pixel values count from 0 to 255.
+    """Constants of the rules, except the target: network, pictures, losses and detections. Pixel values are 0 to 255.
 
     Attributes:
-        image_size: height and width that every picture is resized to, px.
+        image_size: height and width of all pictures after resizing, px.
         mirror: probability that a training picture is flipped.
-        mean, std: of each channel.
-        match_low, match_high: overlaps below which an anchor is background, and from which it has the box.
-        focal_alpha, focal_gamma: weight of the positive term, and the exponent, of the focal loss.
-        score_threshold: detections at or below it are dropped.
-        candidates: detections of a level that go into suppression.
-        nms_threshold: overlap above which the better of two detections of a class suppresses the other.
-        detections: best ones of a picture that are kept.
+        mean, std: normalisation of each channel.
+        match_low: anchors with smaller overlaps are background.
+        match_high: anchors with this overlap or more are matched to the box.
+        focal_alpha, focal_gamma: weight of positives and exponent of the focal loss.
+        score_threshold: detections with this score or less are dropped.
+        candidates: maximum number of detections per level before suppression.
+        nms_threshold: overlap above which a detection suppresses a worse one of the same class.
+        detections: maximum number of detections per picture.
     """
 
     image_size: Annotated[int, AtLeast(32, "at least 32 px")]
@@ -71,11 +70,11 @@ class Facts(Architecture):
 
 @dataclass(frozen=True)
 class Hparams(AdamHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``retinanet``.
+    """Tunable hyperparameters: the rows for ``retinanet`` in the table of the rules.
 
     Attributes:
-        warmup_epochs: epochs in which the rate rises linearly, iteration by iteration.
-        warmup_factor: of the rate at the first of these iterations.
+        warmup_epochs: epochs of the linear warm-up, which changes the learning rate at every iteration.
+        warmup_factor: ratio of the learning rate at the first iteration to the final one.
     """
 
     optimizer: Literal["adam"]
@@ -85,13 +84,13 @@ class Hparams(AdamHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the backbone starts from, and how operations run.
+    """Initial weights of the backbone, loss scale and implementations of operations.
 
     Attributes:
-        backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
-            Without ``assets_dir`` they are drawn.
+        backbone: file in ``assets_dir`` with the initial weights of the backbone, under torchvision's names. Without
+            ``assets_dir``, the weights are random.
         loss_scale: initial loss scale with fp16.
-        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
+        implementations: operation name to implementation. Missing operations use ``auto``.
     """
 
     backbone: str
@@ -104,7 +103,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RetinaNetConfig:
-    """All of it."""
+    """Complete workload configuration of RetinaNet."""
 
     facts: Facts
     hparams: Hparams

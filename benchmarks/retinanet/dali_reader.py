@@ -1,7 +1,7 @@
-"""The DALI reader: threads read the files, in the suite's own order, DALI decodes, resizes and normalises on the GPU.
+"""DALI reader: threads read the files in the suite's order; DALI decodes, resizes and normalises on the GPU.
 
-Which pictures are mirrored is decided here, by the same random numbers as in the other reader, so that the boxes, which
-stay on the host, are mirrored with them. Resizing has no antialiasing and no rounding, as the reference's has none.
+The host decides which pictures are mirrored, with the random numbers of the other reader, because it also mirrors
+their boxes. As in the reference, resizing has no antialiasing and does not round.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation
 from common.errors import DataError
 from common.formats.jpeg import REMEDY, jpeg_size
 
-fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+fn: Any = dali.fn  # DALI's type stubs are incomplete
 types: Any = dali.types
 
-# Sizes that DALI allocates ahead, so that no allocation happens in the middle of training.
-DECODER_SIDE = 7360  # px, of the hardware decoder's buffer: as NVIDIA's submissions have it
-PADDING_BYTES = 64 << 20  # of nvJPEG's device and pinned buffers
+# Sizes of DALI's initial allocations, which avoid allocations during training.
+DECODER_SIDE = 7360  # px, buffer of the hardware decoder, as in NVIDIA's submissions
+PADDING_BYTES = 64 << 20  # device and pinned buffers of nvJPEG
 
 
 def train_source(
@@ -44,7 +44,7 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> FedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     multiplier = settings.reader.input_batch_multiplier
     size, room, pinned = settings.facts.image_size, settings.reader.max_boxes, device.type == "cuda"
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
@@ -67,7 +67,7 @@ def train_source(
 
 
 def eval_source(split: Split, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def begin(number: int) -> Feed:
@@ -82,9 +82,10 @@ def eval_source(split: Split, settings: DataSettings, shard: EvalShard, device: 
 
 
 def _whole(split: Split, place: int) -> bytes:
-    """The encoded picture ``place``; nvJPEG would decode a truncated one, and leave the rest grey."""
+    """Return the encoded picture ``place`` after checking that it is complete and has the expected size."""
     data = split.read(place)
     try:
+        # nvJPEG would decode a truncated picture and leave the rest grey.
         width, height = jpeg_size(data)
     except ValueError as error:
         raise DataError(f"{split.path(place)}: no whole JPEG: {error}; {REMEDY}") from error
@@ -104,13 +105,13 @@ def _runner(
     def build(source: Callable[[], Inputs]) -> Any:
         return picture_pipeline(source, batch, settings, device)
 
-    # DALI asks for its prefetched runs at once; as many files are read while it works on those
+    # DALI asks for all its prefetched runs at once. The same number of files is read while it processes them.
     prefetch = settings.reader.prefetch
     return FedRunner(build, begin, step, threads, prefetch, ("image",), (settings.dtype,), folder)
 
 
 def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSettings, device: torch.device) -> Any:
-    """Decode, resize, mirror where the flag says so, and normalise; outputs pictures (N, S, S, 3)."""
+    """Build the pipeline: decode, resize, mirror flagged pictures, normalise. It outputs pictures (N, S, S, 3)."""
     reader, size = settings.reader, settings.facts.image_size
     pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
     with pipeline:
@@ -136,9 +137,9 @@ def picture_pipeline(source: Callable[[], Inputs], batch: int, settings: DataSet
 
 
 def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
-    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+    """Run every operator once on a synthetic picture to load libraries, memory pools and kernels.
 
-    Touches no file; for use before ``run_start``.
+    Reads no file, so that it may run before ``run_start``.
     """
     buffer = io.BytesIO()
     Image.new("RGB", (1024, 768), (120, 60, 30)).save(buffer, "JPEG")

@@ -1,9 +1,9 @@
-"""RetinaNet's data: prepared pictures and boxes (see :mod:`benchmarks.retinanet.prepared`) to batches.
+"""RetinaNet's data: batches from prepared pictures and boxes (see :mod:`benchmarks.retinanet.prepared`).
 
-A training batch has ``image`` (B, 3, S, S) in channels_last memory, normalised, ``boxes`` (B, M, 4) fp32, corners in
-pixels of the resized picture, ``label`` (B, M) int64, and ``count`` (B,) int64, how many boxes a picture has; what
-comes after them is zero. An evaluation batch has ``image``, ``picture`` (B,) int64, ids with -1 for padding, and
-``size`` (B, 2) fp32, height and width before resizing, which padding has none of: 0.
+Both kinds of batches have ``image`` (B, 3, S, S), normalised, in channels_last memory. A training batch also has
+``boxes`` (B, M, 4) fp32, corners in px of the resized picture, ``label`` (B, M) int64, and ``count`` (B,) int64, the
+number of boxes per picture; unused slots are 0. An evaluation batch has ``picture`` (B,) int64, ids, and ``size`` (B,
+2) fp32, height and width before resizing; padding has id -1 and size 0.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from common.errors import DataError
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank. Call it after ``run_start``.
 
     Args:
-        root: prepared data, or a folder that the reference's script made.
-        settings: reader and transforms.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: pictures of a micro-batch of one replica.
+        root: prepared data, or a folder of the reference's script.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: pictures per micro-batch of a replica.
         accumulation: micro-batches per step of a replica.
 
     Raises:
-        DataError: files are missing, damaged, or do not fit the settings; a picture has more boxes than a batch has
-            room for.
-        ConfigError: the reader cannot serve the settings.
+        DataError: files are missing, damaged, or do not fit the settings; a picture has more than ``max_boxes`` boxes.
+        ConfigError: the reader does not support the settings.
     """
     prepared = open_prepared(root)
     split = _open_split(prepared, "train", settings)
@@ -55,7 +53,7 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank; after ``run_start``. Raises as :func:`open_train`."""
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     split = _open_split(open_prepared(root), "eval", settings)
     shard = EvalShard(len(split), batch, layout.size("dp"), layout.index("dp"))
     if choose_reader(settings.reader.reader) == "dali":
@@ -68,7 +66,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 
 def ground_truth(root: Path) -> Annotations:
-    """The boxes that an evaluation is scored against; after ``run_start``.
+    """Return the boxes with which detections are compared in evaluation. Call it after ``run_start``.
 
     Raises:
         DataError: files are missing or damaged.
@@ -77,7 +75,10 @@ def ground_truth(root: Path) -> Annotations:
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
-    """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
+    """Load and warm up the reader's libraries before ``run_start``, without reading data.
+
+    ``batch`` is the micro-batch size of training.
+    """
     if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.retinanet import dali_reader
 

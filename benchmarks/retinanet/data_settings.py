@@ -1,4 +1,4 @@
-"""How pictures become tensors: what both readers of RetinaNet's data are told."""
+"""Settings that both readers of RetinaNet's data use to turn pictures into tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from common.detection.reader_config import ReaderConfig
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the pictures, how they are read, and the form of the tensors.
+    """Picture constants of the rules, reader configuration and dtype of the tensors.
 
     Attributes:
-        facts: classes, size, mirror and normalisation.
-        reader: reader, threads, room for boxes.
-        dtype: of the pictures.
+        dtype: dtype of the pictures.
     """
 
     facts: Facts
@@ -26,5 +24,5 @@ class DataSettings:
     dtype: torch.dtype
 
     def mirrors(self, seed: int, epoch: int, sample: int) -> bool:
-        """Whether a training picture is flipped left to right in an epoch: a function of the arguments alone."""
+        """Return whether a training picture is flipped left to right in an epoch. Depends only on the arguments."""
         return bool(sample_generator(seed, epoch, sample).random() < self.facts.mirror)

@@ -1,9 +1,10 @@
-"""From what the heads say to at most 300 detections of each picture, batched and at fixed shapes.
+"""Detection: from the heads' outputs to at most 300 detections per picture, batched and with fixed shapes.
 
-Of each level the best candidates above the threshold are decoded; of all levels those are kept that no better one of
-their class overlaps too much. Nothing waits for the device: slots that stay empty are dropped after the evaluation.
+The best candidates of each level whose score is above the threshold are decoded. Over all levels, suppression drops
+detections that overlap a better one of their class too much. Nothing waits for the device: empty slots are dropped
+after the evaluation.
 
-Shapes: N pictures, A anchors of a level, K classes, T candidates of a level, S of all, D detections.
+Shapes: N pictures, A anchors of a level, K classes, T candidates of a level, S candidates of all levels, D detections.
 """
 
 from __future__ import annotations
@@ -24,19 +25,17 @@ from common.ops.triton_support import widen
 
 
 class Detector:
-    """Finds boxes in a batch of an evaluation.
+    """Finds boxes in an evaluation batch.
 
     Args:
-        model: the network.
-        facts: thresholds and numbers of candidates.
-        anchors_A4: of all levels, corners in px of the resized picture.
+        anchors_A4: anchors of all levels, corners in px of the resized picture.
         implementations: ``model.implementations``.
 
     Attributes:
-        choice: name of the implementation of the suppression.
+        choice: name of the chosen implementation of suppression.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, model: RetinaNet, facts: Facts, anchors_A4: Tensor, implementations: Mapping[str, str]) -> None:
@@ -45,13 +44,18 @@ class Detector:
         self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Found:
-        """The detections of ``image`` (N, C, H, W), in pictures whose ``size`` (N, 2) was so before resizing."""
+        """Return the detections of ``image`` (N, C, H, W), in px of the original ``size`` (N, 2)."""
         image_NCHW = batch["image"]
         return self.select(self._model(image_NCHW), image_NCHW.shape[2:], batch["size"])
 
     @torch.no_grad()
     def select(self, levels: Sequence[HeadOutput], shape: Sequence[int], size_N2: Tensor) -> Found:
-        """The detections by what the heads say of pictures of ``shape``, height and width. Overwrites the logits."""
+        """Return the detections from the heads' outputs. Overwrites the logits.
+
+        Args:
+            shape: height and width of the resized pictures.
+            size_N2: height and width of the original pictures.
+        """
         facts, start, found = self._facts, 0, []
         height, width = shape
         for level in levels:
@@ -72,11 +76,10 @@ class Detector:
         )
 
     def _candidates(self, logits_NAK: Tensor, offsets_NA4: Tensor, anchors_A4: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Boxes (N, T, 4), scores, which are -inf up to the threshold, and classes of a level's best.
-
-        They are among the anchors whose best classes are the best: every better anchor has one that is better still.
-        """
+        """Return the best candidates of a level: boxes (N, T, 4), scores (-inf up to the threshold) and classes."""
         anchors, classes = logits_NAK.shape[1:]
+        # The T anchors with the highest best class contain the T best candidates: any candidate of another anchor is
+        # worse than the best class of each of them.
         best_NA = logits_NAK.amax(2)
         row_NT = best_NA.topk(min(self._facts.candidates, anchors), dim=1).indices
         logits_NTK = logits_NAK.gather(1, row_NT.unsqueeze(2).expand(-1, -1, classes))

@@ -1,7 +1,7 @@
-"""RetinaNet's loss: focal loss of the classes and L1 of the offsets, picture by picture, over all levels.
+"""RetinaNet's loss: focal loss of the classes and L1 loss of the offsets, over all levels.
 
-Lin et al., arXiv:1708.02002, section 3; the reference takes L1 where the paper has its smooth form. Each picture's sums
-are divided by its anchors with a box, and the mean over the batch is taken.
+Lin et al., arXiv:1708.02002, section 3, with L1 instead of smooth L1, as in the reference. The sums of a picture are
+divided by its number of anchors with a box; the loss is the mean over the batch.
 
 Shapes: N pictures, A anchors of a level or of all, K classes, C channels.
 """
@@ -23,26 +23,26 @@ from common.ops.operation import OperationRequest, select
 
 @dataclass(frozen=True)
 class DetectionLosses:
-    """The two parts, 0-d; fp32, fp64 of fp64."""
+    """Both parts of the loss, 0-d, in fp32 (fp64 for fp64 outputs)."""
 
     classes: Tensor
     boxes: Tensor
 
 
 class DetectionLoss:
-    """Both parts of the loss.
+    """Computes both parts of the loss.
 
     Args:
-        classes: K.
-        alpha, gamma: of the focal loss.
+        classes: number of classes K.
+        alpha, gamma: parameters of the focal loss.
         implementations: ``model.implementations``.
-        device, dtype: of the network's outputs.
+        device, dtype: device and dtype of the network's outputs.
 
     Attributes:
-        choice: name of the implementation of the focal loss.
+        choice: name of the chosen implementation of the focal loss.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class DetectionLoss:
         weight_N: Tensor,
         loss_scale: Tensor,
     ) -> DetectionLosses:
-        """The losses of a micro-batch.
+        """Return the losses of a micro-batch.
 
         Args:
-            levels: what the heads say, finest level first.
-            logit_bias_C: what is to be added to the logits.
+            levels: outputs of the heads, finest level first.
+            logit_bias_C: bias that is added to the logits.
             class_NA, offsets_NA4, weight_N: see :class:`benchmarks.retinanet.targets.AnchorTargets`.
-            loss_scale: what the sum of the losses is multiplied by before it is differentiated, 0-d: gradients of the
-                logits are too small for fp16 without it.
+            loss_scale: 0-d factor by which the caller multiplies the loss before backward. Without it, gradients of
+                logits are too small for fp16.
         """
         classes = [
             self._focal_loss(
@@ -87,20 +87,18 @@ class DetectionLoss:
 
 
 class OffsetLoss(torch.autograd.Function):
-    """Weighted sum of ``|offset - target|`` over the anchors that have a box, all levels at once.
-
-    Beside the logits the offsets are few, and what costs is the number of kernels: so the levels' are joined, and the
-    slope, the only thing that is kept, comes from the forward pass.
-    """
+    """Weighted sum of ``|offset - target|`` over the anchors that have a box, for all levels at once."""
 
     @staticmethod
     def forward(ctx: Any, class_NA: Tensor, target_NA4: Tensor, weight_N: Tensor, *levels_NCHW: Tensor) -> Tensor:
+        # There are few offsets, so that the number of kernels determines the cost: all levels are concatenated, and
+        # only the slope, which the forward pass computes, is kept.
         rows_NA4 = [
             level_NCHW.permute(0, 2, 3, 1).reshape(len(level_NCHW), -1, target_NA4.shape[2])
             for level_NCHW in levels_NCHW
         ]
         has_box_NA1 = (class_NA >= 0).unsqueeze(2)
-        # in the wider dtype, that of the targets
+        # The difference has the wider dtype, which is that of the targets.
         difference_NA4 = torch.where(has_box_NA1, torch.cat(rows_NA4, 1) - target_NA4, 0.0)
         slope_NA4 = difference_NA4.sign().mul_(weight_N[:, None, None])
         ctx.save_for_backward(slope_NA4)
@@ -123,7 +121,7 @@ class OffsetLoss(torch.autograd.Function):
 
 
 def _parts(levels: Sequence[HeadOutput]) -> Iterator[slice]:
-    """Where the anchors of each level stand among all."""
+    """Yield the range of each level's anchors among all anchors."""
     start = 0
     for level in levels:
         anchors = level.flat()[0].shape[1]

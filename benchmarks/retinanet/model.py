@@ -1,7 +1,7 @@
 """RetinaNet (Lin et al., arXiv:1708.02002): ResNeXt trunk with frozen batch norm, feature pyramid, and two heads.
 
-Parameters are named as in the reference. The heads' weights are shared by all levels; their outputs stay as the last
-convolutions leave them, since in channels_last memory they are already anchors x classes.
+Parameters are named as in the reference. All levels share the weights of the heads. In channels_last memory, the
+output of a head's last convolution already has the layout (anchors, classes), so that it is not copied.
 
 Shapes: N images, C channels, H height, W width, A anchors of a level, K classes.
 """
@@ -27,30 +27,30 @@ from common.nn.precision import cast_weights
 from common.nn.resnet import FrozenNorm, ResNetShape, ResNetTrunk, draw_weights
 
 BOX = 4
-"""Numbers of a box."""
+"""Coordinates of a box."""
 
 HEAD_STD = 0.01
-"""Standard deviation of the heads' initial weights."""
+"""Standard deviation of the initial weights of the heads."""
 
 PYRAMID_STAGES = (2, 3, 4)
-"""Stages of the trunk that the pyramid is built on."""
+"""Stages of the trunk whose outputs the pyramid uses."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Shape of the network.
 
     Attributes:
-        classes: K; there is no class for background.
-        norm_epsilon: added to the variance of every frozen batch norm.
-        prior: probability of every class that the classifier starts from.
-        layers: blocks of the trunk's four stages.
-        width: channels of its first convolution.
-        groups: of the 3x3 convolutions in its blocks.
-        width_per_group: channels of a group in the first stage.
-        trained_stages: last stages that are trained; what comes before them is frozen, as are all batch norms.
+        classes: number of classes K, without background.
+        norm_epsilon: added to the variance in every frozen batch norm.
+        prior: initial probability of every class.
+        layers: blocks in the four stages of the trunk.
+        width: channels of the trunk's first convolution.
+        groups: groups of the 3x3 convolutions in the trunk's blocks.
+        width_per_group: channels per group in the first stage.
+        trained_stages: number of trained stages, counted from the last. Earlier stages and all batch norms are frozen.
         pyramid_channels: channels of the pyramid's levels and of the heads.
-        head_convolutions: 3x3 convolutions of a head before its last.
+        head_convolutions: 3x3 convolutions of a head before its last convolution.
     """
 
     classes: Annotated[int, AtLeast(1)]
@@ -65,10 +65,10 @@ class Architecture:
     head_convolutions: Annotated[int, AtLeast(0)]
 
     def trunk(self) -> ResNetShape:
-        """The shape of the trunk.
+        """Return the shape of the trunk.
 
         Raises:
-            ConfigError: more trained stages than a trunk with a frozen start has.
+            ConfigError: ``trained_stages`` is too large for a trunk with a frozen start.
         """
         norm = FrozenNorm(self.norm_epsilon, self.trained_stages)
         return ResNetShape(
@@ -82,18 +82,18 @@ class Architecture:
 
 
 class HeadOutput(NamedTuple):
-    """What the heads say of one level.
+    """Outputs of the heads for one level.
 
     Attributes:
-        logits_NCHW: (N, anchors of a cell x K, H, W) in channels_last memory, without the classifier's bias.
-        offsets_NCHW: (N, anchors of a cell x 4, H, W) in channels_last memory.
+        logits_NCHW: (N, anchors per cell * K, H, W) in channels_last memory, without the classifier's bias.
+        offsets_NCHW: (N, anchors per cell * 4, H, W) in channels_last memory.
     """
 
     logits_NCHW: Tensor
     offsets_NCHW: Tensor
 
     def flat(self) -> tuple[Tensor, Tensor]:
-        """Logits (N, A, K), still without bias, and offsets (N, A, 4), in the order of the anchors; views."""
+        """Return views: logits (N, A, K), without the bias, and offsets (N, A, 4), in the order of the anchors."""
         cells = self.offsets_NCHW.shape[2] * self.offsets_NCHW.shape[3]
         images, anchors = self.offsets_NCHW.shape[0], cells * (self.offsets_NCHW.shape[1] // BOX)
         logits_NHWC, offsets_NHWC = (output.permute(0, 2, 3, 1) for output in self)
@@ -101,12 +101,7 @@ class HeadOutput(NamedTuple):
 
 
 class HiddenConvolutions(nn.ModuleDict):
-    """3x3 convolutions with ReLU. They are numbered in twos, since the reference counts each ReLU as a layer.
-
-    Args:
-        channels: of all of them.
-        count: how many.
-    """
+    """3x3 convolutions with ReLU. Their names are even numbers, because the reference counts each ReLU as a layer."""
 
     def __init__(self, channels: int, count: int) -> None:
         super().__init__({str(2 * index): FusedConv2d(channels, channels, 3) for index in range(count)})
@@ -119,7 +114,7 @@ class HiddenConvolutions(nn.ModuleDict):
 
 
 class ClassificationHead(nn.Module):
-    """Logits of every class at every anchor."""
+    """Classification head: logits of every class at every anchor."""
 
     def __init__(self, channels: int, convolutions: int, classes: int) -> None:
         super().__init__()
@@ -127,12 +122,12 @@ class ClassificationHead(nn.Module):
         self.cls_logits = nn.Conv2d(channels, ANCHORS_PER_CELL * classes, 3, padding=1)
 
     def forward(self, level_NCHW: Tensor) -> Tensor:
-        """Logits without the bias, whose gradient the loss makes from the logits' own while it has them at hand."""
+        """Return logits without the bias. The loss adds it and computes its gradient with that of the logits."""
         return F.conv2d(self.conv(level_NCHW), self.cls_logits.weight, padding=1)
 
 
 class RegressionHead(nn.Module):
-    """Offsets of a box from every anchor."""
+    """Regression head: box offsets for every anchor."""
 
     def __init__(self, channels: int, convolutions: int) -> None:
         super().__init__()
@@ -140,13 +135,13 @@ class RegressionHead(nn.Module):
         self.bbox_reg = FusedConv2d(channels, ANCHORS_PER_CELL * BOX, 3)
 
     def forward(self, level_NCHW: Tensor) -> Tensor:
-        """Offsets."""
+        """Return the offsets (N, anchors per cell * 4, H, W)."""
         offsets_NCHW: Tensor = self.bbox_reg(self.conv(level_NCHW))
         return offsets_NCHW
 
 
 class Backbone(nn.Module):
-    """Trunk and pyramid."""
+    """Trunk and feature pyramid."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -155,13 +150,13 @@ class Backbone(nn.Module):
         self.fpn = FeaturePyramid(stages, architecture.pyramid_channels, "convolutions")
 
     def forward(self, image_NCHW: Tensor) -> list[Tensor]:
-        """Levels of the pyramid, from the finest."""
+        """Return the levels of the pyramid, from the finest."""
         levels: list[Tensor] = self.fpn(self.body.features(image_NCHW, PYRAMID_STAGES))
         return levels
 
 
 class Heads(nn.Module):
-    """Both heads."""
+    """Classification head and regression head."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -170,18 +165,17 @@ class Heads(nn.Module):
         self.regression_head = RegressionHead(channels, convolutions)
 
     def forward(self, level_NCHW: Tensor) -> HeadOutput:
-        """Map a level of the pyramid."""
+        """Map one level of the pyramid to the outputs of both heads."""
         outputs = self.classification_head(level_NCHW), self.regression_head(level_NCHW)
         return HeadOutput(*(output.contiguous(memory_format=torch.channels_last) for output in outputs))
 
 
 class RetinaNet(nn.Module):
-    """The network.
+    """RetinaNet with trunk, pyramid and heads.
 
     Args:
-        architecture: its shape.
-        generator: source of the initial weights (a CPU generator), the trunk's included; those of a file replace them
-            by :func:`common.nn.backbone_file.load_backbone` into ``backbone.body``.
+        generator: CPU generator for all initial weights. :func:`common.nn.backbone_file.load_backbone` can replace
+            those of ``backbone.body`` by the weights of a file.
 
     Raises:
         ConfigError: see :class:`common.nn.resnet.ResNetShape`.
@@ -199,7 +193,7 @@ class RetinaNet(nn.Module):
 
     @torch.no_grad()
     def _draw_heads(self, generator: torch.Generator) -> None:
-        """N(0, 0.01) for the weights, 0 for the biases, but for the classifier's, which gives every class its prior."""
+        """Draw weights from N(0, 0.01). Biases are 0, except the classifier's, which gives every class its prior."""
         for module in self.head.modules():
             if isinstance(module, nn.Conv2d):
                 module.weight.normal_(0.0, HEAD_STD, generator=generator)
@@ -210,19 +204,19 @@ class RetinaNet(nn.Module):
 
     @property
     def logit_bias(self) -> nn.Parameter:
-        """The classifier's bias, (anchors of a cell x K,), which is missing in the logits of :meth:`forward`."""
+        """Bias of the classifier, (anchors per cell * K,), which the logits of :meth:`forward` do not include."""
         return self.get_parameter("head.classification_head.cls_logits.bias")
 
     def cast(self, dtype: torch.dtype) -> RetinaNet:
-        """Store weights and biases of the convolutions in ``dtype``, see :func:`common.nn.precision.cast_weights`."""
+        """Convert weights and biases of the convolutions to ``dtype``, see :func:`common.nn.precision.cast_weights`."""
         cast_weights(self, dtype)
         return self
 
     def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
-        """Choose how ``convolution`` runs; call it on the final device after :meth:`cast`.
+        """Choose the implementation of ``convolution``. Call this after :meth:`cast`, on the final device.
 
         Args:
-            requested: ``model.implementations``.
+            requested: configuration ``model.implementations``.
 
         Returns:
             Name of the operation to the implementations chosen.
@@ -233,18 +227,15 @@ class RetinaNet(nn.Module):
         return choose_layers(self, {"convolution": FusedConv2d}, requested, self.logit_bias.dtype)
 
     def forward(self, image_NCHW: Tensor) -> list[HeadOutput]:
-        """Detect.
+        """Return the head outputs of the levels P3 to P7, in the dtype of the weights.
 
         Args:
-            image_NCHW: normalised images in the weights' dtype, 3 channels.
-
-        Returns:
-            Outputs of the levels P3 to P7, in the dtype of the weights.
+            image_NCHW: normalised images in the dtype of the weights, 3 channels.
         """
         return [self.head(level_NCHW) for level_NCHW in self.backbone(image_NCHW)]
 
     def flops(self, image_size: int) -> list[LayerFlops]:
-        """FLOPs of every convolution, once for each level that it runs over, for one image.
+        """Return the FLOPs per image of every convolution, with one entry per level that it runs on.
 
         Args:
             image_size: height and width of the image.
@@ -260,5 +251,5 @@ class RetinaNet(nn.Module):
         return layers
 
     def sample_flops(self, image_size: int) -> float:
-        """Model FLOPs (2 per multiply-add) to train on one image: forward, and the gradients that are needed."""
+        """Return the model FLOPs (2 per multiply-add) to train on one image: forward pass and required gradients."""
         return sum(layer.training for layer in self.flops(image_size))

@@ -1,4 +1,4 @@
-"""Files of pictures: fetched, and brought from the raw to the prepared folder, and what is noted of each."""
+"""Functions that download pictures, place them in the prepared folder, and record their sizes and checksums."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from common.formats.jpeg import checked_size, jpeg_size
 from common.untrusted.regular_file import read_bytes
 
 FETCHED_AT_ONCE = 32
-"""Pictures that are asked for at a time; a host gets fewer connections."""
+"""Number of concurrent picture downloads. The client allows fewer connections per host."""
 PICTURE_BYTES = 2**28
-"""Of a picture: OpenImages' have less than 30 MB."""
+"""Size limit of a picture in bytes. Those of OpenImages have less than 30 MB."""
 
 
 def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool) -> dict[str, Any]:
-    """Bring pictures from ``raw_folder`` to ``folder``, their bytes unchanged; with ``trust`` they are not decoded.
+    """Place pictures of ``raw_folder`` in ``folder``, with the same bytes.
+
+    Args:
+        trust: skip the check that pictures can be decoded.
 
     Returns:
-        ``width`` and ``height`` (px), ``bytes``, and ``sha256`` (hexadecimal) of each.
+        Lists ``width`` and ``height`` (px), ``bytes``, and ``sha256`` (hexadecimal), with one entry per picture.
 
     Raises:
-        DataError: one is no JPEG or cut off, or ``folder`` has another of its name.
+        DataError: a file is not a complete JPEG, or ``folder`` has a different file of the same name.
     """
     noted: dict[str, Any] = {"width": [], "height": [], "bytes": [], "sha256": []}
     for name in names:
@@ -51,22 +54,22 @@ def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool
 
 
 def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool) -> Iterator[str]:
-    """Fetch the pictures that the tables name and ``raw_dir`` lacks.
+    """Download the pictures that the tables name and ``raw_dir`` lacks.
 
-    Nobody published checksums of the pictures: each is a JPEG that is complete, or is not kept.
+    There are no published checksums. A download is kept only if it is a complete JPEG.
 
     Args:
         raw_dir: raw folder with the tables, see :mod:`benchmarks.retinanet.raw`.
-        sources: has the set ``pictures`` with the addresses.
-        client: HTTP client that all transfers share.
-        check: compare the names only, and fetch nothing.
+        sources: addresses; the entry ``pictures`` is used.
+        client: HTTP client for all transfers.
+        check: only look for missing files; download nothing.
 
     Yields:
-        A line for each split.
+        One line of text per split.
 
     Raises:
-        DataError: a transfer failed (what arrived is kept), pictures are missing that ``check`` looks for, or one is
-            not what it should be.
+        DataError: a transfer failed (earlier files are kept), ``check`` found missing pictures, or a file is not a
+            JPEG.
     """
     source = raw.open_raw(raw_dir)
     for split in raw.SPLITS:

@@ -1,7 +1,7 @@
-"""Download, prepare, verify and generate the data of RetinaNet: OpenImages' pictures with a box of 264 classes.
+"""Commands for RetinaNet's data: OpenImages' pictures that have a box of one of 264 classes.
 
-What is read: :mod:`benchmarks.retinanet.raw`; what is written: :mod:`benchmarks.retinanet.prepared`. The weights that
-the backbone starts from go to a folder of their own beside the data, since they may be read before ``run_start``.
+:mod:`benchmarks.retinanet.raw` is the input format, :mod:`benchmarks.retinanet.prepared` the output format. The
+backbone's initial weights go to a separate assets folder, because they may be read before ``run_start``.
 """
 
 from __future__ import annotations
@@ -46,28 +46,26 @@ from common.errors import DataError
 from common.formats.raw_files import listed
 
 RECORDS = "records"
-TASK = 2000  # pictures of a task
+TASK = 2000  # pictures per task
 PUBLISHED = Published({"train_samples": 1_170_301, "eval_samples": 24_781, "classes": 264})
-_ROWS = 50_000  # of the JSON, made at a time
+_ROWS = 50_000  # rows of the JSON that are converted at a time
 
 
 def prepare(
     raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 1, trust: bool = False
 ) -> Manifest:
-    """Write the prepared data set, and place the backbone; does nothing where both are there.
-
-    It continues after an interruption.
+    """Write the prepared data set and place the backbone. Skip complete data and continue interrupted preparations.
 
     Args:
         raw_dir: see :mod:`benchmarks.retinanet.raw`.
-        data_dir: receives pictures, boxes and manifest. Pictures are hard links where that is the same disk.
-        assets_dir: receives the backbone; None for ``data_dir`` with ``-assets`` behind its name.
+        data_dir: receives pictures, boxes and manifest. Pictures are hard links if both folders are on one disk.
+        assets_dir: receives the backbone; default: ``data_dir`` with the suffix ``-assets``.
         workers: processes that read, decode and place pictures.
-        trust: do not decode them.
+        trust: skip the check that every picture can be decoded.
 
     Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
-            ``assets_dir`` were made from another source, or another process prepares them now.
+        DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or ``assets_dir``
+            has data of another source, or another process is preparing them.
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
@@ -97,10 +95,10 @@ def prepare(
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Compare every file of ``data_dir`` with its checksum; reads all data, ``workers`` pictures at a time.
+    """Compare every file of ``data_dir`` with its checksum. Reads all data, in ``workers`` threads.
 
     Raises:
-        DataError: a file is missing, too many, or another than was prepared; the message names the first.
+        DataError: a file is missing, unexpected or different; the message names the first one.
     """
     found = manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
     prepared = Prepared(data_dir, found)
@@ -138,7 +136,7 @@ def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
 def _prepare_split(
     source: RawData, boxes: RawBoxes, data_dir: Path, split: str, stages: Stages, trust: bool
 ) -> list[Path]:
-    """Write pictures, columns and JSON of a split; returns the files that the manifest names."""
+    """Write pictures, columns and JSON of a split; return the files that the manifest names."""
     source.require_pictures(split, boxes.picture)
     names = [picture_name(picture) for picture in boxes.picture]
     tasks = {f"{first:07d}": names[first : first + TASK] for first in range(0, len(names), TASK)}
@@ -159,7 +157,7 @@ def _prepare_split(
 
 
 def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder: Path) -> None:
-    """Delete the record of a task whose pictures are not there as it says, so that it is done again."""
+    """Delete the record of a task if files of its pictures are missing or differ in size; the task then runs again."""
     record = stages.record(split, task)
     if record is None:
         return
@@ -169,7 +167,7 @@ def _forget_lost(stages: Stages, split: str, task: str, names: list[str], folder
 
 
 def _annotations(boxes: RawBoxes, widths: list[int], heights: list[int], names: list[str], classes: int) -> Annotations:
-    """Boxes in pixels; pictures are counted from 1, classes from 0."""
+    """Return the boxes in pixels. Picture ids start at 1, class ids at 0."""
     width_P, height_P = np.array(widths, np.int64), np.array(heights, np.int64)
     left, right, top, bottom = boxes.edges.T
     width_N, height_N = width_P[boxes.box_picture], height_P[boxes.box_picture]
@@ -189,7 +187,7 @@ def _annotations(boxes: RawBoxes, widths: list[int], heights: list[int], names: 
 
 
 def write_coco(file: IO[str], annotations: Annotations, flags: NDArray[np.bool_], classes: tuple[str, ...]) -> None:
-    """Write the JSON that the reference's script makes: COCO's format, with OpenImages' flags of each box."""
+    """Write JSON like the reference's script: COCO's format, with OpenImages' flags of each box."""
     categories = [{"id": number, "name": name, "supercategory": None} for number, name in enumerate(classes)]
     head = {"info": {"description": "openimages-mlperf"}, "licenses": [], "categories": categories}
     file.write(json.dumps(head)[:-1])
@@ -231,7 +229,7 @@ def _boxes(annotations: Annotations, flags: NDArray[np.bool_]) -> Iterator[dict[
 
 
 def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
-    """The rows of columns as plain values, a piece of the columns at a time."""
+    """Yield the rows of ``columns`` as Python values, and convert only ``_ROWS`` rows at a time."""
     for first in range(0, len(columns[0]), _ROWS):
         yield from zip(*(column[first : first + _ROWS].tolist() for column in columns), strict=True)
 

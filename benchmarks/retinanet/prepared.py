@@ -1,12 +1,13 @@
-"""The prepared format: pictures in folders, their boxes in COCO's JSON, as the reference has it, and as columns.
+"""The prepared format: pictures in folders, and their boxes as COCO JSON, like the reference's, and as columns.
 
-- ``train/data/<ImageID>.jpg``, ``validation/data/<ImageID>.jpg``, the published bytes;
-- ``train/labels/openimages-mlperf.json`` and the validation's;
-- ``train/boxes/*.npy`` and the validation's: :class:`common.detection.annotations.Annotations`, and of every picture
-  ``picture_bytes`` and ``picture_sha256``;
+- ``train/data/<ImageID>.jpg``, ``validation/data/<ImageID>.jpg``: the published bytes;
+- ``{train,validation}/labels/openimages-mlperf.json``;
+- ``{train,validation}/boxes/*.npy``: :class:`common.detection.annotations.Annotations`, and ``picture_bytes`` and
+  ``picture_sha256`` of every picture;
 - ``manifest.json``.
 
-A folder that the reference's script made has pictures and JSON alone, and is read too: the JSON at every start.
+Folders of the reference's script, which have only pictures and JSON, can be read too. Their JSON is parsed at every
+start.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from common.errors import DataError
 FORMAT = "openimages-coco/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=retinanet --raw-dir RAW --data-dir DATA"
 SPLITS = {"train": "train", "eval": "validation"}
-"""Our names of the splits, and those of the folders."""
+"""Our names of the splits to the names of their folders."""
 LABELS = "labels/openimages-mlperf.json"
 BOXES = "boxes"
 BYTES, SHA256 = "picture_bytes.npy", "picture_sha256.npy"
@@ -38,9 +39,10 @@ class Split:
     """Pictures of a split and their boxes.
 
     Attributes:
-        folder: of the pictures.
-        annotations: with names, of pictures in the order of training and evaluation; classes are 0, 1, 2 ...
-        file_bytes: (P,) int64, sizes of the files; None where nobody noted them.
+        folder: folder of the pictures.
+        annotations: boxes and file names. Pictures are in the order of training and evaluation; classes are 0, 1, 2
+            ...
+        file_bytes: (P,) file sizes, or None if the data have no such column.
     """
 
     folder: Path
@@ -52,19 +54,19 @@ class Split:
 
     @property
     def names(self) -> NDArray[np.bytes_]:
-        """(P,) names of the files."""
+        """File names (P,)."""
         assert self.annotations.picture_name is not None
         return self.annotations.picture_name
 
     def path(self, place: int) -> Path:
-        """The file of picture ``place``."""
+        """Return the path of the picture with index ``place``."""
         return self.folder / self.names[place].decode()
 
     def read(self, place: int) -> bytes:
-        """The encoded picture ``place``.
+        """Return the encoded picture with index ``place``.
 
         Raises:
-            DataError: it is missing, cannot be read, or has another size than when it was prepared.
+            DataError: the file is missing, unreadable, or has another size than during preparation.
         """
         path = self.path(place)
         try:
@@ -78,7 +80,7 @@ class Split:
         return data
 
     def check_size(self, place: int, width: int, height: int) -> None:
-        """Raise :class:`DataError` unless picture ``place`` is of the size that its boxes are for, px."""
+        """Raise :class:`DataError` unless picture ``place`` has the size in px for which its boxes are given."""
         expected = (int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place]))
         if (width, height) != expected:
             raise DataError(
@@ -89,27 +91,27 @@ class Split:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared folder; ``manifest`` is None where the reference's script made it."""
+    """A prepared folder. ``manifest`` is None if the reference's script wrote the folder."""
 
     root: Path
     manifest: Manifest | None
 
     @property
     def stand_in(self) -> bool:
-        """Whether the data are generated."""
+        """Whether the data are synthetic."""
         return self.manifest is not None and self.manifest.stand_in
 
     def samples(self, split: str) -> int:
-        """Pictures of ``split``, train or eval."""
+        """Return the number of pictures of ``split``, which is train or eval."""
         if self.manifest is not None:
             return self.manifest.counts[f"{split}_samples"]
         return len(self.split(split))
 
     def split(self, split: str) -> Split:
-        """Pictures and boxes of ``split``, train or eval.
+        """Return pictures and boxes of ``split``, which is train or eval.
 
         Raises:
-            DataError: a file is missing or damaged, or classes are not counted from 0.
+            DataError: a file is missing or damaged, or class ids do not count from 0.
         """
         folder = self.root / SPLITS[split]
         if self.manifest is None:
@@ -124,11 +126,11 @@ class Prepared:
 
 
 def open_prepared(root: Path) -> Prepared:
-    """Find out what ``root`` holds.
+    """Return the prepared folder ``root``, in our format or the reference's.
 
     Raises:
-        DataError: neither a prepared folder nor the reference's, or the manifest is missing beside columns, as where
-            `prepare` was cut off, or not as it should be.
+        DataError: ``root`` has neither format, or the manifest is invalid or missing, for example after an
+            interruption.
     """
     if is_the_references(root):
         return Prepared(root, None)
@@ -143,7 +145,7 @@ def is_the_references(root: Path) -> bool:
 
 
 def _check_classes(path: Path, class_id: NDArray[np.int64]) -> None:
-    """Raise :class:`DataError` unless the ids of classes are 0, 1, 2 ..., which are channels of the network."""
+    """Raise :class:`DataError` unless class ids are 0, 1, 2 ..., which are output channels of the network."""
     found = np.sort(class_id)
     if len(found) and np.array_equal(found, np.arange(len(found))):
         return

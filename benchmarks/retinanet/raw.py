@@ -1,11 +1,13 @@
-"""OpenImages as it is published: tables of boxes and classes, and folders of pictures.
+"""OpenImages in its published layout: tables of boxes and classes, and folders of pictures.
 
-- ``oidv6-train-annotations-bbox.csv``, ``validation-annotations-bbox.csv``: a box a row, in shares of the picture;
-- ``class-descriptions-boxable.csv``: labels such as ``/m/01g317``, and the names of their classes;
+- ``oidv6-train-annotations-bbox.csv``, ``validation-annotations-bbox.csv``: one box per row, as fractions of the
+  picture;
+- ``class-descriptions-boxable.csv``: labels such as ``/m/01g317``, and class names;
 - ``train/<ImageID>.jpg``, ``validation/<ImageID>.jpg``;
-- ``resnext50_32x4d-7cdf4587.pth`` (torchvision's), or ``backbone.pth`` of a stand-in: what the backbone starts from.
+- initial weights of the backbone: torchvision's ``resnext50_32x4d-7cdf4587.pth``, or ``backbone.pth`` of synthetic
+  data.
 
-Selected are the pictures with a box of one of the classes, sorted by id, and their boxes of these classes.
+The benchmark uses the pictures that have a box of one of its classes, sorted by id, and their boxes of these classes.
 """
 
 from __future__ import annotations
@@ -31,27 +33,27 @@ from common.errors import DataError
 from common.untrusted.regular_file import read_text
 
 SPLITS = {"train": "oidv6-train-annotations-bbox.csv", "validation": "validation-annotations-bbox.csv"}
-"""Splits, which are the names of the folders of pictures too, to their tables of boxes."""
+"""Name of a split, which is also the name of its picture folder, to its table of boxes."""
 CLASSES = "class-descriptions-boxable.csv"
 BACKBONES = ("resnext50_32x4d-7cdf4587.pth", "backbone.pth")
-"""Names of the file that the backbone starts from: torchvision's, and a stand-in's."""
+"""File names of the backbone's initial weights: torchvision's, and that of synthetic data."""
 FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
-"""Columns of a box; -1 says that it is unknown, which the reference takes for 1."""
+"""Flag columns of a box. -1 means unknown; like the reference, we read it as 1."""
 EDGES = ("XMin", "XMax", "YMin", "YMax")
 _ID = re.compile(r"[0-9A-Za-z_-]+")
-_NAMED = 3  # pictures that one message names
+_NAMED = 3  # maximum number of pictures that an error message lists
 
 
 @dataclass(frozen=True)
 class RawBoxes:
-    """The selected pictures of a split (P) and their boxes (N), which are sorted by picture and else as the table is.
+    """The selected pictures of a split (P) and their boxes (N), sorted by picture and then in the order of the table.
 
     Attributes:
-        picture: ids, sorted.
-        box_picture: (N,) int64, places of the boxes' pictures.
-        box_class: (N,) int64, places of the boxes' classes in the list.
-        edges: (N, 4) float64, XMin, XMax, YMin, YMax, shares of the picture's width and height.
-        flags: (N, 5) bool, in the order of ``FLAGS``.
+        picture: P ids, sorted.
+        box_picture: (N,) index of the box's picture in ``picture``.
+        box_class: (N,) index of the box's class in the list of classes.
+        edges: (N, 4) XMin, XMax, YMin, YMax as fractions of the picture's width and height.
+        flags: (N, 5), in the order of ``FLAGS``.
     """
 
     picture: list[str]
@@ -66,10 +68,9 @@ class RawData:
     """A raw folder.
 
     Attributes:
-        folder: where it is.
-        classes: names of the classes, in their order.
+        classes: class names, in the order of the benchmark.
         labels: label of each class in the tables.
-        stand_in: what the generated data are; None for OpenImages.
+        stand_in: description of synthetic data; None for OpenImages.
     """
 
     folder: Path
@@ -78,16 +79,16 @@ class RawData:
     stand_in: dict[str, Any] | None
 
     def fingerprint(self) -> str:
-        """SHA-256 over classes and tables, which decide pictures and boxes; reads the tables."""
+        """Return the SHA-256 over classes and tables, which determine pictures and boxes. Reads the tables."""
         lines = [*self.classes, *self.labels, *(digest(self.folder / name, "sha256") for name in SPLITS.values())]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def boxes(self, split: str) -> RawBoxes:
-        """The selected pictures and boxes of a split; see :func:`read_boxes`."""
+        """Return the selected pictures and boxes of a split; see :func:`read_boxes`."""
         return read_boxes(self.folder / SPLITS[split], self.labels)
 
     def require_pictures(self, split: str, ids: list[str]) -> None:
-        """Raise :class:`DataError` where files of pictures are missing."""
+        """Raise :class:`DataError` if picture files are missing."""
         folder = self.folder / split
         there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         missing = [name for name in map(picture_name, ids) if name not in there]
@@ -99,20 +100,20 @@ class RawData:
 
     @property
     def backbone(self) -> Path | None:
-        """The file that the backbone starts from; None where there is none."""
+        """File with the initial weights of the backbone, or None."""
         return next((self.folder / name for name in BACKBONES if (self.folder / name).is_file()), None)
 
 
 def picture_name(picture: str) -> str:
-    """The name of a picture's file."""
+    """Return the file name of the picture with id ``picture``."""
     return f"{picture}.jpg"
 
 
 def open_raw(raw_dir: Path) -> RawData:
-    """Look into ``raw_dir`` without reading boxes.
+    """Open ``raw_dir``, without reading boxes.
 
     Raises:
-        DataError: the folder or a table is missing, a class is in no table, or ``STAND_IN`` is damaged.
+        DataError: the folder or a table is missing, a table lacks a class, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download OpenImages there or generate a stand-in")
@@ -135,7 +136,7 @@ def _classes_of(raw_dir: Path, stand_in: dict[str, Any]) -> int:
 
 
 def _labels_of(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of ``classes`` by the table ``path``."""
+    """Return the labels of ``classes`` in the table ``path``."""
     label_of: dict[str, str] = {}
     rows = csv.reader(io.StringIO(read_text(path), newline=""))
     try:
@@ -153,11 +154,11 @@ def _labels_of(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_boxes(path: Path, labels: tuple[str, ...]) -> RawBoxes:
-    """The boxes of ``labels`` in a table of OpenImages, and their pictures.
+    """Read the boxes of ``labels``, and their pictures, from a table of OpenImages.
 
     Raises:
-        DataError: it is no such table, a box of these labels is negative or not finite, an id is no name of a file, or
-            no box is of these labels. The message names the row.
+        DataError: the file is not such a table, a box has invalid edges, an id cannot be a file name, or no box has
+            one of the labels. The message names the row.
     """
     table = _read_table(path, labels)
     edges_N4 = np.stack([table[name].to_numpy() for name in EDGES], axis=1)
@@ -191,15 +192,15 @@ def read_boxes(path: Path, labels: tuple[str, ...]) -> RawBoxes:
 
 
 def _read_table(path: Path, labels: tuple[str, ...]) -> pyarrow.Table:
-    """The rows of ``labels``, with the places of these as ``class`` and the lines of the file as ``row``."""
+    """Read the rows of ``labels``. Column ``class`` is the index of the label, ``row`` the line number in the file."""
     types = {"ImageID": pyarrow.string(), "LabelName": pyarrow.string()}
     types |= {name: pyarrow.float64() for name in EDGES} | {name: pyarrow.int8() for name in FLAGS}
-    # what is not given or no number stays visible
+    # with no null values, a missing or invalid number is an error
     options = arrow_csv.ConvertOptions(column_types=types, include_columns=list(types), null_values=[])
     try:
         try:
             table = arrow_csv.read_csv(path, convert_options=options)
-        except pyarrow.ArrowInvalid:  # only the error of a reader with one thread has the number of the row
+        except pyarrow.ArrowInvalid:  # only the reader with one thread reports the number of the row
             table = arrow_csv.read_csv(path, arrow_csv.ReadOptions(use_threads=False), convert_options=options)
     except (OSError, pyarrow.ArrowInvalid, KeyError) as error:
         raise DataError(f"{path}: cannot be read as OpenImages' boxes: {error}; fetch the file again") from error

@@ -1,8 +1,8 @@
-"""A stand-in in OpenImages' raw format: pictures of drawn shapes, tables of their boxes, and a backbone that fits them.
+"""Synthetic data in OpenImages' raw format: pictures of shapes, tables of their boxes, and a backbone fitted to them.
 
-A class is a shape in a colour, named as one of the benchmark's. Besides what is selected there are boxes of classes
-that the benchmark does not have, and pictures with such boxes alone. From 100 training pictures on, one of them has
-more than 300 objects, and one nothing but an object of 2 px.
+Each class is a shape in a colour and has the name of a benchmark class. There are also boxes of other classes, and
+pictures with only such boxes, which the benchmark does not use. With 100 training pictures or more, one has more than
+300 objects, and one has a single object of 2 px.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from common.nn.fitted_backbone import fitted_backbone, write_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
 
 WORTH_PROCESSES = 64
-"""Pictures from which on other processes draw them."""
+"""Minimum number of pictures of a split for which other processes draw them."""
 SPECIAL = 100
-"""Training pictures from which on some are special."""
+"""Minimum number of training pictures for which some are special."""
 STRANGERS = ("Tree", "Person", "Car")
-"""Classes of OpenImages that the benchmark does not have."""
+"""Classes of OpenImages that the benchmark does not use."""
 STRANGE = 0.1
-"""Share of the pictures that have a box of such a class, and of those beside them that have no other."""
+"""Fraction of pictures with an additional box of such a class, and number of additional pictures per picture."""
 FITTED = 16
-"""Pictures that the backbone's batch norms fit."""
+"""Number of pictures to which the backbone's batch norms are fitted."""
 _EVAL = 1 << 32
-"""Number of the first picture to evaluate."""
+"""Number of the first evaluation picture."""
 HEADER = (
     "ImageID", "Source", "LabelName", "Confidence", "XMin", "XMax", "YMin", "YMax", *FLAGS,
 )  # fmt: skip
@@ -50,16 +50,16 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options of the synthetic data.
 
     Attributes:
         train, eval: selected pictures of each split.
-        classes: the first ones of the benchmark's.
-        size: least and largest side of a picture, px.
-        boxes: objects of a picture at most.
-        image_size: that pictures are resized to before the backbone's norms are fitted.
-        layers, width, groups, width_per_group: of the backbone; see :class:`benchmarks.retinanet.model.Architecture`.
-        seed: decides everything else.
+        classes: number of classes, which are the first of the benchmark.
+        size: smallest and largest side of a picture, px.
+        boxes: maximum number of objects in a picture.
+        image_size: size in px to which pictures are resized for fitting the backbone's norms.
+        layers, width, groups, width_per_group: backbone, see :class:`benchmarks.retinanet.model.Architecture`.
+        seed: seed of all random numbers.
     """
 
     train: int = 512
@@ -84,23 +84,23 @@ class Request:
             raise ConfigError("--size: the least and the largest side, such as 400,1200")
         if len(self.layers) != 4 or min(self.layers) < 1:
             raise ConfigError("--layers: blocks of four stages, such as 3,4,6,3")
-        _ = self.plan(0), self.backbone  # refuse what cannot be drawn or built
+        _ = self.plan(0), self.backbone  # raises an error if the picture or the backbone is not possible
 
     def plan(self, number: int, form: Form = "plain", strange: bool = False) -> PicturePlan:
-        """Picture ``number``; with objects of classes that the benchmark does not have only, if ``strange``."""
+        """Return the plan of picture ``number``; if ``strange``, only with objects of classes outside the benchmark."""
         known = tuple(range(self.classes))
         others = tuple(range(LOOKS - len(STRANGERS), LOOKS))
         return PicturePlan(self.seed, number, others if strange else known, self.size, self.boxes, form=form)
 
     @property
     def backbone(self) -> ResNetShape:
-        """Bottleneck blocks, whose norms take the statistics of one batch."""
+        """Shape of the backbone, with norms that take the statistics of a single batch."""
         return ResNetShape(self.layers, self.width, True, TrainedNorm(1e-5, 1.0), self.groups, self.width_per_group)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written."""
+    """Summary of the generated files."""
 
     pictures: dict[str, int]
     boxes: int
@@ -112,16 +112,16 @@ class Generated:
 
 
 def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
-    """Write pictures, tables and backbone to ``raw_dir`` and mark it as a stand-in.
+    """Write pictures, tables, backbone and the marker file of synthetic data to ``raw_dir``.
 
     Args:
         raw_dir: an empty or new folder.
         workers: processes that draw.
-        options: of a :class:`Request`.
+        options: attributes of :class:`Request`.
 
     Raises:
-        ConfigError: the sizes do not fit one another.
-        DataError: ``raw_dir`` holds something already.
+        ConfigError: the options are not possible.
+        DataError: ``raw_dir`` is not empty.
     """
     request = Request(**options)
     stand_in.require_unused(raw_dir)
@@ -149,7 +149,7 @@ def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
 
 
 def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
-    """What to draw, by the pictures' ids: what is selected, and beside it pictures of other classes alone."""
+    """Return plans by picture id, for the selected pictures and for additional ones with other classes only."""
     count = request.train if split == "train" else request.eval
     first = 0 if split == "train" else _EVAL
     forms: dict[int, Form] = {1: "many", 2: "one tiny"} if split == "train" and count >= SPECIAL else {}
@@ -161,13 +161,13 @@ def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
 
 
 def _picture_id(seed: int, number: int) -> str:
-    """16 hexadecimal digits in no order, as OpenImages has them; the last ones make them unlike each other."""
+    """Return 16 hexadecimal digits in random order, like ids of OpenImages. The last digits make them unique."""
     random = int(np.random.default_rng([seed, number, 1]).integers(1 << 31))
     return f"{random:08x}{number % _EVAL:07x}{number // _EVAL:x}"
 
 
 def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> Iterator[tuple[str, ...]]:
-    """The rows of a picture's boxes, and now and then one of a class that the benchmark does not have."""
+    """Yield the table rows of a picture's boxes, and sometimes one of a class outside the benchmark."""
     random = np.random.default_rng([request.seed, number, 2])
     boxes = list(drawn.boxes)
     if random.random() < STRANGE:
@@ -186,19 +186,19 @@ def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> I
 
 
 def _label(class_index: int, request: Request) -> str:
-    """The label of a drawn class in the tables."""
+    """Return the label of a drawn class in the tables."""
     known = class_index < request.classes
     return f"/m/0{class_index:03d}" if known else f"/m/0{len(class_names()) + LOOKS - 1 - class_index:03d}"
 
 
 def _labels() -> Iterator[tuple[str, ...]]:
-    """Labels and names of the benchmark's classes, drawn or not, and of those that it does not have."""
+    """Yield label and name of all benchmark classes and of the classes outside the benchmark."""
     for index, name in enumerate((*class_names(), *STRANGERS)):
         yield f"/m/0{index:03d}", name
 
 
 def _backbone(request: Request, folder: Path, pictures: Iterable[str]) -> dict[str, Tensor]:
-    """Random weights, and norms that fit pictures as training reads them."""
+    """Return random weights with norms fitted to pictures, which are preprocessed as in training."""
     facts = fixed_facts(Facts, "retinanet")
     images = []
     for picture in pictures:
@@ -216,7 +216,7 @@ def _write_table(path: Path, rows: Iterable[tuple[str, ...]], header: tuple[str,
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """``96,160`` as whole numbers."""
+    """Parse text such as ``96,160``."""
     return tuple(int(part) for part in text.split(","))
 
 
@@ -228,4 +228,4 @@ def _option(field: dataclasses.Field[Any]) -> Option:
 
 
 OPTIONS = tuple(_option(field) for field in dataclasses.fields(Request))
-"""What the command takes beside folder and workers."""
+"""Command-line options, besides folder and workers."""

@@ -1,4 +1,4 @@
-"""What the network has to say at every anchor. Shapes: B pictures, M boxes at most, A anchors."""
+"""Targets of the network at every anchor. Shapes: B pictures, M boxes at most, A anchors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from common.ops.operation import OperationRequest, select
 CODING = BoxCoding(weights=(1.0, 1.0, 1.0, 1.0), most_growth=1000 / 16)
 
 BACKGROUND, IGNORED = BELOW, BETWEEN
-"""In the place of a class."""
+"""Values that replace a class."""
 
 
 class AnchorTargets:
-    """Makes targets of boxes, on the device and at fixed shapes.
+    """Computes targets from boxes, on the device and with fixed shapes.
 
     Args:
-        facts: thresholds.
         anchors_A4: corners x1, y1, x2, y2 in px of the resized picture.
         implementations: ``model.implementations``.
 
     Attributes:
-        choice: name of the implementation of the matching.
+        choice: name of the chosen implementation of the matching.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, facts: Facts, anchors_A4: Tensor, implementations: Mapping[str, str]) -> None:
@@ -42,17 +41,17 @@ class AnchorTargets:
 
     @torch.no_grad()
     def __call__(self, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor) -> dict[str, Tensor]:
-        """The targets of a micro-batch; waits for nothing.
+        """Return the targets of a micro-batch, without waiting for the device.
 
         Args:
-            boxes_BM4: corners of each picture's boxes in px, then padding.
-            label_BM: their classes.
-            count_B: how many boxes each picture has.
+            boxes_BM4: box corners in px, followed by padding.
+            label_BM: class of each box.
+            count_B: number of boxes of each picture.
 
         Returns:
-            ``class`` (B, A), int32: that of the anchor's box, :data:`BACKGROUND`, or :data:`IGNORED`; ``offsets``
-            (B, A, 4), fp32: the box from the anchor, 0 where it has none; ``weight`` (B,), fp32: of a picture's losses
-            in the mean over the batch, which divides them by the anchors that have a box.
+            ``class`` (B, A), int32: class of the matched box, :data:`BACKGROUND` or :data:`IGNORED`; ``offsets`` (B,
+            A, 4), fp32: offsets of the matched box from the anchor, 0 without one; ``weight`` (B,), fp32: weight of a
+            picture in the loss, 1 / (anchors with a box * B).
         """
         row_BA = self._match(self._anchors_A4, boxes_BM4, count_B, self._rule)
         has_box_BA = row_BA >= 0

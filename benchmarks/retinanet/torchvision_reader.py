@@ -1,8 +1,8 @@
-"""The reader that runs anywhere: Pillow decodes, PyTorch resizes, in threads of this process.
+"""Reader for any machine: Pillow decodes and PyTorch resizes, in threads of this process.
 
-Pictures are resized without antialiasing, as the reference does it, on pixels that are not rounded. The random numbers
-of a training picture depend on (seed, epoch, sample) alone, so that the stream of batches is the same whatever the
-number of threads, and continues bit for bit from any position. Decoding and resizing release the interpreter's lock.
+As in the reference, resizing has no antialiasing and does not round pixels. The random numbers of a training picture
+depend only on (seed, epoch, sample). The stream of batches is therefore the same for any number of threads and
+continues bit for bit from any position. Decoding and resizing release the GIL.
 
 Shapes: B pictures, H x W pixels, S x S after resizing, C channels.
 """
@@ -27,7 +27,7 @@ from common.formats.jpeg import REMEDY, decode
 
 
 def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
-    """Mirror an RGB picture, or not, and resize it bilinearly: (size, size, 3), levels of 0 to 255, fp32."""
+    """Resize an RGB picture bilinearly, mirrored if requested: (size, size, 3), fp32 levels of 0 to 255."""
     pixels_HWC = np.array(picture)
     if mirrored:
         pixels_HWC = pixels_HWC[:, ::-1].copy()
@@ -37,24 +37,24 @@ def resized_pixels(picture: Image.Image, size: int, mirrored: bool) -> Tensor:
 
 
 class _Pictures:
-    """Makes batches of pictures from their files."""
+    """Builds batches of pictures from their files."""
 
     def __init__(self, settings: DataSettings, split: Split, pin_memory: bool) -> None:
         self._settings, self._split, self._pin_memory = settings, split, pin_memory
         self._mean_C, self._std_C = torch.tensor(settings.facts.mean), torch.tensor(settings.facts.std)
-        Image.preinit()  # registers the decoders; not in several threads at once
+        Image.preinit()  # registers the decoders, which must not happen in several threads at once
         self.threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def empty(self, pictures: int) -> Tensor:
-        """A batch of zeros (B, S, S, C)."""
+        """Return a batch of zeros (B, S, S, C)."""
         size = self._settings.facts.image_size
         return torch.zeros((pictures, size, size, 3), dtype=self._settings.dtype, pin_memory=self._pin_memory)
 
     def write(self, place: int, mirrored: bool, out_SSC: Tensor) -> None:
-        """Read, resize and normalise picture ``place`` of the split.
+        """Read, resize and normalise picture ``place`` of the split into ``out_SSC``.
 
         Raises:
-            DataError: it cannot be read or decoded, or has another size than its boxes are for.
+            DataError: the file is unreadable, undecodable, or has another size than its annotations say.
         """
         data = self._split.read(place)
         try:
@@ -67,7 +67,7 @@ class _Pictures:
         out_SSC.copy_((pixels_SSC - self._mean_C) / self._std_C)
 
     def close(self) -> None:
-        """Nothing stays open."""
+        """Do nothing, because files are closed after reading."""
 
 
 def train_source(
@@ -79,7 +79,7 @@ def train_source(
     stand_in: bool,
     pin_memory: bool = False,
 ) -> ThreadedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     pictures = _Pictures(settings, split, pin_memory)
     size, room = settings.facts.image_size, settings.reader.max_boxes
 
@@ -100,7 +100,7 @@ def train_source(
 
 
 def eval_source(split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     pictures = _Pictures(settings, split, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:

@@ -1,4 +1,4 @@
-"""RetinaNet as a workload: wires model, data, optimizer and evaluation."""
+"""RetinaNet as a workload: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
 EXAMPLE_BOXES = 7
-"""Boxes of a made-up picture, as many as a picture of OpenImages has on average."""
+"""Boxes per example picture, which is the average of OpenImages."""
 
 
 class RetinaNetDetection(Workload):
@@ -63,17 +63,17 @@ class RetinaNetDetection(Workload):
         self._base_digest = frozen_digest(self.model)
 
     def base_digest(self) -> str | None:
-        """Which backbone the trained weights stand on."""
+        """Return the digest of the frozen tensors, which checkpoints store instead of them."""
         return self._base_digest
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All that is trained, alike."""
+        """Return one group with all trained parameters."""
         trained = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         return [ParameterGroup(trained, weight_decay=self.own.hparams.weight_decay)]
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """What the closed division fixes and no key of the log shows."""
+        """Declare what the closed division forbids and the log does not show."""
         own: RetinaNetConfig = cfg.workload
         broken = []
         if own.model.backbone != BACKBONES[0]:
@@ -81,13 +81,13 @@ class RetinaNetDetection(Workload):
         if cfg.assets_dir is None:
             broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
         names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
-        # All readers have one order.
+        # All readers use the same order.
         return Declaration(
             data_format=FORMAT, reads_unprepared=is_the_references, initialised_tensors=names, forbidden=broken
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then Adam at a rate that stays after its warm-up."""
+        """Build the step: accumulated micro-batches, then Adam. After the warm-up, the rate is constant."""
         hparams = self.own.hparams
         steps_of_epoch = math.ceil(self.cfg.benchmark.train_samples / self.cfg.global_batch)
         schedule = warmup_then_constant(
@@ -99,9 +99,10 @@ class RetinaNetDetection(Workload):
         return self.step_with(hparams.adam(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Focal loss plus L1 of the offsets, the mean over the micro-batch.
+        """Return focal loss plus L1 loss of the offsets, as a mean over the micro-batch.
 
-        ``micro_batch`` holds ``image`` (N, C, H, W) and what :class:`benchmarks.retinanet.targets.AnchorTargets` makes.
+        ``micro_batch`` has ``image`` (N, C, H, W) and the results of
+        :class:`benchmarks.retinanet.targets.AnchorTargets`.
         """
         tensors = micro_batch.tensors
         levels = self.model(tensors["image"])
@@ -118,9 +119,9 @@ class RetinaNetDetection(Workload):
         return Losses(total, {name: value.detach() for name, value in metrics.items()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """One micro-batch of noise with a few boxes; all of training has the same shapes."""
+        """Yield one random micro-batch with a few boxes, which has the shapes of every training micro-batch."""
         generator, facts, count = self.layout.generator("example"), self.own.facts, self.cfg.micro_batch
-        room = self.own.reader.max_boxes  # as the reader's batches have it, for which kernels are compiled
+        room = self.own.reader.max_boxes  # capacity of the reader's batches; kernels are compiled for it
         corners = torch.rand((count, room, 2, 2), generator=generator).sort(2).values * facts.image_size
         boxes = {
             "boxes": corners.flatten(2),
@@ -140,7 +141,7 @@ class RetinaNetDetection(Workload):
         return {"boxes_BM4": tensors["boxes"], "label_BM": tensors["label"], "count_B": tensors["count"]}
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy pictures and boxes to the device, and match the boxes there."""
+        """Copy pictures and boxes to the device and match the boxes there."""
         tensors = self.to_device(batch.tensors)
         targets = self._targets(**self._as_targets_take_them(tensors))
         return Batch({"image": tensors["image"], **targets}, batch.samples, batch.key)
@@ -149,7 +150,7 @@ class RetinaNetDetection(Workload):
         return DataSettings(self.own.facts, self.own.reader, self.dtype)
 
     def warm_up_reader(self) -> None:
-        """Load DALI, where it reads, and run each of its operators once."""
+        """Load DALI and run each of its operators once, if DALI is the reader."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
 
     def open_data(self, root: Path) -> DataSource:
@@ -159,7 +160,7 @@ class RetinaNetDetection(Workload):
         )
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """COCO's mean average precision on the ranks of ``layout``."""
+        """Return the evaluation, COCO's mean average precision, on the ranks of ``layout``."""
         own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
 
         def open_source(root: Path) -> EvalSource:
@@ -180,20 +181,20 @@ class RetinaNetDetection(Workload):
         )
 
     def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """Return an evaluation of pictures of noise."""
+        """Return an evaluation of random pictures."""
         return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
 
     def sample_flops(self) -> float:
-        """FLOPs of one training picture."""
+        """Return the FLOPs to train on one picture."""
         return self.model.sample_flops(self.own.facts.image_size)
 
 
 def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[str]:
-    """Names of all weights of convolutions and their biases, as the reference logs them since round v2.0.
+    """Names of the weights and biases of all convolutions, as the reference logs them since round v2.0.
 
     Args:
-        layers: bottleneck blocks of each stage of the backbone.
-        head_convolutions: of each head, before its last one.
+        layers: bottleneck blocks in each stage of the backbone.
+        head_convolutions: convolutions of each head before its last one.
     """
     body = "module.backbone.body"
     names = [f"{body}.conv1.weight"]
@@ -204,5 +205,6 @@ def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[
     biased += ["module.backbone.fpn.extra_blocks.p6", "module.backbone.fpn.extra_blocks.p7"]
     for head, last in (("classification_head", "cls_logits"), ("regression_head", "bbox_reg")):
         biased.append(f"module.head.{head}.{last}")
-        biased += [f"module.head.{head}.conv.{2 * n}" for n in range(head_convolutions)]  # ReLUs between them count
+        # The numbers are even, because the reference counts the ReLUs between the convolutions too.
+        biased += [f"module.head.{head}.conv.{2 * n}" for n in range(head_convolutions)]
     return names + [f"{name}.{part}" for name in biased for part in ("weight", "bias")]

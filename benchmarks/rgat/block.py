@@ -1,14 +1,14 @@
-"""What is sampled around the seeds of a micro-batch: nodes, and for every relation edges and the rows that they read.
+"""Block sampled around the seeds of a micro-batch: nodes, and for every relation its edges and the rows they read.
 
-Nodes of a type are numbered in the order in which they are found: the seeds, then what hop 1 adds, and so on. So the
-nodes within k hops are the first of their type, the edges of hops 1 to k the first of their relation, and one block
-serves all convolutions: the one whose inputs lie within k hops, at *level* k, reads prefixes of everything.
+Nodes of a type are numbered in the order of discovery: seeds, then the nodes that hop 1 adds, and so on. The nodes
+within k hops are therefore a prefix of their type, and the edges of hops 1 to k a prefix of their relation. One block
+serves all convolutions: the convolution at *level* k, whose inputs are within k hops, reads prefixes of every tensor.
 
-Edges of a relation are sorted by target, and targets expand once, each in the hop after the one that found it. A *row*
-is a node that is the source of an edge of the relation; rows are numbered by the first edge that has them.
+Edges of a relation are sorted by target. Each target draws its edges once, in the hop after its discovery. A *row* is
+a node that is the source of an edge of the relation; rows are numbered by their first edge.
 
-Shapes: H hops, T node types, R relations. All tensors have room for what :class:`BlockShape` says; how much of it is
-filled is known on the device alone, and nothing beyond it may be read.
+Shapes: H hops, T node types, R relations. Tensors have the capacities of :class:`BlockShape`. Only the device knows
+how many entries are filled; the rest must not be read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ def _offsets(sizes: list[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, repr=False)
 class BlockShape:
-    """Room of a block: upper bounds.
+    """Capacities of a block (upper bounds of its counts).
 
     Attributes:
-        schema: of the graph.
-        nodes: [H + 1][T]: nodes within so many hops; those within 0 hops are the seeds.
+        nodes: [H + 1][T]: nodes within h hops; those within 0 hops are the seeds.
         edges: [H][R]: edges of hops 1 to h + 1.
         rows: [H][R]: rows of these edges.
     """
@@ -64,75 +63,74 @@ class BlockShape:
 
     @property
     def hops(self) -> int:
-        """H."""
+        """H, the number of hops."""
         return len(self.edges)
 
     @property
     def seeds(self) -> int:
-        """Seeds, all of the schema's type of seeds."""
+        """Capacity of seeds; all have the seed type of the schema."""
         return self.nodes[0][self.schema.seed_type]
 
     @functools.cached_property
     def edge_offsets(self) -> tuple[int, ...]:
-        """[R + 1]: where a relation's edges begin."""
+        """[R + 1]: offset of each relation's edges."""
         return _offsets(list(self.edges[-1]))
 
     @functools.cached_property
     def indptr_offsets(self) -> tuple[int, ...]:
-        """[R + 1]: where a relation's ``indptr`` begins: one entry more than there are targets."""
+        """[R + 1]: offset of each relation's ``indptr``, which has one entry more than targets."""
         return _offsets([self.nodes[-2][target] + 1 for target in self.schema.targets])
 
     @functools.cached_property
     def row_indptr_offsets(self) -> tuple[int, ...]:
-        """[R + 1]: where a relation's ``row_indptr`` begins: one entry more than there are rows."""
+        """[R + 1]: offset of each relation's ``row_indptr``, which has one entry more than rows."""
         return _offsets([rows + 1 for rows in self.rows[-1]])
 
     @functools.cached_property
     def node_row_offsets(self) -> tuple[int, ...]:
-        """[R + 1]: where a relation's ``node_row`` begins: an entry for every node within H - 1 hops of its sources."""
+        """[R + 1]: offset of each relation's ``node_row``: one entry per node of its source type within H - 1 hops."""
         return _offsets([self.nodes[-2][source] for source in self.schema.sources])
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a run has a handful of shapes
     def node_offsets(self, hop: int) -> tuple[int, ...]:
-        """[T + 1]: where a type begins in a tensor of all nodes within ``hop`` hops, 0 to H."""
+        """[T + 1]: offset of each type in a tensor of all nodes within ``hop`` hops, 0 to H."""
         return _offsets(list(self.nodes[hop]))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a run has a handful of shapes
     def row_offsets(self, level: int) -> tuple[int, ...]:
-        """[R + 1]: where a relation begins in a tensor of all rows at ``level``, 1 to H."""
+        """[R + 1]: offset of each relation in a tensor of all rows at ``level``, 1 to H."""
         return _offsets(list(self.rows[level - 1]))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 - a run has a handful of shapes
     def target_offsets(self, level: int) -> tuple[int, ...]:
-        """[R + 1]: where a relation begins in a tensor that has every relation's targets at ``level``, 1 to H."""
+        """[R + 1]: offset of each relation in a tensor of all relations' targets at ``level``, 1 to H."""
         return _offsets([self.nodes[level - 1][target] for target in self.schema.targets])
 
     @property
     def counts(self) -> int:
-        """Numbers in ``Block.counts``."""
+        """Length of ``Block.counts``."""
         types, relations = len(self.schema.types), len(self.schema.relations)
         return (self.hops + 1) * types + 2 * self.hops * relations + 1
 
 
 @dataclass(frozen=True)
 class Block:
-    """A sampled block; all tensors int32, on one device.
+    """A sampled block; all tensors are int32, on one device.
 
     Attributes:
-        shape: its room.
-        counts: [shape.counts]: what is filled; see the properties.
-        nodes: [shape.node_offsets(H)[-1]]: the graph's number of each node, by type.
-        indptr: [shape.indptr_offsets[-1]]: for each relation and target, within H - 1 hops, the first of its edges,
-            counted from the relation's first; after the last target that is filled, the end of the last one's.
-        edge_row: [shape.edge_offsets[-1]]: row of each edge, counted in its relation.
-        edge_target: [shape.edge_offsets[-1]]: target of each edge, counted in its type.
-        rows: [shape.row_offsets(H)[-1]]: node of each row, counted in its type.
-        node_row: [shape.node_row_offsets[-1]]: row of each node within H - 1 hops in a relation, or -1; a row of a
-            later level than the reader's counts as none.
-        row_indptr: [shape.row_indptr_offsets[-1]]: for each relation and row the first of its entries in
-            ``row_edges``, counted from the relation's first; after the last row that is filled, the end of the last
-            one's.
-        row_edges: [shape.edge_offsets[-1]]: the edges of each row, counted in their relation, ascending.
+        shape: capacities.
+        counts: [shape.counts]: filled entries; the properties below are views of it.
+        nodes: [shape.node_offsets(H)[-1]]: number of each node in the graph, by type.
+        indptr: [shape.indptr_offsets[-1]]: for each relation and target within H - 1 hops, its first edge, relative
+            to the relation. The entry after the last filled target is the end of that target's edges.
+        edge_row: [shape.edge_offsets[-1]]: row of each edge, relative to its relation.
+        edge_target: [shape.edge_offsets[-1]]: target of each edge, relative to its type.
+        rows: [shape.row_offsets(H)[-1]]: node of each row, relative to its type.
+        node_row: [shape.node_row_offsets[-1]]: for each relation, row of each source node within H - 1 hops, or -1. A
+            reader at level k must ignore rows beyond its level.
+        row_indptr: [shape.row_indptr_offsets[-1]]: for each relation and row, its first entry in ``row_edges``,
+            relative to the relation. The entry after the last filled row is the end of that row's entries.
+        row_edges: [shape.edge_offsets[-1]]: edges of each row, relative to their relation, ascending.
     """
 
     shape: BlockShape
@@ -148,7 +146,7 @@ class Block:
 
     @classmethod
     def empty(cls, shape: BlockShape, device: torch.device) -> Block:
-        """A block whose tensors hold anything."""
+        """Return a block with uninitialised tensors."""
         sizes = {
             "counts": shape.counts,
             "nodes": shape.node_offsets(shape.hops)[-1],
@@ -164,16 +162,16 @@ class Block:
 
     @classmethod
     def of(cls, shape: BlockShape, tensors: Mapping[str, Tensor]) -> Block:
-        """The block that :meth:`tensors` gave the tensors of, perhaps among others."""
+        """Return the block with these tensors, as named by :meth:`tensors`; other names are ignored."""
         return cls(shape, **{field.name: tensors[field.name] for field in fields(cls) if field.name != "shape"})
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
+        """Return all tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "shape"}
 
     @property
     def node_counts(self) -> Tensor:
-        """[H + 1, T]: nodes within so many hops; a view of ``counts``."""
+        """[H + 1, T]: nodes within h hops; a view of ``counts``."""
         return self.counts[: self._nodes].view(self.shape.hops + 1, -1)
 
     @property
@@ -188,7 +186,7 @@ class Block:
 
     @property
     def overflow(self) -> Tensor:
-        """[1]: not 0 where the room was too small: the block lacks something. A view of ``counts``."""
+        """[1]: nonzero if a capacity was too small, so that the block is incomplete; a view of ``counts``."""
         return self.counts[-1:]
 
     @property

@@ -1,4 +1,4 @@
-"""How much room blocks need: never more than the fanouts allow, and what some batches have taken with a margin."""
+"""Capacities of blocks: upper bounds from the fanouts, and estimates with a margin from some sampled batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.rgat.graph import Graph
 
 
 def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShape:
-    """Room that no batch of ``seeds`` seeds can exceed, for ``fanouts`` from the seeds outward."""
+    """Return capacities that no batch of ``seeds`` seeds can exceed; ``fanouts`` go from the seeds outward."""
     schema = graph.schema
     new = [seeds if number == schema.seed_type else 0 for number in range(len(schema.types))]
-    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # a batch may never be full
+    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # more seeds than nodes
     nodes, edges, rows = [new], [[0] * len(schema.relations)], []
     for fanout in fanouts:
         drawn = [new[target] * fanout for target in schema.targets]
@@ -35,31 +35,31 @@ def _added(before: Sequence[int], new: Sequence[int], most: Sequence[int]) -> li
 
 
 def moments(counts: Sequence[Sequence[int]]) -> Tensor:
-    """What :func:`enough_shape` needs of sampled batches; ranks add theirs up.
+    """Return the sums over sampled batches that :func:`enough_shape` needs. Ranks may add their results.
 
     Args:
-        counts: ``Block.counts`` of each batch: C numbers.
+        counts: ``Block.counts`` of each batch, C numbers each.
 
     Returns:
-        (2 * C + 1,), int64, on the CPU: sums, sums of squares, batches.
+        (2 * C + 1,), int64, on the CPU: sums, sums of squares, number of batches.
     """
     each = torch.tensor(counts, dtype=torch.int64)
     return torch.cat([each.sum(0), (each * each).sum(0), torch.tensor([len(each)])])
 
 
 def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockShape:
-    """Room for mean + ``sigma`` * standard deviation of every count, at most that of ``largest``.
+    """Return capacities of mean + ``sigma`` * standard deviation of every count, at most those of ``largest``.
 
-    Relations and types that a batch may have at all get room for one. NVIDIA's sigma is 5, of 20 batches on each rank
-    (training_results_v5.0, rgat).
+    Every relation and type that can occur gets a capacity of at least 1. NVIDIA's sigma is 5, with 20 batches on each
+    rank (training_results_v5.0, rgat).
 
     Args:
-        moments: of all batches, (2 * C + 1,): see the function of this name.
-        largest: see :func:`largest_shape`; its seeds are kept.
-        sigma: standard deviations, of the batches themselves rather than of what they are drawn from.
+        moments: sum of :func:`moments` over all batches, (2 * C + 1,).
+        largest: see :func:`largest_shape`; its number of seeds is kept.
+        sigma: factor of the population standard deviation (divided by n, not n - 1).
 
     Raises:
-        ValueError: they are none or of blocks of another shape, or some block lacks something.
+        ValueError: there is no batch, the blocks have another shape, or a block is incomplete.
     """
     sums, squares, (batches,) = (part.tolist() for part in moments.split([largest.counts, largest.counts, 1]))
     if batches < 1:
@@ -84,12 +84,12 @@ def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockSha
 
 
 def at_most(shape: BlockShape, limit: int) -> BlockShape:
-    """``shape`` with room for ``limit`` of everything but the seeds, where it has more."""
+    """Return ``shape`` with every capacity except the seeds limited to ``limit``."""
     return _each(shape, lambda room, largest: min(room, limit), shape)
 
 
 def grown(shape: BlockShape, largest: BlockShape, least: int = 1) -> BlockShape:
-    """Twice the room of ``shape``, and for ``least`` of everything, within ``largest``."""
+    """Return ``shape`` with doubled capacities, at least ``least`` and at most those of ``largest``."""
     return _each(shape, lambda room, limit: min(max(2 * room, least), limit), largest)
 
 
@@ -107,7 +107,7 @@ def _each(shape: BlockShape, change: Callable[[int, int], int], largest: BlockSh
 
 
 def _grown(wanted: Sequence[Sequence[int]], largest: Sequence[Sequence[int]], least: Sequence[int]) -> list[list[int]]:
-    """Room at each hop, no less than at the one before."""
+    """Return the capacities of each hop, not less than those of the hop before."""
     table: list[list[int]] = []
     for line, limits in zip(wanted, largest, strict=True):
         before = table[-1] if table else least

@@ -1,4 +1,4 @@
-"""R-GAT's own configuration."""
+"""Configuration dataclasses of R-GAT."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from common.optim.hparams import AdamHparams
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: the network, the graph's schema, how it is sampled, and the split.
+    """Constants that the rules fix: network, schema of the graph, sampling and split.
 
     Attributes:
-        node_types: in the order in which the preparation permutes them.
-        relations: those stored in files; reversed ones follow from them.
-        seeds: the type that is classified.
-        labelled: nodes of that type that have a label, the first ones.
-        train_share, eval_share: of the labelled nodes, drawn by the rules' seed.
-        fanouts: edges of each relation that a node draws, from the seeds outwards.
+        node_types: node types, in the order in which the preparation draws their permutations.
+        relations: relations that are stored in files; their reverses are derived.
+        seeds: node type that is classified.
+        labelled: number of nodes of this type with a label; they are the first ones.
+        train_share, eval_share: fractions of the labelled nodes; the rules fix the seed of the draw.
+        fanouts: edges per relation that a node draws, from the seeds outwards.
     """
 
     node_types: tuple[str, ...]
@@ -47,25 +47,25 @@ class Facts(Architecture):
 
     @property
     def schema(self) -> Schema:
-        """The types and relations that the network sees."""
+        """Types and relations that the network sees."""
         return Schema.augmented(self.node_types, self.relations, self.seeds)
 
 
 @dataclass(frozen=True)
 class Hparams(AdamHparams):
-    """The tunable hyperparameters: the rows of the rules' table."""
+    """Tunable hyperparameters: the rows of the table in the rules."""
 
     optimizer: Literal["adam"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The choices of a recipe that change no result but by rounding.
+    """Recipe options that change results only by rounding.
 
     Attributes:
-        loss_scale: first loss scale; only fp16 has one.
-        example_papers: seeds of the graph that is made up for warm-up and ``bench``; the other nodes in proportion.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        loss_scale: initial loss scale; only fp16 needs one.
+        example_papers: papers of the synthetic graph for warm-up and ``bench``; other node types in proportion.
+        implementations: implementation by operation name; missing operations use ``auto``.
     """
 
     loss_scale: Annotated[float, Positive]
@@ -78,16 +78,17 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
-    """Where the graph lies and how blocks are sampled from it.
+    """Placement of the graph and its features, and capacities of sampled blocks.
 
     Attributes:
-        features: where the rows of all nodes lie: ``local``: in each GPU's own memory; ``peers``: over the GPUs of a
-            node, read in place; ``host``: in pinned memory of the node, read in place; ``exchange``: over all ranks,
-            fetched by collectives; ``auto``: one of these, by ranks and room.
-        graph: ``local``: each GPU has all edges; ``peers``: over the GPUs of a node; ``auto``: the first with room.
+        features: placement of the feature rows: ``local``: in the memory of each GPU; ``peers``: sharded over the
+            GPUs of a node, read in place; ``host``: in pinned memory of the node, read in place; ``exchange``:
+            sharded over all ranks, fetched by collectives; ``auto``: chosen by number of ranks and free memory.
+        graph: ``local``: each GPU has all edges; ``peers``: sharded over the GPUs of a node; ``auto``: chosen by free
+            memory.
         eval_batch: seeds of an evaluation batch of one rank.
-        capacity_batches: batches that are sampled to find out how large one becomes.
-        capacity_sigma: room of a captured batch: mean plus so many standard deviations of these.
+        capacity_batches: batches sampled to estimate the size of a block.
+        capacity_sigma: capacity of a captured batch: mean plus this many standard deviations.
     """
 
     features: Literal["auto", "local", "peers", "host", "exchange"]
@@ -99,7 +100,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class RgatConfig:
-    """All of it."""
+    """Complete workload configuration of R-GAT."""
 
     facts: Facts
     hparams: Hparams

@@ -1,8 +1,8 @@
-"""R-GAT's data: prepared graph, features and seeds to blocks with their features, all on the device.
+"""R-GAT's data: blocks with features, sampled on the device from the prepared graph, features and seeds.
 
-A batch has the tensors of a :class:`benchmarks.rgat.block.Block`, whose shape is the batch's key, ``features``
-[nodes, F], ``label`` (B,) int64, :data:`benchmarks.rgat.seeds.NO_LABEL` for seeds that are not there, and ``seed``, 0-d
-int64, of the dropout. While one trains, the features of the next are gathered and one that is needed later is sampled.
+A batch has the tensors of a :class:`benchmarks.rgat.block.Block`, whose shape is the batch's key, and ``features``
+[nodes, F], ``label`` (B,) int64 (:data:`benchmarks.rgat.seeds.NO_LABEL` for padding) and ``seed``, 0-d int64, for
+dropout. While one batch trains, the features of the next are gathered and a later block is sampled.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ from common.data.batches import HostBatch
 
 @dataclass(frozen=True)
 class Sources:
-    """What blocks are made of.
+    """Graph, features and settings from which blocks are sampled.
 
     Attributes:
-        graph: sampled from.
-        features: of all nodes.
-        fanouts: edges of each relation that a node draws, by hop.
-        build: makes a sampler.
+        fanouts: edges per relation that a node draws, by hop.
+        build: builds a sampler.
     """
 
     graph: Graph
@@ -45,18 +43,18 @@ class Sources:
     def room(
         self, seeds: int, batches: Iterable[SeedBatch], sigma: float, group: dist.ProcessGroup | None
     ) -> BlockShape:
-        """The shape that holds nearly every block, by what some batches of all ranks of ``group`` fill. Collective."""
+        """Return capacities for nearly every block, estimated from batches of all ranks in ``group``. Collective."""
         found = measured(self.graph, self.fanouts, self.build, seeds, batches).to(self.graph.device)
         if group is not None:
             dist.all_reduce(found, group=group)
         return enough_shape(found.cpu(), largest_shape(self.graph, seeds, self.fanouts), sigma)
 
     def sampler(self, shape: BlockShape, group: dist.ProcessGroup | None = None) -> BlockSampler:
-        """A sampler of blocks of a shape; of ``group`` see :class:`benchmarks.rgat.sampling.BlockSampler`."""
+        """Return a sampler for ``shape``; for ``group`` see :class:`benchmarks.rgat.sampling.BlockSampler`."""
         return BlockSampler(self.graph, self.fanouts, self.build, shape, group)
 
     def example(self, shape: BlockShape, batch: tuple[SeedBatch, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a batch in a shape, cut where it lacks room: for warm-up."""
+        """Return the tensors of a batch for warm-up, truncated where ``shape`` is too small."""
         seeds, label = batch
         block = self.build(self.graph, self.fanouts, shape)(seeds.seeds, seeds.count, seeds.seed)
         return self._with_features(block, self.features.plan(block), seeds, label)
@@ -64,11 +62,7 @@ class Sources:
     def tensors(
         self, sampler: BlockSampler, batches: Iterable[tuple[SeedBatch, Tensor]]
     ) -> Iterator[tuple[BlockShape, dict[str, Tensor]]]:
-        """Yield the shape and tensors of each batch; all is queued on the current stream.
-
-        What a store has to know of a block is asked when the block is complete, and used when the next one is, so that
-        nobody waits for it.
-        """
+        """Yield the shape and tensors of each batch; all work is queued on the current stream."""
         under_way: deque[tuple[SeedBatch, Tensor]] = deque()
         planned: tuple[Block, Any] | None = None
 
@@ -78,6 +72,7 @@ class Sources:
                 yield batch
 
         for block in sampler.blocks(begun()):
+            # A plan is used one block later, when its copies to the host are complete, so that nothing waits for them.
             plan = self.features.plan(block)
             if planned is not None:
                 yield planned[0].shape, self._with_features(*planned, *under_way.popleft())
@@ -96,12 +91,10 @@ class BlockSource:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
     Args:
-        sources: what blocks are made of.
-        stream: the seeds.
-        shape: of nearly every block.
-        eval_samples: seeds of the evaluation.
-        stand_in: whether the data are generated.
-        group: of the ranks that train together, beside that in which training sends; None for a rank alone.
+        shape: capacities of nearly every block.
+        eval_samples: number of evaluation seeds.
+        stand_in: whether the data are synthetic.
+        group: communicator of the ranks that train together, separate from the one for gradients; None for one rank.
     """
 
     def __init__(
@@ -128,4 +121,4 @@ class BlockSource:
             yield HostBatch(tensors, mine.micro_batch * mine.replicas, position, shape)
 
     def close(self) -> None:
-        """Nothing is held beside the sources."""
+        """Do nothing: the workload releases the sources."""

@@ -1,4 +1,4 @@
-"""Numbers of the host that kernels look up, copied to a device without waiting for it."""
+"""Tables of host numbers for kernels, copied to a device without synchronization."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def device_table(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of (nested) numbers on ``device``; see :func:`to_device`."""
+    """Return a tensor of (nested) numbers on ``device``; see :func:`to_device`."""
     if device.type == "cuda":
         return to_device(torch.tensor(values, dtype=dtype), device)
     return torch.tensor(values, dtype=dtype, device=device)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """A host's tensor on ``device``: a GPU copies it from pinned memory when its current stream comes to that.
+    """Return a host tensor on ``device``. A GPU copies it from pinned memory on its current stream.
 
-    Other streams have to wait for that one before they read it.
+    Other streams must wait for this stream before they read the result.
 
     Raises:
-        RuntimeError: in the capture of a CUDA graph, whose replays would copy from memory that has been given back.
+        RuntimeError: a CUDA graph is being captured; its replays would copy from freed memory.
     """
     if device.type != "cuda":
         return host.to(device)

@@ -1,6 +1,7 @@
-"""R-GAT's evaluation: top-1 accuracy over all evaluation seeds, each once.
+"""R-GAT's evaluation: top-1 accuracy over all evaluation seeds, each counted once.
 
-Rules: neighbours are sampled with the fanouts of training, without dropout; what is counted is summed over the ranks.
+As the rules require, neighbours are sampled with the fanouts of training, and dropout is off. Counts are summed over
+the ranks.
 """
 
 from __future__ import annotations
@@ -24,27 +25,26 @@ from common.evaluation.model_weights import evaluating
 
 
 class RightAnswers(Scorer):
-    """Right answers over the seeds of the set."""
+    """Scorer of top-1 accuracy."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Accuracy: right answers over seeds."""
+        """Return the accuracy: correct predictions divided by seeds."""
         values = predictions.values
         check_whole_set(values["seeds"], values["expected"], "seeds")
         return {"accuracy": values["right"] / values["seeds"], "eval_samples": values["seeds"]}
 
 
 class NodeClassification(Evaluation):
-    """Counts right answers as integers, summed over the ranks.
+    """Evaluation that counts correct predictions as integers, summed over the ranks.
 
-    The graph of a batch's shape is captured when the data are open: only they tell how large it is.
+    The CUDA graph is captured again when the data are open, because only the data determine the batch's capacities.
 
     Args:
-        model: the network.
-        example: shape and tensors of a made-up batch, for warm-up.
-        open_sources: opens graph, features and this rank's seeds under a folder.
-        batches, sigma: how room is found (:class:`benchmarks.rgat.config.ReaderConfig`).
-        layout: the ranks that share the evaluation seeds.
-        capture: replay the forward pass as a CUDA graph.
+        example: shape and tensors of a synthetic batch, for warm-up.
+        open_sources: opens graph, features and this rank's seeds in a folder.
+        batches, sigma: ``capacity_batches`` and ``capacity_sigma`` of :class:`benchmarks.rgat.config.ReaderConfig`.
+        layout: ranks that share the evaluation seeds.
+        capture: whether to replay the forward pass as a CUDA graph.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class NodeClassification(Evaluation):
         return ForwardPass(self._model, lambda batch: self._count(self._shape, batch), clones, self._capture)
 
     def warm_up(self) -> None:
-        """Forward passes on a made-up block. Collective."""
+        """Run forward passes on a synthetic block. Collective."""
         self._forward.warm_up()
         self._counts.warm_up()
 
     def open_data(self, root: Path) -> None:
-        """Open graph and features, find out how large a batch becomes, and capture it. Collective."""
+        """Open graph and features, estimate the capacities of a batch, and capture its forward pass. Collective."""
         sources, seeds = self._open_sources(root)
         self._forward.close()
         self._shape = sources.room(seeds.batch, seeds.measuring(self._batches), self._sigma, self._group)
@@ -86,7 +86,7 @@ class NodeClassification(Evaluation):
         self._forward.warm_up()
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count right answers and seeds over all ranks. Collective."""
+        """Count correct predictions and seeds over all ranks. Collective."""
         assert self._opened is not None, "open_data comes first"
         sources, seeds, sampler = self._opened
         with evaluating(self._model, weights):
@@ -99,7 +99,7 @@ class NodeClassification(Evaluation):
         return Predictions({**self._counts.totals(), "expected": len(seeds.labelled)})
 
     def close(self) -> None:
-        """Free the graph."""
+        """Free the CUDA graph."""
         self._forward.close()
 
     def _count(self, shape: BlockShape, batch: dict[str, Tensor]) -> None:

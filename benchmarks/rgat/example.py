@@ -1,4 +1,4 @@
-"""A made-up graph in the proportions of IGBH-Full, for warm-up and for measuring."""
+"""Synthetic graph in the proportions of IGBH-Full, for warm-up and benchmarks."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ _SIXTEENTH = 0x18  # the bits of 1/16 in e4m3
 def example_sources(
     own: RgatConfig, schema: Schema, seeds: int, build: BuildSampler, layout: Layout, placement: str = "local"
 ) -> Sources:
-    """A graph with random edges, and features in FP8.
+    """Return a graph with random edges, and random features in FP8.
 
     Args:
-        own: its ``model.example_papers`` says how large.
-        schema: types and relations.
-        seeds: of a batch; there are at least so many papers.
-        build: makes a sampler.
-        layout: of the ranks; each has the graph.
-        placement: of the features; collective for all but ``local``.
+        own: configuration; ``model.example_papers`` is the size.
+        seeds: seeds of a batch, a lower bound for the number of papers.
+        layout: the ranks; each builds the whole graph.
+        placement: placement of the features; all except ``local`` are collective.
     """
     graph = made_up_igbh(max(own.model.example_papers, seeds), _SEED, layout.device, _SKEW, schema)
     ranks = layout.world_size
@@ -41,6 +39,6 @@ def example_sources(
 
 
 def _noise(partition: Partition, shard: int, own_RF: Tensor) -> None:
-    """Numbers from 0 to less than 1/16: rows of 1,024 then have about the norm of a sentence's embedding, 1."""
+    """Fill rows with numbers in [0, 1/16). Rows of 1,024 then have a norm of about 1, like sentence embeddings."""
     generator = torch.Generator(own_RF.device).manual_seed(_SEED + shard)
     own_RF.view(torch.uint8).random_(0, _SIXTEENTH, generator=generator)

@@ -1,7 +1,7 @@
-"""A graph in memory: for every relation, the sources of each target's edges (compressed columns), in shards.
+"""Graph in memory: for every relation, the sources of each target's edges (CSC), in shards.
 
-A shard is a run of targets and lies wherever its tensors do: in this GPU's memory, in that of another GPU of the node,
-which this one has mapped, or in pinned memory of the host. Kernels read all of them in place.
+A shard is a range of targets. Its tensors may be in the memory of this GPU, in mapped memory of another GPU of the
+node, or in pinned host memory. Kernels read all of them in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.schema import Schema
 
 LARGEST = (1 << 31) - 1
-"""Nodes of a type are numbered in int32."""
+"""Largest node number: nodes of a type are numbered in int32."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,11 @@ class Graph:
     """All relations of a graph. R relations, S shards.
 
     Attributes:
-        schema: its types and relations.
-        nodes: of each type.
-        indptr: [R][S], int64, [targets_per_shard[r] + 1]: where each target's edges begin in the shard's ``indices``;
-            targets beyond the last of the type have none.
-        indices: [R][S], int32: the edges' sources.
-        device: of what samples from it.
+        nodes: number of nodes of each type.
+        indptr: [R][S], int64, [targets_per_shard[r] + 1]: first edge of each target in the shard's ``indices``.
+            Targets beyond the last node of the type have no edges.
+        indices: [R][S], int32: sources of the edges.
+        device: device that samples from the graph.
     """
 
     schema: Schema
@@ -50,22 +49,22 @@ class Graph:
 
     @property
     def shards(self) -> int:
-        """S."""
+        """S, the number of shards."""
         return len(self.indptr[0])
 
     @functools.cached_property
     def targets_per_shard(self) -> tuple[int, ...]:
-        """Targets of each shard, by relation: target i lies in shard i // so many."""
+        """Targets per shard, by relation: target i is in shard i // targets_per_shard[r]."""
         return tuple(len(shards[0]) - 1 for shards in self.indptr)
 
     @functools.cached_property
     def edges(self) -> tuple[int, ...]:
-        """Of each relation."""
+        """Number of edges of each relation."""
         return tuple(sum(len(shard) for shard in shards) for shards in self.indices)
 
     @functools.cached_property
     def stamps(self) -> Tensor:
-        """[all nodes], int32, on ``device``: what samplers mark nodes in, one block after the other; all unseen."""
+        """[all nodes], int32, on ``device``: scratch in which samplers mark nodes, one block at a time; all unseen."""
         return torch.full((sum(self.nodes),), LARGEST, dtype=torch.int32, device=self.device)
 
     @functools.cached_property

@@ -1,9 +1,10 @@
-"""Random graphs with the skew of real ones, from a handful of nodes to a share of IGBH that fills a GPU.
+"""Random graphs with realistic skew, from a few nodes to a fraction of IGBH that fills a GPU.
 
-The nodes of a type have ranks of popularity. With skew s, the share x of most popular nodes has the share x^(1 - s) of
-all edges, as targets and as sources: degrees follow a power law with the exponent 1 + 1/s at both ends of an edge, as
-in a graph whose citations go both ways. Ranks are spread over a type's numbers by an affine map, as a permutation of
-the nodes would. Relations are drawn apart: a reversed one has the degrees of its kind, not the edges of the other.
+Nodes of a type are ranked by popularity. With skew s, the most popular fraction x of the nodes has the fraction
+x^(1-s) of all edges, as targets and as sources. Degrees follow a power law with exponent 1 + 1/s at both ends of an
+edge, as in a graph whose citations go both ways. An affine map from popularity rank to node number replaces a
+permutation. Relations are independent: a reversed relation has realistic degrees, but not the edges of its
+counterpart.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from benchmarks.rgat.raw import FULL, NODES, published
 from benchmarks.rgat.schema import Relation, Schema
 
 PIECE = 1 << 24
-"""Targets, or edges, that are drawn at a time."""
+"""Targets, or edges, that are drawn at once."""
 
-GOLDEN = (math.sqrt(5) - 1) / 2
-"""Neighbours in rank lie this share of all nodes apart, which no small multiple brings together."""
+GOLDEN = (math.sqrt(5) - 1) / 2  # no small multiple is close to an integer, so popular nodes are spread evenly
+"""Distance between the nodes of adjacent popularity ranks, as a fraction of all nodes."""
 
 
 @dataclass(frozen=True)
 class _Spread:
-    """Number of the node of a rank: rank * factor modulo the nodes."""
+    """Map from popularity rank to node number: rank * factor modulo the number of nodes."""
 
     nodes: int
     factor: int
@@ -55,18 +56,16 @@ def made_up_graph(
     device: torch.device,
     skew: float = 0.5,
 ) -> Graph:
-    """A random graph of one shard, the same for the same seed on the same kind of device.
+    """Return a random graph of one shard. The same seed on the same kind of device gives the same graph.
 
     Args:
-        schema: its types and relations.
-        nodes: of each type.
-        degrees: mean number of edges of a target, by relation; none for the relations that are left out.
-        seed: of the generator.
-        device: that makes it and holds it; beyond the graph it needs about 1 GB.
-        skew: s, 0 for equal nodes to less than 1.
+        nodes: number of nodes of each type.
+        degrees: mean edges per target, by relation; missing relations have no edges.
+        device: device of the graph; building it takes about 1 GB more than the graph.
+        skew: s, from 0 (all nodes equal) to less than 1.
 
     Raises:
-        ValueError: ``degrees`` names another relation, or ``skew`` is none.
+        ValueError: ``degrees`` names an unknown relation, or ``skew`` is out of range.
     """
     unknown = degrees.keys() - {str(relation) for relation in schema.relations}
     if unknown:
@@ -85,7 +84,7 @@ def made_up_graph(
 
 
 def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) -> Tensor:
-    """[targets + 1], int64: where the edges of each begin; a degree's fraction is the chance of one more."""
+    """Return the first edge of each target, [targets + 1], int64."""
     spread = _Spread.over(targets)
     starts = torch.zeros(targets + 1, dtype=torch.int64, device=generator.device)
     for first in range(0, targets, PIECE):
@@ -94,13 +93,13 @@ def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) 
         weight = (rank + 1 / targets).pow_(1 - skew).sub_(rank.pow_(1 - skew)).mul_(mean * targets)
         chance = torch.rand(len(piece), dtype=torch.float64, device=generator.device, generator=generator)
         part = starts[first + 1 : first + 1 + len(piece)]
-        part.copy_(weight.add_(chance))  # rounded down
+        part.copy_(weight.add_(chance))  # rounds down; the fraction is the probability of one more edge
         part.copy_(part.cumsum(0)).add_(starts[first])
     return starts
 
 
 def _sources(nodes: int, edges: int, skew: float, generator: torch.Generator) -> Tensor:
-    """[edges], int32: popular nodes more often."""
+    """Return the source of each edge, [edges], int32; popular nodes are more frequent."""
     spread = _Spread.over(nodes)
     sources = torch.empty(edges, dtype=torch.int32, device=generator.device)
     for part in sources.split(PIECE):
@@ -111,24 +110,24 @@ def _sources(nodes: int, edges: int, skew: float, generator: torch.Generator) ->
 
 
 IGBH_EDGES = {
-    "paper__cites__paper": 7_992_884_008,  # both ways, with two self-loops of each paper
+    "paper__cites__paper": 7_992_884_008,  # both directions, with two self-loops per paper
     "paper__written_by__author": 716_761_549,
     "author__affiliated_to__institute": 48_521_486,
     "paper__topic__fos": 1_050_280_600,
-    "paper__published__journal": 80_803_852,  # a guess: 0.3 of each paper
+    "paper__published__journal": 80_803_852,  # estimated as 0.3 per paper
     "paper__venue__conference": 80_803_852,
 }
-"""Of IGBH-Full; every relation but the first has as many reversed edges."""
+"""Edges of IGBH-Full; every relation but the first has as many reversed edges."""
 
 IGBH_EIGHTH = 33_668_272
-"""Papers of an eighth of IGBH-Full, what each of eight GPUs has."""
+"""Papers of an eighth of IGBH-Full, the share of each of eight GPUs."""
 
 PER_PAPER = 1.0
-"""Nodes, and edges of a relation, to a paper, where IGBH has none of the kind."""
+"""Nodes per paper, and edges per paper, for types and relations that IGBH does not have."""
 
 
 def igbh_proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, float]]:
-    """Nodes of each type, and mean edges of a target by relation, of IGBH-Full with so many papers."""
+    """Return nodes of each type and mean edges per target by relation: IGBH-Full scaled to ``papers`` papers."""
     igbh = NODES[FULL]
     share, other = papers / igbh["paper"], PER_PAPER * igbh["paper"]
     nodes = [max(1, round(igbh.get(name, other) * share)) for name in schema.types]
@@ -143,15 +142,15 @@ def igbh_proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, 
 def made_up_igbh(
     papers: int, seed: int, device: torch.device, skew: float = 0.75, schema: Schema | None = None
 ) -> Graph:
-    """A random graph in the proportions of IGBH-Full.
+    """Return a random graph in the proportions of IGBH-Full.
 
-    With this skew, a seed's block of fanouts 15, 10, 5 has about 1,300 nodes and 2,600 edges where one paper in 17,000
-    is a seed, as 2,048 of an eighth are; with 0.5 it has 2,050 and 3,250.
+    With the default skew and fanouts 15, 10, 5, a block has about 1,300 nodes and 2,600 edges per seed if one paper
+    in 17,000 is a seed (2,048 seeds in an eighth of IGBH). With skew 0.5 it has 2,050 nodes and 3,250 edges.
 
     Args:
-        papers: as many; of the other types, and edges, in proportion.
+        papers: number of papers; other nodes and edges in proportion.
         seed, device, skew: see :func:`made_up_graph`.
-        schema: its types and relations; None for those of IGBH-Full.
+        schema: types and relations; None for those of IGBH-Full.
     """
     schema = published(FULL).schema if schema is None else schema
     return made_up_graph(schema, *igbh_proportions(schema, papers), seed, device, skew)

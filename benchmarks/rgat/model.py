@@ -1,10 +1,10 @@
-"""The relational graph attention network.
+"""Relational graph attention network.
 
-Three convolutions, each a graph attention (Velickovic et al., arXiv:1710.10903) for every relation, whose results are
-summed over the relations into a type (HeteroConv of GATConv in PyTorch Geometric 2.4). A relation has one weight for
-sources and targets; no self-loops are added, no attention is dropped, and nothing is added from the layer before. A
-relation's bias reaches all targets of its type, also those without an edge in it. Between convolutions come leaky ReLU
-and dropout; the classifier reads the seeds.
+It has three convolutions. Each applies a graph attention (Velickovic et al., arXiv:1710.10903) per relation, and sums
+the results over the relations into a type (HeteroConv of GATConv in PyTorch Geometric 2.4). A relation has one weight
+for sources and targets. There are no added self-loops, no attention dropout and no residual connections. A relation's
+bias reaches all targets of its type, also targets without an edge in this relation. Leaky ReLU and dropout follow
+each convolution but the last; the classifier reads the seeds.
 
 Shapes: see :mod:`benchmarks.rgat.block`; K inputs and D = A x d outputs of a convolution, C classes.
 """
@@ -32,20 +32,20 @@ from common.ops.operation import Operation, OperationRequest, select
 from common.ops.triton_support import widen
 
 DROPOUT_SITE = 1 << 16
-"""Call site of the first dropout, beyond those at which neighbours are drawn with the same seed."""
+"""Call site of the first dropout, above the sites that draw neighbours with the same seed."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the rules fix of the network.
+    """Architecture options of the network, fixed by the rules.
 
     Attributes:
         feature_size: inputs of the first convolution.
-        heads, head_size: of every convolution, whose outputs are those of all heads side by side.
-        classes: of the seeds.
-        attention_slope: of the leaky ReLU on the attention's logits.
-        activation_slope: of the one between convolutions.
-        dropout: probability, after the latter.
+        heads, head_size: heads of every convolution, and outputs per head; the outputs are concatenated.
+        classes: classes of the seeds.
+        attention_slope: negative slope of the leaky ReLU on the attention logits.
+        activation_slope: negative slope of the leaky ReLU between convolutions.
+        dropout: probability of dropout after that leaky ReLU.
     """
 
     feature_size: Annotated[int, AtLeast(1)]
@@ -58,7 +58,7 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """D: outputs of a convolution."""
+        """D, outputs of a convolution."""
         return self.heads * self.head_size
 
 
@@ -67,22 +67,22 @@ OPERATIONS: dict[str, Operation] = {
     "edge_attention": EDGE_ATTENTION,
     "sample": SAMPLE,
 }
-"""Operations whose implementation ``model.implementations`` can choose."""
+"""Operations whose implementation ``model.implementations`` selects."""
 
 
 class Operations(NamedTuple):
-    """What a convolution computes with."""
+    """Implementations of the operations of a convolution."""
 
     projection: Projection
     edge_attention: EdgeAttention
 
 
 class Epilogue(NamedTuple):
-    """What follows the sum over relations.
+    """Activation after the sum over relations.
 
     Attributes:
-        slope: of the leaky ReLU; None for none.
-        dropout: after it; None for none.
+        slope: negative slope of the leaky ReLU; None: no leaky ReLU.
+        dropout: dropout after it; None: no dropout.
     """
 
     slope: float | None
@@ -90,15 +90,12 @@ class Epilogue(NamedTuple):
 
 
 class Convolution(nn.Module):
-    """A graph attention for each relation, summed over those into a type.
+    """One graph attention per relation, summed over the relations into each type.
 
     Args:
-        schema: of the graph.
-        level: hops within which its inputs lie.
+        level: the inputs are the nodes within ``level`` hops.
         inputs: K.
-        architecture: of the network.
-        operations: what it computes with.
-        deterministic: no sum depends on the order in which programs run.
+        deterministic: whether every sum must be independent of the order in which programs run.
 
     Attributes:
         weight: [R, K, D]: ``x W`` projects the sources.
@@ -127,30 +124,28 @@ class Convolution(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Uniform weights by Glorot's rule over the last two dimensions, as PyTorch Geometric draws them; no bias."""
+        """Draw uniform weights with Glorot's bound over the last two dimensions, like PyTorch Geometric; no bias."""
         for parameter in (self.weight, self.att_src, self.att_dst):
             bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
             parameter.uniform_(-bound, bound, generator=generator)
 
     def forward(self, x_NK: Tensor, block: Block, epilogue: Epilogue) -> Tensor:
-        """Nodes within ``level`` hops to those within one hop less, each type one behind the other.
+        """Return the outputs of the nodes within ``level - 1`` hops, from inputs of those within ``level`` hops.
 
         Args:
-            x_NK: float8_e4m3fn, or a dtype of 16 or 32 bits; [shape.node_offsets(level)[-1], K].
-            block: the edges.
-            epilogue: what follows.
+            x_NK: inputs, [shape.node_offsets(level)[-1], K], float8_e4m3fn or a dtype of 16 or 32 bits.
 
         Returns:
-            [shape.node_offsets(level - 1)[-1], D], in the dtype of the weights; zeros where no node is.
+            [shape.node_offsets(level - 1)[-1], D], in the dtype of the weights; zeros in unfilled entries.
         """
         how = (block, self.level, self._slope, epilogue, self._operations, self._deterministic)
         return _Convolve.apply(x_NK, self.weight, self.att_src, self.att_dst, self.bias, how)
 
 
 class _Convolve(torch.autograd.Function):
-    """The convolution with its backward pass written out: what autograd would keep does not fit.
+    """Convolution with a hand-written backward pass, because the tensors that autograd would save do not fit.
 
-    Targets are never projected: their share of the logits is ``x . (W att_dst)``, four numbers for each relation.
+    Targets are never projected: their part of the logits is ``x . (W att_dst)``, one number per head and relation.
     """
 
     @staticmethod
@@ -221,22 +216,20 @@ class _Convolve(torch.autograd.Function):
 
 
 def _folded(weight_RKD: Tensor, att_RAd: Tensor) -> Tensor:
-    """``W att`` of every relation and head, [R, K, A], fp32 (fp64 of fp64)."""
+    """Return ``W att`` of every relation and head, [R, K, A], in fp32 (fp64 for fp64)."""
     relations, heads, size = att_RAd.shape
     return torch.einsum("rkad,rad->rka", widen(weight_RKD).view(relations, -1, heads, size), widen(att_RAd))
 
 
 class RGAT(nn.Module):
-    """The network.
+    """The complete network: convolutions and classifier.
 
     Args:
-        architecture: what the rules fix.
-        schema: of the graph.
-        hops: convolutions.
-        implementations: ``model.implementations``.
-        device, dtype: of weights and activations.
+        hops: number of convolutions.
+        implementations: the option ``model.implementations``.
+        device, dtype: device and dtype of weights and activations.
         deterministic: see :class:`Convolution`.
-        generator: of the initial weights, on the CPU.
+        generator: CPU generator for the initial weights.
     """
 
     def __init__(
@@ -279,16 +272,16 @@ class RGAT(nn.Module):
         for convolution in self.convs:
             assert isinstance(convolution, Convolution)
             convolution.initialise(generator)
-        bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's own for linear layers
+        bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's default for linear layers
         self.lin.weight.uniform_(-bound, bound, generator=generator)
         self.lin.bias.uniform_(-bound, bound, generator=generator)
 
     def training_flops(self, rows: Sequence[float], seeds: float) -> float:
-        """FLOPs of the projections and the classifier, forward and backward; all else is small.
+        """Return the FLOPs of projections and classifier, forward and backward; everything else is negligible.
 
         Args:
-            rows: of all relations, at levels 1 to H.
-            seeds: of the batch.
+            rows: rows of all relations together, at levels 1 to H.
+            seeds: seeds of the batch.
         """
         total = 6.0 * seeds * self.lin.in_features * self.lin.out_features
         for layer, convolution in enumerate(self.convs):
@@ -299,15 +292,14 @@ class RGAT(nn.Module):
         return total
 
     def forward(self, x_NF: Tensor, block: Block, seed: Tensor) -> Tensor:
-        """Logits of the seeds.
+        """Return the logits of the seeds.
 
         Args:
             x_NF: features of all nodes of the block, [shape.node_offsets(H)[-1], F].
-            block: nodes and edges.
-            seed: 0-d int64, of the dropout; read in training only.
+            seed: seed of dropout, 0-d int64; read in training only.
 
         Returns:
-            [shape.seeds, C], in the dtype of the weights; those of missing seeds mean nothing, and are finite.
+            [shape.seeds, C], in the dtype of the weights; those of padding seeds are finite but meaningless.
         """
         architecture, last = self._architecture, len(self.convs) - 1
         h = x_NF

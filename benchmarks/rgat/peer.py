@@ -1,8 +1,8 @@
-"""The same training with PyTorch Geometric.
+"""Peers of R-GAT: the same training with PyTorch Geometric.
 
-The network is a HeteroConv of GATConv in bf16 with fused Adam, both eager and compiled. Each convolution only has the
-nodes and edges that reach a seed. The block is the one on which our step is timed. Features are gathered and converted
-to bf16 before timing starts.
+The network is a HeteroConv of GATConv in bf16 with fused Adam, eager or compiled. Each convolution has only the nodes
+and edges that reach a seed. The block is the one on which our step is timed. Features are gathered and converted to
+bf16 before timing starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.data.batches import Batch
 
 
 class Network(nn.Module):
-    """The network, built from layers of PyTorch Geometric."""
+    """R-GAT, built from layers of PyTorch Geometric."""
 
     def __init__(self, architecture: Architecture, schema: Schema, hops: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Network(nn.Module):
         self._slope, self._dropout, self._seeds = architecture.activation_slope, architecture.dropout, schema.seeds
 
     def forward(self, x: dict[str, Tensor], levels: list[tuple[dict[str, int], dict[Any, Tensor]]]) -> Tensor:
-        """Return the logits of the seeds. ``levels`` has the numbers of nodes to keep and the edges per convolution."""
+        """Return the logits of the seeds. ``levels`` has the number of nodes to keep and the edges per convolution."""
         for number, (convolution, (kept, edges)) in enumerate(zip(self.convs, levels, strict=True)):
             x = {name: each[: kept[name]] for name, each in convolution(x, edges).items()}
             if number < len(levels) - 1:
@@ -78,7 +78,7 @@ def inputs_of(
 
 
 def step_of(model: nn.Module, forward: Callable[..., Tensor], inputs: Any, label: Tensor) -> Callable[[], Tensor]:
-    """Return a function that runs an iteration and returns the loss."""
+    """Return a function that runs one training step and returns the loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=label.is_cuda)
 
     def step() -> Tensor:

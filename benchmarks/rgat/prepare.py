@@ -1,6 +1,6 @@
-"""Download, prepare, verify and generate the data of R-GAT: IGBH as features, a graph and seeds in one random order.
+"""Download, prepare, verify and generate R-GAT's data: IGBH as features, graph and seeds in one random order.
 
-What is prepared, :mod:`benchmarks.rgat.prepared_names` says; how, :mod:`benchmarks.rgat.preparation.pipeline`.
+:mod:`benchmarks.rgat.prepared_names` lists the files; :mod:`benchmarks.rgat.preparation.pipeline` has the stages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from common.mlperf.fixed import benchmark_settings
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
 BYTES_PER_WORKER = 1 << 28
-"""Bytes of raw files that are worth a process."""
+"""Smallest number of raw bytes for which another process is started."""
 _RULES = benchmark_settings("rgat")
 PUBLISHED = Published(
     {
@@ -47,19 +47,19 @@ PUBLISHED = Published(
         **{nodes_count(name): count for name, count in raw.NODES[raw.FULL].items()},
     }
 )
-"""Counts of IGBH-full as it is prepared."""
+"""Counts of IGBH-Full as prepared."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the command line may choose.
+    """Options of the command line.
 
     Attributes:
-        workers: processes.
-        memory: bytes that they have together for what they sort; beside it lie the permutations, 4 bytes per node, and
-            labels and seeds, 20 bytes per labelled node.
-        features: name of the features' dtype, in ``FEATURE_DTYPES``.
-        size: of IGBH, a name in ``raw.NODES``; None for what the number of papers says.
+        workers: number of processes.
+        memory: bytes of all processes together for sorting. Permutations (4 bytes per node) and labels and seeds (20
+            bytes per labelled node) need additional memory.
+        features: dtype of the features, a name in ``FEATURE_DTYPES``.
+        size: size of IGBH, a name in ``raw.NODES``; None: determined from the number of papers.
     """
 
     workers: int = 1
@@ -73,18 +73,18 @@ class Options:
 
 
 def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
 
     Args:
         raw_dir: see :mod:`benchmarks.rgat.raw`.
         data_dir: receives the files and the manifest.
-        options: the rest of the command line. A preparation that continues keeps to the memory of each process that it
-            began with; fewer workers take less.
+        options: further options. A resumed preparation keeps the memory per process with which it began; use fewer
+            workers to take less memory.
 
     Raises:
         ConfigError: an option is wrong.
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
-            that were prepared from another source or otherwise, or another process prepares them now.
+            from another source or with other settings, or another process is preparing them.
     """
     source = raw.open_raw(raw_dir, options.size)
     settings = {**dataclasses.asdict(source.settings), "features": options.features}
@@ -129,7 +129,7 @@ def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, st
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:
-    """What the preparation began with: it decides the pieces, some of which may be there."""
+    """Return the memory with which the preparation began, because pieces on disk depend on it."""
     if not path.exists():
         atomic.write_text(path, f"{max(1, memory)}\n")
     return int(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def _bytes(source: RawGraph) -> int:
 
 
 def _occupied(folder: Path) -> int:
-    """Bytes of disk that a folder's files take; of those with holes what is written."""
+    """Return the bytes on disk of a folder's files; holes in sparse files do not count."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 

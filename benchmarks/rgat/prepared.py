@@ -1,4 +1,4 @@
-"""Prepared data as a run opens them: by the manifest, which every file's header is compared with."""
+"""Prepared data as a run opens them; every file's header is compared with the manifest."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FEATURE_DTYPES: dict[str, tuple[torch.dtype, str]] = {
     "float16": (torch.float16, "<f2"),
     "float32": (torch.float32, "<f4"),
 }
-"""Names of the features' dtypes, with numpy's of the file: the bits of float8, which numpy lacks, are bytes there."""
+"""Feature dtype by name: in PyTorch and in the file. numpy has no float8, so its bits are stored as bytes."""
 SCALE = 1.0
-"""What features were multiplied by before they were converted."""
-_MARKED = 1 << 10  # seeds of each file that the manifest's mark is of
+"""Factor that was applied to the features before conversion."""
+_MARKED = 1 << 10  # entries of each seed and label file that enter the hash
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,12 @@ class Prepared:
     """A prepared data set; T types, R relations.
 
     Attributes:
-        folder: where it is.
-        manifest: of it.
-        settings: what it was prepared for; the seeds have ``settings.classes`` classes.
-        schema: its types and relations.
-        features: name of the features' dtype, in ``FEATURE_DTYPES``.
-        nodes: [T], of each type.
-        edges: [R], of each relation.
-        labelled: the number of seeds that the splits were drawn from.
-        seeds: of each split.
+        settings: settings of the preparation.
+        features: dtype of the features, a name in ``FEATURE_DTYPES``.
+        nodes: [T], nodes of each type.
+        edges: [R], edges of each relation.
+        labelled: number of labelled nodes from which the splits were drawn.
+        seeds: number of seeds of each split.
     """
 
     folder: Path
@@ -67,20 +64,20 @@ class Prepared:
 
     @property
     def feature_size(self) -> int:
-        """F."""
+        """F, features per node."""
         return self.settings.feature_size
 
     @property
     def feature_dtype(self) -> torch.dtype:
-        """Of the features."""
+        """PyTorch dtype of the features."""
         return FEATURE_DTYPES[self.features][0]
 
     def seeds_of(self, split: str) -> NDArray[np.int32]:
-        """The nodes of a split in its order, mapped from the disk."""
+        """Return the nodes of a split in its order, memory-mapped."""
         return _mapped(self.folder / seeds_name(split))
 
     def labels_of(self, split: str) -> NDArray[np.int16]:
-        """Their classes."""
+        """Return the classes of a split's seeds, memory-mapped."""
         return _mapped(self.folder / labels_name(split))
 
 
@@ -88,7 +85,7 @@ def open_prepared(data_dir: Path) -> Prepared:
     """Read the manifest and every file's header, and compare them.
 
     Raises:
-        DataError: a file is missing, of another size, dtype or shape than the manifest says, or the seeds are those of
+        DataError: a file is missing, or has another size, dtype or shape than in the manifest, or the seeds come from
             another preparation.
     """
     found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND, [f"{split}_samples" for split in SPLITS])
@@ -114,7 +111,7 @@ def open_prepared(data_dir: Path) -> Prepared:
 
 
 def seeds_mark(data_dir: Path) -> str:
-    """SHA-256 over the first seeds and labels of both splits: what a permutation and a split are known by."""
+    """Return SHA-256 of the first seeds and labels of both splits, which identifies permutation and split."""
     digest = hashlib.sha256()
     for split in SPLITS:
         for name in (seeds_name(split), labels_name(split)):
@@ -146,12 +143,12 @@ def _described(data_dir: Path, found: Manifest) -> Prepared:
 
 
 def nodes_count(node_type: str) -> str:
-    """The name under which a manifest counts the nodes of a type."""
+    """Return the manifest's key for the number of nodes of a type."""
     return f"{node_type}_nodes"
 
 
 def edges_count(relation: str) -> str:
-    """The name under which it counts a relation's edges."""
+    """Return the manifest's key for the number of edges of a relation."""
     return f"{relation}_edges"
 
 

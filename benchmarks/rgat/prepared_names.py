@@ -1,12 +1,12 @@
-"""Names of the prepared files, below the prepared folder.
+"""Names of the prepared files, relative to the prepared folder.
 
-F numbers of a node's features, E edges, S seeds:
+N nodes, F features per node, E edges, S seeds:
 
-- ``features/<type>.npy``: (N, F), as e4m3 (its bits as uint8), float16 or float32;
-- ``graph/<relation>/indptr.npy``: int64 (N of the target's type + 1,); ``graph/<relation>/indices.npy``: int32 (E,);
-- ``seeds/<split>.npy``: int32 (S,), in the split's order; ``seeds/<split>_labels.npy``: int16 (S,).
+- ``features/<type>.npy``: (N, F), as e4m3 (bits as uint8), float16 or float32;
+- ``graph/<relation>/indptr.npy``: int64 (targets + 1,); ``graph/<relation>/indices.npy``: int32 (E,);
+- ``seeds/<split>.npy``: int32 (S,), in the order of the split; ``seeds/<split>_labels.npy``: int16 (S,).
 
-Nodes of every type are numbered in the order of its permutation, here and there.
+Nodes of every type are numbered by its permutation, in all files.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ SPLITS = ("train", "eval")
 
 
 def features_name(node_type: str) -> str:
-    """The features of a type."""
+    """Return the name of a type's features."""
     return f"features/{node_type}.npy"
 
 
 def indptr_name(relation: Relation) -> str:
-    """Where the edges of each target of a relation begin, and the number of all."""
+    """Return the name of the file with the first edge of each target, followed by the number of edges."""
     return f"graph/{relation}/indptr.npy"
 
 
 def indices_name(relation: Relation) -> str:
-    """The edges' sources."""
+    """Return the name of the file with the edges' sources."""
     return f"graph/{relation}/indices.npy"
 
 
 def seeds_name(split: str) -> str:
-    """The nodes of a split."""
+    """Return the name of the file with the nodes of a split."""
     return f"seeds/{split}.npy"
 
 
 def labels_name(split: str) -> str:
-    """Their classes."""
+    """Return the name of the file with the classes of these nodes."""
     return f"seeds/{split}_labels.npy"
 
 
 def prepared_files(schema: Schema) -> list[str]:
-    """All of them."""
+    """Return the names of all prepared files."""
     features = [features_name(name) for name in schema.types]
     graph = [name(relation) for relation in schema.relations for name in (indptr_name, indices_name)]
     return [*features, *graph, *(name(split) for split in SPLITS for name in (seeds_name, labels_name))]

@@ -1,11 +1,11 @@
-"""IGBH as it is published: features and labels of nodes, and edges, in one folder per type and relation.
+"""IGBH as published: features and labels of nodes, and edges, in one folder per type and relation.
 
 - ``<type>/node_feat.npy``: float32 (N, F);
-- ``paper/node_label_2K.npy``: float32 (N,), with a header also integers or float64; the first papers are labelled;
-- ``<relation>/edge_index.npy``: integers (E, 2), source and target; the relation as :class:`Relation` writes it.
+- ``paper/node_label_2K.npy``: (N,), float32, or with a header also integers or float64; the first papers have labels;
+- ``<relation>/edge_index.npy``: integers (E, 2), source and target; :class:`Relation` defines the name.
 
-In the sizes ``large`` and ``full`` papers' and authors' features and the labels are raw float32 without numpy's header,
-though their names end in ``.npy``. What a file is, its first bytes say.
+In the sizes ``large`` and ``full``, the features of papers and authors and the labels are raw float32 without numpy's
+header, although their names end in ``.npy``. The first bytes of a file show which kind it is.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ NODES: dict[str, dict[str, int]] = {
     "small": {"paper": 1_000_000, "author": 1_926_066, "institute": 14_751, "fos": 190_449},
     "tiny": {"paper": 100_000, "author": 357_041, "institute": 8_738, "fos": 84_220},
 }
-"""Nodes of every published size, of the types that the benchmark's reference reads of it."""
-_LABEL_KINDS = ("<f4", "<f8", "<i8", "<i4", "<i2")  # the small sizes' files say theirs in a header
+"""Nodes of every published size, for the types that the benchmark's reference reads."""
+_LABEL_KINDS = ("<f4", "<f8", "<i8", "<i4", "<i2")  # files of the small sizes have a header with the dtype
 _EDGE_KINDS = ("<i8", "<i4", "<u4", "<u8")
 _LARGEST = (1 << 31) - 1  # nodes are numbered in int32
 _MOST_CLASSES = 1 << 15  # labels are int16
-_ENDS = 1 << 16  # bytes of each end of a file that its fingerprint has
+_ENDS = 1 << 16  # bytes at each end of a file that enter the fingerprint
 _DOWNLOAD = "'mlperf-suite download benchmark=rgat' fetches it"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What raw data consist of.
+    """Contents of raw data.
 
     Attributes:
-        types: of nodes, in the order in which their permutations are drawn.
-        relations: that are stored, by their folders' names.
-        seeds: the type whose nodes are classified.
-        feature_size: F, numbers of a node's features.
-        classes: of the seeds.
-        labelled: the first so many of them have a label; None: all.
-        train_share, eval_share: of the labelled.
+        types: node types, in the order in which their permutations are drawn.
+        relations: stored relations, by the names of their folders.
+        seeds: node type that is classified.
+        feature_size: F, features per node.
+        classes: number of classes of the seeds.
+        labelled: number of seeds with a label, which are the first ones; None: all.
+        train_share, eval_share: fractions of the labelled seeds.
     """
 
     types: tuple[str, ...]
@@ -99,15 +99,15 @@ class Settings:
 
     @property
     def schema(self) -> Schema:
-        """Types, and relations as they are augmented."""
+        """Types, and relations after augmentation."""
         return Schema.augmented(self.types, self.relations, self.seeds)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings of what JSON or YAML has made of them.
+        """Return settings from parsed JSON or YAML.
 
         Raises:
-            KeyError, TypeError, ValueError: a value is missing, or is none of its kind.
+            KeyError, TypeError, ValueError: a value is missing or has the wrong type.
         """
         labelled = values["labelled"]
         return cls(
@@ -124,14 +124,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array in a file, with numpy's header or without one.
+    """An array in a file, with or without numpy's header.
 
     Attributes:
-        path: the file.
         offset: bytes before the values.
-        dtype: of the values.
-        rows, width: the array's shape; width 1 of labels.
-        by_columns: whether the first column lies before the second, as Fortran has it.
+        rows, width: shape of the array; labels have width 1.
+        by_columns: whether the array is stored in Fortran order.
     """
 
     path: Path
@@ -143,11 +141,11 @@ class RawArray:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes per row."""
         return self.width * self.dtype.itemsize
 
     def read(self, first: int, last: int) -> NDArray[Any]:
-        """Rows ``first`` to ``last``, the latter not among them: [last - first, width].
+        """Return rows ``first`` to ``last`` (exclusive), [last - first, width].
 
         Raises:
             DataError: the file has become shorter.
@@ -170,13 +168,11 @@ class RawGraph:
     """A raw folder.
 
     Attributes:
-        folder: where it is.
-        name: of the published size, or what stands in for one.
-        stand_in: what the generated data are; None for IGBH.
-        settings: what it consists of.
-        features: of each type.
-        labels: of the seeds' type.
-        edges: of each stored relation.
+        name: name of the published size, or ``stand-in``.
+        stand_in: description of synthetic data; None for IGBH.
+        features: features of each type.
+        labels: labels of the seeds' type.
+        edges: edges of each stored relation.
     """
 
     folder: Path
@@ -189,16 +185,16 @@ class RawGraph:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Of each type."""
+        """Number of nodes of each type."""
         return {name: array.rows for name, array in self.features.items()}
 
     @property
     def labelled(self) -> int:
-        """The first so many seeds have a label."""
+        """Number of seeds with a label; they are the first ones."""
         return self.labels.rows if self.settings.labelled is None else self.settings.labelled
 
     def fingerprint(self) -> str:
-        """SHA-256 over sizes and ends of all files, and the stand-in's marker; reads 128 KiB of each."""
+        """Return SHA-256 of the description, and of size and both ends of every file; reads 128 KiB per file."""
         digest = hashlib.sha256(json.dumps(self.stand_in, sort_keys=True).encode())
         for array in (*self.features.values(), self.labels, *self.edges.values()):
             size = array.path.stat().st_size
@@ -211,7 +207,7 @@ class RawGraph:
 
 
 def published(size: str) -> Settings:
-    """What IGBH consists of in one of its sizes, by the benchmark's facts."""
+    """Return the settings of IGBH in one of its sizes, from the benchmark's constants."""
     facts = benchmark_settings("rgat")["facts"]
     types = [name for name in facts["node_types"] if name in NODES[size]]
     return Settings.parse(
@@ -225,15 +221,15 @@ def published(size: str) -> Settings:
 
 
 def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
-    """Look into ``raw_dir`` without reading it.
+    """Open ``raw_dir``; reads only headers and sizes.
 
     Args:
-        raw_dir: types and relations, or a folder with them below it, such as ``full/processed``.
-        size: of IGBH, a name in ``NODES``; None for what the number of papers says.
+        raw_dir: folder with the types and relations, or a parent of it, such as that of ``full/processed``.
+        size: size of IGBH, a name in ``NODES``; None: determined from the number of papers.
 
     Raises:
-        ConfigError: a size is named for a stand-in.
-        DataError: the folder or a file is missing, is not of its kind or has not so many rows, or ``STAND_IN`` is
+        ConfigError: a size is given for synthetic data.
+        DataError: the folder or a file is missing, a file has the wrong type or number of rows, or ``STAND_IN`` is
             damaged.
     """
     if not raw_dir.is_dir():
@@ -256,17 +252,16 @@ def open_raw(raw_dir: Path, size: str | None = None) -> RawGraph:
 def open_array(
     path: Path, kinds: Sequence[str], width: int | None, rows: int | None = None, headerless: bool = False
 ) -> RawArray:
-    """Find out what ``path`` holds, by its first bytes.
+    """Return the array in ``path``; its first bytes show whether it has a header.
 
     Args:
-        path: the file.
-        kinds: dtypes that it may have; the first is that of a file without a header.
-        width: numbers of a row; None for an array of one dimension.
-        rows: how many there must be; None: as many as there are.
-        headerless: whether it may lack numpy's header.
+        kinds: allowed dtypes; the first is the dtype of a file without header.
+        width: numbers per row; None for an array of one dimension.
+        rows: required number of rows; None: any.
+        headerless: whether numpy's header may be missing.
 
     Raises:
-        DataError: the file is missing, is of another dtype or shape, or its length is not what its rows take.
+        DataError: the file is missing, has another dtype or shape, or its length does not match its rows.
     """
     row_shape = () if width is None else (width,)
     try:
@@ -336,7 +331,7 @@ def _opened(
 
 
 def _size_of(folder: Path) -> str:
-    """The published size whose papers a folder has."""
+    """Return the published size with the same number of papers as a folder."""
     facts = benchmark_settings("rgat")["facts"]
     papers = open_array(folder / facts["seeds"] / FEATURES, ("<f4",), facts["feature_size"], headerless=True)
     for name, nodes in NODES.items():

@@ -1,11 +1,11 @@
-"""Blocks sampled from a graph: how much room they need, and one ahead of when they are wanted.
+"""Sampling of blocks one batch ahead, and resampling of blocks that exceed their capacities.
 
-Counts stay on the device; a copy of what tells that room was lacking follows each block to pinned memory and is read
-when the next one has been queued. A block that lacks something is sampled again with more room: it is the same block,
-since what is drawn is a function of seed, relation, node and slot.
+Counts stay on the device. The overflow flag of each block is copied to pinned memory, and read after the next block
+has been queued. A block that overflows is sampled again with larger capacities. The result is the same block, because
+every random draw is a function of seed, relation, node and slot.
 
-Whether collectives are captured must be the same on all ranks that take part (NCCL user guide, "Using NCCL with CUDA
-Graphs"). So where a step has some, all its ranks leave the shape that is captured as soon as one of them must.
+Whether collectives are captured must be the same on all participating ranks (NCCL user guide, "Using NCCL with CUDA
+Graphs"). In a step with collectives, all ranks therefore leave the captured shape as soon as one of them must.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.ops.sample.sampler import Sampler
 
 FIRST_ROOM = 64
-"""Nodes, edges and rows of each kind for every seed, before anything is known."""
+"""Capacity per seed for nodes, edges and rows of each kind, while nothing is known about the batches."""
 
 LEAST_GROWN = 64
-"""Nodes, edges and rows of each kind in a larger block: the batches that are measured tell little of what is rare."""
+"""Minimum of all capacities in a grown shape, because the measured batches say little about rare types."""
 
 
 class BuildSampler(Protocol):
-    """Makes a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
+    """Function that builds a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
 
     def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
-        """One for a graph, edges drawn at each hop, and the room of a block."""
+        """Return a sampler for a graph, the edges drawn at each hop, and the capacities of a block."""
         ...
 
 
 @dataclass(frozen=True)
 class SeedBatch:
-    """What a block is sampled around.
+    """Seeds of one block.
 
     Attributes:
         seeds: int32, [shape.seeds], distinct nodes, on the sampler's device.
-        count: so many of them are real, the first ones.
-        seed: 0-d int64 on the device: of all that is drawn.
+        count: number of real seeds, which are the first ones; the rest is padding.
+        seed: random seed of all draws, 0-d int64 on the device.
     """
 
     seeds: Tensor
@@ -55,7 +55,7 @@ class SeedBatch:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A block that is being sampled; ``lacking`` is on the host once ``copied``."""
+    """A block that is being sampled. ``lacking``, its overflow flag, is on the host after ``copied``."""
 
     batch: SeedBatch
     block: Block
@@ -63,28 +63,28 @@ class _Begun:
     copied: torch.cuda.Event | None
 
     def lacks(self) -> bool:
-        """Whether it has to be sampled with more room; waits until that is known."""
+        """Wait for the overflow flag, and return whether the block must be sampled again with larger capacities."""
         if self.copied is not None:
             self.copied.synchronize()
         return bool(int(self.lacking))
 
 
 class BlockSampler:
-    """Samples blocks of a shape, and larger ones where that is too small.
+    """Sampler of blocks with one shape, and with larger shapes where a block exceeds it.
 
-    What samples with the usual room, and with that of the next larger shape, is made at once; more than that, which
-    hardly any block needs, is made when it is wanted, and kept.
+    The samplers for ``shape`` and the next larger shape are built at once. Still larger ones, which hardly any block
+    needs, are built on demand and kept.
 
     Args:
-        graph: sampled from.
-        fanouts: edges of each relation that a node draws, by hop.
-        build: makes a sampler.
-        shape: of the usual block.
-        group: the ranks whose blocks have the shape together, or none of them; nothing else is sent in it at the same
-            time. None: this rank decides alone. With it, sampling is collective: as many batches on all ranks.
+        fanouts: edges per relation that a node draws, by hop.
+        build: builds a sampler.
+        shape: capacities of the usual block.
+        group: ranks that use ``shape`` either all or not at all for a batch; must carry no other traffic at the same
+            time. With it, sampling is collective and all ranks need equally many batches. None: this rank decides
+            alone.
 
     Attributes:
-        sampled, larger: blocks so far, and those of them that have not the shape.
+        sampled, larger: number of blocks so far, and of those with a larger shape.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class BlockSampler:
             self._of_size(1)
 
     def blocks(self, batches: Iterable[SeedBatch]) -> Iterator[Block]:
-        """Yield the block of each batch; that of the next one is sampled meanwhile. None lacks anything."""
+        """Yield the complete block of each batch, while the next one is being sampled."""
         waiting: _Begun | None = None
         for batch in batches:
             following = self._begin(batch)
@@ -116,7 +116,7 @@ class BlockSampler:
             yield self._finish(waiting)
 
     def _of_size(self, size: int) -> Sampler:
-        """Samples blocks of the usual shape, 0, or of one that has grown so many times."""
+        """Return the sampler for ``shape`` after it has grown ``size`` times."""
         while len(self._samplers) <= size:
             self._shapes.append(grown(self._shapes[-1], self._bounds, LEAST_GROWN))
             self._samplers.append(self._build(self._graph, self._fanouts, self._shapes[-1]))
@@ -149,12 +149,11 @@ class BlockSampler:
 def measured(
     graph: Graph, fanouts: Sequence[int], build: BuildSampler, seeds: int, batches: Iterable[SeedBatch]
 ) -> Tensor:
-    """What the blocks of some batches fill: :func:`benchmarks.rgat.capacities.moments` of them.
+    """Return :func:`benchmarks.rgat.capacities.moments` of the blocks of some batches.
 
     Args:
         graph, fanouts, build: see :class:`BlockSampler`.
-        seeds: of a batch.
-        batches: to sample.
+        seeds: seeds per batch.
     """
     bounds = largest_shape(graph, seeds, fanouts)
     sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_ROOM * seeds))

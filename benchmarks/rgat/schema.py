@@ -1,4 +1,4 @@
-"""Which kinds of nodes a graph has, and which relations join them."""
+"""Node types of a graph, and the relations between them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Relation:
 
     @classmethod
     def parse(cls, text: str) -> Relation:
-        """The relation of a folder's name, such as ``paper__cites__paper``.
+        """Return the relation of a folder name such as ``paper__cites__paper``.
 
         Raises:
-            ValueError: it has not three parts.
+            ValueError: the name does not have three parts.
         """
         parts = text.split(SEPARATOR)
         if len(parts) != 3 or not all(parts):
@@ -35,24 +35,23 @@ class Relation:
 
     @property
     def symmetric(self) -> bool:
-        """Whether it joins nodes of one type, and so gets its reverse edges into itself."""
+        """Whether source and target have one type. The reversed edges then belong to the relation itself."""
         return self.source == self.target
 
     @property
     def reverse(self) -> Relation:
-        """The relation with weights of its own that its reversed edges make; of such a one the stored relation."""
+        """The separate relation of the reversed edges; for such a relation, the stored one."""
         name = self.name.removeprefix(REVERSED) if self.name.startswith(REVERSED) else REVERSED + self.name
         return Relation(self.target, name, self.source)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The types of nodes and the relations that a network sees, both in a fixed order.
+    """Node types and relations that a network sees, both in a fixed order.
 
     Attributes:
         types: names of the node types.
-        relations: between them.
-        seeds: the type whose nodes are classified.
+        seeds: node type that is classified.
     """
 
     types: tuple[str, ...]
@@ -61,10 +60,10 @@ class Schema:
 
     @classmethod
     def augmented(cls, types: Sequence[str], stored: Sequence[str], seeds: str) -> Schema:
-        """The schema that files of the ``stored`` relations become: symmetric ones stay, every other gets a reverse.
+        """Return the schema for ``stored`` relations: each relation between two types also gets its reverse.
 
         Raises:
-            ValueError: a relation is none, or joins types that are not there.
+            ValueError: a relation has no valid name, or joins unknown types.
         """
         forward = [Relation.parse(text) for text in stored]
         backward = [relation.reverse for relation in forward if not relation.symmetric]
@@ -83,19 +82,19 @@ class Schema:
 
     @functools.cached_property
     def seed_type(self) -> int:
-        """Number of the seeds' type."""
+        """Index of the seeds' type."""
         return self.types.index(self.seeds)
 
     @functools.cached_property
     def sources(self) -> tuple[int, ...]:
-        """Number of each relation's source type."""
+        """Index of each relation's source type."""
         return tuple(self.types.index(relation.source) for relation in self.relations)
 
     @functools.cached_property
     def targets(self) -> tuple[int, ...]:
-        """Number of each relation's target type."""
+        """Index of each relation's target type."""
         return tuple(self.types.index(relation.target) for relation in self.relations)
 
     def into(self, node_type: int) -> tuple[int, ...]:
-        """Numbers of the relations whose targets are of a type."""
+        """Return the indices of the relations into a node type."""
         return tuple(number for number, target in enumerate(self.targets) if target == node_type)

@@ -1,8 +1,8 @@
-"""The seeds of training and evaluation: which nodes are classified, in which order, in which micro-batch.
+"""Seeds of training and evaluation: the classified nodes, in order and in micro-batches.
 
-Every lane, a micro-batch of each global batch, has a contiguous part of the training seeds of its own, floor(n / lanes)
-of them, and goes through it in a new order in each epoch, as the ranks of the reference do. What is left over is not
-trained on; the last micro-batch of an epoch may be short.
+A lane is one stream of micro-batches: one micro-batch of each global batch. Every lane has its own contiguous range
+of floor(n / lanes) training seeds, and visits it in a new order in each epoch, like the ranks of the reference.
+Remaining seeds are not trained on; the last micro-batch of an epoch may be short.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.data.order import EvalShard, MicroBatches, sample_generator
 from common.errors import ConfigError
 
 NO_LABEL = -1
-"""Of a seed that is not there."""
+"""Label of a padding seed."""
 
 _ORDER, _EVALUATION, _MEASURING = 11, 12, 13
 """Purposes of random numbers."""
@@ -46,16 +46,16 @@ class Labelled:
 
 
 class SeedStream:
-    """The seeds of one replica's micro-batches.
+    """Seeds of one replica's micro-batches.
 
     Args:
         labelled: all training seeds.
         mine: this replica's part of every global batch.
-        seed: of the orders.
-        device: of the batches.
+        seed: random seed of the orders.
+        device: device of the batches.
 
     Raises:
-        ConfigError: there are too few seeds for a micro-batch of each lane.
+        ConfigError: a lane has fewer seeds than a micro-batch.
     """
 
     def __init__(self, labelled: Labelled, mine: MicroBatches, seed: int, device: torch.device) -> None:
@@ -69,22 +69,22 @@ class SeedStream:
 
     @property
     def lane_seeds(self) -> int:
-        """Seeds of a lane in an epoch."""
+        """Seeds per lane and epoch."""
         return len(self.labelled) // self.mine.lanes
 
     @property
     def steps_of_epoch(self) -> int:
-        """Global batches of an epoch."""
+        """Global batches per epoch."""
         return -(-self.lane_seeds // self.mine.micro_batch)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[tuple[SeedBatch, Tensor]]:
-        """Yield this replica's micro-batches of ``block`` from ``start`` on: seeds, and labels [B], int64."""
+        """Yield this replica's micro-batches of ``block`` from position ``start``: seeds, and labels [B], int64."""
         first = self.mine.first(block)
         for position in range(start, self.mine.count(block)):
             yield self.batch(first + position)
 
     def batch(self, number: int) -> tuple[SeedBatch, Tensor]:
-        """This replica's micro-batch ``number`` of the whole training."""
+        """Return this replica's micro-batch ``number``, counted from the start of training."""
         step, accumulation_step = self.mine.place(number)
         epoch, index = divmod(step, self.steps_of_epoch)
         nodes, labels = self._epoch(self.mine.lane(accumulation_step), epoch)
@@ -92,7 +92,7 @@ class SeedStream:
         return padded(nodes, labels, begin, self.mine.micro_batch, self.mine.random_seed(self.seed, number))
 
     def measuring(self, batches: int) -> Iterator[SeedBatch]:
-        """Batches that show how large blocks become; those of the first lane's first epoch, drawn otherwise."""
+        """Yield batches for estimating capacities: those of the first lane's first epoch, with other random draws."""
         nodes, labels = self._epoch(self.mine.lane(0), 0)
         for index in range(batches):
             begin = index % (self.lane_seeds // self.mine.micro_batch) * self.mine.micro_batch
@@ -100,11 +100,11 @@ class SeedStream:
             yield padded(nodes, labels, begin, self.mine.micro_batch, drawn)[0]
 
     def _epoch(self, lane: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Seeds and labels of a lane in the order of an epoch, on the device."""
+        """Return seeds and labels of a lane in the order of an epoch, on the device."""
         if (lane, epoch) not in self._orders:
             for other in [key for key in self._orders if key[1] != epoch]:
                 for tensor in self._orders.pop(other):
-                    if tensor.is_cuda:  # it may come from another stream, and this one may still have to read it
+                    if tensor.is_cuda:  # created on another stream, and perhaps still to be read by this one
                         tensor.record_stream(torch.cuda.current_stream(tensor.device))
             self._orders[lane, epoch] = self._drawn(lane, epoch)
         return self._orders[lane, epoch]
@@ -119,17 +119,17 @@ class SeedStream:
 
 @dataclass(frozen=True)
 class EvaluationSeeds:
-    """The evaluation seeds of one rank: those of every lane that is its own, in batches of one size.
+    """Evaluation seeds of one rank, in batches of one size: the lanes rank, rank + ranks, and so on.
 
-    What is drawn around them depends on the lane and the batch alone, so that any number of ranks finds the same.
+    The random draws depend only on lane and batch, so the result is the same for every number of ranks.
 
     Attributes:
         labelled: all evaluation seeds.
-        batch: seeds of a batch.
-        lanes: into which they are dealt, contiguous parts; a multiple of ``ranks``.
-        ranks, rank: that share them.
-        seed: of what is drawn; the same in every evaluation.
-        device: of the batches.
+        batch: seeds per batch.
+        lanes: number of contiguous parts of the seeds; a multiple of ``ranks``.
+        ranks, rank: number of ranks that share the lanes, and index of this rank.
+        seed: random seed; the same in every evaluation.
+        device: device of the batches.
     """
 
     labelled: Labelled
@@ -148,7 +148,7 @@ class EvaluationSeeds:
             )
 
     def batches(self) -> Iterator[tuple[SeedBatch, Tensor]]:
-        """Yield seeds and labels [B], int64, of each batch; every rank has the same number of batches."""
+        """Yield seeds and labels [B], int64, of each batch. Every rank has the same number of batches."""
         nodes, labels = self._all
         for lane in range(self.rank, self.lanes, self.ranks):
             shard = EvalShard(len(self.labelled), self.batch, self.lanes, lane)
@@ -158,7 +158,7 @@ class EvaluationSeeds:
                 yield padded(nodes, labels, begin, self.batch, drawn, shard.valid(index))
 
     def measuring(self, batches: int) -> Iterator[SeedBatch]:
-        """Batches that show how large blocks become."""
+        """Yield batches for estimating capacities."""
         nodes, labels = self._all
         for index in range(batches):
             begin = (self.rank * batches + index) * self.batch % max(1, len(nodes) - self.batch + 1)
@@ -167,7 +167,7 @@ class EvaluationSeeds:
 
     @functools.cached_property
     def _all(self) -> tuple[Tensor, Tensor]:
-        """All seeds and labels on the device: 5 MB of the real set."""
+        """All seeds and labels on the device: 5 MB for the real set."""
         arrays = (np.array(each) for each in (self.labelled.nodes, self.labelled.labels))
         nodes, labels = (to_device(torch.from_numpy(array), self.device) for array in arrays)
         return nodes, labels
@@ -176,14 +176,13 @@ class EvaluationSeeds:
 def padded(
     nodes: Tensor, labels: Tensor, begin: int, size: int, drawn: int, count: int | None = None
 ) -> tuple[SeedBatch, Tensor]:
-    """The seeds from ``begin`` on, and labels, filled up to ``size``.
+    """Return seeds and labels from index ``begin``, padded to ``size``.
 
     Args:
         nodes, labels: int32 and int16, on the device.
-        begin: the first.
-        size: of the batch.
-        drawn: seed of what is drawn around them.
-        count: so many; None for all that there are, up to ``size``.
+        size: size of the batch.
+        drawn: random seed for sampling and dropout.
+        count: number of real seeds; None: as many as there are, up to ``size``.
     """
     count = min(size, len(nodes) - begin) if count is None else count
     seeds = nodes[begin : begin + count]

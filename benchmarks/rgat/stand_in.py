@@ -1,8 +1,8 @@
-"""Generated graphs in IGBH's layout: papers, authors, institutes, fields, journals and conferences with communities.
+"""Synthetic graphs in IGBH's layout: papers, authors, institutes, fields, journals and conferences with communities.
 
-Every node has a class. Papers show theirs in their features through noise, so that features alone give a chosen
-accuracy; they cite papers of their class more often than others, popular ones far more often, and their authors,
-fields and venues are mostly of their class too. What a paper is, its neighbours therefore say better than itself.
+Every node has a class. The features of papers show it through noise, so that features alone allow a chosen accuracy.
+Papers cite papers of their class more often than others, and popular papers far more often; their authors, fields and
+venues mostly have their class too. The neighbours of a paper therefore reveal its class better than its features.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PER_PAPER = {
     "journal": 1 / 400,
     "conference": 1 / 800,
 }
-"""Nodes of each type; of the rare ones more than IGBH has, as its small sizes do, and at least one for each class."""
+"""Nodes of each type per paper. Rare types are more frequent than in IGBH-Full, as in IGBH's small sizes."""
 SIGNAL = {"paper": 1.0, "author": 0.5, "institute": 0.0, "fos": 0.5, "journal": 0.5, "conference": 0.5}
-"""How clearly the features of a type show the class, compared with those of papers."""
+"""How clearly features show the class, relative to papers, by type."""
 HEADERLESS = ("paper", "author")
-"""Types whose features, and labels, have no header of numpy's."""
+"""Types whose features and labels have no numpy header."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class Links:
     """Edges of a relation.
 
     Attributes:
-        relation: its folder's name.
-        certain: edges of every source.
-        mean: of those that a source has beyond these.
-        homophily: share of the edges that end in the class of their source; the rest is even over the other classes.
-        exponent: a target's popularity is its rank to this power, negated.
-        dtype: of the file.
+        relation: name of the folder.
+        certain: minimum number of edges of every source.
+        mean: mean number of further edges per source.
+        homophily: fraction of edges whose target has the class of their source; the rest is uniform over other
+            classes.
+        exponent: popularity of a target is rank ** -exponent.
+        dtype: dtype of the file.
     """
 
     relation: str
@@ -66,25 +67,25 @@ LINKS = (
     Links("paper__published__journal", 0, 0.3, 0.5, 0.8, "<i4"),
     Links("paper__venue__conference", 0, 0.3, 0.5, 0.8, "<i8"),
 )
-_SPREAD = 1.5  # of the number of edges beyond the certain ones; the smaller, the wider
+_SPREAD = 1.5  # shape of the negative binomial distribution of further edges; smaller is wider
 _SINGLE = ("author__affiliated_to__institute", "paper__published__journal", "paper__venue__conference")
-_ROWS = 1 << 14  # rows of features that are drawn at a time
+_ROWS = 1 << 14  # rows of features that are drawn at once
 _NUMBERS_PER_WORKER = 1 << 26
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options of the generator.
 
     Attributes:
-        papers: of which the numbers of all other nodes follow.
-        classes: of the papers.
-        feature_size: numbers of a node's features.
-        alone: accuracy of the best classifier that sees a paper's features alone.
-        homophily: share of citations within a class.
-        labelled: the first so many papers have a label; None: 0.8 of them.
-        train_share, eval_share: of the labelled papers.
-        seed: decides everything else.
+        papers: number of papers; determines the number of all other nodes.
+        classes: classes of the papers.
+        feature_size: features per node.
+        alone: accuracy of the best classifier that sees only a paper's features.
+        homophily: fraction of citations within a class.
+        labelled: number of papers with a label, which are the first ones; None: 0.8 of all.
+        train_share, eval_share: fractions of the labelled papers.
+        seed: random seed.
     """
 
     papers: int = 20_000
@@ -119,17 +120,17 @@ class Request:
 
     @property
     def labelled_papers(self) -> int:
-        """Papers with a label."""
+        """Number of papers with a label."""
         return self.papers * 4 // 5 if self.labelled is None else self.labelled
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Of each type."""
+        """Number of nodes of each type; at least one for each class."""
         return {name: max(self.classes, round(self.papers * share)) for name, share in PER_PAPER.items()}
 
     @property
     def settings(self) -> Settings:
-        """What a preparation has to know."""
+        """Settings for the preparation of the generated data."""
         relations = tuple(links.relation for links in LINKS)
         sizes = (self.feature_size, self.classes, self.labelled_papers, self.train_share, self.eval_share)
         return Settings(tuple(PER_PAPER), relations, "paper", *sizes)
@@ -137,7 +138,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Generated:
-    """Nodes and edges of the raw files."""
+    """Numbers of nodes and edges in the raw files."""
 
     nodes: dict[str, int]
     edges: dict[str, int]
@@ -149,7 +150,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Plan:
-    """A file: of a type's features (with the labels of papers), or of a relation's edges."""
+    """A task: the features of a type (for papers also the labels), or the edges of a relation."""
 
     folder: Path
     request: Request
@@ -158,15 +159,14 @@ class Plan:
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write a stand-in for IGBH to ``raw_dir`` and mark it as one.
+    """Write synthetic raw data to ``raw_dir``, marked as synthetic.
 
     Args:
         raw_dir: an empty or new folder.
-        request: how many nodes of which kind.
-        workers: processes.
+        workers: number of processes.
 
     Raises:
-        DataError: ``raw_dir`` holds something already.
+        DataError: ``raw_dir`` is not empty.
     """
     stand_in.require_unused(raw_dir)
     with stand_in.generated(raw_dir) as folder:
@@ -182,8 +182,9 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
 
 
 def signal(alone: float, classes: int) -> float:
-    """Length of the classes' orthogonal embeddings in noise of deviation 1 with which the best classifier is right
-    with probability ``alone``: P(z + s > the other classes' z) = integral of phi(z) Phi(z + s)^(classes - 1).
+    """Return the length of the classes' orthogonal embeddings with which the best classifier has accuracy ``alone``.
+
+    In noise of deviation 1: P(z + s > the other classes' z) = integral of phi(z) Phi(z + s)^(classes - 1).
     """
     z = np.linspace(-8, 8, 1601)
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
@@ -196,13 +197,13 @@ def signal(alone: float, classes: int) -> float:
 
 
 def classes_of(request: Request, node_type: str) -> NDArray[np.int32]:
-    """The class of each node of a type: evenly many of each."""
+    """Return the class of each node of a type; all classes are equally frequent."""
     every = np.arange(request.nodes[node_type], dtype=np.int32) % request.classes
     return _random(request, node_type, "classes").permutation(every)
 
 
 def draw_edges(request: Request, links: Links) -> NDArray[np.int64]:
-    """[E, 2], sources and targets in random order; citations include each paper's self-loop, as IGBH's do."""
+    """Return edges [E, 2], source and target, in random order. Citations have each paper's self-loop, as in IGBH."""
     relation = Relation.parse(links.relation)
     random = _random(request, links.relation)
     own, other = classes_of(request, relation.source), classes_of(request, relation.target)
@@ -229,7 +230,7 @@ def draw_edges(request: Request, links: Links) -> NDArray[np.int64]:
 
 
 def _write(plan: Plan) -> int:
-    """Write what a plan says; returns the number of rows."""
+    """Execute a plan, and return the number of rows."""
     if plan.links is not None:
         edges = draw_edges(plan.request, plan.links)
         path = plan.folder / plan.links.relation / EDGES
@@ -242,7 +243,7 @@ def _write(plan: Plan) -> int:
     _write_features(plan.request, plan.node_type, folder / FEATURES)
     if plan.node_type == "paper":
         labels = classes_of(plan.request, "paper").astype("<f4")
-        labels[plan.request.labelled_papers :] = np.nan  # as good as what IGBH has there
+        labels[plan.request.labelled_papers :] = np.nan  # a placeholder, as in IGBH
         labels.tofile(folder / LABELS)
     return plan.request.nodes[plan.node_type]
 
@@ -264,7 +265,7 @@ def _write_features(request: Request, node_type: str, path: Path) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _embeddings(request: Request) -> NDArray[np.float32]:
-    """[classes, F], orthogonal."""
+    """Return orthogonal class embeddings, [classes, F]."""
     random = _random(request, "embeddings")
     basis, _ = np.linalg.qr(random.standard_normal((request.feature_size, request.classes)))
     return (basis.T * signal(request.alone, request.classes)).astype(np.float32)
@@ -276,5 +277,5 @@ def _links(links: Links, request: Request) -> Links:
 
 
 def _random(request: Request, *names: str) -> np.random.Generator:
-    """A generator of its own for every file."""
+    """Return a random generator for one purpose."""
     return np.random.default_rng([request.seed, *"/".join(names).encode()])

@@ -1,4 +1,4 @@
-"""Prepared data against their manifest, and against what any graph and any split have to be."""
+"""Verification of prepared data: checksums, and properties that every graph and split must have."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
 
-_BLOCK = 1 << 22  # numbers that are looked at at once
+_BLOCK = 1 << 22  # numbers that are checked at once
 _REMEDY = f"delete it and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Check every checksum of ``data_dir``, the graph and the seeds; reads all files.
+    """Check all checksums of ``data_dir``, the graph and the seeds. Reads all files.
 
     Args:
-        data_dir: prepared data.
-        workers: files at a time.
+        workers: files that are checked at the same time.
 
     Raises:
         DataError: a file is missing or changed, or its content is impossible.
@@ -48,10 +47,10 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def check_relation(prepared: Prepared, number: int) -> None:
-    """Check that a relation's edges are dealt to its targets, and come from nodes that there are.
+    """Check that ``indptr`` of a relation ascends from 0 to the number of edges, and that all sources exist.
 
     Raises:
-        DataError: they are not.
+        DataError: the check failed.
     """
     relation = prepared.schema.relations[number]
     sources = prepared.nodes[prepared.schema.sources[number]]
@@ -70,12 +69,12 @@ def check_relation(prepared: Prepared, number: int) -> None:
 
 
 def check_seeds(prepared: Prepared) -> None:
-    """Check that the seeds are those that the split draws, in its order, and their labels are classes.
+    """Check that the seeds are those of the split, in its order, and that their labels are valid classes.
 
-    So they are labelled, and no seed comes twice. The permutation is drawn anew for it.
+    This also proves that seeds are labelled and distinct. The permutation is drawn again for it.
 
     Raises:
-        DataError: they are not.
+        DataError: the check failed.
     """
     settings, papers = prepared.settings, prepared.nodes[prepared.schema.seed_type]
     for split in SPLITS:

@@ -1,4 +1,4 @@
-"""R-GAT as a workload: wires model, stores, sampler, optimizer and evaluation."""
+"""R-GAT workload: connects model, stores, sampler, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RgatClassification(Workload):
 
     @property
     def build_sampler(self) -> BuildSampler:
-        """Makes a sampler of the chosen implementation."""
+        """Function that builds a sampler of the chosen implementation."""
         build: BuildSampler = self._sample.function
         return build
 
@@ -72,12 +72,15 @@ class RgatClassification(Workload):
         return self.cfg.global_batch // self.cfg.micro_batch
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All, alike. Weights of relations that reach no seed in the last convolution get zero gradients and stay."""
+        """Return one group with all parameters.
+
+        In the last convolution, weights of relations that reach no seed get zero gradients and keep their values.
+        """
         return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Micro-batches have seeds of their own, so that an epoch's length depends on how many there are."""
+        """Declare the run. Each micro-batch stream has its own seeds, so the epoch length depends on their number."""
         own: RgatConfig = cfg.workload
         lanes = cfg.global_batch // cfg.micro_batch
         broken = []
@@ -92,14 +95,14 @@ class RgatClassification(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then Adam at a constant rate."""
+        """Build a step: accumulated micro-batches, then Adam with a constant learning rate."""
         hparams = self.own.hparams
         return self.step_with(
             hparams.adam(), constant(hparams.base_learning_rate), loss_scale=self.own.model.loss_scale
         )
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Cross-entropy, the mean over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
+        """Return the mean cross-entropy over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
         tensors, shape = micro_batch.tensors, micro_batch.key
         assert isinstance(shape, BlockShape)
         logits_BC = self.model(tensors["features"], Block.of(shape, tensors), tensors["seed"])
@@ -110,12 +113,12 @@ class RgatClassification(Workload):
         return Losses(total, {"loss": total.detach(), "accuracy": right, SAMPLES: real_B.sum()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """A micro-batch from a made-up graph: what is captured in training has the shape that the data have."""
+        """Yield a micro-batch of a synthetic graph. The captured training step has the capacities of the real data."""
         shape, tensors = self._example(self.cfg.micro_batch)
         yield Batch(tensors, self.nominal_samples, shape)
 
     def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
-        """Shape and tensors of a made-up batch; of fewer seeds where its graph has not so many."""
+        """Return shape and tensors of a synthetic batch."""
         own, device = self.own, self.layout.device
         sources = example_sources(own, self._schema, seeds, self.build_sampler, self.layout)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
@@ -125,23 +128,23 @@ class RgatClassification(Workload):
         return shape, sources.example(shape, made)
 
     def examples_of_data(self) -> Iterable[Batch]:
-        """The first micro-batch, whose room is that of nearly all others; given away: its features take gigabytes."""
-        captured, self._captured = self._captured, []
+        """Return the first micro-batch, with the capacities of nearly all others, and drop our reference to it."""
+        captured, self._captured = self._captured, []  # its features take gigabytes
         return captured
 
     @functools.cached_property
     def _beside(self) -> dist.ProcessGroup | None:
-        """All ranks, with a communicator of its own: what is sent for the next batches meets no gradients."""
+        """Group of all ranks with a separate communicator, so that sampling does not interfere with gradients."""
         ranks = self.layout.world_size
         return groups.make(range(ranks)) if ranks > 1 else None
 
     def warm_up_reader(self) -> None:
-        """Connect the ranks for what they say to each other about the next batches. Collective."""
+        """Connect the ranks in the communicator of the sampler. Collective."""
         if self._beside is not None:
             dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._beside)
 
     def _sources(self, root: Path) -> Sources:
-        """Graph and features under ``root``, opened once for training and evaluation."""
+        """Return graph and features in ``root``, opened once for training and evaluation."""
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
             prepared = self._prepared(root)
@@ -162,7 +165,7 @@ class RgatClassification(Workload):
         return self._opened[1]
 
     def _prepared(self, root: Path) -> Prepared:
-        """The data under ``root``, which have to be those of the facts."""
+        """Return the data in ``root``, which must match the configured constants."""
         facts, prepared = self.own.facts, open_prepared(root)
         found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
         if found != (self._schema, facts.feature_size, facts.classes):
@@ -174,7 +177,7 @@ class RgatClassification(Workload):
         return prepared
 
     def open_data(self, root: Path) -> BlockSource:
-        """Load graph, features and seeds, and find out how much room a block needs. Collective."""
+        """Load graph, features and seeds, and estimate the capacities of a block. Collective."""
         cfg, own, layout = self.cfg, self.own, self.layout
         sources, prepared = self._sources(root), self._prepared(root)
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
@@ -186,7 +189,7 @@ class RgatClassification(Workload):
         return source
 
     def evaluation(self, layout: Layout) -> NodeClassification:
-        """Accuracy on the ranks of ``layout``."""
+        """Return the evaluation of accuracy on the ranks of ``layout``."""
         reader = self.own.reader
 
         def open_sources(root: Path) -> tuple[Sources, EvaluationSeeds]:
@@ -219,5 +222,5 @@ class RgatClassification(Workload):
 
 
 def labelled_of(prepared: Prepared, split: str) -> Labelled:
-    """The seeds of a split, mapped from the disk."""
+    """Return the seeds of a split, memory-mapped."""
     return Labelled(prepared.seeds_of(split), prepared.labels_of(split))

@@ -1,4 +1,4 @@
-"""RNN-T's own configuration."""
+"""Configuration dataclasses of RNN-T."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ OPERATIONS: dict[str, Operation] = {
     "transducer_loss": TRANSDUCER_LOSS,
     "audio": FEATURES,
 }
-"""Operations whose implementation ``model.implementations`` can choose."""
+"""Operations whose implementation ``model.implementations`` selects."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Sizes and initial values of the network.
 
     Attributes:
-        classes: tokens and blank, which is the last.
-        encoder_width, pre_layers, post_layers: of the encoder's LSTMs before and after two frames are joined to one.
-        prediction_width, prediction_layers: of the prediction network's embedding and LSTM.
-        joint_width: of the sum of both, before the last layer.
-        encoder_dropout, prediction_dropout, joint_dropout: after every layer of an LSTM, the last too, and before the
-            last layer of the joint network.
-        forget_bias: that an LSTM's forget gates start with, before all of it is scaled.
-        hidden_bias_scale: what the drawn bias of these gates of the hidden state is multiplied with.
+        classes: number of tokens plus one for blank, which is the last class.
+        encoder_width, pre_layers, post_layers: width and layers of the encoder's LSTMs, before and after pairs of
+            frames are joined.
+        prediction_width, prediction_layers: width of the prediction network's embedding and LSTM, and its layers.
+        joint_width: width of the joint network's hidden layer.
+        encoder_dropout, prediction_dropout, joint_dropout: dropout probabilities after every layer of the LSTMs,
+            including the last, and before the last layer of the joint network.
+        forget_bias: initial value of the forget gates' ``bias_ih``, before all LSTM parameters are scaled.
+        hidden_bias_scale: factor of the drawn ``bias_hh`` of the forget gates.
     """
 
     classes: Annotated[int, AtLeast(2)]
@@ -67,23 +68,23 @@ class Architecture:
 
     @property
     def blank(self) -> int:
-        """The last class."""
+        """Index of the blank, which is the last class."""
         return self.classes - 1
 
     @property
     def features(self) -> int | None:
-        """Features of a frame without padding; None where a frame is never padded."""
+        """Features of a frame without padding; None where frames are never padded."""
         return None
 
 
 @dataclass(frozen=True)
 class Facts(AudioFacts, Architecture):
-    """What the rules fix beside the target: features, the network, which takes them as they are, and decoding.
+    """Constants that the rules fix: audio features, network and decoding.
 
     Attributes:
-        max_frame_symbols, max_symbols: decoding goes on to the next frame after so many tokens of one, and ends after
-            so many.
-        learning_rate_min: the rate decays no further.
+        max_frame_symbols, max_symbols: maximum tokens per frame, after which decoding moves to the next frame, and
+            maximum tokens per utterance.
+        learning_rate_min: lower bound of the decaying learning rate.
     """
 
     max_frame_symbols: Annotated[int, AtLeast(1)]
@@ -92,22 +93,22 @@ class Facts(AudioFacts, Architecture):
 
     @property
     def features(self) -> int:
-        """Of a spliced frame."""
+        """Features of a spliced frame."""
         return self.mel_filters * self.splice
 
 
 @dataclass(frozen=True)
 class Hparams(LambHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``rnnt``.
+    """Tunable hyperparameters: the rows of the table for ``rnnt`` in the rules.
 
     Attributes:
-        warmup_epochs, hold_epochs: of the learning rate.
-        decay_per_epoch: what the rate is multiplied with from one epoch to the next after that.
-        clip_norm: the gradient is clipped to it; infinite for not at all.
-        ema: how much of itself the average of the weights keeps at each step.
-        init_scale: what an LSTM's weights and biases are multiplied with once they are drawn.
-        max_duration: seconds of the longest training utterance, as it was recorded.
-        num_buckets: groups of utterances of like length that batches are drawn from; 1 is a plain shuffle.
+        warmup_epochs, hold_epochs: epochs of warm-up, and of constant learning rate after it.
+        decay_per_epoch: factor of the learning rate per epoch after that.
+        clip_norm: maximum norm of the gradient; infinite: no clipping.
+        ema: decay of the moving average of the weights per step.
+        init_scale: factor of an LSTM's drawn weights and biases.
+        max_duration: maximum duration of a training utterance as recorded, in seconds.
+        num_buckets: buckets of utterances of similar length from which batches are drawn; 1 is a plain shuffle.
     """
 
     optimizer: Literal["lamb"]
@@ -123,16 +124,15 @@ class Hparams(LambHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How the network is laid out, and how operations run.
+    """Recipe options of the network.
 
     Attributes:
-        features: of a frame with zeros behind the real ones, for kernels that want a multiple.
+        features: features of a frame with zero padding, for kernels that need a multiple.
         loss_scale: initial loss scale with fp16.
-        batch_split: joint network and loss run over so many parts of a micro-batch, one after another, which takes less
-            memory.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
-        examples: lengths of made-up utterances, such as ``bench`` measures the step with: ``real`` ones, or all
-            ``average``.
+        batch_split: number of parts of a micro-batch's rows that joint network and loss process one after another, to
+            save memory.
+        implementations: implementation by operation name; missing operations use ``auto``.
+        examples: lengths of synthetic utterances, for example in ``bench``: ``real`` or ``average`` for all.
     """
 
     features: Annotated[int, AtLeast(1)]
@@ -147,7 +147,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RnntConfig:
-    """All of it."""
+    """Complete workload configuration of RNN-T."""
 
     facts: Facts
     hparams: Hparams

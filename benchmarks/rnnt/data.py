@@ -1,15 +1,16 @@
-"""RNN-T's data: prepared utterances (see :mod:`benchmarks.rnnt.prepared`) to batches.
+"""RNN-T's data: batches of prepared utterances (see :mod:`benchmarks.rnnt.prepared`).
 
 A training batch, whose key is :meth:`benchmarks.rnnt.order.UtteranceStream.key`, has the longest utterance first:
 
-- ``audio`` (A,) int16, ``audio_offsets``, ``audio_lengths`` (B,) int64: the samples as they were recorded, with gaps,
-- ``speeds`` (B,) fp64, ``resampled_lengths`` (B,) int64: how many times as long each is played, and its samples then,
-- ``utterance_seeds`` (B,) int64: of each one's noise and masks,
-- ``tokens`` (B, U) int32, ``token_lengths`` (B,) int32; ``seed`` (1,) int64, of the batch.
+- ``audio`` (A,) int16, ``audio_offsets``, ``audio_lengths`` (B,) int64: recorded samples, with gaps between
+  utterances;
+- ``speeds`` (B,) fp64, ``resampled_lengths`` (B,) int64: factor of each duration, and the resulting samples;
+- ``utterance_seeds`` (B,) int64: random seeds of each utterance's noise and masks;
+- ``tokens`` (B, U) int32, ``token_lengths`` (B,) int32; ``seed`` (1,) int64, random seed of the batch.
 
-An evaluation batch, whose key is ``("eval", T)``, T its padded frames, has ``utterance`` (B,) int64,
-its place in the evaluation set, in place of tokens and seed. Slots that repeat another have :data:`PADDING` there.
-:class:`benchmarks.rnnt.preparer.Preparer` makes features of both on the device.
+An evaluation batch, whose key is ``("eval", T)`` with T padded frames, has ``utterance`` (B,) int64 (index in the
+evaluation set, :data:`PADDING` in unused slots) instead of tokens and seed.
+:class:`benchmarks.rnnt.preparer.Preparer` computes the features of both on the device.
 """
 
 from __future__ import annotations
@@ -32,23 +33,21 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError
 
 PADDING = -1
-"""The place of no utterance."""
+"""Index of utterances in unused slots."""
 
 PREFETCH = 4
 """Micro-batches that are read ahead."""
 
 _EVALUATION = 9
-"""The purpose of random numbers; :mod:`benchmarks.rnnt.order` has those before it."""
+"""Purpose of random numbers; :mod:`benchmarks.rnnt.order` uses the lower numbers."""
 
 
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data in ``root`` for this rank; call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        settings: features, order and reader.
         layout: the replica (axis dp), the device and the seed.
         micro_batch: utterances of a micro-batch of one replica.
         accumulation: micro-batches per step of a replica.
@@ -84,10 +83,10 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank; after ``run_start``. Every length is kept.
+    """Open the evaluation data in ``root`` for this rank; call it after ``run_start``. Every length is kept.
 
     Raises:
-        DataError: as :func:`open_train`; or an utterance is longer than all of ``reader.eval_buckets``.
+        DataError: see :func:`open_train`; or an utterance is longer than all of ``reader.eval_buckets``.
     """
     prepared = open_prepared(root)
     split = prepared.split("eval")
@@ -115,7 +114,7 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout) -> EvalSource:
 
 
 def _require_length(samples_P: NDArray[np.integer], settings: DataSettings, root: Path) -> None:
-    """Refuse utterances, at their fastest, that are too short to be reflected at their ends."""
+    """Check that all utterances, at their shortest duration, are long enough to be reflected at their ends."""
     facts = settings.facts
     if len(samples_P) and samples_P.min() * min(1.0, facts.speed_min) <= facts.window // 2:
         raise DataError(
@@ -125,20 +124,19 @@ def _require_length(samples_P: NDArray[np.integer], settings: DataSettings, root
 
 
 class EvalBatches:
-    """One replica's part of an evaluation set: batches of utterances of like length, the longest first.
+    """One replica's part of an evaluation set: batches of utterances of similar length, the longest first.
 
-    A :class:`common.data.order.SampleShard`. Sorted by length, the utterances are dealt out to the replicas in turn, so
-    that the batches of one number are padded alike on all of them.
+    A :class:`common.data.order.SampleShard`. Utterances are sorted by length and assigned to the replicas in turn, so
+    that batches with the same index have the same padding on all replicas.
 
     Args:
-        samples_N: of each utterance.
-        buckets: spliced frames that a batch is padded to.
-        facts: of the features.
+        samples_N: samples of each utterance.
+        buckets: padded lengths of batches, in spliced frames, ascending.
         batch: utterances of a batch of one replica.
-        replicas, replica: that share the set, and this one, from 0.
+        replicas, replica: number of replicas that share the set, and index of this one.
 
     Attributes:
-        stand_in: an utterance for slots that have none: the shortest.
+        stand_in: utterance that fills unused slots: the shortest.
 
     Raises:
         DataError: there is no utterance, or one is longer than all of ``buckets``.
@@ -176,14 +174,14 @@ class EvalBatches:
         self._keys = [("eval", min(bucket for bucket in buckets if bucket >= most)) for most in frames]
 
     def samples(self, batch: int) -> Sequence[int]:
-        """The real utterances in ``batch`` (from 0), the longest first."""
+        """Return the real utterances of ``batch`` (counted from 0), the longest first."""
         found: list[int] = self._mine[batch * self.batch : (batch + 1) * self.batch].tolist()
         return found
 
     def valid(self, batch: int) -> int:
-        """How many those are."""
+        """Return the number of real utterances of ``batch``."""
         return len(self.samples(batch))
 
     def key(self, batch: int) -> Hashable:
-        """``"eval"`` and the spliced frames that ``batch`` is padded to."""
+        """Return ``"eval"`` and the spliced frames to which ``batch`` is padded."""
         return self._keys[batch]

@@ -1,4 +1,4 @@
-"""What the reader of RNN-T's data, and what makes features of it, are told."""
+"""Settings of RNN-T's reader and feature computation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from common.config.ranges import (
 from common.errors import ConfigError
 
 Key = tuple[int, int]
-"""Spliced frames and tokens that a micro-batch is padded to."""
+"""Spliced frames and tokens to which a micro-batch is padded."""
 
 SIGMAS = 6
-"""Standard deviations above the mean that packed rows have room for."""
+"""Standard deviations above the mean in the capacity of packed rows."""
 
 EvenFrames = Range("two frames are joined to one: an even number", lambda value: value >= 2 and value % 2 == 0)
 Even = Range("an even number, at least 2", EvenFrames.holds)
@@ -30,23 +30,24 @@ NotNegativeOrInfinite = Range("not negative, .inf for unknown", lambda value: va
 
 @dataclass(frozen=True)
 class AudioFacts:
-    """What the rules fix of the features. Lengths in samples, frequencies in Hz.
+    """Constants of the features, fixed by the rules. Lengths in samples, frequencies in Hz.
 
     Attributes:
         mel_filters: features of a frame.
-        splice: consecutive frames that are stacked to one before the network.
-        sample_rate: of the audio.
-        speed_min, speed_max: a training utterance is resampled to last between so many times as long.
+        splice: consecutive frames that are concatenated before the network.
+        sample_rate: sample rate of the audio.
+        speed_min, speed_max: range of the factor by which resampling changes a training utterance's duration.
         silence_db, silence_window: short-term power over ``silence_window`` samples, relative to the utterance's
             maximum, below which its ends are silence.
-        dither: deviation of the noise that is added to samples between -1 and 1.
-        preemphasis: share of the sample before that is subtracted from each.
-        fft, window, hop: of the spectrogram: length of the transform, of Hann's window in it, and from one frame to the
-            next.
-        mel_min, mel_max: what the mel filters cover.
-        log_floor: smallest power of which the logarithm is taken.
-        freq_masks, freq_mask_min, freq_mask_max: masks over features of an utterance, and their widths.
-        time_masks, time_mask_min, time_mask_max: masks over frames, and their widths as shares of its length.
+        dither: standard deviation of the noise that is added to samples in [-1, 1].
+        preemphasis: fraction of the previous sample that is subtracted from each.
+        fft, window, hop: length of the Fourier transform and of the Hann window, and distance between frames.
+        mel_min, mel_max: frequency range of the mel filters.
+        log_floor: lower bound of the power before the logarithm.
+        freq_masks, freq_mask_min, freq_mask_max: number of masks over features per utterance, and range of their
+            widths.
+        time_masks, time_mask_min, time_mask_max: number of masks over frames, and range of their widths as fractions
+            of the utterance.
     """
 
     mel_filters: Annotated[int, AtLeast(1)]
@@ -85,24 +86,24 @@ class AudioFacts:
             raise ConfigError(f"freq_mask_max={self.freq_mask_max}: a frame has {self.mel_filters} features")
 
     def largest_resampled(self, frames: int) -> int:
-        """The most samples, after resampling, that give no more than ``frames`` spliced frames."""
+        """Return the maximum number of resampled samples that give at most ``frames`` spliced frames."""
         return frames * self.splice * self.hop - 1
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Of the packed rows of an utterance, half its spliced frames, rounded up, times one more than its tokens.
+    """Distribution of an utterance's packed rows: half its spliced frames, rounded up, times (tokens + 1).
 
     Attributes:
-        mean, deviation: over the utterances that are trained on, at their lengths before silence is trimmed. An
-            infinite deviation leaves room for every batch.
+        mean, deviation: over the training utterances, before silence is trimmed. With an infinite deviation, the
+            capacity suffices for every batch.
     """
 
     mean: Annotated[float, FiniteNotNegative] = 0.0
     deviation: Annotated[float, NotNegativeOrInfinite] = math.inf
 
     def capacity(self, utterances: int, key: Key) -> int:
-        """Packed rows that a micro-batch of ``utterances`` has room for: those of nearly every one, or of all."""
+        """Return the capacity of packed rows for nearly every micro-batch of ``utterances``, at most for all."""
         frames, tokens = key
         largest = utterances * -(-frames // 2) * (tokens + 1)
         wanted = utterances * self.mean + SIGMAS * math.sqrt(utterances) * self.deviation
@@ -111,14 +112,15 @@ class RowStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig:
-    """How utterances are read.
+    """Options of the reader.
 
     Attributes:
-        buckets: frames, and tokens, that a micro-batch is padded to; each is a graph of its own. A micro-batch takes
-            the smallest that all its utterances fit. The last is the largest.
-        eval_buckets: frames that an evaluation batch is padded to, from the fewest to the most.
-        rows: of the packed rows that a graph has room for. A micro-batch with more runs without a graph.
-        threads: that read ahead.
+        buckets: frames and tokens to which micro-batches are padded; each needs a CUDA graph. A micro-batch uses the
+            smallest bucket that fits all its utterances. The last is the largest.
+        eval_buckets: frames to which evaluation batches are padded, ascending.
+        rows: distribution from which the capacity of packed rows in a graph follows. A micro-batch with more rows
+            runs without a graph.
+        threads: threads that read ahead.
         eval_batch: utterances of an evaluation batch on one rank.
     """
 
@@ -146,14 +148,12 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """How a data set becomes micro-batches.
+    """Settings that determine the micro-batches of a data set.
 
     Attributes:
-        facts: of the audio.
-        reader: threads, padding and order.
-        max_duration: seconds of the longest training utterance, as it was recorded.
-        num_buckets: groups of utterances of like length that batches are drawn from; 1 is a plain shuffle.
-        train_samples: utterances of an epoch, at least; those beyond whole global batches are dropped.
+        max_duration: maximum duration of a training utterance as recorded, in seconds.
+        num_buckets: buckets of utterances of similar length from which batches are drawn; 1 is a plain shuffle.
+        train_samples: required utterances per epoch; those beyond whole global batches are dropped.
     """
 
     facts: AudioFacts

@@ -1,17 +1,17 @@
 """Greedy decoding of many utterances at once.
 
-At a frame the most probable class is taken: a token is written down, becomes the prediction network's input, and the
-frame is looked at again; blank leads to the next frame. A frame that has given ``frame_symbols`` tokens is left, and an
-utterance that has ``symbols`` is done. (MLPerf training rules, RNN-T; Graves, arXiv:1211.3711, section 2.4.)
+At each frame, the most probable class is taken. A token is recorded and fed to the prediction network, and the same
+frame is evaluated again. Blank advances to the next frame. Decoding leaves a frame after ``frame_symbols`` tokens,
+and ends an utterance after ``symbols`` tokens. (MLPerf training rules, RNN-T; Graves, arXiv:1211.3711, section 2.4.)
 
-Every utterance is at a place of its own, so there are no branches: each iteration does the same for all rows, and masks
-say whose values change. The prediction changes with a token alone, so an iteration looks at several frames at once and
-goes to the first that gives one: it takes about as many iterations as there are tokens, not tokens and frames. A few
-iterations are one CUDA graph. Which utterance is the last that goes on is copied to the host after each replay and read
-during the next, so that the device never waits; the last replay then changes nothing. Once the utterances behind one
-are done, graphs of fewer rows follow: with the longest utterance first, rows are few for most of the time.
+Each utterance has its own position. To avoid branches, each iteration does the same for all rows, and masks select
+the values that change. The prediction changes only with a token, so an iteration evaluates several frames at once and
+advances to the first that emits one; the number of iterations is about the number of tokens. A few iterations form
+one CUDA graph. After each replay, the index of the last active row is copied to the host, and read during the next
+replay, so the device never waits; the last replay then changes nothing. When the utterances at the end are done,
+graphs with fewer rows follow. With the longest utterance first, few rows are active for most of the time.
 
-Legend: N utterances, S frames, A frames looked at at once, J width of the joint network, V classes, M most symbols.
+Legend: N utterances, S frames, A frames evaluated at once, J width of the joint network, V classes, M maximum tokens.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from torch import Tensor, nn
 from common.evaluation.forward import ForwardPass
 
 START = -1
-"""The label before the first token: the prediction network's input is then zeros."""
+"""Label before the first token, for which the input of the prediction network is zero."""
 
 State = tuple[Tensor, Tensor]
-"""Of the prediction network: (layers, N, width) each."""
+"""State of the prediction network: two tensors (layers, N, width)."""
 
 
 class JointNetwork(Protocol):
-    """What makes classes of frames and predictions."""
+    """Network that combines frames and predictions to logits of the classes."""
 
     def logits(self, f: Tensor, g: Tensor) -> Tensor:
-        """(..., V) of (..., J) and (..., J), which broadcast."""
+        """Return logits (..., V) from (..., J) and (..., J), which broadcast."""
 
 
 class Transducer(Protocol):
-    """What is decoded: a network in evaluation mode, whose functions wait for nothing."""
+    """Network to decode, in evaluation mode. Its functions must not wait for the device."""
 
     joint: JointNetwork
 
     def initial_state(self, batch: int) -> State:
-        """Of the prediction network, before the first step."""
+        """Return the state of the prediction network before the first step."""
 
     def predict_step(self, label_N: Tensor, state: State) -> tuple[Tensor, State]:
-        """The prediction (N, J) after one more label, int64, and the state then."""
+        """Return the prediction (N, J) after one more label, int64, and the new state."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How decoding goes, and where it ends.
+    """Limits of decoding.
 
     Attributes:
-        blank: the class that is no token.
-        frame_symbols: tokens after which a frame is left.
-        symbols: M, tokens after which an utterance is done.
+        blank: index of the blank class.
+        frame_symbols: maximum tokens per frame.
+        symbols: M, maximum tokens per utterance.
     """
 
     blank: int
@@ -68,13 +68,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Places:
-    """Where each utterance is; all (N,) on the device.
+    """Decoding position of each utterance; all (N,) on the device.
 
     Attributes:
-        time_N: the frame that is looked at next, int64.
-        here_N: tokens that this frame has given, int64.
-        count_N: tokens in all, int64.
-        going_N: whether it goes on, bool.
+        time_N: next frame to evaluate, int64.
+        here_N: tokens that this frame has emitted, int64.
+        count_N: tokens in total, int64.
+        going_N: whether the utterance is active, bool.
     """
 
     time_N: Tensor
@@ -83,30 +83,29 @@ class Places:
     going_N: Tensor
 
     def first(self, rows: int) -> Places:
-        """Those of the first ``rows`` utterances."""
+        """Return the positions of the first ``rows`` utterances."""
         return Places(*(part[:rows] for part in (self.time_N, self.here_N, self.count_N, self.going_N)))
 
 
 class GreedyDecoder:
-    """Decodes up to N utterances of up to S frames.
+    """Decoder of up to N utterances with up to S frames.
 
     Args:
         model: a network that is a :class:`Transducer`.
-        limits: of the tokens.
         utterances, frames, width: N, S, J.
         look_ahead: A.
-        unroll: iterations in one graph, and between two looks at who goes on.
-        halvings: there are graphs of all rows, of half of them, and so on, this often.
-        device, dtype: of the network.
-        capture: replay the iterations as CUDA graphs; without a GPU they run eagerly.
-        pool: memory pool that the graphs share with others, which do not run meanwhile.
+        unroll: iterations per graph, which are also the iterations between two checks for active rows.
+        halvings: number of smaller graphs: for half of the rows, a quarter, and so on.
+        device, dtype: device and dtype of the network.
+        capture: whether to replay the iterations as CUDA graphs; without a GPU they run eagerly.
+        pool: memory pool that is shared with other graphs, which must not run at the same time.
 
     Attributes:
-        f_SNJ: the encoder's part of the joint network, in; the frames from an utterance's length on are not looked at.
-        length_N: frames of each utterance, int64, in; 0 for none. Best the longest first.
-        token_NM: found tokens, int64, out; those from an utterance's count on mean nothing.
-        count_N: how many, int64, out.
-        replays: of graphs, or as many eager runs, that the last decoding took.
+        f_SNJ: input: the encoder's part of the joint network; frames beyond an utterance's length are ignored.
+        length_N: input: frames of each utterance, int64, 0 for none; fastest with the longest first.
+        token_NM: output: tokens, int64; undefined beyond an utterance's count.
+        count_N: output: number of tokens, int64.
+        replays: graph replays, or eager runs, of the last decoding.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class GreedyDecoder:
         self._look_ahead, self._unroll = look_ahead, unroll
         self.f_SNJ = torch.zeros((frames, utterances, width), dtype=dtype, device=device)
         self.length_N = torch.zeros(utterances, dtype=torch.int64, device=device)
-        # What is written where no token comes goes into a column of its own.
+        # The extra column receives the writes of rows that emit no token.
         self._written = torch.zeros((utterances, limits.symbols + 1), dtype=torch.int64, device=device)
         self.token_NM = self._written[:, : limits.symbols]
         time_N, here_N, count_N = (torch.zeros_like(self.length_N) for _ in range(3))
@@ -154,22 +153,22 @@ class GreedyDecoder:
 
     @torch.no_grad()
     def warm_up(self) -> None:
-        """Run the iterations, and record them on a GPU."""
+        """Run the iterations and, on a GPU, capture them."""
         self._begin()
         for forward in self._passes.values():
             forward.warm_up()
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Decode what is in ``f_SNJ`` and ``length_N``; returns once the last tokens are on their way.
+        """Decode ``f_SNJ`` and ``length_N``; returns when the last tokens are queued.
 
-        The network is in evaluation mode and has the weights that were encoded with.
+        The network must be in evaluation mode, with the weights of the encoding.
         """
         self._begin()
         self.replays, rows = 0, len(self.length_N)
         self._replay(rows)
         while rows:
-            self._replay(rows)  # runs while the one before is looked at
+            self._replay(rows)  # runs while the host waits for the one before
             rows = self._rows_that_went_on()
 
     def close(self) -> None:
@@ -178,7 +177,7 @@ class GreedyDecoder:
             forward.close()
 
     def _replay(self, rows: int) -> None:
-        """Queue iterations of the first ``rows`` rows or more, and that they tell which is the last that goes on."""
+        """Queue iterations of at least the first ``rows`` rows, and the copy of the last active row's position."""
         slot = self.replays % len(self._told)
         self._passes[min(of for of in self._passes if of >= rows)]()
         self._told[slot].copy_(self._going_rows, non_blocking=True)
@@ -187,7 +186,7 @@ class GreedyDecoder:
         self.replays += 1
 
     def _rows_that_went_on(self) -> int:
-        """Rows up to the last that went on after the replay before the last one; waits for that."""
+        """Wait for the replay before the last one, and return the number of rows up to its last active one."""
         slot = self.replays % len(self._told)
         if self._events:
             self._events[slot].synchronize()
@@ -211,7 +210,7 @@ class GreedyDecoder:
         self._going_rows.copy_((self._row_N[:rows] + 1).where(going_N, 0).amax())
 
     def _step(self, rows: int) -> None:
-        """The next token of each of the first ``rows`` utterances, or as many frames without one as are looked at."""
+        """Find the next token of each of the first ``rows`` utterances, or advance by A frames without one."""
         places, limits, length_N = self._places.first(rows), self._limits, self.length_N[:rows]
         time_NA = places.time_N[:, None] + self._ahead_A
         class_NA = self._classes(time_NA)
@@ -222,7 +221,7 @@ class GreedyDecoder:
         token_N = class_NA.gather(1, ahead_N.clamp(max=none - 1)[:, None]).squeeze(1)
         column_N = places.count_N.where(tells_N, limits.symbols)
         self._written[:rows].scatter_(1, column_N[:, None], token_N[:, None])
-        # A frame that was moved to has given none before.
+        # A newly reached frame has emitted no token yet.
         here_N = (places.here_N.where(ahead_N == 0, 0) + 1).where(tells_N, 0)
         full_N = here_N == limits.frame_symbols
         places.here_N.copy_(here_N.where(~full_N, 0))
@@ -232,7 +231,7 @@ class GreedyDecoder:
         self._predict(token_N, tells_N)
 
     def _classes(self, time_NA: Tensor) -> Tensor:
-        """The most probable class of the first utterances at some frames; beyond an utterance's last one, any."""
+        """Return the most probable classes of the first utterances at some frames; undefined beyond the last frame."""
         frames, utterances, width = self.f_SNJ.shape
         rows = len(time_NA)
         place_NA = time_NA.clamp(max=frames - 1) * utterances + self._row_N[:rows, None]
@@ -240,17 +239,17 @@ class GreedyDecoder:
         return self._network.joint.logits(f_NAJ, self._g_NJ[:rows, None]).argmax(dim=-1)
 
     def _predict(self, token_N: Tensor, tells_N: Tensor) -> None:
-        """Take one more step of the prediction network where a token came."""
+        """Advance the prediction network where a token was emitted."""
         rows = len(token_N)
         g_NJ, hidden_LNH, cell_LNH = self._g_NJ[:rows], self._state[0][:, :rows], self._state[1][:, :rows]
         stepped_NJ, after = self._network.predict_step(token_N.where(tells_N, 0), (hidden_LNH, cell_LNH))
         tells_N1 = tells_N[:, None]
         pairs = [(g_NJ, stepped_NJ), (hidden_LNH, after[0]), (cell_LNH, after[1])]
         for kept, new in pairs:
-            torch.where(tells_N1, new, kept, out=kept)  # broadcast over the layers
+            torch.where(tells_N1, new, kept, out=kept)  # broadcasts over the layers
 
 
 def _halved(rows: int, halvings: int) -> list[int]:
-    """``rows``, half of them, and so on, in whole vectors of 8."""
+    """Return ``rows``, half of them, and so on, rounded up to multiples of 8."""
     halves = (-(-rows // (8 << halving)) * 8 for halving in range(halvings + 1))
     return sorted({min(rows, half) for half in halves}, reverse=True)

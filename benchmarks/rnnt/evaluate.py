@@ -1,14 +1,14 @@
 """RNN-T's evaluation: word error rate of the whole set, decoded greedily.
 
-Rules: after every epoch, all utterances of dev-clean at their full length, with averaged weights; at most 30 tokens of
-a frame and 300 of an utterance; errors and words summed over the set (MLPerf training_rules, benchmark table; the
+Rules: after every epoch, all utterances of dev-clean at their full length, with averaged weights; at most 30 tokens
+per frame and 300 per utterance; errors and words are summed over the set (MLPerf training_rules, benchmark table; the
 reference's evaluation).
 
-Batches of utterances of like length go through the encoder, one after another; what it says of all of them is kept, and
-they are then decoded together.
+Batches of utterances of similar length go through the encoder one after another. The outputs of all batches are kept
+and then decoded together.
 
-Legend: N utterances of this rank, with room for whole batches, B of a batch, T spliced frames, S frames that are left
-of them, F features, J width of the joint network, M most tokens.
+Legend: N utterances of this rank, rounded up to whole batches, B of a batch, T spliced frames, S frames after the
+encoder, F features, J width of the joint network, M maximum tokens.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from common.evaluation.model_weights import evaluating
 
 
 class WordErrorRate(Scorer):
-    """Makes texts of tokens, and counts the words that are wrong.
+    """Scorer that converts tokens to text and counts wrong words.
 
     Args:
-        vocabulary: word pieces that the tokenizer must have.
+        vocabulary: required number of word pieces of the tokenizer.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -52,14 +52,14 @@ class WordErrorRate(Scorer):
         self._utterances = 0
 
     def warm_up(self) -> None:
-        """Count once."""
+        """Count word errors once."""
         WordErrors(["a b"]).rate(["b"])
 
     def open_data(self, root: Path) -> None:
-        """Load the tokenizer and what is said in the utterances.
+        """Load the tokenizer and the reference transcripts.
 
         Raises:
-            DataError: something is missing or damaged, or of another vocabulary; or nothing is said.
+            DataError: a file is missing or damaged, the vocabulary differs, or the transcripts have no words.
         """
         prepared = open_prepared(root)
         prepared.require_vocabulary(self._vocabulary)
@@ -71,10 +71,10 @@ class WordErrorRate(Scorer):
         self._tokenizer = prepared.tokenizer()
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Word errors over words.
+        """Return word errors divided by words.
 
         Raises:
-            RuntimeError: not every utterance was recognised once.
+            RuntimeError: an utterance was not recognised exactly once.
         """
         assert self._tokenizer is not None, "open_data comes first"
         assert self._errors is not None
@@ -89,22 +89,20 @@ class WordErrorRate(Scorer):
 
 
 class Transcription(Evaluation):
-    """Recognises every utterance once, all of a rank's together.
+    """Evaluation that recognises every utterance once; a rank decodes all its utterances together.
 
-    The network that trains can be the one that is evaluated.
+    It can use the network that is being trained.
 
     Args:
-        model: the network.
-        own: the workload's configuration.
-        open_source: opens this rank's share of the evaluation set under a folder
+        open_source: opens this rank's share of the evaluation set in a folder
             (:func:`benchmarks.rnnt.data.open_eval`).
         eval_samples: utterances of the set.
-        layout: the ranks that share the set.
-        preparer: makes features of a batch.
-        capture: replay encoder and decoder as CUDA graphs.
+        layout: ranks that share the set.
+        preparer: computes the features of a batch.
+        capture: whether to replay encoder and decoder as CUDA graphs.
 
     Attributes:
-        decoder: of all the rank's utterances.
+        decoder: decoder of all the rank's utterances.
     """
 
     def __init__(
@@ -127,7 +125,7 @@ class Transcription(Evaluation):
         self._batches = -(-eval_samples // (self._batch * layout.size("dp")))
         self._group = layout.group("dp")
         dtype = next(model.parameters()).dtype
-        # A batch of fewer frames takes the first ones; passes follow one another, so one pool and one input do.
+        # Passes run one after another, so they share a pool and the first frames of one input.
         most = max(self._buckets)
         features_TBF = torch.zeros((most, self._batch, own.model.features), dtype=dtype, device=device)
         length_B = torch.zeros(self._batch, dtype=torch.int32, device=device)
@@ -157,10 +155,10 @@ class Transcription(Evaluation):
         self._utterance_N = torch.full_like(self.decoder.length_N, PADDING)
 
     def warm_up(self) -> None:
-        """Features, encoder and decoder on noise, and the gathering of tokens. Collective."""
+        """Run features, encoder and decoder on noise, and gather tokens. Collective."""
         if self._layout.device.type == "cuda":
             self._preparer.warm_up(self._batch, [(frames, 0) for frames in self._buckets], training=False)
-        for frames in sorted(self._buckets, reverse=True):  # the largest first: the others fit into its memory
+        for frames in sorted(self._buckets, reverse=True):  # largest first, so that the others fit into its memory
             self._length_B.fill_(frames)
             self._encoders[frames].warm_up()
         self.decoder.length_N.fill_(self.decoder.f_SNJ.shape[0])
@@ -171,7 +169,7 @@ class Transcription(Evaluation):
         """Open this rank's share of the evaluation set.
 
         Raises:
-            DataError: it is missing or damaged, or has another number of utterances than there must be.
+            DataError: it is missing or damaged, or has the wrong number of utterances.
         """
         self._source = self._open_source(root)
         if self._source.eval_samples != self._eval_samples:
@@ -181,7 +179,7 @@ class Transcription(Evaluation):
             )
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Tokens of all utterances of all ranks, on rank 0. Collective."""
+        """Return the tokens of all utterances of all ranks, on rank 0. Collective."""
         with evaluating(self._model, weights):
             self.encode()
             self.decoder()
@@ -196,7 +194,7 @@ class Transcription(Evaluation):
 
     @torch.no_grad()
     def encode(self) -> None:
-        """Bring what the encoder says of this rank's utterances to the decoder."""
+        """Run the encoder on this rank's utterances, and write its outputs to the decoder's inputs."""
         decoder = self.decoder
         decoder.length_N.zero_()
         self._utterance_N.fill_(PADDING)
@@ -209,7 +207,7 @@ class Transcription(Evaluation):
             decoder.length_N[place].copy_(length_B * (tensors["utterance"] != PADDING))
 
     def close(self) -> None:
-        """Free the graphs, close the reader and forget the audio."""
+        """Free the graphs, close the reader and drop the audio."""
         self.decoder.close()
         for encoder in self._encoders.values():
             encoder.close()
@@ -221,7 +219,7 @@ class Transcription(Evaluation):
         return self._model.encode(inputs["features"], inputs["feature_lengths"])
 
     def _host_batches(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Frames and tensors of each batch; from the second evaluation on they are on the device."""
+        """Yield frames and tensors of each batch; the first evaluation keeps them on the device."""
         assert self._source is not None, "open_data comes first"
         if self._kept:
             yield from self._kept
@@ -236,7 +234,7 @@ class Transcription(Evaluation):
         self._kept = kept
 
     def _gathered(self) -> Tensor:
-        """(N of all ranks, 2 + M) int32: each row an utterance's number, how many tokens it has, and these."""
+        """Return (N of all ranks, 2 + M) int32: per row an utterance's index, its number of tokens, and its tokens."""
         columns = [self._utterance_N[:, None], self.decoder.count_N[:, None], self.decoder.token_NM]
         own_NX = torch.cat(columns, dim=1).to(torch.int32)
         if self._group is None:

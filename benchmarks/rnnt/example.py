@@ -1,8 +1,9 @@
-"""Made-up micro-batches with the lengths of real ones, to warm up and to measure with.
+"""Synthetic micro-batches with the lengths of real ones, for warm-up and benchmarks.
 
-Durations follow LibriSpeech's training utterances of at most 16.7 s, as far as their published statistics tell: most of
-12 to 16 s, mean 12.3 s, at a speed drawn from the rules' range; 4.6 tokens a recorded second, more or less by the
-speaker. Of 192 of them that are 410 spliced frames on average, and 2.5 million packed rows.
+Durations follow the published statistics of LibriSpeech's training utterances of at most 16.7 s: most have 12 to 16
+s, the mean is 12.3 s. The speed is drawn from the rules' range. There are about 4.6 tokens per recorded second,
+depending on the speaker. For 192 such utterances, this gives 410 spliced frames on average, and 2.5 million packed
+rows.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from benchmarks.rnnt.data_settings import AudioFacts, Key
 from benchmarks.rnnt.lengths import resampled, spliced_frames
 
 AVERAGE_SAMPLES, AVERAGE_TOKENS = 195_840, 56
-"""Of an utterance: what NVIDIA's submissions measure with."""
+"""Samples and tokens of an average utterance, the sizes of NVIDIA's benchmarks."""
 
 _SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.95, 1.0)
 _SECONDS = (1.3, 3.5, 5.2, 11.3, 13.85, 15.2, 16.1, 16.7)
-"""Share of the utterances that last at most so long."""
+"""Quantiles of the duration: ``_SHARES`` of the utterances have at most these seconds."""
 _TOKENS_A_SECOND, _TOKENS_DEVIATION = 4.6, 0.6
 
 
 class Lengths(NamedTuple):
-    """Of utterances: spliced frames and tokens, (B,) int64."""
+    """Spliced frames and tokens of utterances, (B,) int64."""
 
     frames_B: NDArray[np.int64]
     tokens_B: NDArray[np.int64]
 
 
 def average_lengths(utterances: int, facts: AudioFacts) -> Lengths:
-    """All of them average ones."""
+    """Return the lengths of average utterances, all equal."""
     frames = spliced_frames(np.array([AVERAGE_SAMPLES], dtype=np.int64), facts)
     return Lengths(np.repeat(frames, utterances), np.full(utterances, AVERAGE_TOKENS, dtype=np.int64))
 
 
 def real_lengths(utterances: int, facts: AudioFacts, generator: np.random.Generator) -> Lengths:
-    """As LibriSpeech has them, the longest first: a typical micro-batch, however few they are.
+    """Return lengths distributed as in LibriSpeech, the longest first: a typical micro-batch of any size.
 
-    Of durations, speeds and tokens a second there is one value from each ``utterances``-th part of the distribution;
-    ``generator`` decides which of them come together.
+    Durations, speeds and tokens per second each take one value from every ``utterances``-quantile of their
+    distribution; ``generator`` decides which values are combined.
     """
     seconds_B, speed_B, rate_B = (generator.permutation((np.arange(utterances) + 0.5) / utterances) for _ in range(3))
     seconds_B = np.interp(seconds_B, _SHARES, _SECONDS)
@@ -59,28 +60,26 @@ def real_lengths(utterances: int, facts: AudioFacts, generator: np.random.Genera
 
 
 def own_key(lengths: Lengths, keys: Sequence[Key]) -> Key:
-    """The smallest of ``keys`` that a micro-batch fits, or the last."""
+    """Return the smallest of ``keys`` that a micro-batch fits, or the last."""
     longest = lengths.frames_B.max(), lengths.tokens_B.max()
     return next((key for key in keys if all(np.less_equal(longest, key))), keys[-1])
 
 
 def fitted(lengths: Lengths, key: Key) -> Lengths:
-    """``lengths`` in a micro-batch of ``key``: what is longer is cut."""
+    """Return ``lengths`` clipped to ``key``."""
     return Lengths(np.clip(lengths.frames_B, 1, key[0]), np.clip(lengths.tokens_B, 1, key[1]))
 
 
 def batch(
     lengths: Lengths, key: Key, features: int, columns: int, blank: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """A micro-batch as the network takes it: noise of deviation 1, and random tokens.
+    """Return a micro-batch as the network's input: noise of deviation 1, and random tokens.
 
     Args:
-        lengths: of its utterances.
-        key: frames and tokens that they are padded to.
-        features, columns: of a frame, and with the zeros behind them.
-        blank: the class that is no token.
-        dtype: of the features.
-        device: where the micro-batch is.
+        key: frames and tokens to which utterances are padded.
+        features, columns: features of a frame, without and with zero padding.
+        blank: index of the blank; tokens are less.
+        dtype: dtype of the features.
     """
     frames, tokens = key
     utterances = len(lengths.frames_B)

@@ -1,7 +1,7 @@
-"""The joint network: what the encoder says of a frame and the prediction network of the tokens before, to classes.
+"""Joint network: combines outputs of encoder and prediction network to logits of the classes.
 
-Legend: S frames, N tokens before, with none at all, U tokens, B utterances, E P widths of both networks, J of the joint
-network, V classes.
+Legend: S frames, N = U + 1 token positions, U tokens, B utterances, E and P widths of encoder and prediction network,
+J width of the joint network, V classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.ops.operation import OperationRequest, choose
 
 
 class Joint(nn.Module):
-    """``joint_net(dropout(relu(joint_enc(encoded) + joint_pred(predicted))))``, and the transducer's loss of it.
+    """Module of ``joint_net(dropout(relu(joint_enc(encoded) + joint_pred(predicted))))`` and its transducer loss.
 
     Attributes:
         choices: implementation of each operation.
@@ -46,14 +46,14 @@ class Joint(nn.Module):
         Args:
             encoder_width, prediction_width, width, classes: E, P, J and V.
             dropout: probability.
-            generator: on the CPU.
-            device, dtype: where and in what it is going to be used; parameters are made on the CPU in fp32.
-            site: number of the dropout's call site in the network.
-            batch_split: rows are taken through the last layer in so many parts, which takes less memory.
-            implementations: ``model.implementations``.
+            generator: CPU generator.
+            device, dtype: device and dtype of later use; parameters are created on the CPU in fp32.
+            site: call site of the dropout in the network.
+            batch_split: number of parts in which rows go through the last layer, to save memory.
+            implementations: the option ``model.implementations``.
 
         Raises:
-            UnsupportedImplementation: an implementation that is asked for cannot be used.
+            UnsupportedImplementation: a requested implementation cannot be used.
         """
         super().__init__()
         self.joint_enc = _linear(encoder_width, width, generator)
@@ -66,32 +66,33 @@ class Joint(nn.Module):
         self._joint, self._loss = chosen["joint"].function, chosen["transducer_loss"].function
 
     def encoded(self, encoded: Tensor) -> Tensor:
-        """The encoder's results (..., E) as f, (..., J)."""
+        """Return f (..., J) from the encoder's output (..., E)."""
         f: Tensor = self.joint_enc(encoded)
         return f
 
     def predicted(self, predicted: Tensor) -> Tensor:
-        """The prediction network's results (..., P) as g, (..., J)."""
+        """Return g (..., J) from the prediction network's output (..., P)."""
         g: Tensor = self.joint_pred(predicted)
         return g
 
     def logits(self, f_BJ: Tensor, g_BJ: Tensor) -> Tensor:
-        """Of pairs of one f and one g, without dropout: (B, V). For decoding."""
+        """Return the logits (B, V) of pairs of one f and one g, without dropout. For decoding."""
         logits_BV: Tensor = self.joint_net(F.relu(f_BJ + g_BJ))
         return logits_BV
 
     def loss(self, f_SBJ: Tensor, g_NBJ: Tensor, tokens_BU: Tensor, rows: PackedRows, seed: Tensor) -> Tensor:
-        """Loss of each utterance; dropout while training.
+        """Return the loss of each utterance; with dropout in training mode.
 
         Args:
-            f_SBJ, g_NBJ: by :meth:`encoded` and :meth:`predicted`; padding is not read, and gets a gradient of zero.
-            tokens_BU: integers; what lies beyond an utterance's length is not read.
-            rows: of the utterances, by :func:`benchmarks.rnnt.packed_rows.packed_rows`.
-            seed: of dropout; one int64 on the device.
+            f_SBJ, g_NBJ: results of :meth:`encoded` and :meth:`predicted`; padding is not read, and its gradient is
+                zero.
+            tokens_BU: integers; not read beyond an utterance's length.
+            rows: rows of the utterances, from :func:`benchmarks.rnnt.packed_rows.packed_rows`.
+            seed: seed of dropout, one int64 on the device.
 
         Returns:
-            (B,) fp32, fp64 of fp64; infinite for an utterance without frames, as all are in a batch of more rows than
-            ``rows`` has room for.
+            (B,) fp32 (fp64 for fp64); infinite for utterances without frames, which includes all if the batch exceeds
+            the capacity of ``rows``.
         """
         dropout = DropoutMask(self._dropout if self.training else 0.0, seed.reshape(()), self._site)
         weight_VJ, bias_V = self.joint_net.weight, self.joint_net.bias

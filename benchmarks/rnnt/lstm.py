@@ -1,6 +1,6 @@
-"""Layers of LSTM on top of one another, with dropout after each.
+"""Stack of LSTM layers with dropout after each.
 
-Parameters have the names of ``torch.nn.LSTM``, whose weights fit as they are.
+Parameters have the names and shapes of ``torch.nn.LSTM``, so its weights can be loaded.
 
 Legend: T frames, B rows, I inputs, H width, L layers.
 """
@@ -25,12 +25,12 @@ State = tuple[Tensor, Tensor]
 
 
 class Initial(NamedTuple):
-    """How the weights start: all of them uniform within ``1 / sqrt(H)``, then as given here, in this order.
+    """Initialisation of the weights: uniform within ``1 / sqrt(H)``, then the following changes in this order.
 
     Attributes:
-        forget_bias: what ``bias_ih`` of the forget gates is set to.
-        hidden_bias_scale: what ``bias_hh`` of the forget gates is multiplied with.
-        scale: what everything is multiplied with.
+        forget_bias: value of the forget gates' ``bias_ih``.
+        hidden_bias_scale: factor of the forget gates' ``bias_hh``.
+        scale: factor of all parameters.
     """
 
     forget_bias: float
@@ -39,22 +39,22 @@ class Initial(NamedTuple):
 
 
 class LstmStack(nn.Module):
-    """Some layers of LSTM.
+    """Stack of LSTM layers.
 
     Args:
         inputs, width, layers: I, H, L.
-        dropout_p: probability, between layers and after the last.
-        initial: how the weights start.
-        generator: of the initial weights, on the CPU.
-        device, dtype: of weights and activations.
-        implementation: of :mod:`benchmarks.rnnt.ops.lstm`, by name.
-        real_inputs: inputs that are not padding, the first ones; None for all. The others must be zero in every frame.
+        dropout_p: probability of dropout between layers and after the last.
+        generator: CPU generator for the initial weights.
+        device, dtype: device and dtype of weights and activations.
+        implementation: name of an implementation of :mod:`benchmarks.rnnt.ops.lstm`.
+        real_inputs: number of inputs that are not padding, which are the first ones; None: all. The others must be
+            zero in every frame.
 
     Attributes:
-        choice: name of the implementation chosen.
+        choice: name of the chosen implementation.
 
     Raises:
-        UnsupportedImplementation: the one asked for cannot serve.
+        UnsupportedImplementation: the requested implementation cannot be used.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class LstmStack(nn.Module):
     def draw(self, initial: Initial, generator: torch.Generator) -> None:
         """Draw the initial weights.
 
-        Columns of ``weight_ih_l0`` for padding start at zero. Their gradient is zero because the inputs are, so that
-        they stay zero and add nothing to any norm: updates are those of a weight without these columns.
+        Columns of ``weight_ih_l0`` for padding start at zero. Their gradient is zero because the inputs are, so they
+        stay zero and do not change any norm: updates are the same as without these columns.
         """
         bound = 1 / math.sqrt(self.width)
         forget = slice(self.width, 2 * self.width)
@@ -111,20 +111,19 @@ class LstmStack(nn.Module):
                 weight *= initial.scale
 
     def weights(self, layer: int) -> LstmWeights:
-        """The parameters of one layer."""
+        """Return the parameters of one layer."""
         return LstmWeights(*(self.get_parameter(f"{kind}_l{layer}") for kind in _KINDS))
 
     def forward(self, x_TBI: Tensor, lengths_B: Tensor, seed: Tensor, place: int) -> Tensor:
-        """The last layer's result.
+        """Return the output of the last layer.
 
         Args:
-            x_TBI: input.
             lengths_B: frames of each row, int32 on the device.
-            seed: of dropout, one int64 on the device; only training reads it.
-            place: number of the first layer's dropout among all of a network; the others follow.
+            seed: seed of dropout, one int64 on the device; only read in training.
+            place: call site of the first layer's dropout in the network; the other layers use the next ones.
 
         Returns:
-            (T, B, H), 0 behind each row's length.
+            (T, B, H), 0 beyond each row's length.
         """
         y = x_TBI
         seed = seed.reshape(())
@@ -136,19 +135,18 @@ class LstmStack(nn.Module):
         return y
 
     def initial_state(self, batch: int) -> State:
-        """Zeros before the first frame, (L, B, H) each."""
+        """Return the zero state before the first frame, (L, B, H) each."""
         like = self.weights(0).hh_GH
         return like.new_zeros(self.layers, batch, self.width), like.new_zeros(self.layers, batch, self.width)
 
     def step(self, x_BI: Tensor, state: State) -> tuple[Tensor, State]:
-        """One frame more, without dropout, for decoding.
+        """Process one more frame, without dropout, for decoding.
 
         Args:
-            x_BI: input.
-            state: before it, (L, B, H) each.
+            state: state before the frame, (L, B, H) each.
 
         Returns:
-            The last layer's result, (B, H), and the state after it.
+            The output of the last layer, (B, H), and the new state.
         """
         y_BH, states = x_BI, []
         for layer in range(self.layers):

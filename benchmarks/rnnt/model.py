@@ -1,15 +1,14 @@
-"""RNN-T: an encoder of the audio, a prediction network over the tokens so far, and a network that joins both.
+"""RNN-T: an encoder of the audio, a prediction network over the tokens so far, and a joint network.
 
-Graves, arXiv:1211.3711, in the size of the MLPerf reference: two LSTM layers, every two frames joined to one, three
-more layers; two layers over embedded tokens; the sum of both, ReLU, dropout, and one layer over all classes, of which
-blank is the last. Before the first token the prediction network sees zeros.
+Graves, arXiv:1211.3711, in the size of the MLPerf reference. Encoder: two LSTM layers, joining of every two frames,
+three more layers. Prediction network: two layers over embedded tokens; its input is zero before the first token.
+Joint network: sum of both, ReLU, dropout, and one layer over all classes, of which blank is the last.
 
-The prediction network runs first: its backward pass then comes last, and the gradients of the encoder, 88 % of all, are
-reduced under it.
+The prediction network runs first. Its backward pass is therefore last, and overlaps the reduction of the encoder's
+gradients, 88 % of all.
 
-Shapes: T spliced frames, S frames after every two are joined, U tokens, N = U + 1 numbers of tokens before, B
-utterances, F features, V classes; P and J the widths of the prediction network and of the joint one, L layers. All
-lengths are on the device.
+Shapes: T spliced frames, S joined frames, U tokens, N = U + 1 token positions, B utterances, F features, V classes; P
+and J widths of prediction and joint network, L layers. All lengths are on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ JOINED = 2
 """Frames that the encoder joins to one."""
 
 PARTS = ("pre_rnn", "post_rnn", "pred_embed", "dec_rnn", "joint_pred", "joint_enc", "joint_net")
-"""The network's parts, as the rules' logs call them."""
+"""Parts of the network, with their names in the rules' logs."""
 
 IN_ORDER = (
     "pred_embed",
@@ -42,24 +41,24 @@ IN_ORDER = (
     "joint.joint_enc",
     "joint.joint_net",
 )
-"""The same parts, as modules, in the order of the forward pass."""
+"""The same parts, as module names, in the order of the forward pass."""
 
 
 class Rnnt(nn.Module):
     """The network.
 
     Args:
-        architecture: its shape.
-        config: width of a frame, and implementations.
-        init_scale: what the LSTMs' weights and biases are multiplied with once they are drawn.
-        generator: of the weights, on the CPU.
-        device, dtype: where and in what it is going to be used.
+        architecture: sizes.
+        config: padded features per frame, and implementations.
+        init_scale: factor of the LSTMs' drawn weights and biases.
+        generator: CPU generator for the weights.
+        device, dtype: device and dtype of the weights after initialisation.
 
     Attributes:
         choices: implementation of each operation.
 
     Raises:
-        UnsupportedImplementation: one that is asked for cannot be used.
+        UnsupportedImplementation: a requested implementation cannot be used.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Rnnt(nn.Module):
         self.dec_rnn = stack(predicted, predicted, shape.prediction_layers, shape.prediction_dropout)
         self.pre_rnn = stack(config.features, width, shape.pre_layers, shape.encoder_dropout, shape.features)
         self.post_rnn = stack(JOINED * width, width, shape.post_layers, shape.encoder_dropout)
-        # Dropout's call sites: each LSTM has one for every layer.
+        # Call sites of dropout: one for every layer of each LSTM.
         self._post_site = shape.pre_layers
         self._prediction_site = self._post_site + shape.post_layers
         self.joint = Joint(
@@ -109,19 +108,19 @@ class Rnnt(nn.Module):
         self.choices = {"lstm": lstm, **self.joint.choices}
 
     def in_order(self) -> dict[str, nn.Parameter]:
-        """All parameters by name, in the order in which the forward pass comes to them."""
+        """Return all parameters by name, in the order of the forward pass."""
         named = dict(self.named_parameters())
         return {
             name: parameter for part in IN_ORDER for name, parameter in named.items() if name.startswith(f"{part}.")
         }
 
     def loss(self, tensors: Mapping[str, Tensor], capacity: int | None) -> Tensor:
-        """Negative log-likelihood of each utterance's tokens, (B,), fp32, or fp64 of fp64; capturable.
+        """Return the negative log-likelihood of each utterance's tokens, (B,), fp32 (fp64 for fp64); capturable.
 
         Args:
             tensors: ``features`` (T, B, F), ``feature_lengths`` (B,), ``tokens`` (B, U), ``token_lengths`` (B,) and
                 dropout's ``seed`` (1,).
-            capacity: packed rows to have memory for; None for as many as there can be.
+            capacity: capacity of packed rows; None: the maximum for these shapes.
         """
         features_TBF, frames_B, seed = tensors["features"], tensors["feature_lengths"], tensors["seed"]
         tokens_BU, tokens_B = tensors["tokens"], tensors["token_lengths"]
@@ -143,23 +142,23 @@ class Rnnt(nn.Module):
         return self.joint.encoded(encoded_SBH), joined_B
 
     def encode(self, features_TBF: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor]:
-        """What decoding needs of the audio: the encoder's part of the joint network (S, B, J), and frames of each (B,).
+        """Return the encoder's part of the joint network (S, B, J), and frames of each utterance (B,), for decoding.
 
-        Dropout follows the module's mode: switch to evaluation before.
+        Dropout follows the module's mode, so switch to evaluation mode first.
         """
         seed = torch.zeros(1, dtype=torch.int64, device=features_TBF.device)
         return self._encode(features_TBF, frames_B, seed)
 
     def initial_state(self, utterances: int) -> State:
-        """Of the prediction network before the first token: (L, B, P) twice."""
+        """Return the state of the prediction network before the first token: (L, B, P) twice."""
         return self.dec_rnn.initial_state(utterances)
 
     def predict_step(self, tokens_B: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token more: the prediction network's part of the joint network (B, J), and the state after it.
+        """Return the prediction network's part of the joint network (B, J) after one more token, and the new state.
 
         Args:
             tokens_B: int64; :data:`benchmarks.rnnt.decoder.START` before the first token.
-            state: before it.
+            state: state before the token.
         """
         embedded_BP = self.pred_embed(tokens_B.clamp(min=0)) * (tokens_B != START).unsqueeze(1)
         predicted_BP, state = self.dec_rnn.step(embedded_BP, state)
@@ -167,20 +166,19 @@ class Rnnt(nn.Module):
 
 
 def join_frames(x_TBH: Tensor) -> Tensor:
-    """Return every two frames side by side, (ceil(T / 2), B, 2 H). Zeros stand for the missing one of an odd number."""
+    """Return every two frames side by side, (ceil(T / 2), B, 2 H). An odd last frame is padded with zeros."""
     if len(x_TBH) % JOINED:
         x_TBH = F.pad(x_TBH, (0, 0, 0, 0, 0, 1))
     return x_TBH.unflatten(0, (-1, JOINED)).transpose(1, 2).flatten(2)
 
 
 def training_flops(shape: Architecture, features: int, frames: int, tokens: int) -> float:
-    """FLOPs of one utterance, forward and backward: 2 for a product and its sum, three times the forward pass.
+    """Return the FLOPs of one utterance, forward and backward: three forward passes, 2 FLOPs per multiply-add.
 
     Args:
-        shape: of the network.
-        features: of a spliced frame, without padding.
-        frames: spliced ones.
-        tokens: of the transcript.
+        features: features of a spliced frame, without padding.
+        frames: spliced frames.
+        tokens: tokens of the transcript.
     """
 
     def lstm(inputs: int, width: int, layers: int) -> int:

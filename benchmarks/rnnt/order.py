@@ -1,13 +1,13 @@
-"""The order of RNN-T's training utterances, and how fast each is played, as a pure function of (seed, epoch, position).
+"""Order of RNN-T's training utterances, and factor of each duration, as a pure function of (seed, epoch, position).
 
-An epoch sorts the utterances by duration, splits them into buckets of equal size, shuffles inside each, and puts the
-buckets one after another. It drops utterances at random until whole global batches are left, cuts these, and shuffles
-them. (One bucket is a plain shuffle.) So epochs never share a global batch.
+An epoch sorts the utterances by duration, splits them into buckets of equal size, shuffles each bucket, and
+concatenates them. It drops random utterances so that whole global batches remain, cuts these, and shuffles them. (One
+bucket is a plain shuffle.) No global batch spans two epochs.
 
-A global batch is presorted: shortest, longest, second shortest, second longest, ... by duration at the speed that is
-drawn for each utterance and epoch. The micro-batches of all ranks get consecutive runs of it, in the order of their
-lanes. Each micro-batch then has long and short utterances, and all have about as much to do. N replicas with one
-micro-batch each see what one replica sees that accumulates N.
+A global batch is presorted: shortest, longest, second shortest, second longest, and so on, by duration at the speed
+that is drawn per utterance and epoch. The micro-batches of all ranks get consecutive ranges of it, in the order of
+their lanes (streams of micro-batches). Each micro-batch therefore has long and short utterances, and about equal
+work. N replicas with one micro-batch each see the same as one replica that accumulates N.
 
 Legend: P utterances, G global batches of an epoch, N utterances of a global batch, L lanes, B utterances of a
 micro-batch.
@@ -28,21 +28,21 @@ from common.data.order import MicroBatches, sample_generator
 from common.errors import ConfigError, DataError
 
 _SPEEDS, _UTTERANCES, _DROPPED, _BATCHES, _BUCKET = range(4, 9)
-"""Purposes of random numbers; :mod:`common.data.order` and its neighbours have those below."""
+"""Purposes of random numbers; :mod:`common.data.order` and related modules use the lower numbers."""
 
 _KEPT_EPOCHS = 3
-"""The one that is read, the next, which is made meanwhile, and the one before, which may still be asked for."""
+"""Cached epochs: the current one, the next, which is computed in advance, and the previous one."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch draws.
+    """Random choices of an epoch.
 
     Attributes:
         order_GLB: utterances of the micro-batches of all lanes, the longest of each first, int64.
-        speed_P: how many times as long each utterance is played, fp64.
-        samples_P: how many it has then, int64.
-        seed_P: of each utterance's own noise and masks, int64.
+        speed_P: factor of each utterance's duration, fp64.
+        samples_P: samples of each utterance after resampling, int64.
+        seed_P: random seed of each utterance's noise and masks, int64.
     """
 
     order_GLB: NDArray[np.int64]
@@ -53,12 +53,12 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A micro-batch: the longest utterance first.
+    """A micro-batch, with the longest utterance first.
 
     Attributes:
-        epoch: from 0.
+        epoch: index of the epoch, from 0.
         utterance_B: int64.
-        speed_B, samples_B, seed_B: as :class:`Epoch` has them.
+        speed_B, samples_B, seed_B: see :class:`Epoch`.
     """
 
     epoch: int
@@ -69,10 +69,10 @@ class Drawn:
 
 
 def kept_samples(train_samples: int, global_batch: int) -> int:
-    """How many of an epoch's utterances are trained on: whole global batches.
+    """Return the number of utterances per epoch in whole global batches.
 
     Raises:
-        ConfigError: they are not enough for one.
+        ConfigError: they do not fill one global batch.
     """
     kept = train_samples // global_batch * global_batch
     if not kept:
@@ -81,20 +81,20 @@ def kept_samples(train_samples: int, global_batch: int) -> int:
 
 
 class UtteranceStream:
-    """One replica's part of the training; a :class:`common.data.order.SampleStream`.
+    """One replica's training utterances; a :class:`common.data.order.SampleStream`.
 
     Args:
-        samples_P: int64, of each utterance as it was recorded; those that are too long for training are not among them.
-        tokens_P: of each utterance.
-        settings: speeds, buckets, and how many utterances an epoch trains on.
+        samples_P: int64, recorded samples of each utterance; those too long for training are already removed.
+        tokens_P: number of tokens of each utterance.
+        settings: speeds, buckets, and utterances per epoch.
         mine: this replica's micro-batches.
-        seed: of everything that is drawn.
+        seed: random seed of all choices.
 
     Attributes:
         train_samples: utterances of an epoch, all ranks together.
 
     Raises:
-        DataError: there are fewer utterances than an epoch trains on, or one fits no bucket of ``reader.buckets``.
+        DataError: there are fewer utterances than an epoch needs, or one fits no bucket of ``reader.buckets``.
         ConfigError: a global batch is larger than an epoch.
     """
 
@@ -123,20 +123,23 @@ class UtteranceStream:
         self._epochs: dict[int, Future[Epoch]] = {}
 
     def first_micro_batch(self, block: Block) -> int:
-        """Micro-batches that this replica was given before ``block``."""
+        """Return the number of this replica's micro-batches before ``block``."""
         return self._mine.first(block)
 
     def micro_batches(self, block: Block) -> int:
-        """Micro-batches of this replica in ``block``: a multiple of its accumulation, equal on all replicas."""
+        """Return the number of this replica's micro-batches in ``block``, a multiple of its accumulation.
+
+        It is equal on all replicas.
+        """
         return self._mine.count(block)
 
     def samples_of(self, number: int) -> list[tuple[int, int]]:
-        """The (epoch from 0, utterance) pairs of this replica's micro-batch ``number``, the longest first."""
+        """Return the (epoch from 0, utterance) pairs of this replica's micro-batch ``number``, the longest first."""
         drawn = self.drawn(number)
         return [(drawn.epoch, utterance) for utterance in drawn.utterance_B.tolist()]
 
     def drawn(self, number: int) -> Drawn:
-        """This replica's micro-batch ``number``, from 0 over the whole training."""
+        """Return this replica's micro-batch ``number``, counted from the start of training."""
         step, accumulation_step = self._mine.place(number)
         epoch, place = divmod(step, self.train_samples // self._global_batch)
         made = self.epoch(epoch)
@@ -146,8 +149,10 @@ class UtteranceStream:
         )
 
     def key(self, number: int) -> tuple[int, ...]:
-        """Spliced frames and tokens that micro-batch ``number`` is padded to, and packed rows, where it has more than
-        ``reader.rows`` makes room for."""
+        """Return the spliced frames and tokens to which micro-batch ``number`` is padded.
+
+        The number of packed rows is appended if it exceeds the capacity of ``reader.rows``.
+        """
         drawn = self.drawn(number)
         tokens_B = self._tokens_P[drawn.utterance_B]
         frames_B = spliced_frames(drawn.samples_B, self._settings.facts)
@@ -157,11 +162,11 @@ class UtteranceStream:
         return key if rows <= self._settings.reader.rows.capacity(self.micro_batch, key) else (*key, rows)
 
     def random_seed(self, number: int) -> int:
-        """A seed in [0, 2**63) for micro-batch ``number``, equal however many ranks share the global batch."""
+        """Return a seed in [0, 2**63) for micro-batch ``number``; it does not depend on the number of ranks."""
         return self._mine.random_seed(self.seed, number)
 
     def epoch(self, epoch: int) -> Epoch:
-        """What ``epoch`` (from 0) draws. The one after it is made meanwhile."""
+        """Return the random choices of ``epoch`` (from 0); a thread computes the next epoch in advance."""
         for wanted in (epoch, epoch + 1):
             if wanted not in self._epochs:
                 self._epochs[wanted] = self._pool.submit(self._drawn_epoch, wanted)
@@ -170,7 +175,7 @@ class UtteranceStream:
         return self._epochs[epoch].result()
 
     def close(self) -> None:
-        """End the thread that makes epochs."""
+        """End the thread that computes epochs."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _drawn_epoch(self, epoch: int) -> Epoch:
@@ -184,7 +189,7 @@ class UtteranceStream:
         return Epoch(np.take_along_axis(order_GLB, longest_first, 2), speed_P, samples_P, seed_P)
 
     def _global_batches(self, epoch: int) -> NDArray[np.int64]:
-        """The utterances of each global batch, in the order of training: [G, N]."""
+        """Return the utterances of each global batch, in the order of training: [G, N]."""
         buckets = np.array_split(self._by_duration, self._settings.num_buckets)
         shuffled = [
             sample_generator(self.seed, _BUCKET, epoch, number).permutation(bucket)
@@ -197,12 +202,12 @@ class UtteranceStream:
         return order_GN[sample_generator(self.seed, _BATCHES, epoch).permutation(len(order_GN))]
 
     def _bucket(self, frames: int, tokens: int) -> Key | None:
-        """The smallest bucket that so many spliced frames and tokens fit."""
+        """Return the smallest bucket that fits this number of spliced frames and tokens, or None."""
         fitting = [key for key in self._settings.reader.buckets if frames <= key[0] and tokens <= key[1]]
         return min(fitting, key=lambda key: (key[0] * (key[1] + 1), key), default=None)
 
     def _require_room(self) -> None:
-        """Refuse utterances of which a micro-batch fits no bucket: any of them may meet in one."""
+        """Check that every micro-batch fits a bucket, even if the longest utterance and the most tokens meet in one."""
         facts = self._settings.facts
         longest = resampled(self._samples_P.max(keepdims=True), np.array([facts.speed_max]))
         frames, tokens = int(spliced_frames(longest, facts)[0]), int(self._tokens_P.max())
@@ -216,11 +221,11 @@ class UtteranceStream:
 
 
 def interleaved(order_GN: NDArray[np.int64], samples_P: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The utterances of each global batch as shortest, longest, second shortest, second longest, and so on.
+    """Return the utterances of each global batch as shortest, longest, second shortest, second longest, and so on.
 
     Args:
-        order_GN: the utterances of each global batch.
-        samples_P: how long each utterance is.
+        order_GN: utterances of each global batch.
+        samples_P: length of each utterance.
     """
     shortest_first = np.argsort(samples_P[order_GN], axis=1, kind="stable")
     sorted_GN = np.take_along_axis(order_GN, shortest_first, 1)

@@ -1,7 +1,7 @@
-"""Where the rows of a micro-batch's utterances lie: (b, s, u) of all of them back to back, without padding.
+"""Packed rows of a micro-batch: (b, s, u) of all utterances back to back, without padding.
 
-Utterance b has frames_b * (tokens_b + 1) rows, frame by frame, and within a frame one for each number of tokens that
-came before. How many rows there are is known on the device alone; memory is reserved for ``capacity``.
+Utterance b has frames_b * (tokens_b + 1) rows, frame by frame, and within a frame one for each token position. Only
+the device knows the number of rows; memory is reserved for ``capacity``.
 
 Legend: B utterances, S frames, U tokens, R rows.
 """
@@ -18,10 +18,10 @@ class PackedRows(NamedTuple):
     """Rows of a micro-batch.
 
     Attributes:
-        frames_B, tokens_B: of each utterance, int32, on the device.
-        offsets: first row of each utterance, and behind the last one their number; (B + 1,) int64, on the device.
-        capacity: rows that memory is reserved for.
-        most_frames, most_tokens: what utterances are padded to.
+        frames_B, tokens_B: frames and tokens of each utterance, int32, on the device.
+        offsets: first row of each utterance, followed by the number of rows; (B + 1,) int64, on the device.
+        capacity: rows for which memory is reserved.
+        most_frames, most_tokens: padded frames and tokens.
     """
 
     frames_B: Tensor
@@ -33,28 +33,28 @@ class PackedRows(NamedTuple):
 
     @property
     def utterances(self) -> int:
-        """Of the micro-batch."""
+        """Number of utterances of the micro-batch."""
         return len(self.frames_B)
 
     @property
     def device(self) -> torch.device:
-        """Where all of it is."""
+        """Device of all tensors."""
         return self.offsets.device
 
 
 def packed_rows(
     frames_B: Tensor, tokens_B: Tensor, most_frames: int, most_tokens: int, capacity: int | None = None
 ) -> PackedRows:
-    """Lay out the rows of a micro-batch; capturable.
+    """Return the row layout of a micro-batch; capturable.
 
-    A batch that has more rows than ``capacity`` counts as one whose utterances have no frames, for which the loss is
-    infinite: nothing is written beyond the reserved memory, and nothing wrong passes unnoticed.
+    If a batch has more rows than ``capacity``, all its utterances are treated as having no frames, which makes the
+    loss infinite. Nothing is then written beyond the reserved memory, and the error is noticed.
 
     Args:
-        frames_B: frames of each utterance, after two are joined to one; integers, 0 ... most_frames.
-        tokens_B: tokens of each, 0 ... most_tokens.
-        most_frames, most_tokens: what utterances are padded to.
-        capacity: rows to reserve memory for; as many as these numbers allow unless told otherwise.
+        frames_B: frames of each utterance, after pairs are joined; integers, 0 ... most_frames.
+        tokens_B: tokens of each utterance, 0 ... most_tokens.
+        most_frames, most_tokens: padded frames and tokens.
+        capacity: rows to reserve memory for; None: the maximum for these numbers.
     """
     most = len(frames_B) * most_frames * (most_tokens + 1)
     capacity = most if capacity is None else min(capacity, most)
@@ -66,11 +66,11 @@ def packed_rows(
 
 
 class Places(NamedTuple):
-    """What each of the reserved rows is.
+    """Meaning of each reserved row.
 
     Attributes:
-        utterance_R, frame_R, token_R: of each row, int64; some utterance's, frame's and number where there is none.
-        exists_R: whether it is in use, bool.
+        utterance_R, frame_R, token_R: of each row, int64; arbitrary but valid indices for unused rows.
+        exists_R: whether the row is used, bool.
     """
 
     utterance_R: Tensor
@@ -80,7 +80,7 @@ class Places(NamedTuple):
 
 
 def places(rows: PackedRows) -> Places:
-    """Utterance, frame and tokens before it, of every row."""
+    """Return utterance, frame and token position of every row."""
     row_R = torch.arange(rows.capacity, device=rows.device)
     exists_R = row_R < rows.offsets[-1]
     utterance_R = torch.searchsorted(rows.offsets[1:], row_R, right=True).clamp_(max=rows.utterances - 1)

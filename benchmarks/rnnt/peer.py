@@ -1,4 +1,4 @@
-"""The same training with modules of PyTorch and the loss of torchaudio.
+"""Peers of RNN-T: the same training with modules of PyTorch and the loss of torchaudio.
 
 - The network of the rules consists of ``nn.LSTM`` and ``nn.Linear``, and its joint network broadcasts over frames and
   tokens.
@@ -53,11 +53,11 @@ class Part(NamedTuple):
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""From logits (B, S, U + 1, V), and tokens, frame counts and token counts as int32, to losses (B,)."""
+"""Function from logits (B, S, U + 1, V), and tokens, frame counts and token counts as int32, to losses (B,)."""
 
 
 class Joint(nn.Module):
-    """The joint network: from the sum of both networks, for all frames and tokens, to logits."""
+    """Joint network: from the sum of both networks, for all frames and tokens, to logits."""
 
     def __init__(self, shape: Architecture) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """Download, prepare, verify and generate the data of RNN-T: LibriSpeech as samples and word pieces.
 
-What is read: :mod:`benchmarks.rnnt.raw`; what is written: :mod:`benchmarks.rnnt.prepared`.
+:mod:`benchmarks.rnnt.raw` describes the input, :mod:`benchmarks.rnnt.prepared` the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common.errors import ConfigError
 WORK = "intermediate"
 STATE = "source.json"
 LARGEST_VOCABULARY = 32_767
-"""Pieces are kept in 16 bits."""
+"""Maximum number of pieces, because they are stored in 16 bits."""
 PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabulary": VOCABULARY})
 """Utterances of the corpus's three training subsets and of dev-clean, and pieces of the benchmark's tokenizer."""
 
@@ -39,7 +39,7 @@ def prepare(
     train_subsets: Sequence[str] | None = None,
     workers: int = 1,
 ) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
 
     Args:
         raw_dir: see :mod:`benchmarks.rnnt.raw`.
@@ -48,19 +48,19 @@ def prepare(
             data name.
         tokenizer: a SentencePiece model to use instead of one trained on the transcripts.
         train_subsets: LibriSpeech subsets for training; None for all three. Fewer subsets are custom data.
-        workers: processes.
+        workers: number of processes.
 
     Raises:
         ConfigError: the vocabulary or a subset is impossible.
-        DataError: the raw data are missing, damaged or of another kind; the disk is too small; ``data_dir`` holds data
-            that were prepared from another source or otherwise, or another process prepares them now.
+        DataError: the raw data are missing, damaged or of another kind; the disk is too small; ``data_dir`` holds
+            data from another source or with other settings, or another process is preparing them.
     """
     source = raw.open_raw(raw_dir, train_subsets)
     pieces = raw.vocabulary_of(source) if vocabulary is None else vocabulary
     if not 1 <= pieces <= LARGEST_VOCABULARY:
         raise ConfigError(f"--vocabulary={pieces}: 1 to {LARGEST_VOCABULARY}")
     if tokenizer is not None:
-        Tokenizer(tokenizer, pieces)  # refuses another before the work
+        Tokenizer(tokenizer, pieces)  # checks the vocabulary before the work
     utterances = {split: source.utterances(split) for split in SPLITS}
     wanted = {
         "fingerprint": raw.fingerprint(utterance for split in SPLITS for utterance in utterances[split]),

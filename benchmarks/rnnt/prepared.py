@@ -1,9 +1,9 @@
-"""The prepared format: one stream of samples for each split, and columns of its utterances, in the corpus's order.
+"""Prepared format: for each split one stream of samples, and columns of its utterances, in the corpus's order.
 
-- ``SPLIT/audio_00000.pcm`` ...: the samples, 16 bits, little-endian, 16 kHz, without a header. One after the other the
-  files are one stream; an utterance lies in one of them.
+- ``SPLIT/audio_00000.pcm`` ...: samples, 16 bits, little-endian, 16 kHz, without a header. The files form one stream;
+  no utterance spans two files.
 - ``SPLIT/samples.npy``, ``token_lengths.npy``, ``tokens.npy``, ``shard_samples.npy``: see :class:`Split`.
-- ``SPLIT/names.txt``, ``eval/transcripts.txt``: a line for each utterance.
+- ``SPLIT/names.txt``, ``eval/transcripts.txt``: one line per utterance.
 - ``tokenizer.model``, ``manifest.json``.
 
 ``SPLIT`` is ``train`` or ``eval``.
@@ -34,20 +34,20 @@ SPLITS = ("train", "eval")
 TOKENIZER = "tokenizer.model"
 _WHAT = ("samples", "audio_samples", "longest_samples", "tokens", "longest_tokens", "shards")
 COUNTS = (*(f"{split}_{what}" for split in SPLITS for what in _WHAT), "vocabulary")
-"""What the manifest counts: utterances are the benchmark's samples, audio's samples are 1/16,000 s."""
+"""Counts in the manifest. ``samples`` are utterances; ``audio_samples`` and ``longest_samples`` are in 1/16,000 s."""
 _COLUMNS = {"samples": np.int32, "token_lengths": np.int32, "tokens": np.int16, "shard_samples": np.int64}
 
 
 @dataclass(frozen=True)
 class Split:
-    """The utterances of a split; N of them.
+    """Utterances of a split; N of them.
 
     Attributes:
-        root: its folder.
-        samples: (N,) int32, samples of audio of each.
-        token_lengths: (N,) int32, word pieces of each.
-        tokens: (tokens,) int16, the pieces of all, one utterance after the other.
-        shard_samples: (shards,) int64, samples of each file of audio.
+        root: folder of the split.
+        samples: (N,) int32, audio samples of each utterance.
+        token_lengths: (N,) int32, word pieces of each utterance.
+        tokens: (tokens,) int16, pieces of all utterances, concatenated.
+        shard_samples: (shards,) int64, samples of each audio file.
     """
 
     root: Path
@@ -61,51 +61,51 @@ class Split:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """(N,) where the audio of each begins in the stream, in samples."""
+        """(N,) offset of each utterance's audio in the stream, in samples."""
         return starts_of(self.samples)
 
     @cached_property
     def token_offsets(self) -> NDArray[np.int64]:
-        """(N,) where the pieces of each begin in ``tokens``."""
+        """(N,) offset of each utterance's pieces in ``tokens``."""
         return starts_of(self.token_lengths)
 
     @cached_property
     def shard_bounds(self) -> NDArray[np.int64]:
-        """(shards + 1,) where each file begins in the stream, and where the last one ends, in samples."""
+        """(shards + 1,) offset of each file in the stream, and end of the last one, in samples."""
         return bounds_of(self.shard_samples)
 
     @property
     def shards(self) -> tuple[Path, ...]:
-        """The files of audio."""
+        """Paths of the audio files."""
         return tuple(self.root / shard_name(number) for number in range(len(self.shard_samples)))
 
     def audio(self) -> Audio:
-        """The stream of samples, mapped into memory."""
+        """Return the stream of samples, memory-mapped."""
         return Audio(self)
 
     def names(self) -> list[str]:
-        """Name of each utterance, such as ``103-1240-0000``."""
+        """Return the name of each utterance, such as ``103-1240-0000``."""
         return _lines(self.root / "names.txt", len(self))
 
     def transcripts(self) -> list[str]:
-        """What is said in each utterance, in lower case; of ``eval`` only."""
+        """Return the transcript of each utterance, in lower case; only for ``eval``."""
         return _lines(self.root / "transcripts.txt", len(self))
 
     def tokens_of(self, utterance: int) -> NDArray[np.int16]:
-        """(U,) the pieces of one utterance."""
+        """Return the pieces of one utterance, (U,)."""
         first = self.token_offsets[utterance]
         return self.tokens[first : first + self.token_lengths[utterance]]
 
 
 class Audio:
-    """The samples of a split, in files that are mapped into memory."""
+    """Samples of a split, in memory-mapped files."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
         self._files = [np.memmap(path, "<i2", "r") for path in split.shards]
 
     def __getitem__(self, utterance: int) -> NDArray[np.int16]:
-        """(samples,) int16, a view of one utterance; read only when it is used."""
+        """Return a view of one utterance, (samples,) int16; it is read from disk only when used."""
         split = self._split
         first = split.offsets[utterance]
         shard = int(np.searchsorted(split.shard_bounds, first, "right")) - 1
@@ -122,16 +122,16 @@ class Prepared:
 
     @property
     def stand_in(self) -> bool:
-        """Whether the data are generated or reduced."""
+        """Whether the data are synthetic or reduced."""
         return self.manifest.stand_in
 
     @property
     def vocabulary(self) -> int:
-        """Pieces of the tokenizer; the blank, which follows them, is none."""
+        """Pieces of the tokenizer, without the blank, which follows them."""
         return self.manifest.counts["vocabulary"]
 
     def require_vocabulary(self, pieces: int) -> None:
-        """Raise :class:`DataError` if the transcripts are not made of so many word pieces."""
+        """Raise :class:`DataError` unless the tokenizer has this number of pieces."""
         if self.vocabulary != pieces:
             raise DataError(
                 f"{self.root} was prepared with a tokenizer of {self.vocabulary} pieces where the model has {pieces}; "
@@ -139,11 +139,11 @@ class Prepared:
             )
 
     def tokenizer(self) -> Tokenizer:
-        """What makes texts of pieces; raises :class:`DataError` if its file is damaged."""
+        """Return the tokenizer; raises :class:`DataError` if its file is damaged."""
         return Tokenizer(self.root / TOKENIZER, self.vocabulary)
 
     def split(self, name: str) -> Split:
-        """The utterances of ``train`` or ``eval``; raises :class:`DataError` if a file is damaged."""
+        """Return the utterances of ``train`` or ``eval``; raises :class:`DataError` if a file is damaged."""
         counts = self.manifest.counts
         sizes = {column: counts[f"{name}_{column}"] for column in ("samples", "tokens")}
         sizes["token_lengths"], sizes["shard_samples"] = sizes["samples"], counts[f"{name}_shards"]
@@ -162,12 +162,12 @@ class Prepared:
 
 
 def open_prepared(root: Path) -> Prepared:
-    """Open a prepared folder; raises :class:`DataError` unless its manifest is whole and its files are there."""
+    """Open a prepared folder; raises :class:`DataError` unless manifest and files are complete."""
     return Prepared(root, manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
 def shard_name(number: int) -> str:
-    """Name of a file of audio."""
+    """Return the name of an audio file."""
     return f"audio_{number:05d}.pcm"
 
 
@@ -177,13 +177,13 @@ def write_split(
     names: Sequence[str],
     transcripts: Sequence[str] | None,
 ) -> list[Path]:
-    """Write what belongs to a split beside its audio; returns the files.
+    """Write the files of a split except its audio, and return their paths.
 
     Args:
-        folder: of the split.
-        columns: by the names of :class:`Split`'s attributes.
-        names: of its utterances.
-        transcripts: of its utterances, None to write none.
+        folder: folder of the split.
+        columns: arrays by the names of :class:`Split`'s attributes.
+        names: names of the utterances.
+        transcripts: transcripts of the utterances; None: do not write them.
     """
     made = []
     for name, dtype in _COLUMNS.items():

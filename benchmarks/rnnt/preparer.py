@@ -1,6 +1,6 @@
-"""A reader's batch on the device: its recorded utterances become the network's input.
+"""Conversion of a reader's batch of recorded utterances to the network's input, on the device.
 
-Legend: B utterances, T spliced frames (padded), F features of one (padded).
+Legend: B utterances, T spliced frames (padded), F features per frame (padded).
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from common.ops.operation import OPTION, OperationRequest, asked_for
 
 
 class Preparer:
-    """Makes features; nothing waits for the device.
+    """Computes features, without synchronization with the device.
 
     Args:
-        facts: of the features.
         columns: F.
-        implementation: of the operation ``features``.
-        device: of the batches.
-        dtype: of the features.
+        implementation: implementation of the operation ``features``.
+        dtype: dtype of the features.
 
     Attributes:
-        choice: the implementation that was chosen.
+        choice: name of the chosen implementation.
 
     Raises:
         UnsupportedImplementation: see :func:`common.ops.operation.Operation.select`.
@@ -47,18 +45,20 @@ class Preparer:
         self._device, self._dtype = device, dtype
 
     def __call__(self, host: HostBatch) -> Batch:
-        """A training batch: what :meth:`tensors` makes of it, with SpecAugment's masks."""
+        """Return a training batch: the result of :meth:`tensors` with SpecAugment's masks."""
         key = host.key
         assert isinstance(key, tuple)
         return Batch(self.tensors(host.tensors, key[0], training=True), host.samples, host.key)
 
     def tensors(self, tensors: Mapping[str, Tensor], frames: int, training: bool) -> dict[str, Tensor]:
-        """``features`` (T, B, F), zero beyond the utterances, and ``feature_lengths`` (B,) int32, without audio.
+        """Return the batch with features instead of audio.
+
+        These are ``features`` (T, B, F), zero beyond the utterances, and ``feature_lengths`` (B,) int32.
 
         Args:
-            tensors: of a reader's batch, on the host or on the device.
+            tensors: a reader's batch, on the host or on the device.
             frames: T.
-            training: with SpecAugment's masks.
+            training: whether to apply SpecAugment's masks.
         """
         moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()}
         made, length_B = self._features(AudioBatch.of(moved), self._facts, frames, self._columns, training, self._dtype)
@@ -66,13 +66,13 @@ class Preparer:
         return {"features": made, "feature_lengths": length_B, **rest}
 
     def warm_up(self, batch: int, keys: Iterable[Key], training: bool = True) -> None:
-        """Make features of made-up batches of ``batch`` utterances, one for each key: compiles what they need."""
+        """Compute features of one synthetic batch of ``batch`` utterances per key, which compiles all kernels."""
         for key in keys:
             self.tensors(made_up(self._facts, batch, key), key[0], training)
 
 
 def made_up(facts: AudioFacts, batch: int, key: Key) -> dict[str, Tensor]:
-    """The tensors of a reader's training batch of utterances of the largest size of ``key``: noise, all the same."""
+    """Return a reader's training batch of identical utterances of noise, with the maximum size of ``key``."""
     frames, tokens = key
     samples = facts.largest_resampled(frames)
     generator = torch.Generator().manual_seed(0)

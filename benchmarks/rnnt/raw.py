@@ -1,6 +1,6 @@
-"""LibriSpeech's layout: ``LibriSpeech/SUBSET/SPEAKER/CHAPTER`` holds a FLAC file for each utterance of a chapter.
+"""LibriSpeech's layout: ``LibriSpeech/SUBSET/SPEAKER/CHAPTER`` has a FLAC file for each utterance of a chapter.
 
-Beside them ``SPEAKER-CHAPTER.trans.txt`` has a line for each, its name and what is said, in capitals.
+The file ``SPEAKER-CHAPTER.trans.txt`` beside them has a line for each utterance: name and transcript, in capitals.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ FOLDER = "LibriSpeech"
 TRAIN_SUBSETS = ("train-clean-100", "train-clean-360", "train-other-500")
 EVAL_SUBSET = "dev-clean"
 ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz' ")
-"""Of transcripts, once they are in lower case."""
+"""Letters of transcripts, after conversion to lower case."""
 VOCABULARY = 1023
 """Pieces of the benchmark's tokenizer, without the blank."""
 
 
 class Utterance(NamedTuple):
-    """One FLAC file and what is said in it.
+    """One FLAC file and its transcript.
 
     Attributes:
-        name: of the utterance, such as ``103-1240-0000``.
-        folder: of its chapter.
-        transcript: in lower case.
-        bytes: of its file.
+        name: name of the utterance, such as ``103-1240-0000``.
+        folder: folder of its chapter.
+        transcript: transcript in lower case.
+        bytes: size of the file.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Utterance(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Its FLAC file."""
+        """Path of the FLAC file."""
         return os.path.join(self.folder, f"{self.name}.flac")
 
 
 @dataclass(frozen=True)
 class RawSpeech:
-    """What a preparation starts from.
+    """Raw data of a preparation.
 
     Attributes:
         root: folder of the subsets.
-        subsets: split to its subsets.
-        stand_in: what the generated data are, None for LibriSpeech.
+        subsets: subsets of each split.
+        stand_in: description of synthetic data; None for LibriSpeech.
     """
 
     root: Path
@@ -62,7 +62,7 @@ class RawSpeech:
     stand_in: dict[str, Any] | None
 
     def utterances(self, split: str) -> list[Utterance]:
-        """All of ``split``, ``train`` or ``eval``, subset by subset, by the names of speaker, chapter and file.
+        """Return all utterances of ``split`` (``train`` or ``eval``), by subset, then by speaker, chapter and file.
 
         Raises:
             DataError: a transcript or a file is missing, or a transcript has a letter outside the alphabet.
@@ -77,14 +77,13 @@ class RawSpeech:
 
 
 def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSpeech:
-    """Find the subsets below ``raw_dir``, or below its folder ``LibriSpeech``.
+    """Find the subsets in ``raw_dir``, or in its folder ``LibriSpeech``.
 
     Args:
-        raw_dir: the raw data.
-        train_subsets: those to train on; None for the benchmark's three, or those that a stand-in has.
+        train_subsets: subsets for training; None for the benchmark's three, or those that synthetic data have.
 
     Raises:
-        ConfigError: a training subset is named twice, or is none of the three.
+        ConfigError: a training subset is named twice or unknown.
         DataError: the folder or a subset is missing, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
@@ -109,16 +108,16 @@ def open_raw(raw_dir: Path, train_subsets: Sequence[str] | None = None) -> RawSp
 
 
 def check_subsets(train_subsets: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` unless these are some of LibriSpeech's training subsets."""
+    """Raise :class:`ConfigError` unless these are distinct training subsets of LibriSpeech."""
     if not train_subsets or len(set(train_subsets)) < len(train_subsets) or set(train_subsets) - set(TRAIN_SUBSETS):
         raise ConfigError(f"--train-subsets {' '.join(train_subsets)}: some of {', '.join(TRAIN_SUBSETS)}, once each")
 
 
 def vocabulary_of(source: RawSpeech) -> int:
-    """Pieces of the tokenizer: the benchmark's, or what ``STAND_IN`` says.
+    """Return the number of the tokenizer's pieces: the benchmark's, or that in ``STAND_IN``.
 
     Raises:
-        DataError: ``STAND_IN`` says something else.
+        DataError: ``STAND_IN`` has no valid number.
     """
     if source.stand_in is None:
         return VOCABULARY
@@ -129,7 +128,7 @@ def vocabulary_of(source: RawSpeech) -> int:
 
 
 def fingerprint(utterances: Iterable[Utterance]) -> str:
-    """SHA-256 over names, transcripts and sizes of files: what decides the result, wherever it lies."""
+    """Return SHA-256 over names, transcripts and file sizes, which determine the result; paths do not matter."""
     digest = hashlib.sha256()
     for name, _, transcript, size in utterances:
         digest.update(f"{name}\t{size}\t{transcript}\n".encode())
@@ -147,7 +146,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _chapter(folder: Path, transcripts: str) -> list[Utterance]:
-    """The utterances of one chapter, by their names."""
+    """Return the utterances of one chapter, sorted by name."""
     with os.scandir(folder) as entries:
         files = [entry for entry in entries if entry.name.endswith(".flac") and is_data(entry.name)]
         sizes = {entry.name: entry.stat().st_size for entry in files}

@@ -1,4 +1,4 @@
-"""Copies recorded utterances into batches: threads read them from files that are mapped into memory.
+"""Reader that copies recorded utterances into batches, with threads that read memory-mapped files.
 
 Legend: B utterances of a batch, A samples of all of them with gaps, U tokens (padded).
 """
@@ -17,19 +17,18 @@ from benchmarks.rnnt.prepared import Split
 from common.data.threads import PendingBatch, SampleThreads
 
 _ALIGNMENT = 8
-"""Utterances begin at multiples of so many samples: 16 bytes."""
+"""Utterances begin at multiples of this number of samples: 16 bytes."""
 
 _GRAIN = 1 << 18
-"""Samples that a batch's audio is a multiple of, so that memory on the device comes in few sizes."""
+"""A batch's audio has a multiple of this number of samples, so that device memory needs only few block sizes."""
 
 
 class UtteranceReader:
-    """Reads utterances of a split.
+    """Reader of a split's utterances.
 
     Args:
-        split: of the prepared data.
-        threads: that copy.
-        pin_memory: for copies to a GPU that nobody waits for.
+        threads: threads that copy.
+        pin_memory: whether to use pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(self, split: Split, threads: SampleThreads, pin_memory: bool) -> None:
@@ -38,12 +37,12 @@ class UtteranceReader:
     def begin(
         self, utterance_B: NDArray[np.int64], columns: Mapping[str, NDArray[Any]], tokens: int | None = None
     ) -> PendingBatch:
-        """Begin a batch: ``audio``, ``audio_lengths`` and ``audio_offsets`` beside ``columns``.
+        """Begin a batch with ``audio``, ``audio_lengths``, ``audio_offsets`` and ``columns``.
 
         Args:
-            utterance_B: the utterances; one that comes several times is read once.
-            columns: what else the batch has, by name.
-            tokens: U, for ``tokens`` and ``token_lengths``; None for a batch without them.
+            utterance_B: the utterances; repeated ones are read once.
+            columns: further columns of the batch, by name.
+            tokens: U, for ``tokens`` and ``token_lengths``; None: a batch without them.
         """
         split = self._split
         distinct, place_B = np.unique(utterance_B, return_inverse=True)

@@ -1,8 +1,8 @@
-"""A stand-in in LibriSpeech's layout: English words in made-up sentences, in speech that is synthesised.
+"""Synthetic data in LibriSpeech's layout: random sentences of English words, in synthesised speech.
 
-``small`` has few short words, which a small network learns to hear; the sentences to evaluate are none of those to
-train on, and other voices speak them. ``librispeech-sized`` is to measure with: lengths, and word pieces a second, are
-about LibriSpeech's.
+``small`` has few short words, which a small network can learn. Its evaluation sentences are not among the training
+sentences, and have other voices. ``librispeech-sized`` is for benchmarks: lengths, and word pieces per second, are
+about those of LibriSpeech.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from common.errors import ConfigError
 
 KINDS = ("small", "librispeech-sized")
 LONGER_THAN_TRAINED = 17.0
-"""Seconds of a long utterance: more than the longest that the benchmark trains on."""
+"""Seconds of a long utterance: more than the longest one in the benchmark's training."""
 LONGEST = 32.7
-"""Seconds of the longest that it evaluates."""
+"""Seconds of the longest evaluation utterance."""
 PIECES_PER_SECOND = (4.6, 0.6)
-"""Of LibriSpeech's 1,023, in the mean, and how much utterances deviate from it."""
+"""Mean and standard deviation over LibriSpeech's utterances, with 1,023 pieces."""
 SLOWEST, FASTEST = 2.8, 6.4
-"""Pieces a second: 109 of the longest utterance to train on, where LibriSpeech's have 125 at most."""
+"""Range of pieces per second; gives 109 for the longest training utterance, where LibriSpeech has 125 at most."""
 _CHAPTER = 64
-"""Utterances of a chapter at most."""
+"""Maximum utterances per chapter."""
 _TEXTS, _VOICE = range(2)  # purposes of random numbers
 _WORD = r"a|[a-z]+[a-z']*[a-z]"
 _SHORT, _ANY = range(3, 7), range(1, 30)  # letters of a word
@@ -48,17 +48,17 @@ _ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate; None stands for what is usual of the kind.
+    """Options of the generator; None selects the default of the kind.
 
     Attributes:
         kind: one of :data:`KINDS`.
         train, eval: utterances of each split.
-        long: of those to evaluate, how many are longer than any that is trained on; of ``small`` only.
-        words: of the language, the most frequent ones of Python's documentation.
-        sentence: words of a sentence, at least and at most; of ``small`` only.
+        long: evaluation utterances that are longer than all training utterances; only for ``small``.
+        words: words of the language, which are the most frequent ones of Python's documentation.
+        sentence: minimum and maximum words of a sentence; only for ``small``.
         vocabulary: pieces of the tokenizer.
         voices: speakers of each split.
-        seed: decides everything else.
+        seed: random seed.
     """
 
     kind: str = KINDS[0]
@@ -72,10 +72,10 @@ class Request:
     seed: int = 0
 
     def completed(self) -> Request:
-        """With numbers for all that is None.
+        """Return the request with defaults for all values that are None.
 
         Raises:
-            ConfigError: a number is out of its range.
+            ConfigError: a number is out of range.
         """
         if self.kind not in USUAL:
             raise ConfigError(f"--kind={self.kind}: {' or '.join(KINDS)}")
@@ -105,12 +105,12 @@ USUAL: dict[str, dict[str, Any]] = {
         "voices": 64,
     },
 }
-"""Kind to what is usual of it."""
+"""Defaults of each kind."""
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written: utterances and seconds of each split."""
+    """Result of the generator: utterances and seconds of each split."""
 
     utterances: dict[str, int]
     seconds: dict[str, float]
@@ -124,7 +124,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class _Chapter:
-    """What one voice says: the texts, each with its seconds where these are given."""
+    """Utterances of one voice: texts, each with its duration in seconds, or None for a natural duration."""
 
     folder: Path
     voice: tuple[int, ...]
@@ -136,10 +136,10 @@ class _Chapter:
 
 
 def generate(raw_dir: Path, request: Request = Request(), workers: int = 1) -> Generated:
-    """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir`` and mark it as a stand-in.
+    """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir``, marked as synthetic.
 
     Raises:
-        ConfigError: a number is out of its range, or the words make too few sentences.
+        ConfigError: a number is out of range, or the words allow too few sentences.
         DataError: the folder is not empty, or a process was killed.
     """
     request = request.completed()
@@ -159,7 +159,7 @@ def generate(raw_dir: Path, request: Request = Request(), workers: int = 1) -> G
 
 
 def write_chapter(chapter: _Chapter) -> float:
-    """Write the FLAC files and the transcripts of one chapter; returns their seconds."""
+    """Write the FLAC files and the transcripts of one chapter, and return their duration in seconds."""
     voice = draw_voice(np.random.default_rng(chapter.voice))
     chapter.folder.mkdir(parents=True)
     lines = []
@@ -176,11 +176,11 @@ def write_chapter(chapter: _Chapter) -> float:
 
 
 def frequent_words(count: int, letters: range) -> dict[str, int]:
-    """The most frequent words of Python's documentation, at most ``count``, and how often they come.
+    """Return the most frequent words of Python's documentation, with their frequencies.
 
     Args:
-        count: how many.
-        letters: how many letters they may have.
+        count: maximum number of words.
+        letters: allowed numbers of letters.
     """
     counts = _counted_words()
     ranked = sorted((word for word in counts if len(word) in letters), key=lambda word: (-counts[word], word))
@@ -198,7 +198,7 @@ def _counted_words() -> Counter[str]:
 
 
 def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
-    """Sentences of few words; none of those to evaluate is one of those to train on."""
+    """Return sentences of few words; evaluation sentences are not among the training sentences."""
     assert request.words is not None
     assert request.sentence is not None
     assert request.train is not None
@@ -232,7 +232,7 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
 
 
 def _long_sentence(words: list[str], random: np.random.Generator) -> str:
-    """Words that fill a long utterance."""
+    """Return words that fill a long utterance."""
     text = words[int(random.integers(len(words)))]
     while usual_seconds(text) < LONGER_THAN_TRAINED:
         text += f" {words[int(random.integers(len(words)))]}"
@@ -240,10 +240,10 @@ def _long_sentence(words: list[str], random: np.random.Generator) -> str:
 
 
 def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
-    """Texts for given lengths of time, with words as frequent as in the documentation.
+    """Return texts for given durations, with words as frequent as in the documentation.
 
-    How many pieces a word has depends on the tokenizer, that on the texts, and these on Python's version. So a
-    tokenizer made of texts of usual length says how many words each text takes, and then one made of what it said.
+    The pieces of a word depend on the tokenizer, which depends on the texts. A first tokenizer, trained on texts of
+    typical length, determines the number of words per text; a second one, trained on these texts, corrects it.
     """
     assert request.words is not None
     assert request.vocabulary is not None
@@ -257,7 +257,7 @@ def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
     for split, seconds_N in seconds.items():
         rate_N = np.clip(random.normal(*PIECES_PER_SECOND, len(seconds_N)), SLOWEST, FASTEST)
         wanted[split] = seconds_N * rate_N
-        drawn[split] = [  # as many words as pieces are enough
+        drawn[split] = [  # a word has at least one piece
             np.searchsorted(cumulative, random.integers(cumulative[-1], size=math.ceil(pieces)), "right")
             for pieces in wanted[split]
         ]
@@ -282,13 +282,13 @@ def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
 
 
 def _first(places: NDArray[np.int64], pieces: NDArray[np.int64], wanted: float) -> NDArray[np.int64]:
-    """As many words, one at least, as come nearest to the ``wanted`` pieces."""
+    """Return the first words, at least one, whose pieces come closest to ``wanted``."""
     middles = np.cumsum(pieces) - pieces / 2
     return places[: max(1, int(np.searchsorted(middles, wanted, "right")))]
 
 
 def _pieces_of(words: list[str], model: bytes) -> NDArray[np.int64]:
-    """(W,) pieces of each word."""
+    """Return the number of pieces of each word, (W,)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.model"
         path.write_bytes(model)
@@ -296,17 +296,17 @@ def _pieces_of(words: list[str], model: bytes) -> NDArray[np.int64]:
 
 
 def train_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """(count,) lengths like those of the utterances to train on: 1 to 17 s, 12.3 s in the mean, most near the end."""
+    """Return (count,) durations like those of training utterances: 1 to 17 s, mean 12.3 s, most near the maximum."""
     return 1.0 + 16.0 * random.beta(1.89, 0.79, count)
 
 
 def eval_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """(count,) lengths like dev-clean's: 1.4 to 32.7 s, 7.2 s in the mean."""
+    """Return (count,) durations like those of dev-clean: 1.4 to 32.7 s, mean 7.2 s."""
     return np.clip(random.lognormal(np.log(5.9), 0.63, count), 1.4, LONGEST)
 
 
 def _chapters(folder: Path, split: int, texts: list[tuple[str, float | None]], request: Request) -> Iterator[_Chapter]:
-    """Deal texts to voices in turn, and cut what one voice says into chapters."""
+    """Assign texts to voices in turn, and divide the texts of each voice into chapters."""
     assert request.voices is not None
     for speaker in range(request.voices):
         said = texts[speaker :: request.voices]

@@ -1,8 +1,8 @@
-"""Speech for stand-ins: letters as pairs of formants, spoken by voices.
+"""Speech synthesis for synthetic data: letters are pairs of formants, spoken by voices.
 
-A voice gives pulses at its pitch, and each pulse rings at two frequencies, the letter's formants. They glide from
-letter to letter, each letter has its length, a space is a short pause, and noise lies under everything. Nothing of it
-sounds like English, but what is said can be heard from the spectrum, as in speech.
+A voice emits pulses at its pitch, and each pulse rings at the two formant frequencies of the letter. Formants glide
+from letter to letter, each letter has a duration, a space is a short pause, and there is background noise. It does
+not sound like English, but like in speech, the text can be recognised from the spectrum.
 
 Shapes: N samples, L letters of a text, P pulses.
 """
@@ -22,15 +22,15 @@ _SECOND_HZ = (1150.0, 1450.0, 1850.0, 2350.0, 2950.0, 3700.0)
 _VOWELS = "aeiou"
 _LETTER_S, _VOWEL_S, _SPACE_S = 0.065, 0.085, 0.055
 _GLIDE_S = 0.02
-"""Between two letters the formants glide, and the voice is a little lower, so that one letter twice sounds so."""
+"""Seconds between two letters in which formants glide and the voice is quieter, so that double letters are audible."""
 _BETWEEN = 0.35
 _PAUSE = 0.003
-"""Of a voice's loudness: between two letters, and at a space."""
+"""Loudness relative to the voice: ``_BETWEEN`` between two letters, ``_PAUSE`` at a space."""
 _FIRST_DECAY, _SECOND_DECAY = 2 * math.pi * 45.0, 2 * math.pi * 70.0
-"""1/s, of a pulse's ringing: pi times the formants' widths, 90 and 140 Hz."""
+"""Decay of a pulse's ringing, in 1/s: pi times the formants' bandwidths, 90 and 140 Hz."""
 _LOUDNESS = 6000.0
 _SLURRED = 0.08
-"""How much a letter's length varies."""
+"""Relative variation of a letter's duration."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Voice:
     """A speaker.
 
     Attributes:
-        pitch: Hz.
-        tempo: length of a letter, times the usual one.
-        tract: its formants, times the usual ones.
-        noise: loudness of the noise under it, dB of the voice's.
-        silence: seconds before and after the speech, at least and at most.
+        pitch: pitch in Hz.
+        tempo: factor of the letters' durations.
+        tract: factor of the formants.
+        noise: loudness of the background noise in dB, relative to the voice.
+        silence: minimum and maximum seconds of silence before and after the speech.
     """
 
     pitch: float
@@ -53,7 +53,7 @@ class Voice:
 
 
 def draw_voice(random: np.random.Generator) -> Voice:
-    """Any voice; with the noise of some, the silence around the speech is silent, with that of others it is not."""
+    """Return a random voice. With some, the noise is so low that the ends count as silence, with others not."""
     return Voice(
         pitch=float(random.uniform(90.0, 220.0)),
         tempo=float(random.uniform(0.85, 1.15)),
@@ -64,18 +64,17 @@ def draw_voice(random: np.random.Generator) -> Voice:
 
 
 def usual_seconds(text: str) -> float:
-    """How long a voice of usual tempo speaks."""
+    """Return the duration of a text with default tempo, in seconds."""
     return float(_usual_lengths(text).sum())
 
 
 def speak(text: str, voice: Voice, random: np.random.Generator, seconds: float | None = None) -> NDArray[np.int16]:
-    """(N,) int16, the ``text`` spoken, between two silences, at 16 kHz.
+    """Return the spoken ``text`` between two silences, (N,) int16, at 16 kHz.
 
     Args:
         text: letters, apostrophes and spaces, in lower case.
-        voice: who speaks.
-        random: for lengths, melody and noise.
-        seconds: of all together; None for what the voice's tempo makes of it.
+        random: generator for durations, melody and noise.
+        seconds: total duration; None: determined by the voice's tempo.
     """
     before, after = random.uniform(*voice.silence, 2)
     length_L = _usual_lengths(text) * random.uniform(1 - _SLURRED, 1 + _SLURRED, len(text))
@@ -95,7 +94,7 @@ def speak(text: str, voice: Voice, random: np.random.Generator, seconds: float |
 def _spoken(
     text: str, bounds: NDArray[np.float64], voice: Voice, samples: int, random: np.random.Generator
 ) -> NDArray[np.float32]:
-    """(N,) the letters between the times ``bounds`` (L + 1,), s, and nothing outside."""
+    """Return the letters between the times ``bounds`` (L + 1,) in seconds, and zeros outside, (N,)."""
     phase_N = np.cumsum(_melody(voice.pitch, samples, random), dtype=np.float64)
     pulse_N = phase_N.astype(np.int32)
     first_P = np.flatnonzero(np.diff(pulse_N, prepend=-1))  # sample at which each pulse begins
@@ -113,7 +112,7 @@ def _spoken(
 
 
 def _melody(pitch: float, samples: int, random: np.random.Generator) -> NDArray[np.float32]:
-    """(N,) float32, pulses of each sample: the pitch rises and falls twice a second."""
+    """Return the pulses per sample, (N,) float32: the pitch rises and falls twice a second."""
     time_N = np.arange(samples, dtype=np.float32) / np.float32(SAMPLE_RATE)
     wave_N = np.sin(time_N * np.float32(2 * math.pi * 2.0) + np.float32(random.uniform(0, 2 * math.pi)))
     melody_N: NDArray[np.float32] = (1 + np.float32(0.08) * wave_N) * np.float32(pitch / SAMPLE_RATE)
@@ -123,9 +122,9 @@ def _melody(pitch: float, samples: int, random: np.random.Generator) -> NDArray[
 def _tracks(
     text: str, bounds: NDArray[np.float64], time_P: NDArray[np.float64]
 ) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]:
-    """The two formants (Hz) and the loudness at each time ``time_P``.
+    """Return the two formants (Hz) and the loudness at each time ``time_P``.
 
-    A space takes the formants of the letter before it, so that they glide on only where the voice is back.
+    A space has the formants of the letter before it, so that they glide only when the voice is back.
     """
     pairs_L2 = np.zeros((len(text), 2))
     last = (_FIRST_HZ[0], _SECOND_HZ[0])
@@ -146,11 +145,11 @@ def _tracks(
 
 
 def formants_of(letter: str) -> tuple[float, float]:
-    """The two frequencies of a letter, Hz: no two letters have the same pair."""
+    """Return the two frequencies of a letter in Hz; each letter has a different pair."""
     place = LETTERS.index(letter)
     return _FIRST_HZ[place % len(_FIRST_HZ)], _SECOND_HZ[place % len(_SECOND_HZ)]
 
 
 def _usual_lengths(text: str) -> NDArray[np.float64]:
-    """(L,) seconds of each letter."""
+    """Return the duration of each letter in seconds, (L,)."""
     return np.array([_SPACE_S if letter == " " else _VOWEL_S if letter in _VOWELS else _LETTER_S for letter in text])

@@ -1,6 +1,6 @@
-"""Synthetic evaluation: noise, and weights with which the network emits as many tokens a second as transcripts have.
+"""Synthetic evaluation: noise, and weights with which the network emits tokens at the rate of real transcripts.
 
-Decoding takes as long as there are tokens. With random weights, a network finds none at all or one at every frame.
+The time of decoding depends on the number of tokens. With random weights, a network emits none or one at every frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKENS_A_SECOND = 4.6
 """Tokens per second in LibriSpeech's transcripts."""
 
 OPEN, CLOSED = 4.0, -4.0
-"""Biases of gates that let everything through, or nothing."""
+"""Biases of LSTM gates that let everything through, or nothing."""
 
 SHIFT = 1.3
 """How strongly a token shifts the probability of the next one, in standard deviations of the audio noise. The same kind
@@ -80,10 +80,10 @@ class SyntheticUtterances:
 
 
 class SyntheticTranscription(Transcription):
-    """Evaluates noise, and gives the network weights with which it finds :data:`TOKENS_A_SECOND`."""
+    """Evaluation of noise with weights that emit :data:`TOKENS_A_SECOND`."""
 
     def open_data(self, root: Path) -> None:
-        """Make this rank's utterances and the weights."""
+        """Create this rank's utterances and the weights."""
         super().open_data(root)
         assert isinstance(self._source, SyntheticUtterances)
         with evaluating(self._model):

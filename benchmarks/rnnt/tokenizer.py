@@ -1,7 +1,7 @@
-"""Word pieces: SentencePiece's unigram model, by the options of the benchmark's reference.
+"""Word pieces: SentencePiece's unigram model, with the options of the benchmark's reference.
 
-No piece begins or ends a sentence, piece 0 stands for what is unknown, and the blank, which follows the last piece, is
-none of them.
+There are no pieces for begin or end of sentence. Piece 0 stands for unknown text. The blank follows the last piece
+and is not a piece.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
 
 THREADS = 16
-"""Of training, SentencePiece's default. Each adds up a part of the counts, so that the model depends on how many."""
+"""Threads of training, SentencePiece's default. Each sums a part of the counts, so the model depends on the number."""
 UNKNOWN = 0
 
 
 class Tokenizer:
-    """A trained model.
+    """A trained tokenizer.
 
     Args:
-        path: its file.
-        vocabulary: pieces that it has to have; None for any number.
+        path: file of the model.
+        vocabulary: required number of pieces; None: any.
 
     Raises:
         DataError: the file is missing or damaged, or has another number of pieces.
@@ -43,24 +43,24 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many pieces it has."""
+        """Number of pieces."""
         return int(self._model.vocab_size())
 
     def encode(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """The pieces of each text."""
+        """Return the pieces of each text."""
         encoded: list[list[int]] = self._model.encode(list(texts), num_threads=threads)
         return encoded
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
-        """The text of each sequence of pieces."""
+        """Return the text of each sequence of pieces."""
         return [str(self._model.decode(list(sequence))) for sequence in pieces]
 
 
 def train(transcripts: Iterable[str], vocabulary: int) -> bytes:
-    """The model, a pure function of the transcripts.
+    """Return a trained model, a pure function of the transcripts.
 
     Raises:
-        DataError: there are too few transcripts for so many pieces, or more letters than pieces.
+        DataError: there are too few transcripts for this vocabulary, or more letters than pieces.
     """
     written = io.BytesIO()
     try:

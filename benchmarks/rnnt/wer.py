@@ -1,9 +1,9 @@
-"""Word error rate: edits that make the recognised words of the reference's, over all utterances together.
+"""Word error rate of recognised words against references, over all utterances together.
 
-Edits are substitutions, insertions and deletions of words, as few as possible (Levenshtein's distance), summed over
-the utterances; they are divided by the words of all references, so the rate can exceed 1.
+Errors are the minimum number of substitutions, insertions and deletions of words (Levenshtein distance), summed over
+the utterances. They are divided by the words of all references, so the rate can exceed 1.
 
-Legend: N utterances, R words of a reference, W of a hypothesis.
+Legend: N utterances, R words of a reference, W words of a hypothesis.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 256
-"""Utterances, of like length, that are compared at once."""
+"""Utterances, of similar length, that are compared at once."""
 
 
 _NOWHERE, _NO_REFERENCE, _NO_HYPOTHESIS = -1, -2, -3
-"""Numbers of a word that no reference has, and of padding."""
+"""Numbers for words that occur in no reference, and for padding."""
 
 
 class WordErrors:
-    """Counts the word errors of hypotheses against the same references again and again.
+    """Counter of word errors against fixed references.
 
     Args:
-        references: what is said in each utterance; words are separated by white space.
+        references: transcript of each utterance; words are separated by white space.
 
     Attributes:
-        words: of all references.
+        words: number of words of all references.
 
     Raises:
         ValueError: the references have no word.
@@ -42,16 +42,16 @@ class WordErrors:
         self.words = sum(len(reference) for reference in self._references)
         if not self.words:
             raise ValueError(f"{len(references)} references without a word: there is nothing to be wrong about")
-        # Utterances of like length are compared together: there is little padding.
+        # Utterances of similar length are compared together, which needs little padding.
         lengths = np.array([len(reference) for reference in self._references])
         longest_first = np.argsort(-lengths, kind="stable")
         self._chunks = [longest_first[at : at + CHUNK].tolist() for at in range(0, len(longest_first), CHUNK)]
 
     def edits(self, hypotheses: Sequence[str]) -> int:
-        """The summed distances of ``hypotheses``, one for each reference, in their order.
+        """Return the sum of the distances of ``hypotheses``, which are in the order of the references.
 
         Raises:
-            ValueError: there is another number of them.
+            ValueError: the number of hypotheses differs from that of the references.
         """
         if len(hypotheses) != len(self._references):
             raise ValueError(f"{len(hypotheses)} hypotheses for {len(self._references)} references")
@@ -62,19 +62,20 @@ class WordErrors:
         )
 
     def rate(self, hypotheses: Sequence[str]) -> float:
-        """The word error rate of ``hypotheses``."""
+        """Return the word error rate of ``hypotheses``."""
         return self.edits(hypotheses) / self.words
 
     def _numbered(self, text: str) -> list[int]:
-        """The references' number of each word; words that none of them has are wrong whatever they are."""
+        """Return the number of each word; words that occur in no reference are always wrong."""
         return [self._numbers.get(word, _NOWHERE) for word in text.split()]
 
 
 def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequence[int]]) -> NDArray[np.int32]:
-    """(N,) the distance of each pair; the references do not become longer from one to the next.
+    """Return the distance of each pair, (N,). References must be sorted by length, the longest first.
 
-    A row of the usual table for one more word of each reference, all utterances side by side. A row's insertions,
-    d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v, over twice as many v at each step.
+    Each step computes a row of the usual table, for one more word of each reference and all utterances at once.
+    Insertions in a row, d[w] = min over v <= w of (t[v] + w - v), are a running minimum of t[v] - v, whose range
+    doubles at each step.
     """
     reference_RN, lengths_N = _padded(references, _NO_REFERENCE)
     hypothesis_WN, widths_N = _padded(hypotheses, _NO_HYPOTHESIS)
@@ -95,7 +96,7 @@ def _distances(references: Sequence[Sequence[int]], hypotheses: Sequence[Sequenc
 
 
 def _padded(rows: Sequence[Sequence[int]], padding: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The rows side by side in one array, and how long each is."""
+    """Return the rows, padded, as columns of one array, and the length of each."""
     lengths_N = np.array([len(row) for row in rows])
     padded = np.full((len(rows), int(lengths_N.max(initial=0))), padding, dtype=np.int32)
     padded[np.arange(padded.shape[1]) < lengths_N[:, None]] = [number for row in rows for number in row]

@@ -1,4 +1,4 @@
-"""RNN-T as a workload: wires network, data, optimizer and evaluation."""
+"""RNN-T workload: connects network, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class SpeechRecognition(Workload):
         self.choices |= {**self.model.choices, "audio": self._preparer.choice}
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All alike: with decay and trust ratio, biases too."""
+        """Return one group with all parameters, including biases, with weight decay and trust ratio."""
         decay = self.own.hparams.weight_decay
         return [ParameterGroup(self.model.in_order(), weight_decay=decay, trust_ratio=True)]
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions, the only ones here."""
+        """Declare the run. An epoch has whole global batches; ``opt_*_alt_*`` are the rules' functions."""
         own: RnntConfig = cfg.workload
         return Declaration(
             data_format=FORMAT,
@@ -64,7 +64,7 @@ class SpeechRecognition(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then LAMB, then the averages of the weights."""
+        """Build a step: accumulated micro-batches, then LAMB, then the averages of the weights."""
         own, hparams = self.own, self.own.hparams
         schedule = held_exponential(
             hparams.base_learning_rate,
@@ -85,12 +85,12 @@ class SpeechRecognition(Workload):
         )
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """The mean of the utterances' losses; ``micro_batch`` as :meth:`benchmarks.rnnt.model.Rnnt.loss` takes it."""
+        """Return the mean loss of the utterances; for ``micro_batch`` see :meth:`benchmarks.rnnt.model.Rnnt.loss`."""
         mean = self.model.loss(micro_batch.tensors, self._capacity(micro_batch)).mean()
         return Losses(mean, {"loss": mean.detach()})
 
     def _capacity(self, micro_batch: Batch) -> int:
-        """Packed rows to have memory for: the graph's, or the batch's own where it has more."""
+        """Return the capacity of packed rows: the graph's, or the number of the batch's rows if that is larger."""
         assert isinstance(micro_batch.key, tuple)
         frames, tokens, *own = micro_batch.key
         return own[0] if own else self._graph_capacity((frames, tokens))
@@ -99,7 +99,7 @@ class SpeechRecognition(Workload):
         return self.own.reader.rows.capacity(self.cfg.micro_batch, key)
 
     def example_batches(self) -> Iterable[Batch]:
-        """For each of the reader's buckets utterances of noise; the first is that of a typical micro-batch."""
+        """Yield utterances of noise for each of the reader's buckets, first for that of a typical micro-batch."""
         own, count = self.own, self.cfg.micro_batch
         facts, numbers = own.facts, sample_generator(0)
         average = own.model.examples == "average"
@@ -113,11 +113,11 @@ class SpeechRecognition(Workload):
             yield Batch(tensors, self.nominal_samples, key)
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy audio to the device, and make its features there."""
+        """Copy audio to the device, and compute its features there."""
         return self._preparer(batch)
 
     def warm_up_reader(self) -> None:
-        """Make features of made-up audio, so that all kernels are there."""
+        """Compute features of synthetic audio, so that all kernels are compiled."""
         self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.buckets)
 
     def _data_settings(self) -> DataSettings:
@@ -133,13 +133,13 @@ class SpeechRecognition(Workload):
         )
 
     def evaluation(self, layout: Layout) -> Transcription:
-        """The word error rate on the ranks of ``layout``."""
+        """Return the evaluation of the word error rate on the ranks of ``layout``."""
         open_source = functools.partial(open_eval, settings=self._data_settings(), layout=layout)
         eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
         return Transcription(self.model, self.own, open_source, eval_samples, layout, self._preparer, capture)
 
     def synthetic_evaluation(self, layout: Layout) -> SyntheticTranscription:
-        """Return an evaluation of noise in which the network emits as many tokens a second as transcripts have."""
+        """Return an evaluation of noise in which the network emits as many tokens per second as transcripts have."""
         eval_samples, capture = self.cfg.benchmark.eval_samples, self.cfg.cuda_graphs
         source = SyntheticUtterances(synthetic_lengths(eval_samples, self.own), self.own, layout)
         return SyntheticTranscription(
@@ -147,7 +147,7 @@ class SpeechRecognition(Workload):
         )
 
     def sample_flops(self) -> float:
-        """FLOPs of an average utterance."""
+        """Return the FLOPs of an average utterance."""
         lengths = example.average_lengths(1, self.own.facts)
         frames, tokens = int(lengths.frames_B[0]), int(lengths.tokens_B[0])
         return training_flops(self.own.facts, self.own.facts.features, frames, tokens)

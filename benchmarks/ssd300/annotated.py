@@ -1,6 +1,6 @@
-"""Prepared pictures with their boxes: records of JPEG, and the columns of their annotations in the same order.
+"""Prepared pictures with their boxes: JPEG records, and annotation columns in the same order.
 
-Shapes: P pictures, M boxes of one of them.
+Shapes: P pictures, M boxes of one picture.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PREPARE_COMMAND = prepare_command(BENCHMARK)
 
 
 def read_annotations(root: Path, split: str, found: Manifest) -> Annotations:
-    """The columns of a split; raises :class:`DataError` if they are damaged or not what the manifest counts."""
+    """Read the columns of a split. Columns that are damaged or do not fit the manifest raise :class:`DataError`."""
     counts = found.counts
     return Annotations.read(root / split, counts[SPLITS[split]], counts["classes"], counts[f"{split}_boxes"])
 
 
 class AnnotatedPictures(CocoPictures):
-    """The pictures of a split and their boxes, by their places.
+    """Pictures of a split and their boxes, by index.
 
     Args:
         root: prepared data.
@@ -43,15 +43,15 @@ class AnnotatedPictures(CocoPictures):
         self._shares_N4, self._label_N, self._bounds = _by_picture(self.annotations)
 
     def boxes(self, place: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """(M, 4) corners as shares of the picture, float64; (M,) classes, counted from 1 in the order of the file."""
+        """Return (M, 4) corners as fractions of the picture and (M,) classes, from 1 in the order of the class ids."""
         mine = slice(self._bounds[place], self._bounds[place + 1])
         return self._shares_N4[mine], self._label_N[mine]
 
     def require_room(self, room: int) -> None:
-        """Refuse a picture with more than ``room`` boxes.
+        """Check that no picture has more than ``room`` boxes.
 
         Raises:
-            DataError: naming it.
+            DataError: the message names the picture.
         """
         self.refuse_more(np.diff(self._bounds), room)
 
@@ -59,7 +59,7 @@ class AnnotatedPictures(CocoPictures):
 def _by_picture(
     annotations: Annotations,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Boxes as corners and shares, and classes from 1, sorted by picture; and where each picture's begin and end."""
+    """Return corners as fractions and classes from 1, sorted by picture, and the bounds of each picture in them."""
     place_N = annotations.places()
     order_N = np.argsort(place_N, kind="stable")
     place_N = place_N[order_N]

@@ -1,7 +1,7 @@
-"""What happens to a training picture: drawn apart from its pixels, so that every reader does the same with it.
+"""Augmentation of a training picture. It is drawn without the pixels, so that all readers augment alike.
 
-Crop, mirror, resize, change of colour: the MLPerf reference's, which calls torchvision's transforms of Pillow's
-pictures. Their bilinear resize is antialiased where it shrinks, in training and in evaluation. Shapes: M boxes, H x W
+Crop, mirror, resize and colour changes are those of the MLPerf reference, which calls torchvision's transforms on
+Pillow pictures. In training and evaluation, bilinear resizing is antialiased if it shrinks. Shapes: M boxes, H x W
 pixels.
 """
 
@@ -24,14 +24,13 @@ CHANGES: tuple[Change, ...] = ("brightness", "contrast", "saturation", "hue")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done with one picture.
+    """Augmentation of one picture.
 
     Attributes:
-        crop: the part of it that is taken.
-        flip: whether it is mirrored, left for right.
-        boxes: (M, 4) boxes of the result, corners as shares of it; float64.
-        colours: each change and its amount, in the order in which they are made: a factor, but the share of the
-            circle by which hues turn.
+        flip: mirror left to right.
+        boxes: (M, 4) boxes of the result, corners as fractions of it.
+        colours: changes and their amounts, in order. An amount is a factor, or for hue a fraction of the colour
+            circle.
     """
 
     crop: Crop
@@ -40,12 +39,12 @@ class Augmentation:
     colours: tuple[tuple[Change, float], ...]
 
     def amount(self, change: Change) -> float:
-        """The amount of a change."""
+        """Return the amount of a change."""
         return dict(self.colours)[change]
 
 
 def draw(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, random: np.random.Generator) -> Augmentation:
-    """Draw what is done with a picture that has ``boxes_M4``, corners as shares of it; ``attempts`` as for the crop."""
+    """Draw the augmentation of a picture. See :func:`benchmarks.ssd300.crop.random_crop` for the arguments."""
     crop = random_crop(boxes_M4, facts, attempts, random)
     flip = bool(random.random() < facts.mirror)
     boxes = crop.boxes
@@ -62,7 +61,7 @@ def draw(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, random: np.
 
 
 def train_pixels(picture: Image.Image, plan: Augmentation, side: int) -> NDArray[np.uint8]:
-    """Crop, resize, change colours, mirror: (side, side, 3)."""
+    """Crop, resize, change colours and mirror; return pixels (side, side, 3)."""
     part = picture.crop(plan.crop.pixels(*picture.size)).resize((side, side), Image.Resampling.BILINEAR)
     for change, amount in plan.colours:
         part = _CHANGED[change](part, amount)
@@ -71,7 +70,7 @@ def train_pixels(picture: Image.Image, plan: Augmentation, side: int) -> NDArray
 
 
 def eval_pixels(picture: Image.Image, side: int) -> NDArray[np.uint8]:
-    """Resize: (side, side, 3)."""
+    """Resize; return pixels (side, side, 3)."""
     return np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
 
 

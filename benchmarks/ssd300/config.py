@@ -1,4 +1,4 @@
-"""SSD300's own configuration."""
+"""Configuration of SSD300."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from common.optim.hparams import SgdHparams
 
 OPERATIONS: dict[str, Operation] = {
     "batch_norm": BATCH_NORM,
-    "convolution_moments": CONVOLUTION,  # convolutions in front of a batch norm
+    "convolution_moments": CONVOLUTION,  # convolutions before a batch norm
     "convolution": CONV_BIAS_RELU,  # convolutions with a bias
     "anchor_matching": ANCHOR_MATCHING,
     "suppression": SUPPRESSION,
 }
-"""Operations that ``model.implementations`` can choose an implementation of."""
+"""Operations whose implementation ``model.implementations`` can choose."""
 
 BACKBONES = ("resnet34-333f7ec4.pth", "backbone.pth")
-"""Names of the file that the backbone starts from: torchvision's, and that of synthetic data."""
+"""File names of the backbone's initial weights: torchvision's, and that of synthetic data."""
 Interval = Range("two positive numbers, ascending", lambda pair: 0 < pair[0] <= pair[1])
 Shares = Range("two shares above 0, ascending", lambda pair: 0 < pair[0] <= pair[1] <= 1)
 Extra = Range(
@@ -48,34 +48,35 @@ Ascending = Range("two positive epochs, ascending", lambda epochs: 0 < epochs[0]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rules fix beside the target. Pixel values count from 0 to 255.
+    """Constants of the rules, except the target. Pixel values are 0 to 255.
 
     Attributes:
-        classes: K, without background.
-        image_size: height and width that every picture is resized to, px.
+        classes: number of classes, without background.
+        image_size: height and width of all pictures after resizing, px.
         width: channels of the backbone's first convolution.
-        layers: basic blocks of its three stages.
-        extras: of each block behind the backbone the channels of its 1x1 and of its 3x3 convolution, and the stride of
-            the latter; with stride 1 it is not padded.
-        steps: px between two default boxes of a level.
-        box_sizes: px, of the smallest default box of each level; one more than there are levels.
-        aspect_ratios: of each level; a ratio also counts as its inverse.
-        deviations: what the offsets of centres and of sizes are divided by.
-        match_overlap: overlap above which a default box has a box.
-        negatives: background that counts, per default box that has a box.
-        crop_overlaps: of the crops with a smallest overlap; a crop without, and no crop, are as likely as each.
-        crop_scale: width and height of a crop as shares of the picture's.
-        crop_aspect: width over height of these shares.
+        layers: basic blocks in the three stages of the backbone.
+        extras: per extra block: channels of the 1x1 convolution, channels of the 3x3 convolution, and stride of the
+            latter. With stride 1, it has no padding.
+        steps: distance between default boxes of a level, px.
+        box_sizes: size of the smallest default box of each level, px, and one more for a level that would follow.
+        aspect_ratios: aspect ratios of each level; the inverse of a ratio is used too.
+        deviations: divisors of the offsets of centres and of sizes.
+        match_overlap: overlap above which a default box is matched to a box.
+        negatives: number of background boxes in the loss, per matched default box.
+        crop_overlaps: minimum overlaps of crops, one kind each. A crop without minimum and no crop are two more kinds;
+            all are equally likely.
+        crop_scale: range of a crop's width and height, as fractions of the picture's.
+        crop_aspect: range of the ratio of these fractions, width over height.
         mirror: probability that a training picture is flipped.
-        brightness, contrast, saturation: largest change of the factor 1.
-        hue: largest change, as a share of the circle of hues.
-        mean, std: of each channel.
-        bn_epsilon, bn_momentum: of the batch norms.
-        decay_factor: of the learning rate, at every boundary.
-        score_threshold: detections at or below it are dropped.
-        candidates: detections of a class that go into suppression.
-        nms_threshold: overlap from which on the better of two detections of a class suppresses the other.
-        detections: best ones of a picture that are kept.
+        brightness, contrast, saturation: maximum difference of the factor from 1.
+        hue: maximum shift, as a fraction of the colour circle.
+        mean, std: normalisation of each channel.
+        bn_epsilon, bn_momentum: parameters of the batch norms.
+        decay_factor: factor of the learning rate at every boundary.
+        score_threshold: detections with this score or less are dropped.
+        candidates: maximum number of detections per class before suppression.
+        nms_threshold: overlap from which a detection suppresses a worse one of the same class.
+        detections: maximum number of detections per picture.
     """
 
     classes: Annotated[int, AtLeast(1)]
@@ -119,7 +120,7 @@ class Facts:
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        """Height and width of each level: an eighth of the picture, then what each extra block leaves of it."""
+        """Height and width of each level: an eighth of the picture, then reduced by each extra block."""
         size = self.image_size
         for _ in range(3):  # first convolution, pooling and second stage
             size = (size - 1) // 2 + 1
@@ -130,24 +131,24 @@ class Facts:
 
     @property
     def boxes_per_cell(self) -> tuple[int, ...]:
-        """Default boxes in each cell of each level: two squares, and two of each aspect ratio."""
+        """Default boxes per cell of each level: two squares, and two for each aspect ratio."""
         return tuple(2 + 2 * len(ratios) for ratios in self.aspect_ratios)
 
 
 @dataclass(frozen=True)
 class Hparams(SgdHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``ssd``.
+    """Tunable hyperparameters: the rows for ``ssd`` in the table of the rules.
 
     Attributes:
-        variant: ``reference`` counts the iterations of the warm-up from 0 and stays at the rate of the last of them
-            until the first boundary; ``nvidia`` counts from 1, has the full rate after the warm-up, and keeps the
-            learning rate in the momentum buffer.
-        base_learning_rate: before the first boundary; already scaled to the global batch.
+        variant: ``reference`` counts warm-up iterations from 0 and keeps the rate of the last one until the first
+            boundary. ``nvidia`` counts from 1, has the full rate after the warm-up, and keeps the learning rate in the
+            momentum buffer.
+        base_learning_rate: rate before the first boundary, already scaled to the global batch.
         warmup_epochs: length of the warm-up; its iterations are rounded down.
-        warmup_factor: f; the warm-up begins 2**-f below the learning rate.
-        decay_epochs: after so many epochs the learning rate falls.
-        crop_attempts: crops that are tried before another kind of crop is drawn.
-        bn_group: ranks that share batch-norm statistics.
+        warmup_factor: f; the warm-up begins at 1 - 2**-f times the learning rate.
+        decay_epochs: epochs after which the learning rate falls.
+        crop_attempts: attempts per kind of crop before another kind is drawn.
+        bn_group: number of ranks that share batch-norm statistics.
     """
 
     optimizer: Literal["sgd"]
@@ -161,13 +162,13 @@ class Hparams(SgdHparams):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How the network starts and how its operations run.
+    """Initial weights of the backbone, loss scale and implementations of operations.
 
     Attributes:
-        backbone: file in ``assets_dir`` with the weights that the backbone starts from, under torchvision's names.
-            Without ``assets_dir`` they are drawn.
-        loss_scale: the first scale of the loss in fp16.
-        implementations: name of an operation to the implementation to use; ``auto`` for those left out.
+        backbone: file in ``assets_dir`` with the initial weights of the backbone, under torchvision's names. Without
+            ``assets_dir``, the weights are random.
+        loss_scale: initial loss scale with fp16.
+        implementations: operation name to implementation. Missing operations use ``auto``.
     """
 
     backbone: str
@@ -185,7 +186,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Ssd300Config:
-    """All of it."""
+    """Complete workload configuration of SSD300."""
 
     facts: Facts
     hparams: Hparams

@@ -1,8 +1,8 @@
-"""SSD's random crop, on the boxes alone: a pure function of a generator, for every reader.
+"""SSD's random crop as a pure function of boxes and a generator, for all readers.
 
-Liu et al., arXiv:1512.02325, section 2.2, "Data augmentation", with the MLPerf reference's rule of acceptance. Boxes
-and crops are corners x1, y1, x2, y2 as shares of the picture. Shapes: M boxes, C corners, X the two coordinates, T
-crops that are tried.
+Liu et al., arXiv:1512.02325, section 2.2, "Data augmentation", with the acceptance rule of the MLPerf reference. Boxes
+and crops are corners x1, y1, x2, y2 as fractions of the picture. Shapes: M boxes, C corners, X the two coordinates, T
+attempted crops.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from benchmarks.ssd300.config import Facts
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 TRIED_AT_ONCE = 16
-"""Crops that are drawn together, but always all attempts of a kind; for most pictures one of them fits."""
+"""Number of crops that are drawn together, but at least all attempts of a kind. For most pictures, one fits."""
 _WHOLE_PICTURE = 0
-"""The kind that is no crop; those with a least overlap follow, and the one without is the last."""
+"""Kind 0: the whole picture. Then come the kinds with a minimum overlap, and last the kind without."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Crop:
     """A part of a picture.
 
     Attributes:
-        corners: of the part, as shares of the picture.
-        kept: (M,) bool, the boxes that have their centre in it.
-        boxes: (kept, 4) those boxes, cut to the part, as shares of it; float64.
+        corners: corners of the part, as fractions of the picture.
+        kept: (M,) bool, true for boxes whose centre is in the part.
+        boxes: (kept, 4) these boxes, clipped to the part, as fractions of it.
     """
 
     corners: tuple[float, float, float, float]
@@ -37,7 +37,7 @@ class Crop:
     boxes: NDArray[np.float64]
 
     def pixels(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in a picture of that size, px, each rounded down."""
+        """Return left, top, right and bottom in px, each rounded down, for a picture of the given size."""
         left, top, right, bottom = self.corners
         return int(left * width), int(top * height), int(right * width), int(bottom * height)
 
@@ -45,18 +45,15 @@ class Crop:
 def random_crop(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, random: np.random.Generator) -> Crop:
     """Draw a crop.
 
-    One kind is drawn: the whole picture, or a crop that all boxes, whole as they are, overlap by strictly more than a
-    given intersection over union, or a crop without such a condition; each is as likely. Then a width and a height are
-    drawn, whose ratio (of the shares, not of pixels) has to be within ``crop_aspect``, and a place. After ``attempts``
-    crops that do not fit, or hold no box's centre, another kind is drawn, without end: the whole picture always fits.
-
-    Several crops are drawn at once, of which the first that fits is taken: the readers' threads share one interpreter.
+    First, a kind is drawn: the whole picture, a crop that every (unclipped) box overlaps by more than a given
+    intersection over union, or a crop without such a condition; all are equally likely. Then a width and height are
+    drawn, whose ratio (of fractions, not pixels) must be within ``crop_aspect``, and a position. After ``attempts``
+    crops that do not fit or have no centre of a box, another kind is drawn, until a crop fits. The whole picture
+    always fits.
 
     Args:
-        boxes_M4: the picture's boxes, at least one.
-        facts: overlaps, scale and aspect.
-        attempts: crops that are tried of a kind.
-        random: source of all that is drawn.
+        boxes_M4: boxes of the picture, at least one.
+        attempts: attempts per kind.
     """
     corners_M22 = boxes_M4.reshape(-1, 2, 2)
     centre_MX = corners_M22.mean(1)
@@ -64,6 +61,8 @@ def random_crop(boxes_M4: NDArray[np.float64], facts: Facts, attempts: int, rand
     area_M = size_MX[:, 0] * size_MX[:, 1]
     least_of_kind = np.array([-math.inf, *facts.crop_overlaps, -math.inf])
     while True:
+        # Several crops are drawn at once, and the first that fits is used: with one crop per iteration, Python would
+        # take more time, and the readers' threads share one interpreter.
         kind_T = random.integers(len(least_of_kind), size=max(1, TRIED_AT_ONCE // attempts)).repeat(attempts)
         size_TX = random.uniform(*facts.crop_scale, (len(kind_T), 2))
         start_TX = random.random((len(kind_T), 2)) * (1 - size_TX)

@@ -1,8 +1,8 @@
-"""The DALI reader: threads read the records, in the suite's order, DALI decodes, crops, resizes and changes colours.
+"""DALI reader: threads read the records in the suite's order; DALI decodes, crops, resizes and changes colours.
 
-What is done with a picture is drawn here, by the same random numbers as in the other reader, so that the boxes, which
-stay on the host, are cropped and mirrored with it. Of the changes of colour DALI makes brightness, contrast, saturation
-and hue in an order of its own, and contrast around the middle grey, as in NVIDIA's submissions.
+The host draws all augmentations, with the random numbers of the other reader, because it also crops and mirrors the
+boxes. DALI changes brightness, contrast, saturation and hue in its own order, and contrast around middle grey, as in
+NVIDIA's submissions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from common.data.order import EpochStream, EvalShard, sample_generator
 from common.data.threads import SampleThreads
 from common.detection.picture_boxes import empty_boxes, evaluation_columns, put_boxes
 
-fn: Any = dali.fn  # DALI's type stubs lack part of what it has
+fn: Any = dali.fn  # DALI's type stubs are incomplete
 types: Any = dali.types
 
-# Sizes that DALI allocates ahead, so that no allocation happens in the middle of training: COCO's sides are at most
-# 640 px.
-DECODER_SIDE = 640  # px, of the hardware decoder's buffer
-PADDING_BYTES = 16 << 20  # of nvJPEG's device and pinned buffers
+# Sizes of DALI's initial allocations, which avoid allocations during training. COCO's sides are at most 640 px.
+DECODER_SIDE = 640  # px, buffer of the hardware decoder
+PADDING_BYTES = 16 << 20  # device and pinned buffers of nvJPEG
 
 UNCHANGED = (0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0)
-"""The numbers of a picture that stays as it is: left, top, width and height of the crop as shares, whether it is
-mirrored, the factors of brightness, contrast and saturation, and the turn of the hue in degrees."""
+"""DALI's inputs for a picture without augmentation.
+
+They are left, top, width and height of the crop as fractions, mirror flag, factors of brightness, contrast and
+saturation, and hue shift in degrees.
+"""
 
 
 def train_source(
@@ -47,7 +49,7 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> FedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     multiplier, pinned = settings.reader.input_batch_multiplier, device.type == "cuda"
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
@@ -75,7 +77,7 @@ def train_source(
 def eval_source(
     pictures: AnnotatedPictures, settings: DataSettings, shard: EvalShard, device: torch.device
 ) -> PipelineEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def begin(number: int) -> Feed:
@@ -91,9 +93,9 @@ def eval_source(
 
 
 def numbers_of(plan: Augmentation, width: int, height: int) -> Sequence[float]:
-    """What DALI is told of a picture of ``width`` x ``height`` px, as :data:`UNCHANGED` has it."""
+    """Return DALI's inputs for a picture of ``width`` x ``height`` px, in the order of :data:`UNCHANGED`."""
     left, top, right, bottom = plan.crop.pixels(width, height)
-    # Shares of whole pixels: what DALI rounds is what the other reader crops.
+    # These are fractions for whole pixels, so that DALI's rounding gives the same crop as the other reader.
     crop = (left / width, top / height, (right - left) / width, (bottom - top) / height)
     factors = (plan.amount("brightness"), plan.amount("contrast"), plan.amount("saturation"))
     return (*crop, float(plan.flip), *factors, 360 * plan.amount("hue"))
@@ -112,7 +114,7 @@ def _runner(
     def build(source: Callable[[], Inputs]) -> Any:
         return picture_pipeline(source, batch, settings, device, training)
 
-    # DALI asks for its prefetched runs at once; as many files are read while it works on those
+    # DALI asks for all its prefetched runs at once. The same number of files is read while it processes them.
     prefetch = settings.reader.prefetch
     return FedRunner(
         build, begin, step, threads, prefetch, ("image",), (settings.dtype,), pictures.path, pictures.close
@@ -122,9 +124,9 @@ def _runner(
 def picture_pipeline(
     source: Callable[[], Inputs], batch: int, settings: DataSettings, device: torch.device, training: bool
 ) -> Any:
-    """Decode, crop, resize, change colours, mirror and normalise; outputs pictures (N, S, S, C).
+    """Build the pipeline: decode, crop, resize, change colours, mirror, normalise. Outputs pictures (N, S, S, C).
 
-    Without ``training`` pictures are only resized, and the numbers are not looked at.
+    Without ``training``, pictures are only resized and normalised, and the augmentation inputs are ignored.
     """
     reader, size = settings.reader, settings.facts.image_size
     pipeline = new_pipeline(batch, device, 0, reader.threads, reader.prefetch)
@@ -144,7 +146,7 @@ def picture_pipeline(
                 picture, numbers[0:2], numbers[2:4], axis_names="WH", normalized_anchor=True, normalized_shape=True
             )
             mirrored = fn.cast(numbers[4], dtype=types.INT32)
-        # Bilinear with an antialiasing (triangular) filter, as Pillow does it
+        # Bilinear with an antialiasing (triangular) filter, as in Pillow
         picture = fn.resize(picture, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
         if training:
             picture = fn.color_twist(
@@ -166,9 +168,9 @@ def picture_pipeline(
 
 
 def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
-    """Run every operator once on a picture made up here, so that libraries, memory pools and kernels are there.
+    """Run every operator once on a synthetic picture to load libraries, memory pools and kernels.
 
-    Touches no file; for use before ``run_start``.
+    Reads no file, so that it may run before ``run_start``.
     """
     buffer = io.BytesIO()
     Image.new("RGB", (640, 480), (120, 60, 30)).save(buffer, "JPEG")

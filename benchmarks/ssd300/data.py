@@ -1,10 +1,10 @@
-"""SSD300's data: prepared pictures with boxes (see :mod:`benchmarks.ssd300.prepare`) to batches.
+"""SSD300's data: batches from prepared pictures with boxes (see :mod:`benchmarks.ssd300.prepare`).
 
-A training batch has ``image`` (B, C, H, W) in channels_last memory, normalised, its channels beyond the third exactly
-zero; ``boxes`` (B, M, 4) fp32, corners x1, y1, x2, y2 as shares of the picture; ``label`` (B, M) int64, classes from 1;
-and ``count`` (B,) int64, how many of the M are boxes; the others are 0. An evaluation batch has ``image``, ``picture``
-(B,) int64, the ids of the pictures, -1 for padding, and ``size`` (B, 2) fp32, their height and width before they were
-resized, px.
+Both kinds of batches have ``image`` (B, C, H, W), normalised, in channels_last memory, with zeros in the channels
+after the third. A training batch also has ``boxes`` (B, M, 4) fp32, corners x1, y1, x2, y2 as fractions of the
+picture, ``label`` (B, M) int64, classes from 1, and ``count`` (B,) int64, the number of boxes; unused slots are 0. An
+evaluation batch has ``picture`` (B,) int64, ids with -1 for padding, and ``size`` (B, 2) fp32, height and width before
+resizing, px.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ COUNTS = ("train_samples", "eval_samples", "classes", "train_boxes", "val_boxes"
 def open_train(
     root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> DataSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank. Call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        settings: reader and transforms.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: pictures of a micro-batch of one replica.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: pictures per micro-batch of a replica.
         accumulation: micro-batches per step of a replica.
 
     Raises:
         DataError: manifest or files are missing, damaged, or do not fit the settings.
-        ConfigError: the reader cannot serve the settings.
+        ConfigError: the reader does not support the settings.
     """
     found = read_manifest(root, settings)
     stream = EpochStream(
@@ -62,7 +60,7 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank; after ``run_start``. Raises as :func:`open_train`."""
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
     pictures = AnnotatedPictures(root, "val", found)
@@ -76,18 +74,21 @@ def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) ->
 
 
 def ground_truth(root: Path) -> Annotations:
-    """The boxes of the evaluation set under ``root``; raises :class:`DataError` as :func:`open_train`."""
+    """Return the boxes of the evaluation set under ``root``; raises :class:`DataError` like :func:`open_train`."""
     return read_annotations(root, "val", manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS))
 
 
 def category_ids(root: Path, settings: DataSettings) -> list[int]:
-    """What the data under ``root`` call the classes, in their order; raises as :func:`open_train`."""
+    """Return the class ids in the data under ``root``, in the order of the classes; raises like :func:`open_train`."""
     found: list[int] = read_annotations(root, "val", read_manifest(root, settings)).class_id.tolist()
     return found
 
 
 def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
-    """Load and warm the reader's libraries without touching data; before ``run_start``. ``batch`` as in training."""
+    """Load and warm up the reader's libraries before ``run_start``, without reading data.
+
+    ``batch`` is the micro-batch size of training.
+    """
     if choose_reader(settings.reader.reader) == "dali":
         from benchmarks.ssd300 import dali_reader
 
@@ -95,10 +96,10 @@ def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
 
 
 def read_manifest(root: Path, settings: DataSettings) -> Manifest:
-    """The manifest of ``root``, checked against ``settings``.
+    """Return the manifest of ``root`` after checking it against ``settings``.
 
     Raises:
-        DataError: it is missing, garbled, of another format, or has other classes than the settings.
+        DataError: the manifest is missing, malformed, of another format, or has another number of classes.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS)
     if found.counts["classes"] != settings.facts.classes:

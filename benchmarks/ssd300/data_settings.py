@@ -1,4 +1,4 @@
-"""How pictures become tensors: what both readers of SSD300's data are told."""
+"""Settings that both readers of SSD300's data use to turn pictures into tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from common.detection.reader_config import ReaderConfig
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the rules fix of the pictures, how they are read, and the form of the tensors.
+    """Picture constants of the rules, reader configuration, crop attempts and dtype of the tensors.
 
     Attributes:
-        facts: size, crops, mirror, changes of colour and normalisation.
-        reader: reader, threads, room for boxes.
-        crop_attempts: crops that are tried of a kind.
-        dtype: of the pictures.
+        crop_attempts: attempts per kind of crop.
+        dtype: dtype of the pictures.
     """
 
     facts: Facts

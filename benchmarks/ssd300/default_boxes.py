@@ -1,10 +1,9 @@
-"""SSD's default boxes, and the two orders that they stand in.
+"""SSD's default boxes, in two orders.
 
-Liu et al., arXiv:1512.02325, section 2.2, with the numbers of the MLPerf reference. The reference lists them level by
-level, there kind by kind, and of each kind cell by cell, since it views a head's result (N, kinds * 4, H, W) as
-(N, 4, kinds * H * W): its channels are coordinates first, then kinds. Here the heads' results lie in channels_last
-memory, kinds before coordinates, so that a level's default boxes follow cell by cell, and in a cell kind by kind, and
-nothing has to be moved. ``reference_rows`` maps one order to the other.
+Liu et al., arXiv:1512.02325, section 2.2, with the numbers of the MLPerf reference. A kind is one of the shapes in a
+cell. The reference views a head's output (N, kinds * 4, H, W) as (N, 4, kinds * H * W); its order is therefore (level,
+kind, cell). Our heads' outputs are in channels_last memory, with kinds before coordinates, so that the order is
+(level, cell, kind) and nothing has to be moved. ``reference_rows`` maps one order to the other.
 
 Shapes: A default boxes.
 """
@@ -22,9 +21,9 @@ from common.detection.coding import BoxCoding
 
 
 def reference_boxes(facts: Facts) -> Tensor:
-    """The default boxes in the reference's order: (A, 4) corners x1, y1, x2, y2 as shares of the picture, fp32.
+    """Return the default boxes in the reference's order: (A, 4) fp32 corners x1, y1, x2, y2 as fractions.
 
-    Centres and sizes are cut to 0 to 1, not corners, which lie outside of the picture as well.
+    Centres and sizes are clamped to 0 ... 1. Corners are not clamped and can be outside the picture.
     """
     rows = [
         (x, y, width, height)
@@ -40,7 +39,7 @@ def reference_boxes(facts: Facts) -> Tensor:
 
 
 def reference_rows(facts: Facts) -> Tensor:
-    """(A,) int64: of each default box in the heads' order its row in the reference's order."""
+    """Return (A,) int64: the row in the reference's order of each default box in the heads' order."""
     levels, first = [], 0
     for cells, kinds in zip(facts.level_sizes, facts.boxes_per_cell, strict=True):
         count = kinds * cells * cells
@@ -50,13 +49,13 @@ def reference_rows(facts: Facts) -> Tensor:
 
 
 def coding(facts: Facts) -> BoxCoding:
-    """How boxes are coded against default boxes; a decoded box may be of any size."""
+    """Return the coding of boxes relative to default boxes, without a limit for the size of decoded boxes."""
     centre, size = facts.deviations
     return BoxCoding((1 / centre, 1 / centre, 1 / size, 1 / size))
 
 
 def _kinds(facts: Facts, level: int) -> Iterator[tuple[float, float]]:
-    """Width and height of each default box of a cell."""
+    """Yield width and height of each kind of default box of a level."""
     size, next_size = (facts.box_sizes[level + step] / facts.image_size for step in (0, 1))
     yield size, size
     between = math.sqrt(size * next_size)
@@ -68,7 +67,7 @@ def _kinds(facts: Facts, level: int) -> Iterator[tuple[float, float]]:
 
 
 def _centres(facts: Facts, level: int, cells: int) -> Iterator[tuple[float, float]]:
-    """y and x of each cell's centre, row by row."""
+    """Yield y and x of each cell's centre, row by row."""
     across = facts.image_size / facts.steps[level]
     for row in range(cells):
         for column in range(cells):

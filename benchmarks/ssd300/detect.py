@@ -1,8 +1,8 @@
-"""From what the network says to at most 200 detections of each picture, batched and at fixed shapes.
+"""Detection: from the network's outputs to at most 200 detections per picture, batched and with fixed shapes.
 
-As the MLPerf reference: of each class the best 200 above the threshold, less those that a better one of the class
-overlaps by half or more, and of all classes the best 200. Boxes are not cut to the picture. Nothing waits for the
-device: slots that stay empty are dropped after the evaluation.
+As in the MLPerf reference: the best 200 candidates per class above the threshold, without those that overlap a better
+one of the class by half or more, and then the best 200 over all classes. Boxes are not clipped to the picture. Nothing
+waits for the device: empty slots are dropped after the evaluation.
 
 Shapes: N pictures, A default boxes, K classes without background, T candidates of a class, D detections.
 """
@@ -25,20 +25,17 @@ from common.ops.triton_support import widen
 
 
 class Detector:
-    """Finds boxes in a batch of an evaluation.
+    """Finds boxes in an evaluation batch.
 
     Args:
-        model: the network.
-        facts: default boxes, thresholds and numbers of candidates.
         implementations: ``model.implementations``.
-        device: of the network.
 
     Attributes:
-        choice: name of the implementation of the suppression.
-        class_ids: (K,) int64 on the device: what each class is called in detections; counted from 1 at first.
+        choice: name of the chosen implementation of suppression.
+        class_ids: (K,) int64 on the device: id of each class in detections; initially 1, 2, 3 ...
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, model: SSD300, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
@@ -46,21 +43,21 @@ class Detector:
         request = OperationRequest(device, torch.float32, {"candidates": facts.candidates})
         self.choice, self._suppress = select(implementations, "suppression", SUPPRESSION, request)
         self._boxes_A4 = reference_boxes(facts)[reference_rows(facts)].to(device)
-        # Suppressed is what overlaps by the threshold or more; the operation suppresses what overlaps by more.
+        # We suppress overlaps equal to the threshold too, but the operation only larger ones.
         self._most_overlap = float(np.nextafter(np.float32(facts.nms_threshold), np.float32(0)))
         self.class_ids = torch.arange(1, facts.classes + 1, device=device)
 
     def name_classes(self, class_ids: Sequence[int]) -> None:
-        """Call the classes so in detections, in place: a captured graph sees it."""
+        """Set the class ids of detections in place, so that a captured graph uses them."""
         self.class_ids.copy_(torch.tensor(class_ids, dtype=torch.int64))
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Found:
-        """The detections of ``image`` (N, C, H, W), in pictures whose ``size`` (N, 2) was so before resizing."""
+        """Return the detections of ``image`` (N, C, H, W), in px of the original ``size`` (N, 2)."""
         return self.select(self._model(batch["image"]), batch["size"])
 
     @torch.no_grad()
     def select(self, said: Predictions, size_N2: Tensor) -> Found:
-        """The detections by what the network says of pictures of ``size_N2``, height and width in px."""
+        """Return the detections from the network's outputs; ``size_N2`` has the original heights and widths in px."""
         facts = self._facts
         score_NKA = torch.softmax(widen(said.logits), 2)[:, :, 1:].transpose(1, 2)
         score_NKT, row_NKT = score_NKA.topk(min(facts.candidates, score_NKA.shape[2]), dim=2)
@@ -71,7 +68,7 @@ class Detector:
             pictures, classes, candidates, 4
         )
 
-        # Classes do not see each other: each of a picture is suppressed as if it were a picture.
+        # Suppression is independent per class: each class of a picture is passed as a separate picture.
         kept, there = self._suppress(
             corners_NKT4.flatten(0, 1),
             score_NKT.flatten(0, 1),

@@ -1,6 +1,6 @@
-"""What a level's head gives, and the results of all levels behind one another.
+"""Layout of a head's output, and concatenation of the outputs of all levels.
 
-Legend: N pictures, H W a level's height and width, C channels, A default boxes of all levels, K classes with
+Legend: N pictures, H W height and width of a level, C channels, A default boxes of all levels, K classes with
 background.
 """
 
@@ -16,11 +16,11 @@ from torch.autograd.function import Function, once_differentiable
 
 @dataclass(frozen=True)
 class HeadChannels:
-    """The channels of a level's head; padding may follow.
+    """Channels of a level's head: logits, then offsets, then possibly padding.
 
     Attributes:
-        kinds: default boxes of a cell.
-        classes: K.
+        kinds: default boxes per cell.
+        classes: number of classes K, with background.
     """
 
     kinds: int
@@ -28,17 +28,17 @@ class HeadChannels:
 
     @property
     def logits(self) -> int:
-        """Channels of the classes, which come first."""
+        """Number of channels of the logits."""
         return self.kinds * self.classes
 
     @property
     def offsets(self) -> int:
-        """Channels of the boxes, which follow."""
+        """Number of channels of the offsets."""
         return self.kinds * 4
 
 
 def parts(head: HeadChannels, y_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of classes and offsets, (N, H, W, kinds, K) and (N, H, W, kinds, 4), of a head's result."""
+    """Return views of a head's output: logits (N, H, W, kinds, K) and offsets (N, H, W, kinds, 4)."""
     y_NHWC = y_NCHW.permute(0, 2, 3, 1)
     of_classes = y_NHWC[..., : head.logits].unflatten(3, (head.kinds, head.classes))
     of_boxes = y_NHWC[..., head.logits : head.logits + head.offsets].unflatten(3, (head.kinds, 4))
@@ -46,9 +46,9 @@ def parts(head: HeadChannels, y_NCHW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Joined(Function):
-    """(N, A, K) logits and (N, A, 4) offsets of all levels, each value copied once forward and once backward.
+    """Concatenates the levels to logits (N, A, K) and offsets (N, A, 4), with one copy per value in each direction.
 
-    Called with the channels of each head and the heads' results.
+    Arguments of ``apply``: the channels of the heads, then their outputs.
     """
 
     @staticmethod

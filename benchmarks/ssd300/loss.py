@@ -1,7 +1,6 @@
-"""SSD's loss with hard-negative mining, inside a captured graph: fixed shapes, no index that depends on values.
+"""SSD's loss with hard-negative mining, for captured graphs: fixed shapes and no indexing that depends on values.
 
-Liu et al., arXiv:1512.02325, section 2.2, as the MLPerf reference computes it. Shapes: N pictures, A default boxes, K
-classes.
+Liu et al., arXiv:1512.02325, section 2.2, as in the MLPerf reference. Shapes: N pictures, A default boxes, K classes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from benchmarks.ssd300.targets import BACKGROUND
 
 @dataclass(frozen=True)
 class DetectionLosses:
-    """Means over the pictures, 0-d: of the sum, and of its two parts."""
+    """Means over the pictures, 0-d, of the loss and its two parts."""
 
     total: Tensor
     boxes: Tensor
@@ -31,18 +30,18 @@ def multibox_loss(
     target_NA4: Tensor,
     negatives: int,
 ) -> DetectionLosses:
-    """Smooth L1 of the positives' offsets and cross-entropy of positives and hard negatives, per positive.
+    """Return smooth L1 of the positives' offsets plus cross-entropy of positives and hard negatives, per positive.
 
-    A picture's loss is the sum over both, divided by the number of its positives: the default boxes that have a box.
-    The negatives that count are ``negatives`` times as many: those of the largest cross-entropy, the first of equals.
-    A picture without positives adds 0 to the mean over the pictures.
+    The loss of a picture is divided by its number of positives, which are default boxes with a matched box. Hard
+    negatives are the ``negatives`` times as many negatives with the largest cross-entropy, the first of equals. A
+    picture without positives adds 0 to the mean over the pictures.
 
     Args:
-        logits_NAK: predicted logits, background first. The arithmetic is in fp32, or in fp64 for fp64 logits.
+        logits_NAK: predicted logits, background first. Arithmetic is fp32, or fp64 for fp64 logits.
         offsets_NA4: predicted offsets.
-        class_NA: true classes, int64; 0 is background.
-        target_NA4: true offsets; those of background are ignored.
-        negatives: background per positive.
+        class_NA: target classes, int64; 0 is background.
+        target_NA4: target offsets; those of background are ignored.
+        negatives: hard negatives per positive.
     """
     dtype = torch.promote_types(logits_NAK.dtype, torch.float32)
     entropy_NA = -F.log_softmax(logits_NAK, 2, dtype=dtype).gather(2, class_NA.unsqueeze(2)).squeeze(2)
@@ -61,7 +60,7 @@ def multibox_loss(
 
 @torch.no_grad()
 def _hardest(entropy_NA: Tensor, positive_NA: Tensor, count_N: Tensor) -> Tensor:
-    """(N, A) bool: the ``count_N`` negatives of each picture with the largest cross-entropy."""
+    """Return (N, A) bool: the ``count_N`` negatives of each picture with the largest cross-entropy."""
     order_NA = entropy_NA.masked_fill(positive_NA, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     place_A = torch.arange(order_NA.shape[1], device=order_NA.device)
     rank_NA = torch.empty_like(order_NA).scatter_(1, order_NA, place_A.expand_as(order_NA))

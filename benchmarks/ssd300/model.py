@@ -1,9 +1,9 @@
 """SSD300 with a ResNet-34 as backbone.
 
-Liu et al., arXiv:1512.02325, with the MLPerf reference's changes: the backbone ends with the third stage of ResNet-34,
-whose stride is 1, and its batch norms are trained. ``backbone.*`` is named as in torchvision's ``resnet34``. Each level
-has one convolution for classes and offsets, whose channels are, cell by cell, first kinds of default boxes x classes,
-then kinds x 4: in channels_last memory its result is what the loss takes, in the order of
+Liu et al., arXiv:1512.02325, with the changes of the MLPerf reference: the backbone ends with the third stage of
+ResNet-34, whose stride is 1, and its batch norms are trained. ``backbone.*`` is named as in torchvision's
+``resnet34``. Each level has one convolution for classes and offsets. Its channels are (default boxes per cell,
+classes), then (default boxes per cell, 4), so that in channels_last memory the output has the order of
 :mod:`benchmarks.ssd300.default_boxes`.
 
 Shapes: N pictures, C channels, H height, W width, A default boxes, K classes with background.
@@ -30,13 +30,13 @@ from common.nn.precision import cast_weights
 from common.nn.resnet import PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
 LAST_STAGE = 3
-"""Of the backbone, whose output is the first level."""
+"""Last stage of the backbone. Its output is the first level."""
 CHANNEL_MULTIPLE = 8
-"""What tensor cores want the channels of a half-precision convolution to be a multiple of."""
+"""Tensor cores need a multiple of this number as channels of a half-precision convolution."""
 
 
 class Predictions(NamedTuple):
-    """What the network says of every default box.
+    """Outputs of the network for every default box.
 
     Attributes:
         logits: (N, A, K), background first.
@@ -48,7 +48,7 @@ class Predictions(NamedTuple):
 
 
 class UnpaddedConv2d(FusedConv2d):
-    """A 3x3 convolution at stride 1 that sees no padding."""
+    """A 3x3 convolution with stride 1 and without padding."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 3)
@@ -63,13 +63,11 @@ class UnpaddedConv2d(FusedConv2d):
 
 
 class ExtraBlock(nn.Module):
-    """A 1x1 and a 3x3 convolution, each with bias and ReLU; the latter makes the level smaller.
+    """A 1x1 and a 3x3 convolution, each with bias and ReLU. The second one reduces the size.
 
     Args:
-        in_channels: C of the input.
-        between: C behind the 1x1 convolution.
-        out_channels: C of the level.
-        stride: of the 3x3 convolution: 2, or 1 without padding.
+        between: channels after the 1x1 convolution.
+        stride: stride of the 3x3 convolution. With stride 1, it has no padding.
     """
 
     def __init__(self, in_channels: int, between: int, out_channels: int, stride: int) -> None:
@@ -84,19 +82,14 @@ class ExtraBlock(nn.Module):
 
 
 class Head(FusedConv2d):
-    """Classes and offsets of a level, by one 3x3 convolution whose channels are padded with zeros while it runs.
-
-    Args:
-        in_channels: C of the level.
-        channels: of the result.
-    """
+    """Classes and offsets of a level from one 3x3 convolution, whose channels are padded with zeros at run time."""
 
     def __init__(self, in_channels: int, channels: HeadChannels) -> None:
         super().__init__(in_channels, channels.logits + channels.offsets, 3)
         self.channels = channels
 
     def forward(self, x_NCHW: Tensor, relu: bool = False, residual_NCHW: Tensor | None = None) -> Tensor:
-        """Map (N, C, H, W) to (N, C', H, W), of which the last channels, up to a multiple of 8, are zero."""
+        """Map (N, C, H, W) to (N, C', H, W), where C' is a multiple of 8 and channels of padding are zero."""
         assert self.bias is not None
         padding = -self.out_channels % CHANNEL_MULTIPLE
         weight = F.pad(self.weight, (0, 0, 0, 0, 0, 0, 0, padding)).contiguous(memory_format=torch.channels_last)
@@ -104,11 +97,10 @@ class Head(FusedConv2d):
 
 
 class SSD300(nn.Module):
-    """The network.
+    """SSD300 with backbone, extra blocks and heads.
 
     Args:
-        facts: its shape.
-        generator: source of the initial weights (a CPU generator).
+        generator: CPU generator that draws the initial weights.
     """
 
     def __init__(self, facts: Facts, generator: torch.Generator) -> None:
@@ -132,7 +124,7 @@ class SSD300(nn.Module):
 
     @torch.no_grad()
     def _draw(self, generator: torch.Generator) -> None:
-        """Glorot-uniform weights for extras and heads, classes and offsets apart; PyTorch's usual biases."""
+        """Draw weights of extras and heads Glorot-uniformly, classes and offsets separately; biases as in PyTorch."""
         for module in [*self.extras.modules(), *self.heads.modules()]:
             if not isinstance(module, FusedConv2d):
                 continue
@@ -146,19 +138,19 @@ class SSD300(nn.Module):
             module.bias.uniform_(-bound, bound, generator=generator)
 
     def cast(self, dtype: torch.dtype) -> SSD300:
-        """Store the convolutions' weights in ``dtype``, which the activations then have too.
+        """Convert the weights of the convolutions to ``dtype``, which the activations then have too.
 
-        Batch norms stay fp32, except beside fp64. Replaces the data of the parameters: call it before an optimizer
-        takes them.
+        Batch norms stay fp32, unless ``dtype`` is fp64. Replaces the data of the parameters: call it before an
+        optimizer is created.
         """
         cast_weights(self, dtype)
         return self
 
     def choose_implementations(self, requested: Mapping[str, str]) -> dict[str, str]:
-        """Choose how batch norms and convolutions run; call it on the final device after :meth:`cast`.
+        """Choose implementations of batch norms and convolutions. Call this after :meth:`cast`, on the final device.
 
         Args:
-            requested: ``model.implementations``.
+            requested: configuration ``model.implementations``.
 
         Returns:
             Name of the operation to the implementations chosen.
@@ -170,26 +162,23 @@ class SSD300(nn.Module):
         return choose_layers(self, kinds, requested, self.backbone.conv1.weight.dtype)
 
     def levels(self, image_NCHW: Tensor) -> list[Tensor]:
-        """The maps, (N, C, H, W) each, that boxes are found on."""
+        """Return the feature maps, (N, C, H, W) each, in which boxes are predicted."""
         levels = self.backbone.features(image_NCHW, [LAST_STAGE])
         for extra in self.extras:
             levels.append(extra(levels[-1]))
         return levels
 
     def forward(self, image_NCHW: Tensor) -> Predictions:
-        """Find boxes.
+        """Predict classes and offsets in the dtype of the weights.
 
         Args:
-            image_NCHW: normalised pictures in the weights' dtype; C is 3, or 4 with zeros in the fourth.
-
-        Returns:
-            Logits and offsets in the weights' dtype.
+            image_NCHW: normalised pictures in the dtype of the weights. C is 3, or 4 with zeros in the fourth channel.
         """
         results = [head(level) for head, level in zip(self.heads, self.levels(image_NCHW), strict=True)]
         return Predictions(*Joined.apply(self._channels, *results))
 
     def sample_flops(self, image_size: int) -> float:
-        """Model FLOPs (2 per multiply-add) to train on one picture: forward, gradients of inputs and of weights."""
+        """Return the model FLOPs (2 per multiply-add) to train on one picture: forward pass and all gradients."""
         layers, sizes = self.backbone.flops((image_size, image_size))
         size, level_sizes = sizes[-1], [sizes[-1]]
         for extra in self.extras:

@@ -1,7 +1,6 @@
-"""Download, prepare, verify and generate the data of SSD300: COCO 2017 as records of pictures and columns of boxes.
+"""Commands for SSD300's data: COCO 2017 as records of pictures and columns of boxes.
 
-See :mod:`common.detection.coco_preparation`. Training pictures without a box are left out; boxes around many objects
-stay.
+See :mod:`common.detection.coco_preparation`. Training pictures without a box are removed; boxes of crowds are kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SSD300's learning rate: a warm-up by iterations, and a fall at the boundaries of two epochs."""
+"""SSD300's learning rate: warm-up by iterations, and a fall after each of two epochs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from common.optim.learning_rate import Schedule
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, global_batch: int) -> int:
-    """Iterations of the warm-up, rounded down."""
+    """Return the number of warm-up iterations, rounded down."""
     return int(warmup_epochs * train_samples / global_batch)
 
 
 def decay_steps(decay_epochs: Sequence[int], train_samples: int, global_batch: int) -> list[int]:
-    """Updates before each boundary: those that the epochs before it take, the one that reaches their end included."""
+    """Return the number of updates before each boundary; the update that reaches the end of its epoch is included."""
     return [-(-epochs * train_samples // global_batch) for epochs in decay_epochs]
 
 
@@ -29,25 +29,25 @@ def warmup_then_falls(
     warmup_factor: int = 0,
     first_step: Literal[0, 1] = 0,
 ) -> Schedule:
-    """The learning rate of the MLPerf reference, or that of NVIDIA's submissions.
+    """Return the learning-rate schedule of the MLPerf reference or of NVIDIA's submissions.
 
-    With s = counter + first_step, W = warmup, f = warmup_factor and r = base * factor**(boundaries that the counter has
-    reached): r - (W - s) * r / (W * 2**f) while s < W, then r.
+    With s = counter + first_step, W = warmup, f = warmup_factor and r = base * factor**(number of boundaries reached),
+    the rate is r - (W - s) * r / (W * 2**f) while s < W, then r.
 
-    The reference's first update counts as 0. After its warm-up the reference leaves the rate at that of the last
-    iteration of the warm-up, r - r / (W * 2**f), and sets it to r at the next boundary only. NVIDIA's first update
-    counts as 1, and the rate after the warm-up is r.
+    The reference counts updates from 0. After the warm-up, it keeps the rate of the last warm-up iteration, r - r / (W
+    * 2**f), until the next boundary, and only then uses r. NVIDIA's submissions count updates from 1, and the rate
+    after the warm-up is r.
 
     Args:
-        base: before the first boundary.
-        boundaries: updates after which the learning rate falls.
-        factor: by which it falls at each.
-        warmup: W, in updates; 0 is no warm-up.
-        warmup_factor: f; with 0 the warm-up begins at 0.
-        first_step: counter of the first update: 0 in the reference, 1 in NVIDIA's submissions.
+        base: rate before the first boundary.
+        boundaries: numbers of updates after which the rate falls.
+        factor: factor of the rate at each boundary.
+        warmup: W, in updates; 0 disables the warm-up.
+        warmup_factor: f; with 0, the warm-up begins at rate 0.
+        first_step: number of the first update: 0 in the reference, 1 in NVIDIA's submissions.
 
     Raises:
-        ValueError: the warm-up is negative.
+        ValueError: ``warmup`` is negative.
     """
     if warmup < 0:
         raise ValueError(f"warmup={warmup}: a warm-up cannot be negative")

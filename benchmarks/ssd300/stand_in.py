@@ -1,7 +1,7 @@
-"""A stand-in for COCO 2017 (see :mod:`common.detection.coco_stand_in`) and for the backbone.
+"""Synthetic data in the format of COCO 2017 (see :mod:`common.detection.coco_stand_in`), with a backbone.
 
-Some boxes are around many objects; a picture of each split has none. The backbone's weights are drawn, and its batch
-norms have the statistics of the pictures.
+Some boxes are crowds; one picture per split has no box. The backbone has random weights, and its batch norms have the
+statistics of the pictures.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
 
-_BATCHES, _BATCH = 4, 16  # of pictures, that the backbone's statistics are taken over
+_BATCHES, _BATCH = 4, 16  # number and size of the batches for the backbone's statistics
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Options of the synthetic data.
 
     Attributes:
-        train: training pictures with a box; there is one more, without.
-        eval: validation pictures, the last of them without a box if there are several.
-        classes: of objects.
-        sides: least and largest width and height of a picture, px.
-        boxes: objects of a picture at most, beside crowds and tiny ones.
-        width, layers: of the backbone.
-        image_size: px, that the backbone's pictures are resized to.
-        seed: of everything.
+        train: training pictures with a box; one more has none.
+        eval: validation pictures. If there are several, the last has no box.
+        classes: classes of objects.
+        sides: smallest and largest width and height of a picture, px.
+        boxes: maximum number of objects in a picture, besides crowds and tiny objects.
+        width, layers: channels and blocks of the backbone.
+        image_size: size in px to which the backbone's pictures are resized.
+        seed: seed of all random numbers.
     """
 
     train: int = 2000
@@ -58,16 +58,15 @@ class Request:
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write a stand-in for COCO 2017 to ``raw_dir`` and mark it as one.
+    """Write synthetic data in the format of COCO 2017 to ``raw_dir``, with the marker file of synthetic data.
 
     Args:
         raw_dir: an empty or new folder.
-        request: what to generate.
         workers: processes that draw.
 
     Raises:
         ConfigError: a number is out of its range.
-        DataError: ``raw_dir`` holds something already.
+        DataError: ``raw_dir`` is not empty.
     """
     if min(request.train, request.eval) < 1:
         raise ConfigError("generate needs at least one training and one validation picture")
@@ -86,7 +85,7 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
 
 
 def _plans(request: Request, first: int, count: int, empty_besides: bool) -> list[PicturePlan]:
-    """``count`` pictures, and one without a box besides or, of several, as the last."""
+    """Return ``count`` plans. A picture without a box is added, or it replaces the last of several pictures."""
     forms: list[Form] = ["plain"] * count
     if empty_besides:
         forms.append("empty")
@@ -100,7 +99,7 @@ def _plans(request: Request, first: int, count: int, empty_besides: bool) -> lis
 
 
 def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
-    """A state dict as torchvision's, with the statistics of some of the pictures in ``folder``."""
+    """Return a state dict with torchvision's names, with the statistics of some pictures in ``folder``."""
     facts = fixed_facts(Facts, "ssd300")
     norm = TrainedNorm(facts.bn_epsilon, facts.bn_momentum)
     trunk = ResNetTrunk(ResNetShape(request.layers, request.width, bottleneck=False, norm=norm, strides=(1, 2, 1)))
@@ -110,7 +109,7 @@ def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
     with torch.no_grad():
         for number, image_NCHW in enumerate(_batches(folder, request.image_size, facts)):
             for layer in norms:
-                layer.momentum = 1 / (number + 1)  # the mean over the batches
+                layer.momentum = 1 / (number + 1)  # cumulative mean over the batches
             trunk.features(image_NCHW)
     classifier = torch.randn((request.classes, trunk.shape.out_channels[-1]), generator=generator)
     return {

@@ -1,4 +1,4 @@
-"""What every default box of a picture has to find: made on the device, at fixed shapes, without a wait for it.
+"""Targets of every default box, computed on the device with fixed shapes and without waiting for it.
 
 Shapes: B pictures, A default boxes in the heads' order, M boxes at most.
 """
@@ -17,26 +17,24 @@ from common.ops.anchor_matching.reference import MatchingRule
 from common.ops.operation import OperationRequest, select
 
 BACKGROUND = 0
-"""The class of a default box that has no box; objects' classes count from 1."""
+"""Class of a default box without a matched box. Object classes start at 1."""
 
 
 class Targets:
-    """Matches boxes to default boxes and codes them.
+    """Matches boxes to default boxes and encodes them.
 
-    A default box has the box that it overlaps most, if by more than ``match_overlap``; and each box has the default
-    box that overlaps it most, of boxes with the same one the last (Liu et al., arXiv:1512.02325, section 2.2, and the
-    MLPerf reference). A box without area overlaps nothing and is never looked for.
+    A default box is matched to the box with the largest overlap, if that is above ``match_overlap``. In addition, each
+    box gets the default box with the largest overlap; if several boxes want the same one, the last gets it (Liu et
+    al., arXiv:1512.02325, section 2.2, and the MLPerf reference). A box without area is never matched.
 
     Args:
-        facts: default boxes and threshold.
         implementations: ``model.implementations``.
-        device: of the boxes.
 
     Attributes:
-        choice: name of the implementation of the matching.
+        choice: name of the chosen implementation of the matching.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: the message names the configuration key.
     """
 
     def __init__(self, facts: Facts, implementations: Mapping[str, str], device: torch.device) -> None:
@@ -46,29 +44,29 @@ class Targets:
         self._rule = MatchingRule(overlap, overlap, exclusive=True, rescue="own_best")
         self._coding = coding(facts)
         self._rows_A = reference_rows(facts).to(device)
-        # Matched in the reference's order, so that of equal overlaps the same default box is the first.
+        # Matching uses the reference's order, so that the same default box is the first of equal overlaps.
         self._reference_A4 = reference_boxes(facts).to(device)
         self._boxes_A4 = self._reference_A4[self._rows_A]
 
     @torch.no_grad()
     def __call__(self, boxes_BM4: Tensor, label_BM: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
-        """The targets of a batch.
+        """Return the targets of a batch.
 
         Args:
-            boxes_BM4: corners as shares of the picture, then padding of any value; fp32.
+            boxes_BM4: corners as fractions of the picture, followed by padding of any value; fp32.
             label_BM: classes from 1; int64.
-            count_B: boxes of each picture; int64.
+            count_B: number of boxes of each picture; int64.
 
         Returns:
-            (B, A) int64: the class of each default box, 0 for background; (B, A, 4) fp32: the offsets of its box, 0
-            for background.
+            (B, A) int64 class of each default box, 0 for background; (B, A, 4) fp32 offsets of its box, 0 for
+            background.
         """
         matched_BA = self._match(self._reference_A4, boxes_BM4, count_B, self._rule)[:, self._rows_A]
         object_BA = matched_BA >= 0
         row_BA = matched_BA.clamp(min=0)
         class_BA = torch.where(object_BA, label_BM.gather(1, row_BA), BACKGROUND)
         found_BA4 = boxes_BM4.gather(1, row_BA.unsqueeze(2).expand(-1, -1, 4))
-        # Background is coded as the default box itself: what padding holds would have no logarithm.
+        # Background is encoded as the default box itself, because the logarithm of padding may not exist.
         found_BA4 = torch.where(object_BA.unsqueeze(2), found_BA4, self._boxes_A4)
         offsets_BA4 = self._coding.encode(found_BA4, self._boxes_A4)
         return class_BA, torch.where(object_BA.unsqueeze(2), offsets_BA4, 0.0)

@@ -1,7 +1,7 @@
-"""The reader that runs anywhere: Pillow's decoder and resize with torchvision's transforms, in threads of this process.
+"""Reader for any machine: Pillow's decoder and resize with torchvision's transforms, in threads of this process.
 
-The random numbers of a training picture depend on (seed, epoch, sample) alone, so that the stream of batches is the
-same whatever the number of threads, and continues bit for bit from any position.
+The random numbers of a training picture depend only on (seed, epoch, sample). The stream of batches is therefore the
+same for any number of threads and continues bit for bit from any position.
 
 Shapes: B pictures, H x W pixels, C channels, M boxes at most.
 """
@@ -34,7 +34,7 @@ def train_source(
     stand_in: bool,
     pin_memory: bool = False,
 ) -> ThreadedTrainSource:
-    """Training batches of one replica; a picture that cannot be read or decoded is a :class:`DataError`."""
+    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
     batches = _Batches(settings, pin_memory)
     room, side = settings.reader.max_boxes, settings.facts.image_size
 
@@ -57,7 +57,7 @@ def train_source(
 def eval_source(
     pictures: AnnotatedPictures, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
 ) -> ThreadedEvalSource:
-    """Evaluation batches of one replica; padding at their end has the id -1. Raises as training does."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
     batches = _Batches(settings, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:
@@ -72,18 +72,18 @@ def eval_source(
 
 
 class _Batches:
-    """Begins batches of pictures."""
+    """Builds batches of pictures in threads."""
 
     def __init__(self, settings: DataSettings, pin_memory: bool) -> None:
         self._settings, self._pin_memory = settings, pin_memory
         self._normalizer = Normalizer(settings.facts.mean, settings.facts.std, settings.dtype)
-        Image.preinit()  # registers the decoders; not in several threads at once
+        Image.preinit()  # registers the decoders, which must not happen in several threads at once
         self.threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def begin(
         self, size: int, pictures: int, pixels: Callable[[int], NDArray[np.uint8]], tensors: dict[str, Tensor]
     ) -> PendingBatch:
-        """Begin a batch of ``size``, whose first ``pictures`` slots ``pixels`` makes, beside ``tensors``."""
+        """Start a batch of ``size`` slots, with ``tensors``. ``pixels`` fills the first ``pictures`` slots."""
         side = self._settings.facts.image_size
         shape = (size, side, side, PADDED_CHANNELS)
         image_BHWC = torch.zeros(shape, dtype=self._settings.dtype, pin_memory=self._pin_memory)

@@ -1,4 +1,4 @@
-"""The names under which round v1.1's logs give SSD300's tensors as initialised: those of NVIDIA's MXNet network."""
+"""Names of SSD300's initialised tensors in the logs of round v1.1, which are those of NVIDIA's MXNet network."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ BACKBONE = "ssd0_resnetmlperf0"
 
 
 def initialised_tensors(layers: Sequence[int], levels: int) -> list[str]:
-    """Every weight and bias, and both parameters of every batch norm; classes and offsets of a level as one predictor.
+    """Return the names of weights, biases and batch-norm parameters; a level has one predictor for classes and offsets.
 
     Args:
-        layers: basic blocks of each stage of the backbone.
-        levels: maps that boxes are found on.
+        layers: basic blocks in each stage of the backbone.
+        levels: number of feature maps in which boxes are predicted.
     """
     names = [f"{BACKBONE}_conv0_weight", *_norm(f"{BACKBONE}_batchnorm0")]
     for stage, blocks in enumerate(layers, 1):
-        convolutions = 2 * blocks + (stage > 1)  # and the shortcut of the first block
+        convolutions = 2 * blocks + (stage > 1)  # plus the shortcut of the first block
         for number in range(convolutions):
             names += [f"{BACKBONE}_stage{stage}_conv{number}_weight"]
             names += _norm(f"{BACKBONE}_stage{stage}_batchnorm{number}")

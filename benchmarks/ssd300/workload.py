@@ -1,4 +1,4 @@
-"""SSD300 as a workload: wires model, data, optimizer and evaluation."""
+"""SSD300 as a workload: connects model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
 EXAMPLE_BOXES = 7
-"""Boxes of a made-up picture, as many as a picture of COCO has on average."""
+"""Boxes per example picture, which is the average of COCO."""
 
 
 class Ssd300Detection(Workload):
@@ -58,9 +58,9 @@ class Ssd300Detection(Workload):
         self.choices["anchor_matching"] = self._targets.choice
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All parameters alike: batch norms and biases decay too.
+        """Return one group with all parameters: batch norms and biases decay too.
 
-        In the reference the momentum buffer holds directions; in NVIDIA's submissions, steps.
+        Only NVIDIA's submissions keep the learning rate in the momentum buffer.
         """
         hparams = self.own.hparams
         named = dict(self.model.named_parameters())
@@ -74,9 +74,9 @@ class Ssd300Detection(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """Length of the warm-up and span of batch norm for the log; training starts from the rules' backbone.
+        """Declare logged values (warm-up steps, batch-norm span) and what the closed division forbids.
 
-        All readers have one order of data.
+        All readers use the same order of data.
         """
         own: Ssd300Config = cfg.workload
         broken = []
@@ -95,7 +95,7 @@ class Ssd300Detection(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then SGD."""
+        """Build the step: accumulated micro-batches, then SGD."""
         hparams, facts, samples = self.own.hparams, self.own.facts, self.cfg.benchmark.train_samples
         schedule = warmup_then_falls(
             hparams.base_learning_rate,
@@ -108,10 +108,10 @@ class Ssd300Detection(Workload):
         return self.step_with(hparams.sgd(), schedule, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Smooth L1 of the offsets plus cross-entropy with hard negatives, the mean over the micro-batch.
+        """Return smooth L1 loss of offsets plus cross-entropy with hard negatives, as a mean over the micro-batch.
 
-        ``micro_batch`` holds ``image`` (N, C, H, W), and ``class`` (N, A) and ``offsets`` (N, A, 4) as
-        :class:`benchmarks.ssd300.targets.Targets` makes them.
+        ``micro_batch`` has ``image`` (N, C, H, W), and ``class`` (N, A) and ``offsets`` (N, A, 4) from
+        :class:`benchmarks.ssd300.targets.Targets`.
         """
         tensors, negatives = micro_batch.tensors, self.own.facts.negatives
         said = self.model(tensors["image"])
@@ -120,9 +120,9 @@ class Ssd300Detection(Workload):
         return Losses(losses.total, {name: value.detach() for name, value in metrics.items()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """One micro-batch of noise with a few boxes; all of training has the same shapes."""
+        """Yield one random micro-batch with a few boxes, which has the shapes of every training micro-batch."""
         generator, count = self.layout.generator("example"), self.cfg.micro_batch
-        room = self.own.reader.max_boxes  # as the reader's batches have it, for which kernels are compiled
+        room = self.own.reader.max_boxes  # capacity of the reader's batches; kernels are compiled for it
         boxes = {
             "boxes": torch.rand((count, room, 2, 2), generator=generator).sort(2).values.flatten(2),
             "label": torch.randint(1, self.own.facts.classes + 1, (count, room), generator=generator),
@@ -138,7 +138,7 @@ class Ssd300Detection(Workload):
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy pictures and boxes to the device, and match the boxes there."""
+        """Copy pictures and boxes to the device and match the boxes there."""
         tensors = self.to_device(batch.tensors)
         return self._with_targets(tensors["image"], tensors, batch.samples)
 
@@ -151,7 +151,7 @@ class Ssd300Detection(Workload):
         return DataSettings(own.facts, own.reader, own.hparams.crop_attempts, self.dtype)
 
     def warm_up_reader(self) -> None:
-        """Load DALI, where it reads, and run each of its operators once."""
+        """Load DALI and run each of its operators once, if DALI is the reader."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
 
     def open_data(self, root: Path) -> DataSource:
@@ -161,11 +161,11 @@ class Ssd300Detection(Workload):
         )
 
     def weights(self) -> Weights:
-        """Parameters, and batch-norm statistics averaged over the replicas."""
+        """Return parameters, and batch-norm statistics averaged over the replicas."""
         return Weights({**super().weights().tensors, **averaged_statistics(self.model, self.layout)})
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """COCO's mean average precision on the ranks of ``layout``."""
+        """Return the evaluation, COCO's mean average precision, on the ranks of ``layout``."""
         own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
         on_device = self.cfg.evaluation.scoring == "inline"
         detect = Detector(self.model, own.facts, own.model.implementations, layout.device)
@@ -186,9 +186,9 @@ class Ssd300Detection(Workload):
         )
 
     def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """Return an evaluation of pictures of noise."""
+        """Return an evaluation of random pictures."""
         return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
 
     def sample_flops(self) -> float:
-        """FLOPs of one training picture."""
+        """Return the FLOPs to train on one picture."""
         return self.model.sample_flops(self.own.facts.image_size)

@@ -1,6 +1,6 @@
-"""The shape of the U-Net: its settings, and the layers that follow from them in the order of the forward pass.
+"""Architecture of the U-Net: its settings, and the layers that follow from them, in the order of the forward pass.
 
-Rombach et al., arXiv:2112.10752, in the sizes of Stable Diffusion v2-base; the benchmark has groups of its own.
+Rombach et al., arXiv:2112.10752, with the sizes of Stable Diffusion v2-base; the benchmark sets its own norm groups.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from common.config.ranges import AtLeast, Each, Positive
 from common.errors import ConfigError
 
 TIME_FACTOR = 4
-"""Width of the time embedding, in model channels."""
+"""Width of the time embedding as a multiple of the model channels."""
 
 Count = Annotated[int, AtLeast(1)]
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The 3x3 convolution that the network begins with."""
+    """The first layer of the network, a 3x3 convolution."""
 
     inputs: int
     channels: int
@@ -29,18 +29,18 @@ class Convolution:
 
     @property
     def multiply_adds(self) -> int:
-        """Of a place of the result."""
+        """Return the multiply-adds per output position."""
         return 9 * self.inputs * self.channels
 
 
 @dataclass(frozen=True)
 class Residual:
-    """Two 3x3 convolutions beside a shortcut.
+    """A residual block: two 3x3 convolutions and a shortcut.
 
     Attributes:
-        inputs: channels of the input, or of both where a skip connection comes in.
-        channels: of the result.
-        factor: by which height and width are smaller than the latents'.
+        inputs: channels of the input, or of both inputs where a skip connection is concatenated.
+        channels: output channels.
+        factor: downsampling factor of height and width, relative to the latents.
     """
 
     inputs: tuple[int, ...]
@@ -49,19 +49,19 @@ class Residual:
 
     @property
     def shortcut(self) -> bool:
-        """Whether a 1x1 convolution changes the channels of the residual."""
+        """Return whether the shortcut is a 1x1 convolution, because the number of channels changes."""
         return sum(self.inputs) != self.channels
 
     @property
     def multiply_adds(self) -> int:
-        """Of a place of the result."""
+        """Return the multiply-adds per output position."""
         inputs = sum(self.inputs)
         return self.channels * (9 * inputs + 9 * self.channels + (inputs if self.shortcut else 0))
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """Self-attention, cross-attention and a gated MLP over the places as tokens."""
+    """A transformer: self-attention, cross-attention and a gated MLP; every spatial position is a token."""
 
     channels: int
     factor: int
@@ -69,27 +69,27 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Downsampling:
-    """A 3x3 convolution of stride 2; ``factor`` is that of its result."""
+    """A 3x3 convolution of stride 2; ``factor`` is that of the output."""
 
     channels: int
     factor: int
 
     @property
     def multiply_adds(self) -> int:
-        """Of a place of the result."""
+        """Return the multiply-adds per output position."""
         return 9 * self.channels**2
 
 
 @dataclass(frozen=True)
 class Upsampling:
-    """Twice the height and width, and a 3x3 convolution; ``factor`` is that of its result."""
+    """Nearest upsampling by 2 and a 3x3 convolution; ``factor`` is that of the output."""
 
     channels: int
     factor: int
 
     @property
     def multiply_adds(self) -> int:
-        """Of a place of the result, as the convolution is defined: our four 2x2 ones need 4/9 of it."""
+        """Return the multiply-adds per output position, by definition; our four 2x2 convolutions need 4/9 of it."""
         return 9 * self.channels**2
 
 
@@ -98,47 +98,47 @@ Layer = Convolution | Residual | Transformer | Downsampling | Upsampling
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """A block by its published name, and its layers, which are numbered in that name."""
+    """A block of the U-Net: its published name, and its layers. The published names number the layers."""
 
     name: str
     layers: tuple[Layer, ...]
 
     @property
     def channels(self) -> int:
-        """Of the result."""
+        """Return the output channels."""
         return self.layers[-1].channels
 
     @property
     def residuals(self) -> int:
-        """How many of the layers are residual blocks."""
+        """Return the number of residual blocks among the layers."""
         return sum(isinstance(layer, Residual) for layer in self.layers)
 
     @property
     def transformers(self) -> int:
-        """How many of the layers are transformers."""
+        """Return the number of transformers among the layers."""
         return sum(isinstance(layer, Transformer) for layer in self.layers)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """The settings of the U-Net.
 
     Attributes:
-        latent_channels: of latents and of what is predicted.
+        latent_channels: channels of the latents and of the prediction.
         latent_size: height and width of the latents.
-        model_channels: of the first level.
-        channel_multipliers: of each level, whose height and width are half those of the level before.
-        residual_blocks: of a level on the way down; there is one more on the way up.
-        attention_levels: numbers of the levels with transformers; the middle has one in any case.
-        head_channels: of one head of an attention.
-        context_width: features of a token of the caption.
-        context_length: tokens of a caption.
-        norm_groups: of the norms in residual blocks and before the last convolution.
-        norm_epsilon: of these, and of the transformers' layer norms.
-        transformer_norm_groups, transformer_norm_epsilon: of the norm that a transformer begins with.
+        model_channels: channels of the first level.
+        channel_multipliers: channels of each level, in ``model_channels``; each level halves height and width.
+        residual_blocks: residual blocks per level of the encoder; the decoder has one more.
+        attention_levels: indices of the levels with transformers; the middle block always has one.
+        head_channels: channels per attention head.
+        context_width: features per caption token.
+        context_length: tokens per caption.
+        norm_groups: groups of the norms in residual blocks and before the last convolution.
+        norm_epsilon: epsilon of these norms and of the transformers' layer norms.
+        transformer_norm_groups, transformer_norm_epsilon: groups and epsilon of the first norm of a transformer.
 
     Raises:
-        ConfigError: groups, heads or levels do not divide what they are of.
+        ConfigError: a number of channels is not divisible by its groups or heads, or the levels do not fit.
     """
 
     latent_channels: Count
@@ -180,12 +180,12 @@ class Architecture:
 
     @property
     def time_width(self) -> int:
-        """Features of the time embedding."""
+        """Return the number of features of the time embedding."""
         return TIME_FACTOR * self.model_channels
 
     @functools.cached_property
     def input_blocks(self) -> tuple[BlockPlan, ...]:
-        """The way down, whose every result is kept for the way up."""
+        """Return the encoder's blocks; the output of each is also an input of a decoder block."""
         channels, factor = self.model_channels, 1
         layers: list[tuple[Layer, ...]] = [(Convolution(self.latent_channels, channels, factor),)]
         for level, multiplier in enumerate(self.channel_multipliers):
@@ -200,14 +200,14 @@ class Architecture:
 
     @property
     def middle_block(self) -> BlockPlan:
-        """At the smallest size."""
+        """Return the block between encoder and decoder, at the lowest resolution."""
         channels, factor = self.input_blocks[-1].channels, 2 ** (len(self.channel_multipliers) - 1)
         residual = Residual((channels,), channels, factor)
         return BlockPlan("middle_block", (residual, Transformer(channels, factor), residual))
 
     @functools.cached_property
     def output_blocks(self) -> tuple[BlockPlan, ...]:
-        """The way up: each block takes the result before it and, as the second input, one that was kept."""
+        """Return the decoder's blocks; each takes the previous output and, as second input, an encoder output."""
         kept = [block.channels for block in self.input_blocks]
         channels, factor = self.middle_block.channels, 2 ** (len(self.channel_multipliers) - 1)
         blocks: list[BlockPlan] = []
@@ -227,16 +227,16 @@ class Architecture:
 
     @property
     def blocks(self) -> tuple[BlockPlan, ...]:
-        """All of them in the order of the forward pass."""
+        """Return all blocks in the order of the forward pass."""
         return (*self.input_blocks, self.middle_block, *self.output_blocks)
 
     def layers(self) -> Iterator[Layer]:
-        """Those of all blocks, in order."""
+        """Yield the layers of all blocks, in order."""
         for block in self.blocks:
             yield from block.layers
 
     def named(self, kind: type[Layer]) -> list[tuple[str, Layer]]:
-        """Published names and layers of one kind, in order."""
+        """Return the published names and layers of one kind, in order."""
         return [
             (f"{block.name}.{number}", layer)
             for block in self.blocks

@@ -1,7 +1,7 @@
-"""The blocks of the U-Net but for the transformer.
+"""The blocks of the U-Net except the transformer.
 
-A residual block's first convolution has no bias of its own here: the second norm adds it, together with the time
-embedding, while it reads (:class:`TimeProjections` holds it).
+The first convolution of a residual block has no bias here. The second norm adds that bias, together with the time
+embedding, while it reads its input (:class:`TimeProjections` holds the bias).
 
 Legend: N images, C channels, E features of the time embedding, T tokens of a caption.
 """
@@ -33,7 +33,7 @@ from common.nn.upsample_convolution import UpsampleConvolution
 
 
 class ResidualBlock(nn.Module):
-    """Norm, SiLU, convolution, twice, with the time embedding between and a shortcut beside."""
+    """A residual block: norm, SiLU and convolution, twice; the time embedding is added in between."""
 
     def __init__(self, plan: Residual, architecture: Architecture, operations: Operations) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class ResidualBlock(nn.Module):
         """Map one or two (N, C_i, H, W) in channels_last memory to (N, C, H, W).
 
         Args:
-            inputs: taken as their concatenation, which is never written.
-            added_NC: time embedding and bias of the first convolution.
+            inputs: used as if concatenated along C; the concatenation is never written to memory.
+            added_NC: projected time embedding plus the bias of the first convolution.
         """
         normed_NCHW, kept = self.in_layers["0"](*inputs, keep=True)
         h_NCHW = self.in_layers["2"](normed_NCHW)
@@ -90,7 +90,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Nearest upsampling and a 3x3 convolution."""
+    """Nearest upsampling by 2 and a 3x3 convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Upsample(nn.Module):
 
 
 class Block(nn.Module):
-    """The layers of one :class:`BlockPlan`, numbered as published."""
+    """The layers of one :class:`BlockPlan`; submodules have the published numbers as names."""
 
     def __init__(self, plan: BlockPlan, architecture: Architecture, operations: Operations) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class Block(nn.Module):
     def forward(
         self, inputs: tuple[Tensor, ...], added: Sequence[Tensor], captions: Sequence[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Run the layers one after the other.
+        """Run the layers in order.
 
         Args:
-            inputs: one or two (N, C_i, H, W) in channels_last memory, of which the first layer takes the pair.
-            added: of each residual block, see :class:`ResidualBlock`.
-            captions: keys and values of each transformer.
+            inputs: one or two (N, C_i, H, W) in channels_last memory; only a residual block can take two.
+            added: one ``added_NC`` per residual block, see :class:`ResidualBlock`.
+            captions: keys and values for each transformer.
         """
         added_left, captions_left = list(added), list(captions)
         for layer in self.children():
@@ -142,12 +142,13 @@ def _built(layer: Layer, architecture: Architecture, operations: Operations) -> 
 
 
 class TimeEmbedding(nn.Module):
-    """Cosines and sines of the time step, and two products with SiLU behind each.
+    """Cosines and sines of the time step, followed by two linear layers, each with SiLU.
 
     Args:
-        channels: of the first product's input, half of them cosines, which come first.
+        channels: input features of the first linear layer; the first half are cosines, the second half sines.
         width: E.
-        device, dtype: of the result.
+        device: device of the constant frequencies.
+        dtype: dtype of the result.
     """
 
     def __init__(self, channels: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -157,11 +158,11 @@ class TimeEmbedding(nn.Module):
         self._dtype = dtype
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         exponents = torch.arange(channels // 2, dtype=torch.float64, device="cpu") / (channels // 2)
-        # no buffer: it is the same for ever, so that neither checkpoints nor transfers need it
+        # not a buffer: the values are constant, so checkpoints and transfers do not need them
         self._frequencies = torch.pow(10_000.0, -exponents).to(device, wide)
 
     def forward(self, t_N: Tensor) -> Tensor:
-        """Embed time steps (any integers) as (N, E), with the SiLU that every projection of it begins with."""
+        """Embed time steps (any integers) as (N, E); the SiLU that precedes every projection is included."""
         angles = t_N.unsqueeze(1) * self._frequencies
         waves = torch.cat([angles.cos(), angles.sin()], 1).to(self._dtype)
         first, second = self.children()
@@ -170,11 +171,11 @@ class TimeEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a product for many layers belong.
+    """The rows of one weight that serves many layers: which rows belong to which layer.
 
     Attributes:
-        names: published name of each layer.
-        counts: rows of each.
+        names: published names of the layers, in the order of the rows.
+        counts: number of rows of each layer.
     """
 
     names: tuple[str, ...]
@@ -182,11 +183,11 @@ class Rows:
 
 
 class TimeProjections(nn.Module):
-    """What every residual block adds between its convolutions, by one product for all of them.
+    """The vectors that residual blocks add between their convolutions, computed by one product for all blocks.
 
     Attributes:
-        weight, bias: of the projections of the time embedding.
-        convolution_bias: of the blocks' first convolutions.
+        weight, bias: parameters of the projections of the time embedding.
+        convolution_bias: biases of the blocks' first convolutions.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -198,13 +199,13 @@ class TimeProjections(nn.Module):
         self.convolution_bias = nn.Parameter(torch.empty(total))
 
     def forward(self, embedding_NE: Tensor) -> tuple[Tensor, ...]:
-        """One (N, C) for each residual block, in order; views of one product."""
+        """Return one (N, C) per residual block, in order; all are views of one product."""
         product = F.linear(embedding_NE, self.weight, self.bias + self.convolution_bias)
         return product.split(self.rows.counts, 1)
 
 
 class CaptionProjections(nn.Module):
-    """Keys and values of all cross-attentions, by one product: rows of ``weight`` are keys, values of each in turn."""
+    """Keys and values of all cross-attentions, by one product; rows of ``weight``: keys and values of each layer."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -212,17 +213,17 @@ class CaptionProjections(nn.Module):
         self.weight = nn.Parameter(torch.empty(sum(self.rows.counts), architecture.context_width))
 
     def forward(self, context_NTK: Tensor) -> Tensor:
-        """(N, T, rows of ``weight``)."""
+        """Return the product as (N, T, rows of ``weight``)."""
         return F.linear(context_NTK, self.weight)
 
     def pairs(self, keys_values_NTM: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values (N, T, C) of each transformer, in order; views."""
+        """Return keys and values (N, T, C) of each transformer, in order, as views."""
         parts = keys_values_NTM.split(self.rows.counts, 2)
         return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 class Output(nn.Module):
-    """Norm, SiLU and the last convolution."""
+    """The last layers: norm, SiLU and convolution."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -231,20 +232,20 @@ class Output(nn.Module):
         self.add_module("2", nn.Conv2d(channels, architecture.latent_channels, 3, padding=1))
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
-        """Map (N, C, H, W) to the channels of latents."""
+        """Map (N, C, H, W) to (N, latent channels, H, W)."""
         norm, convolution = self.children()
         y_NCHW: Tensor = convolution(norm(x_NCHW))
         return y_NCHW
 
 
 def time_rows(architecture: Architecture) -> Rows:
-    """Rows of :class:`TimeProjections`."""
+    """Return the rows of :class:`TimeProjections`."""
     named = architecture.named(Residual)
     return Rows(tuple(name for name, _ in named), tuple(layer.channels for _, layer in named))
 
 
 def caption_rows(architecture: Architecture) -> Rows:
-    """Rows of :class:`CaptionProjections`, keys and values of a transformer as one layer each."""
+    """Return the rows of :class:`CaptionProjections`; keys and values of a transformer count as one layer each."""
     named = architecture.named(Transformer)
     each = [
         (f"{name}.transformer_blocks.0.attn2.{kind}", layer.channels)

@@ -1,6 +1,6 @@
-"""Captions as the frozen text tower encodes them for the U-Net, ahead of training or beside it.
+"""Caption encoders: the frozen text tower, used before training or next to it.
 
-Legend: N captions, T tokens of one, K features of a token.
+Legend: N captions, T tokens of a caption, K features of a token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ class TokenEncoder:
     """The text tower with published weights.
 
     Args:
-        sizes: of the tower.
-        checkpoint: the file that has it.
-        digest: that this must have; None for any.
-        device, dtype: of the tower.
+        checkpoint: file with the weights.
+        digest: expected digest of the file; None accepts any.
+        device, dtype: where and in which precision the tower runs.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged or another.
+        CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
     """
 
     def __init__(
@@ -39,20 +38,20 @@ class TokenEncoder:
 
     @torch.no_grad()
     def __call__(self, tokens_NT: Tensor) -> Tensor:
-        """(N, T, K) of rows of token ids."""
+        """Encode rows of token ids as (N, T, K)."""
         return self._tower.encode(tokens_NT)
 
 
 class CaptionEncoder:
-    """Tokenizer and text tower in fp32; on a GPU its products have TF32's mantissa, that of fp16.
+    """Tokenizer and fp32 text tower. On a GPU its matrix products use TF32, whose mantissa is as long as that of fp16.
 
     Args:
         sizes, checkpoint, digest, device: see :class:`TokenEncoder`.
-        vocabulary: merges of the tokenizer.
+        vocabulary: file with the tokenizer's merges.
 
     Raises:
-        CheckpointError: the checkpoint is missing, damaged or another.
-        DataError: the merges are.
+        CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
+        DataError: the file of merges is missing or damaged.
     """
 
     def __init__(
@@ -62,6 +61,6 @@ class CaptionEncoder:
         self._encode, self._device = TokenEncoder(sizes, checkpoint, digest, device, torch.float32), device
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """(N, T, K) float32 in the memory of the host; T is the tower's context, padding included."""
+        """Encode captions as (N, T, K) float32 on the CPU; T is the tower's context length, padding included."""
         with tf32_products():
             return self._encode(self._tokenize(captions).to(self._device, non_blocking=True)).cpu()

@@ -1,7 +1,7 @@
-"""The CLIP score: the cosine of a picture's and its caption's embedding (Hessel et al. 2021, without their factor).
+"""The CLIP score: cosine of the embeddings of a picture and its caption (Hessel et al. 2021, without their factor).
 
-Pictures go through OpenCLIP's transform for evaluation, as it treats pictures of 8 bits: bicubic resizing of the short
-side, a square from the centre, values shifted and scaled by the training set's.
+Pictures are preprocessed by OpenCLIP's evaluation transform for 8-bit pictures: bicubic resizing of the short side,
+central square crop, normalisation with the statistics of CLIP's training set.
 
 Legend: N pictures, H height, W width, E features of an embedding.
 """
@@ -16,21 +16,21 @@ from benchmarks.stable_diffusion.pillow_resize import resize_bicubic
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
-"""Of red, green and blue in CLIP's training set (OpenCLIP's constants)."""
+"""Mean and standard deviation of red, green and blue in CLIP's training set (constants of OpenCLIP)."""
 
 
 def to_bytes(images_N3HW: Tensor) -> Tensor:
-    """Pictures in [0, 1] as uint8: 255 times the value without its fraction, as the reference has them."""
+    """Convert pictures in [0, 1] to uint8 as the reference does: 255 times the value, truncated."""
     return (255 * images_N3HW).to(torch.uint8)
 
 
 class ClipTransform:
-    """Pictures of 8 bits to what CLIP's vision tower takes.
+    """Preprocessing of 8-bit pictures for CLIP's vision tower.
 
     Args:
-        resolution: height and width of the result.
-        dtype: of the result.
-        device: of pictures and result.
+        resolution: height and width of the result, px.
+        dtype: dtype of the result.
+        device: device of both the input pictures and the result.
     """
 
     def __init__(self, resolution: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
@@ -41,7 +41,7 @@ class ClipTransform:
         )
 
     def __call__(self, pictures_N3HW: Tensor) -> Tensor:
-        """(N, 3, resolution, resolution), normalised.
+        """Return the normalised pictures (N, 3, resolution, resolution).
 
         Args:
             pictures_N3HW: uint8, of any size.
@@ -56,7 +56,7 @@ class ClipTransform:
 
 
 def cosines(pictures_NE: Tensor, captions_NE: Tensor) -> Tensor:
-    """Cosine of every picture with its caption, (N,) fp32, or fp64 of fp64; embeddings need not be normalised."""
+    """Return the cosine of every picture with its caption: (N,) fp32, or fp64 for fp64. Normalises its inputs."""
     wide = torch.promote_types(torch.promote_types(pictures_NE.dtype, captions_NE.dtype), torch.float32)
     pictures, captions = (F.normalize(embeddings.to(wide), dim=1) for embeddings in (pictures_NE, captions_NE))
     return (pictures * captions).sum(1)

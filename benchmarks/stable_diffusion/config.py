@@ -1,4 +1,4 @@
-"""Stable Diffusion's own configuration."""
+"""Configuration keys of Stable Diffusion."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from common.optim.hparams import AdamWHparams
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the targets: the network, which takes them as they are, the diffusion and the sampler.
+    """Dataset and model constants that the rules fix, besides the targets: the U-Net, the diffusion and the sampler.
 
     Attributes:
         image_size: height and width of pictures, px.
-        times: steps of the diffusion.
-        first_beta, last_beta: variance of the noise of its first and last step.
-        sampling_steps: of a generated picture.
-        guidance: weight of the caption against no caption.
+        times: number of diffusion steps.
+        first_beta, last_beta: variance of the noise of the first and the last diffusion step.
+        sampling_steps: sampler steps per generated picture.
+        guidance: scale of classifier-free guidance.
     """
 
     image_size: Annotated[int, AtLeast(1)]
@@ -43,13 +43,13 @@ class Facts(Architecture):
 
 @dataclass(frozen=True)
 class Hparams(AdamWHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``stable_diffusion``.
+    """The tunable hyperparameters: the rows for ``stable_diffusion`` in the table of the rules.
 
     Attributes:
-        base_learning_rate: of one sample; the step's, which is logged, is ``global_batch_size`` times as high.
-        warmup_steps: W, in which the rate rises linearly; then it stays.
-        variant: of the warm-up: with n updates done, ``reference`` has 1e-6 + (1 - 1e-6) n / W of the rate, ``nvidia``
-            (n + 1) / (W + 1).
+        base_learning_rate: learning rate per sample; the logged rate of a step is ``global_batch_size`` times as high.
+        warmup_steps: length W of the linear warm-up; afterwards the rate is constant.
+        variant: formula of the warm-up. After n updates, ``reference`` has 1e-6 + (1 - 1e-6) n / W of the full rate,
+            ``nvidia`` has (n + 1) / (W + 1).
     """
 
     optimizer: Literal["adamw"]
@@ -58,19 +58,19 @@ class Hparams(AdamWHparams):
 
     @property
     def learning_rate(self) -> float:
-        """After the warm-up; without the last digits of a product of decimal numbers."""
+        """Return the learning rate after the warm-up, rounded to 12 digits to hide binary rounding errors."""
         return float(f"{self.base_learning_rate * self.global_batch_size:.12g}")
 
 
 @dataclass(frozen=True)
 class AssetsConfig:
-    """Files in ``assets_dir``, by name, and the SHA-256 or SHA-1 that they must have, in hexadecimal; null for any.
+    """Names of files in ``assets_dir``, and the expected SHA-256 or SHA-1 in hexadecimal; null accepts any content.
 
     Attributes:
-        checkpoint: has the VAE and the text tower that encodes captions.
-        clip: has both towers of the CLIP that scores.
-        inception: has FID's network.
-        vocabulary: merges of the tokenizer.
+        checkpoint: file with the VAE and the text tower that encodes captions.
+        clip: file with both towers of the CLIP that computes the score.
+        inception: file with the network of FID.
+        vocabulary: file with the tokenizer's merges.
     """
 
     checkpoint: str
@@ -84,16 +84,16 @@ class AssetsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """How the network starts, and how operations run.
+    """Numerical options of the network, and the implementations of its operations.
 
     Attributes:
         loss_scale: initial loss scale with fp16.
-        loss_scale_interval: updates without overflow after which it doubles.
-        loss_scale_hysteresis: overflows in a row at which it is halved.
-        zero_std: standard deviation of normal values in place of the zeros that the last layer of every residual branch
-            starts from: a bench asks for it, since a network with branches of zeros is faster than one that has
-            trained. 0 in training.
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
+        loss_scale_interval: updates without overflow after which the scale doubles.
+        loss_scale_hysteresis: consecutive overflows after which the scale is halved.
+        zero_std: standard deviation of the normal values that replace the zero initialisation of the last layer of
+            each residual branch. Speed measurements set it, because a network with zero branches is faster than a
+            trained one. 0 in training.
+        implementations: implementation by operation name; ``auto`` for operations that are not listed.
     """
 
     loss_scale: Annotated[float, Positive]
@@ -108,14 +108,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ReaderConfig:
-    """How samples are read and pictures are made.
+    """Options of reading samples and of generating pictures.
 
     Attributes:
-        captions: ``encoded``: the data have them as the text tower encoded them; ``tokens``: it does so one batch ahead
-            of training, beside it.
-        shuffle_buffer: samples of a lane out of which the next one is drawn.
-        threads: that read and unpack.
-        prefetch: batches that they are ahead.
+        captions: ``encoded``: the data contain captions encoded by the text tower; ``tokens``: the text tower encodes
+            them during training, one batch ahead.
+        shuffle_buffer: size in samples of the buffer from which a stream draws the next sample.
+        threads: threads that read and decode.
+        prefetch: batches that are read ahead.
         eval_batch: pictures that one rank generates together.
     """
 
@@ -128,7 +128,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class StableDiffusionConfig:
-    """All of it; ``vae``, ``text``, ``vision`` and ``inception`` are the sizes of the frozen networks."""
+    """The whole configuration; ``vae``, ``text``, ``vision`` and ``inception`` are sizes of the frozen networks."""
 
     facts: Facts
     hparams: Hparams

@@ -1,14 +1,15 @@
-"""Stable Diffusion's training data: prepared tars (:mod:`benchmarks.stable_diffusion.prepared`) to micro-batches.
+"""Training data of Stable Diffusion: micro-batches from prepared tars (:mod:`benchmarks.stable_diffusion.prepared`).
 
-A batch has ``moments`` (N, 2C, H, W) fp32 or bf16, as the tars have them; the captions, either ``context`` (N, T, K) of
-the same dtype, as they were encoded, or ``tokens`` (N, T) int64; and ``sample_ids`` (N,) int64. These count the samples
-of the whole training, of which noise and times are functions: a picture that comes again has others.
+A batch has ``moments`` (N, 2C, H, W), fp32 or bf16 as in the tars; either encoded captions ``context`` (N, T, K) of
+the same dtype, or ``tokens`` (N, T) int64; and ``sample_ids`` (N,) int64. The ids count samples over the whole
+training. Noise and times are functions of them, so a picture that is repeated gets other noise.
 
-The index of a tar tells where any sample is, so that the buffer of :mod:`benchmarks.stable_diffusion.order` holds
-numbers and no samples: memory is that of the batches that are read ahead, and any position is resumed at once.
+The shuffle buffer of :mod:`benchmarks.stable_diffusion.order` holds sample numbers instead of samples, because the
+index of a tar gives the offset of any sample. Only prefetched batches need memory, and training can resume at any
+position.
 
-Legend: N samples of a micro-batch, C channels of a latent, H its height, W its width, T tokens of a caption, K features
-of one.
+Legend: N samples of a micro-batch, C channels of a latent, H its height, W its width, T tokens of a caption, K
+features of a token.
 """
 
 from __future__ import annotations
@@ -46,12 +47,10 @@ class MomentsSource:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
     Args:
-        prepared: the data.
-        own: the workload's configuration.
         micro_batches: this replica's part of every global batch.
-        seed: of the order.
-        tokenizer: of captions that are wanted as tokens; None for encoded ones.
-        pin_memory: of the tensors.
+        seed: seed of the sample order.
+        tokenizer: creates ``tokens``; None delivers encoded captions.
+        pin_memory: whether the tensors are in pinned memory.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class MomentsSource:
         """Yield the micro-batches of ``block`` from position ``start``.
 
         Raises:
-            DataError: a tar or its index is missing, cut off or damaged, or a sample isn't what it has to be.
+            DataError: a tar or its index is missing, truncated or damaged, or a sample has a wrong format or shape.
         """
         mine = self._micro_batches
         first, positions = mine.first(block), range(start, mine.count(block))
@@ -95,7 +94,7 @@ class MomentsSource:
         self._open.clear()
 
     def _begin(self, number: int) -> PendingBatch:
-        """Begin this replica's micro-batch ``number``."""
+        """Start to read this replica's micro-batch ``number``."""
         mine, count = self._micro_batches, self._micro_batches.micro_batch
         step, accumulation_step = mine.place(number)
         tar_N, row_N = self._lanes[accumulation_step].take(step * count, count)
@@ -121,20 +120,20 @@ class MomentsSource:
         return {name: torch.empty(shape, dtype=dtype, pin_memory=pin) for name, (shape, dtype) in wanted.items()}
 
     def _fill(self, memory: dict[str, NDArray[Any]], slot: int, tar: _Tar, row: int) -> None:
-        """Read one sample into its place; by a thread."""
+        """Read one sample into its slot of the batch. Runs in a thread."""
         name = f"{tar.path}, sample {row}"
         sample = self._member.decode(tar.read(row, _PICTURE), self._shape, name)
         memory["moments"][slot] = _as_numpy(sample.moments_CHW)
         if self._tokenizer is not None:
             caption = decode_caption(tar.read(row, _CAPTION), name)
-            with self._tokenizing:  # it keeps words that it has seen
+            with self._tokenizing:  # the tokenizer caches words
                 memory["tokens"][slot] = self._tokenizer([caption])[0].numpy()
         else:
             assert sample.captions_TK is not None
             memory["context"][slot] = _as_numpy(sample.captions_TK)
 
     def _tar(self, number: int) -> _Tar:
-        """A tar, one of those that are kept open. One that threads still read is closed once they have."""
+        """Return a tar from the cache of open tars. An evicted tar is closed when no thread reads from it any more."""
         if number not in self._open:
             while len(self._open) >= self._most_open:
                 self._open.popitem(last=False)
@@ -144,7 +143,7 @@ class MomentsSource:
 
 
 class _Tar:
-    """A tar, opened by the first thread that reads of it, and closed when nobody refers to it any more."""
+    """A tar file, opened by the first read, and closed when no reference to this object is left."""
 
     def __init__(self, prepared: Prepared, number: int) -> None:
         self.path = prepared.root / prepared.tars[number]
@@ -153,10 +152,10 @@ class _Tar:
         self._opened: tuple[int, NDArray[np.int64]] | None = None
 
     def read(self, row: int, column: int) -> bytes:
-        """The member of sample ``row`` whose offset is in ``column`` of the index.
+        """Return one member of sample ``row``; ``column`` is the index column with the member's offset.
 
         Raises:
-            DataError: tar or index are missing, cut off or damaged.
+            DataError: the tar or its index is missing, truncated or damaged.
         """
         file, index = self._open()
         offset, size = index[row, column : column + 2].tolist()
@@ -182,7 +181,7 @@ class _Tar:
 
 
 def sample_shape(own: StableDiffusionConfig) -> SampleShape:
-    """What the samples of a configuration have to be."""
+    """Return the shapes that the samples must have."""
     facts = own.facts
     moments = (2 * facts.latent_channels, facts.latent_size, facts.latent_size)
     return SampleShape(moments, (facts.context_length, facts.context_width))
@@ -196,20 +195,19 @@ def open_train(
     grad_accumulation_steps: int = 1,
     assets_dir: Path | None = None,
 ) -> MomentsSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        own: the workload's configuration.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: samples of a micro-batch of one replica.
+        root: folder of the prepared data.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: samples per micro-batch of one replica.
         grad_accumulation_steps: micro-batches per step of a replica.
-        assets_dir: where the tokenizer's merges are, which ``reader.captions=tokens`` needs.
+        assets_dir: folder with the tokenizer's merges; required by ``reader.captions=tokens``.
 
     Raises:
-        DataError: the manifest is missing or damaged, or the merges are.
-        ConfigError: the data have no encoded captions though the reader is to deliver these, or there is no
-            ``assets_dir`` though it is to deliver tokens.
+        DataError: the manifest or the file of merges is missing or damaged.
+        ConfigError: ``reader.captions=encoded``, but the data have no encoded captions; or ``reader.captions=tokens``
+            without ``assets_dir``.
     """
     prepared = open_prepared(root)
     tokenizer = None
@@ -227,5 +225,5 @@ def open_train(
 
 
 def _as_numpy(tensor: Tensor) -> NDArray[Any]:
-    """The same memory; values that numpy has no type for as integers."""
+    """Return a view as a numpy array; bfloat16, which numpy lacks, is viewed as int16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

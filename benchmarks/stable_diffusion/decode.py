@@ -1,4 +1,4 @@
-"""Latents that a sampler made to pictures."""
+"""Conversion of sampled latents to pictures."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 
 
 def pictures_of(latents_NChw: Tensor, vae: AutoencoderKL) -> Tensor:
-    """Pictures of latents, as the reference decodes them: the decoder's range of [-1, 1] to [0, 1], cut off there.
+    """Decode latents to pictures as the reference does: map the decoder's range [-1, 1] to [0, 1] and clamp.
 
-    The benchmark trains on latents of pictures in [0, 1], so that pictures look washed out; the rules have it so.
+    The benchmark trains on latents of pictures in [0, 1], so the pictures look washed out; the rules require this.
 
     Args:
-        latents_NChw: in the scale in which the U-Net trains.
-        vae: decodes them in its own dtype.
+        latents_NChw: latents in the scale of the U-Net.
+        vae: decoder; runs in its own dtype.
 
     Returns:
-        (N, 3, H, W) fp32, or fp64 of a network in fp64.
+        (N, 3, H, W) fp32, or fp64 for an fp64 network.
     """
     dtype = vae.post_quant_conv.weight.dtype
     z_NChw = (latents_NChw / vae.sizes.scale).to(dtype, memory_format=torch.channels_last)

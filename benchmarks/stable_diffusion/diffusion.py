@@ -1,13 +1,13 @@
-"""The diffusion: its schedule, the inputs and the loss of a training step, and the sampler's times.
+"""The diffusion process: its schedule, the inputs and the loss of a training step, and the times of the sampler.
 
-With a = abar[t], the share of the signal's variance that is left at time t, and eps normal noise (Ho et al.,
-arXiv:2006.11239, section 2; Salimans and Ho, arXiv:2202.00512, appendix D)::
+With z the latent, eps normal noise, and a = abar[t] the fraction of the signal's variance that is left at time t (Ho
+et al., arXiv:2006.11239, section 2; Salimans and Ho, arXiv:2202.00512, appendix D)::
 
     x_t = sqrt(a) z + sqrt(1 - a) eps          v  = sqrt(a) eps - sqrt(1 - a) z
     z   = sqrt(a) x_t - sqrt(1 - a) v          eps = sqrt(a) v + sqrt(1 - a) x_t
 
-:func:`x0_of` and :func:`eps_of` take ``abar`` as a tensor that broadcasts with the others: (N, 1, 1, 1) where samples
-have times of their own.
+:func:`x0_of` and :func:`eps_of` take ``abar`` as a tensor that broadcasts with the others: (N, 1, 1, 1) if every
+sample has another time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.ops.random_bits.reference import normal_pairs, words
+from common.ops.triton_support import widen
 
 TIMES = 1000
 FIRST_BETA, LAST_BETA = 0.00085, 0.012
-"""Defaults of :func:`abar`: those of the model (its configuration says them again)."""
+"""Defaults of :func:`abar`, equal to the values in the configuration of the model."""
 
 
 def abar(times: int = TIMES, first_beta: float = FIRST_BETA, last_beta: float = LAST_BETA) -> Tensor:
-    """The signal's share of the variance at every time, float64 (times,): products of 1 - beta.
+    """Return the fraction of the signal's variance at every time, float64 (times,): products of 1 - beta.
 
-    The betas are squares of numbers at equal distances between the roots of the first and the last.
+    The square roots of the betas are equally spaced from that of ``first_beta`` to that of ``last_beta``.
 
     Raises:
-        ValueError: betas that are not between 0 and 1, or no times.
+        ValueError: the betas are not ordered or not between 0 and 1, or ``times`` is less than 1.
     """
     if times < 1 or not 0 < first_beta <= last_beta < 1:
         raise ValueError(f"{times} times with betas from {first_beta} to {last_beta}: 0 < first <= last < 1")
@@ -40,11 +41,11 @@ def abar(times: int = TIMES, first_beta: float = FIRST_BETA, last_beta: float = 
 
 
 class Noised(NamedTuple):
-    """The inputs of a training step.
+    """The inputs and targets of a training step.
 
     Attributes:
         x_t_NCHW: noised latents, channels_last, in the dtype of the activations.
-        v_NCHW: velocity that the network learns to predict, channels_last, in the dtype of the moments.
+        v_NCHW: target of the network, the velocity; channels_last, fp32, or fp64 for fp64 moments.
         t_N: times, int64.
     """
 
@@ -58,24 +59,26 @@ def noised(
 ) -> Noised:
     """Draw latents, times and noise, and mix latents and noise.
 
-    ``z = latent_scale (mean + exp(clamp(logvar, -30, 20) / 2) n)`` and ``t = floor(T u)``. The normal n and eps and the
-    uniform u come from the hash of :mod:`common.ops.random_bits`, whose site is the sample's id, so that they do not
-    depend on batch, rank or order. Element (c H + h) W + w of a latent is the index of the pair (n, eps).
+    ``z = latent_scale (mean + exp(clamp(logvar, -30, 20) / 2) n)`` and ``t = floor(T u)``. The normal n and eps and
+    the uniform u are hashes (:mod:`common.ops.random_bits`) with the sample id as site, so they do not depend on
+    batch, rank or order. Element (c H + h) W + w of a latent is the index of its pair (n, eps).
 
     Args:
-        moments_N2CHW: mean and log-variance of every latent, the means' channels first, fp32, or fp64 in an fp64 run.
+        moments_N2CHW: means, then log-variances, along the channels. The arithmetic and the velocity are in fp32,
+            or in fp64 for fp64 moments.
         seed: int64, 0-d, on the device.
         sample_ids_N: int64, 0 ... 2**32 - 1.
-        abar_T: the signal's share of the variance, float64, on the device.
-        latent_scale: factor of a latent.
-        dtype: of ``x_t``.
+        abar_T: result of :func:`abar`, on the device.
+        dtype: dtype of ``x_t``.
     """
+    moments_N2CHW = widen(moments_N2CHW)
     mean_NCHW, log_variance_NCHW = moments_N2CHW.chunk(2, 1)
     site_N1 = sample_ids_N.unsqueeze(1)
     element = torch.arange(mean_NCHW[0].numel(), device=moments_N2CHW.device)
     pairs = normal_pairs(element, seed, site_N1, moments_N2CHW.dtype)
     n_NCHW, eps_NCHW = (normal.view(mean_NCHW.shape) for normal in pairs)
-    last = element.new_full((1,), 0xFFFFFFFF)  # the hash of the last index gives the time
+    # the time is the hash of the last index, which no element of a latent uses
+    last = element.new_full((1,), 0xFFFFFFFF)
     t_N = (words(last, seed, site_N1).long().squeeze(1) & 0xFFFFFFFF) * len(abar_T) >> 32
 
     z_NCHW = latent_scale * (mean_NCHW + (0.5 * log_variance_NCHW.clamp(-30, 20)).exp() * n_NCHW)
@@ -87,28 +90,34 @@ def noised(
 
 
 def velocity_loss(prediction_NCHW: Tensor, v_NCHW: Tensor) -> Tensor:
-    """Mean over samples of each one's mean squared error, 0-d, in the dtype of the target ``v_NCHW``."""
+    """Return the mean squared error, 0-d, in the dtype of the target ``v_NCHW``.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if prediction_NCHW.shape != v_NCHW.shape:
+        raise ValueError(f"a prediction {tuple(prediction_NCHW.shape)} for a velocity {tuple(v_NCHW.shape)}")
     # in fp32, so that the loss scale multiplies the gradient before it is rounded to 16 bit
     return F.mse_loss(prediction_NCHW.to(v_NCHW.dtype), v_NCHW)
 
 
 def x0_of(x_t: Tensor, v: Tensor, abar: Tensor) -> Tensor:
-    """The latent that a prediction ``v`` at ``x_t`` means."""
+    """Return the denoised latent that follows from the prediction ``v`` at ``x_t``."""
     return abar.sqrt() * x_t - (1 - abar).sqrt() * v
 
 
 def eps_of(x_t: Tensor, v: Tensor, abar: Tensor) -> Tensor:
-    """The noise that a prediction ``v`` at ``x_t`` means."""
+    """Return the noise that follows from the prediction ``v`` at ``x_t``."""
     return abar.sqrt() * v + (1 - abar).sqrt() * x_t
 
 
 class SamplingTimes(NamedTuple):
-    """The way down of a DDIM sampler (Song et al., arXiv:2010.02502), in the order in which it goes.
+    """The steps of a DDIM sampler (Song et al., arXiv:2010.02502), in the order of sampling.
 
     Attributes:
-        t_S: times, int64.
-        abar_S: signal's share there, float64.
-        previous_S: that of the time which a step leads to; the last step leads to time 0, where some noise is left.
+        t_S: time at the start of each step, int64, descending.
+        abar_S: ``abar`` at that time, float64.
+        previous_S: ``abar`` at the end of the step. The last step ends at time 0, where some noise is left.
     """
 
     t_S: Tensor
@@ -117,10 +126,10 @@ class SamplingTimes(NamedTuple):
 
 
 def sampling_times(abar_T: Tensor, steps: int) -> SamplingTimes:
-    """Every (T / steps)-th time from 1 on, downward.
+    """Return every (T / steps)-th time, starting at 1, in descending order.
 
     Raises:
-        ValueError: ``steps`` do not divide the times, or are so many that the last would be beyond the schedule.
+        ValueError: ``steps`` does not divide the number of times, or is not smaller than it.
     """
     times = len(abar_T)
     if steps < 1 or times % steps or times == steps:

@@ -1,10 +1,10 @@
-"""Stable Diffusion's evaluation: FID and CLIP score of a picture for each of the rules' captions.
+"""Evaluation of Stable Diffusion: FID and CLIP score of one picture per caption of the rules.
 
 Rules: 30,000 captions of COCO 2014, 50 steps of DDIM with guidance 8, both metrics on the same checkpoint (MLPerf
-training_rules, benchmark table; the reference). FID sees pictures as they are decoded, in [0, 1]; the CLIP score sees
-them in 8 bits. Every caption counts exactly once, however many ranks there are.
+training_rules, benchmark table; the reference). FID uses the decoded pictures in [0, 1]; the CLIP score uses 8-bit
+pictures. Every caption counts exactly once, for any number of ranks.
 
-Legend: N pictures of this rank, B of a batch, T tokens, E features of an embedding, F of Inception.
+Legend: N pictures of this rank, B pictures of a batch, T tokens, E features of an embedding, F features of Inception.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from common.evaluation.stage_times import StageTimes
 
 ALL_STAGES = (*STAGES, "FID", "CLIP")
 DECODE_BATCH = 8
-"""Pictures decoded together: at 512 x 512 the widest activation of one has 134 MB in 16 bit."""
+"""Pictures decoded together. At 512 x 512, the largest activation of one picture has 134 MB in 16 bit."""
 
 
 class FidAndClip(Scorer):
-    """Both metrics from the sums over all pictures.
+    """Scorer that computes both metrics from sums over all pictures.
 
     Args:
-        read_reference: reads the statistics of the real pictures from the data's folder; a function of a module.
-        features: F, of the Inception that looks at generated pictures.
-        device: where eigenvalues are computed.
+        read_reference: reads the statistics of the real pictures from the data folder; must be a module-level function.
+        features: F, of the Inception network that is applied to generated pictures.
+        device: device of the eigenvalue computation.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class FidAndClip(Scorer):
         self._distance: FrechetDistance | None = None
 
     def warm_up(self) -> None:
-        """Load the solver of eigenvalues."""
+        """Load the eigenvalue solver."""
         torch.linalg.eigh(torch.eye(2, dtype=torch.float64, device=self._device))
 
     def open_data(self, root: Path) -> None:
         """Read the statistics of the real pictures.
 
         Raises:
-            DataError: they are of another number of features, or no statistics.
+            DataError: the statistics are missing or damaged, or have another number of features.
         """
         reference = self._read_reference(root)
         if reference.features != self._features:
@@ -74,10 +74,10 @@ class FidAndClip(Scorer):
         self._distance = FrechetDistance(reference, self._device)
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """FID, lower is better, and the mean cosine, higher is better.
+        """Return FID (lower is better), the mean cosine (higher is better) and the number of pictures.
 
         Raises:
-            RuntimeError: not every caption has one picture.
+            RuntimeError: the number of pictures differs from the number of captions.
             DataError: features or cosines are not finite.
         """
         assert self._distance is not None, "open_data comes first"
@@ -91,24 +91,25 @@ class FidAndClip(Scorer):
 
 
 class PicturesOfCaptions(Evaluation):
-    """Makes a picture of every caption, and sums what FID and CLIP score need over the ranks once an evaluation.
+    """Evaluation that generates a picture per caption, and sums over ranks what FID and CLIP score need.
 
-    The network that trains can be the one that is evaluated. Nothing waits for the device before all pictures are
-    made; only the sums leave it.
+    It can evaluate the network that is being trained. The host does not wait for the device until all pictures are
+    generated; only the sums are copied to the host.
 
     Args:
         model: the U-Net.
-        networks: all that are frozen.
-        settings: of the sampler.
-        eval_samples: captions that the set must have.
-        read_prompts: reads all captions from the data's folder, in their order.
-        read_reference: as :class:`FidAndClip` takes it.
-        layout: the ranks that share the captions; its seed decides the noise, however many they are.
+        networks: the frozen networks.
+        settings: settings of the sampler.
+        eval_samples: expected number of captions.
+        read_prompts: reads all captions from the data folder, in order.
+        read_reference: see :class:`FidAndClip`.
+        layout: the ranks that share the captions. Its seed determines the noise, for any number of ranks.
         capture: replay the sampler's step and the decoding as CUDA graphs.
-        score_on_device: compute eigenvalues there instead of on the CPU: where nothing else runs on it meanwhile.
+        score_on_device: compute eigenvalues on the device instead of the CPU; for use when the device is otherwise
+            idle.
 
     Attributes:
-        stage_seconds: that the last evaluation spent in each of :data:`ALL_STAGES`, summed over the ranks.
+        stage_seconds: seconds of the last evaluation in each of :data:`ALL_STAGES`, summed over ranks.
     """
 
     stage_seconds: Mapping[str, float]
@@ -140,7 +141,7 @@ class PicturesOfCaptions(Evaluation):
         self._tokens_NT = self._embeddings_NE = torch.empty(0, device=device)
 
     def warm_up(self) -> None:
-        """A batch of made-up captions through all networks, and the sums over the ranks. Collective."""
+        """Run a batch of empty captions through all networks, and sum over ranks. Collective."""
         with torch.no_grad():
             self._generator.warm_up()
         prompts_N = torch.arange(self._generator.batch, device=self._layout.device)
@@ -153,18 +154,18 @@ class PicturesOfCaptions(Evaluation):
         self._clear()
 
     def open_data(self, root: Path) -> None:
-        """Read the captions, and encode this rank's for the CLIP score.
+        """Read the captions, and compute the text embeddings of this rank's captions for the CLIP score.
 
         Raises:
-            DataError: there are not as many as the rules say.
+            DataError: the number of captions is wrong.
         """
         self.caption(self._read_prompts(root))
 
     def caption(self, prompts: Sequence[str]) -> None:
-        """Make ``prompts`` the evaluation set; the same on all ranks.
+        """Make ``prompts``, the same on all ranks, the evaluation set.
 
         Raises:
-            DataError: as :meth:`open_data`.
+            DataError: the number of captions is wrong.
         """
         if len(prompts) != self._eval_samples:
             raise DataError(f"{len(prompts):,} captions to evaluate, where there must be {self._eval_samples:,}")
@@ -177,14 +178,14 @@ class PicturesOfCaptions(Evaluation):
         self._prompts_N = torch.arange(index, len(prompts), dp, device=device)
 
     def predict(self, weights: Weights) -> Predictions | None:
-        """Make all pictures with ``weights``; the sums on the first rank. Collective."""
+        """Generate all pictures with ``weights``; return the sums on rank 0, None elsewhere. Collective."""
         assert self._prompts_N is not None, "open_data comes first"
         self._clear()
         batch, count = self._generator.batch, len(self._prompts_N)
         with self._generator.sampler.evaluating(weights):
             self._generator.begin()
             for first in range(0, count, batch):
-                # The last batch is filled up with its last caption: shapes stay those that were warmed up.
+                # The last batch is padded with its last caption, so that shapes stay as warmed up.
                 rows_B = torch.arange(first, first + batch, device=self._layout.device).clamp_(max=count - 1)
                 prompts_B, tokens_BT, embeddings_BE = (
                     rows.index_select(0, rows_B) for rows in (self._prompts_N, self._tokens_NT, self._embeddings_NE)
@@ -209,13 +210,13 @@ class PicturesOfCaptions(Evaluation):
         )
 
     def close(self) -> None:
-        """Free the graph and forget the captions."""
+        """Free the CUDA graphs and drop the captions."""
         self._generator.close()
         self._prompts_N = None
         self._tokens_NT = self._embeddings_NE = torch.empty(0, device=self._layout.device)
 
     def _add(self, prompts_B: Tensor, tokens_BT: Tensor, embeddings_BE: Tensor, count: int) -> None:
-        """Make a batch of pictures and add what the first ``count`` are worth."""
+        """Generate a batch of pictures and add the first ``count`` of them to the sums."""
         images_B3HW = self._generator.pictures(prompts_B, tokens_BT)
         with self._stages("FID"), tf32_products():
             self._sums.add(self._networks.inception.features(images_B3HW)[:count])
@@ -239,18 +240,18 @@ class PicturesOfCaptions(Evaluation):
 
 
 def rates(pictures: int, seconds: Mapping[str, float], ranks: int) -> str:
-    """Pictures per second of every stage on one of ``ranks``, whose ``seconds`` are summed, in a line."""
+    """Format pictures per second and rank for every stage, as one line; ``seconds`` are summed over ``ranks``."""
     each = ", ".join(f"{stage} {pictures / max(spent, 1e-9):,.1f}" for stage, spent in seconds.items())
     return f"{pictures:,} pictures on {ranks} rank{'s'[: ranks > 1]}; pictures/s of one: {each}"
 
 
 def generation_settings(own: StableDiffusionConfig) -> GenerationSettings:
-    """Return the settings of the sampler that a configuration asks for."""
+    """Return the sampler settings of a configuration."""
     facts = own.facts
     times = sampling_times(abar(facts.times, facts.first_beta, facts.last_beta), facts.sampling_steps)
     return GenerationSettings(times, facts.guidance, own.reader.eval_batch, DECODE_BATCH)
 
 
 def _seed(layout: Layout) -> int:
-    """The same on all ranks, and none that training's noise has."""
+    """Return a seed that is the same on all ranks and differs from that of the training noise."""
     return int(torch.randint(2**62, (), generator=layout.shared_generator("pictures")))

@@ -1,9 +1,9 @@
-"""The Frechet distance between pictures by the normal distributions of their features (FID, Heusel et al. 2017).
+"""Frechet distance between two sets of pictures, from normal distributions of their features (FID, Heusel et al. 2017).
 
     |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2)
 
-S1 S2 has the eigenvalues of the symmetric S1^(1/2) S2 S1^(1/2), whose roots make the last trace: no root of a matrix
-that is not symmetric, no complex numbers. Everything is float64.
+S1 S2 has the same eigenvalues as the symmetric S1^(1/2) S2 S1^(1/2). The last trace is the sum of their square roots,
+so no square root of a non-symmetric matrix and no complex numbers are needed. Everything is float64.
 
 Legend: N pictures, F features.
 """
@@ -20,38 +20,35 @@ from torch import Tensor
 from common.errors import DataError
 
 NEGATIVE = 1e-6
-"""Eigenvalues of a covariance below zero by more than this share of the largest are no rounding."""
+"""Tolerance for negative eigenvalues of a covariance, as a fraction of the largest eigenvalue."""
 ROUNDING = 1e-12
-"""Largest rounding error of a covariance, as a share of the squared length of the mean, whose products are subtracted
-from sums of products: the covariance of equal pictures consists of such errors."""
+"""Largest rounding error of a covariance, as a fraction of the squared length of the mean. The covariance is a
+difference of sums of products, so equal pictures leave such errors only.
+"""
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Mean and covariance of pictures' features.
-
-    Attributes:
-        mean_F, covariance_FF: float64.
-    """
+    """Mean and covariance of the features of a set of pictures, float64."""
 
     mean_F: NDArray[np.float64]
     covariance_FF: NDArray[np.float64]
 
     @property
     def features(self) -> int:
-        """F."""
+        """Return F."""
         return len(self.mean_F)
 
 
 class FeatureSums:
-    """Sums of features and of their products, float64, which add up over batches and ranks.
+    """Sums of features and of their products, float64; they can be added over batches and ranks.
 
     Args:
         features: F.
-        device: where they are summed.
+        device: device of the sums.
 
     Attributes:
-        flat: all of them in one tensor, to be summed over ranks: the sums of features, then those of products.
+        flat: all sums as one tensor, for the reduction over ranks: sums of features, then sums of products.
     """
 
     def __init__(self, features: int, device: torch.device | str = "cpu") -> None:
@@ -60,14 +57,14 @@ class FeatureSums:
         self._products_FF = self.flat[features:].view(features, features)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set all sums to zero."""
         self.flat.zero_()
 
     def add(self, features_NF: Tensor) -> None:
-        """Add pictures; waits for nothing.
+        """Add pictures, without waiting for the device.
 
         Raises:
-            ValueError: they have another number of features.
+            ValueError: the number of features is wrong.
         """
         if features_NF.ndim != 2 or features_NF.shape[1] != len(self._sum_F):
             raise ValueError(f"features {tuple(features_NF.shape)}: (N, {len(self._sum_F)})")
@@ -76,15 +73,15 @@ class FeatureSums:
         self._products_FF.addmm_(wide_NF.T, wide_NF)
 
     def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums (F,) and sums of products (F, F) on the host, copies."""
+        """Return copies of the sums (F,) and the sums of products (F, F) on the host."""
         return self._sum_F.cpu().numpy().copy(), self._products_FF.cpu().numpy().copy()
 
 
 def statistics_of_sums(sum_F: ArrayLike, products_FF: ArrayLike, count: int) -> FeatureStatistics:
-    """Mean and unbiased covariance, with ``count - 1`` below the line.
+    """Return mean and unbiased covariance (divided by ``count - 1``).
 
     Raises:
-        DataError: fewer than two pictures, or sums that are not finite.
+        DataError: ``count`` is less than 2, or the sums are not finite.
     """
     if count < 2:
         raise DataError(f"FID of {count} pictures: a covariance needs two")
@@ -97,10 +94,10 @@ def statistics_of_sums(sum_F: ArrayLike, products_FF: ArrayLike, count: int) -> 
 
 
 def statistics_of_features(features_NF: Tensor) -> FeatureStatistics:
-    """Mean and unbiased covariance of features that are all there.
+    """Return mean and unbiased covariance of all features at once.
 
     Raises:
-        DataError: as :func:`statistics_of_sums`.
+        DataError: fewer than two pictures, or features that are not finite.
     """
     sums = FeatureSums(features_NF.shape[1], features_NF.device)
     sums.add(features_NF)
@@ -108,14 +105,14 @@ def statistics_of_features(features_NF: Tensor) -> FeatureStatistics:
 
 
 class FrechetDistance:
-    """The distance to one reference, of whose covariance the root is taken once.
+    """Function that computes the distance to a fixed reference; the root of the reference covariance is computed once.
 
     Args:
         reference: statistics of the real pictures.
-        device: where the eigenvalues are computed.
+        device: device of the eigenvalue computation.
 
     Raises:
-        DataError: the reference's shapes don't fit, it has values that are not finite, or no covariance.
+        DataError: the reference has inconsistent shapes, values that are not finite, or an invalid covariance.
     """
 
     def __init__(self, reference: FeatureStatistics, device: torch.device | str = "cpu") -> None:
@@ -127,10 +124,10 @@ class FrechetDistance:
         self._root_FF, self._largest = (vectors_FF * roots_F) @ vectors_FF.T, float(roots_F[-1]) ** 2
 
     def __call__(self, statistics: FeatureStatistics) -> float:
-        """The distance of ``statistics``, at least 0; waits for the device.
+        """Return the distance of ``statistics``, at least 0; waits for the device.
 
         Raises:
-            DataError: they have another number of features, values that are not finite, or no covariance.
+            DataError: ``statistics`` have wrong shapes, values that are not finite, or an invalid covariance.
         """
         mean_F, covariance_FF = self._checked(statistics, "the generated pictures")
         product_FF = self._root_FF @ covariance_FF @ self._root_FF
@@ -138,7 +135,7 @@ class FrechetDistance:
         shared = _roots(values_F, self._largest * _rounding(mean_F), "the generated pictures").sum()
         traces = self._covariance_FF.trace() + covariance_FF.trace()
         distance = float((self._mean_F - mean_F).square().sum() + traces - 2 * shared)
-        return max(distance, 0.0)  # roots of eigenvalues that are rounding errors of 0 are larger than 0
+        return max(distance, 0.0)  # rounding errors can make the result negative
 
     def _checked(self, statistics: FeatureStatistics, whose: str) -> tuple[Tensor, Tensor]:
         mean_F, covariance_FF = (
@@ -157,15 +154,15 @@ class FrechetDistance:
 
 
 def _rounding(mean_F: Tensor) -> float:
-    """Rounding error that a covariance beside this mean may have."""
+    """Return the largest expected rounding error of a covariance with this mean."""
     return ROUNDING * float(mean_F.square().sum())
 
 
 def _roots(values_F: Tensor, rounding: float, whose: str) -> Tensor:
-    """Square roots of eigenvalues that are at least 0 but for rounding.
+    """Return square roots of eigenvalues; those that rounding made negative count as 0.
 
     Raises:
-        DataError: they are not.
+        DataError: an eigenvalue is more negative than rounding explains.
     """
     lowest, highest = float(values_F[0]), float(values_F[-1])
     if lowest < -NEGATIVE * abs(highest) - rounding:

@@ -1,4 +1,4 @@
-"""Multiply-adds of the U-Net for one sample, by kind of work."""
+"""Multiply-adds of the U-Net per sample, by kind of operation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from benchmarks.stable_diffusion.architecture import Architecture, Residual, Transformer
 
 LINEAR_OF_TRANSFORMER = 20
-"""Products of a token with C x C weights: 2 at the ends, 4 and 2 of the attentions, 12 of the MLP; no keys and values
-of captions."""
+"""Number of C x C products per token: 2 for input and output, 4 and 2 for the attentions, 12 for the MLP. The keys
+and values of captions are not included.
+"""
 
 
 @dataclass(frozen=True)
 class MultiplyAdds:
-    """Of the forward pass of one sample."""
+    """Multiply-adds of the forward pass of one sample."""
 
     convolution: int
     linear: int
@@ -22,14 +23,14 @@ class MultiplyAdds:
 
     @property
     def total(self) -> int:
-        """All together."""
+        """Return the sum of all kinds."""
         return self.convolution + self.linear + self.self_attention + self.cross_attention
 
 
 def multiply_adds(architecture: Architecture) -> MultiplyAdds:
-    """Of the forward pass of one sample of ``latent_size`` and ``context_length``.
+    """Return the multiply-adds of the forward pass of one sample of ``latent_size`` and ``context_length``.
 
-    Upsampling counts as it is defined, with its convolution over the large size.
+    Upsampling counts by its definition: a 3x3 convolution at the larger size.
     """
     size, keys = architecture.latent_size, architecture.context_length
     width, context = architecture.time_width, architecture.context_width
@@ -50,5 +51,5 @@ def multiply_adds(architecture: Architecture) -> MultiplyAdds:
 
 
 def training_flops(architecture: Architecture) -> float:
-    """Model FLOPs to train on one sample: 2 a multiply-add, forward and twice as many backward."""
+    """Return the model FLOPs of training on one sample: 2 per multiply-add, and twice as many backward as forward."""
     return 6.0 * multiply_adds(architecture).total

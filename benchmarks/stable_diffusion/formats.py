@@ -1,13 +1,13 @@
-"""The members that a sample has in a tar: a picture's moments, with or without its encoded caption, and the caption.
+"""Formats of the members of a sample in a tar: the moments of a picture, with or without its encoded caption.
 
 - ``KEY.npy``: moments, float32 (1, 2C, H, W) in C order, as the reference's script writes them;
-- ``KEY.pyd``: a pickled dict of ``image_embed``, the same moments, and ``captions_embed``, float32 (T, K), as NVIDIA's
-  submissions have it since round v4.0; read, never written;
-- ``KEY.safetensors``: ``moments`` (2C, H, W) and ``captions`` (T, K), bfloat16: half of the former;
+- ``KEY.pyd``: a pickled dict of ``image_embed``, the same moments, and ``captions_embed``, float32 (T, K), as in
+  NVIDIA's submissions since round v4.0; we read this format and never write it;
+- ``KEY.safetensors``: ``moments`` (2C, H, W) and ``captions`` (T, K), bfloat16: half the size of ``.pyd``;
 - ``KEY.txt``: the caption in UTF-8.
 
-Legend: C channels of a latent, of which moments have twice as many, H its height, W its width, T tokens of a caption,
-K features of one.
+Legend: C channels of a latent (moments have 2C), H its height, W its width, T tokens of a caption, K features of a
+token.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from common.untrusted.array_file import MAGIC, parse_header
 from common.untrusted.pickled_arrays import load_arrays
 
 CAPTION = "txt"
-"""Suffix of the member that every sample has."""
+"""Suffix of the caption, which every sample has."""
 MOMENTS, ENCODED, NVIDIA_ENCODED = "npy", "safetensors", "pyd"
-"""Suffixes of the members that a sample has one of."""
+"""Suffixes of the picture's member, of which every sample has one."""
 SUFFIXES = (MOMENTS, ENCODED, NVIDIA_ENCODED)
 IMAGE, CAPTIONS = "image_embed", "captions_embed"
-"""Names in NVIDIA's dicts."""
+"""Keys of NVIDIA's dicts."""
 
 _FLOAT32 = np.dtype("<f4")
 
 
 @dataclass(frozen=True)
 class SampleShape:
-    """What a sample has to be.
+    """Expected shapes of a sample.
 
     Attributes:
         moments: (2C, H, W).
@@ -56,11 +56,11 @@ class SampleShape:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a member holds, in the member's dtype and in memory of its own.
+    """The decoded content of a picture's member, in the dtype of the member. The tensors own their memory.
 
     Attributes:
-        moments_CHW: means, then logarithms of variances; C is 2C.
-        captions_TK: the encoded caption; None where the member has none.
+        moments_CHW: means, then log-variances, along the channels.
+        captions_TK: the encoded caption; None if the member has none.
     """
 
     moments_CHW: Tensor
@@ -69,12 +69,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Member:
-    """One kind of member.
+    """A kind of picture member.
 
     Attributes:
-        dtype: of its tensors.
-        encoded: whether it has the caption too.
-        decode: from content, shape and name, for messages, to the sample.
+        dtype: dtype of its tensors.
+        encoded: whether it includes the encoded caption.
+        decode: function of the content, the expected shape, and the name for messages.
     """
 
     dtype: torch.dtype
@@ -83,10 +83,10 @@ class Member:
 
 
 def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
-    """A ``.npy`` of float32 (2C, H, W), with the leading axis of one picture that the format has.
+    """Return a ``.npy`` of float32 (2C, H, W), with the leading axis of size 1 that the format requires.
 
     Raises:
-        ValueError: they have another dtype or number of dimensions.
+        ValueError: wrong dtype or number of dimensions.
     """
     if moments_CHW.dtype != np.float32 or moments_CHW.ndim != 3:
         raise ValueError(f"moments are {moments_CHW.dtype} {moments_CHW.shape}, not float32 (2C, H, W)")
@@ -95,15 +95,15 @@ def encode_moments(moments_CHW: NDArray[np.float32]) -> bytes:
 
 
 def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") -> Sample:
-    """What :func:`encode_moments` or ``numpy.save`` wrote.
+    """Decode a ``.npy`` from :func:`encode_moments` or ``numpy.save``.
 
     Args:
-        content: of the member.
-        shape: that the moments have to have.
-        name: of the member, for messages.
+        content: bytes of the member.
+        shape: expected shape of the moments.
+        name: name of the member, for messages.
 
     Raises:
-        DataError: they are cut off, damaged, or of another dtype, shape or order.
+        DataError: the content is truncated or damaged, or has another dtype, shape or memory order.
     """
     expected = (1, *shape.moments)
     header = _moments_header(expected)
@@ -117,10 +117,11 @@ def decode_moments(content: bytes, shape: SampleShape, name: str = "moments") ->
 
 
 def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
-    """NVIDIA's pickle of moments and encoded caption; nothing that a pickle asks for is done.
+    """Decode NVIDIA's pickle of moments and encoded caption, without executing anything that the pickle requests.
 
     Raises:
-        DataError: the pickle is damaged or asks for more than arrays, or one is missing or of another dtype or shape.
+        DataError: the pickle is damaged or contains more than arrays, or an array is missing or has a wrong dtype or
+            shape.
     """
     arrays = load_arrays(content, name)
     tensors = []
@@ -134,10 +135,10 @@ def decode_nvidia(content: bytes, shape: SampleShape, name: str = "sample") -> S
 
 
 def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
-    """A ``.safetensors`` of (2C, H, W) and (T, K), rounded to bfloat16.
+    """Return a ``.safetensors`` of (2C, H, W) and (T, K), rounded to bfloat16.
 
     Raises:
-        ValueError: they have other numbers of dimensions.
+        ValueError: wrong number of dimensions.
     """
     if moments_CHW.ndim != 3 or captions_TK.ndim != 2:
         raise ValueError(f"moments {tuple(moments_CHW.shape)}, captions {tuple(captions_TK.shape)}")
@@ -147,10 +148,10 @@ def encode_sample(moments_CHW: Tensor, captions_TK: Tensor) -> bytes:
 
 
 def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> Sample:
-    """What :func:`encode_sample` wrote.
+    """Decode a ``.safetensors`` from :func:`encode_sample`.
 
     Raises:
-        DataError: it is cut off or damaged, or a tensor is missing or of another dtype or shape.
+        DataError: the content is truncated or damaged, or a tensor is missing or has a wrong dtype or shape.
     """
     try:
         tensors = safetensors.torch.load(content)
@@ -165,15 +166,15 @@ def decode_sample(content: bytes, shape: SampleShape, name: str = "sample") -> S
 
 
 def encode_caption(caption: str) -> bytes:
-    """A ``.txt``."""
+    """Return the content of a ``.txt``."""
     return caption.encode("utf-8")
 
 
 def decode_caption(content: bytes, name: str = "caption") -> str:
-    """The text of a ``.txt``.
+    """Return the text of a ``.txt``.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: the content is not UTF-8.
     """
     try:
         return content.decode("utf-8")
@@ -186,12 +187,12 @@ MEMBERS = {
     ENCODED: Member(torch.bfloat16, True, decode_sample),
     NVIDIA_ENCODED: Member(torch.float32, True, decode_nvidia),
 }
-"""By suffix."""
+"""Kinds of picture members by suffix."""
 
 
 @lru_cache
 def _moments_header(shape: tuple[int, ...]) -> bytes:
-    """What ``numpy.save`` writes before float32 of ``shape``."""
+    """Return the header that ``numpy.save`` writes for float32 of ``shape``."""
     written = io.BytesIO()
     described = {"descr": _FLOAT32.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(written, described)
@@ -199,7 +200,7 @@ def _moments_header(shape: tuple[int, ...]) -> bytes:
 
 
 def _parsed_header(content: bytes, expected: tuple[int, ...], name: str) -> int:
-    """Bytes before the values, where other bytes than numpy's own of today say the same."""
+    """Return the size of a valid header in bytes, for headers that differ from that of our numpy version."""
     if not content.startswith(MAGIC):
         raise DataError(f"{name} is no array of numpy's: it begins with {bytes(content[: len(MAGIC)])!r}")
     try:
@@ -218,5 +219,5 @@ def _compare(name: str, dtype: object, shape: tuple[int, ...], wanted: object, e
 
 
 def _owned(array: NDArray[np.float32], shape: tuple[int, ...]) -> Tensor:
-    """A tensor with a copy of the values."""
+    """Return a tensor with a copy of the values."""
     return torch.from_numpy(array.reshape(shape).copy())

@@ -1,6 +1,6 @@
-"""Pictures of captions, in batches of one size: captions encoded, latents sampled, latents decoded.
+"""Generation of pictures from captions, in batches of a fixed size: encode captions, sample latents, decode latents.
 
-Legend: N captions, B of a batch, T tokens, H and W pixels.
+Legend: N captions, B captions of a batch, T tokens, H and W pixels.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ STAGES = ("latents", "decoding")
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How pictures are made.
+    """Settings of the picture generation.
 
     Attributes:
-        times: of the sampler's steps.
-        guidance: weight of the caption against none.
-        batch: pictures made together, B.
-        decode_batch: of these, decoded together, which bounds the memory that it takes.
+        times: times of the sampler's steps.
+        guidance: scale of classifier-free guidance.
+        batch: pictures generated together, B.
+        decode_batch: pictures decoded together; smaller than B to limit memory.
     """
 
     times: SamplingTimes
@@ -39,16 +39,16 @@ class GenerationSettings:
 
 
 class Generator:
-    """Makes pictures; a picture depends on weights, seed, and number and text of its caption alone.
+    """Generator of pictures. A picture depends only on the weights, the seed, and the index and text of its caption.
 
     Args:
         model: the U-Net, whose weights an evaluation may replace.
-        networks: encode captions and decode latents.
-        settings: of the sampler.
-        seed: of the noise that pictures start from.
-        device: of the networks.
-        capture: replay a step of the sampler, and the decoding of a batch, as a CUDA graph each.
-        stages: notes the seconds of :data:`STAGES`.
+        networks: frozen networks that encode captions and decode latents.
+        settings: settings of the sampler.
+        seed: seed of the initial noise.
+        device: device of the networks.
+        capture: replay a sampler step, and the decoding of a batch, as one CUDA graph each.
+        stages: records the seconds of :data:`STAGES`.
     """
 
     def __init__(
@@ -85,23 +85,23 @@ class Generator:
         self._decoding: ForwardPass[Tensor] = ForwardPass(networks.vae, self._decoded, inputs, capture)
 
     def warm_up(self) -> None:
-        """Record the sampler's step and the decoding."""
+        """Run and, if requested, capture a sampler step and the decoding."""
         self.sampler.warm_up()
         self._decoding.warm_up()
 
     def begin(self) -> None:
-        """Compute, within ``sampler.evaluating``, what all batches have in common with the same weights."""
+        """Compute what all batches share; call it within ``sampler.evaluating``, after the weights have changed."""
         self.sampler.without_caption(self._keys_values(self._empty_1T))
 
     def pictures(self, prompts_B: Tensor, tokens_BT: Tensor) -> Tensor:
-        """Pictures of B captions; waits for nothing.
+        """Generate pictures of B captions, without waiting for the device.
 
         Args:
-            prompts_B: numbers of the captions, int64, which their noise follows from.
-            tokens_BT: their tokens; both on the device.
+            prompts_B: indices of the captions, int64, on the device; they determine the noise.
+            tokens_BT: tokens of the captions, on the device.
 
         Returns:
-            (B, 3, H, W) in [0, 1], fp32, or fp64 of networks in fp64; valid until the next call.
+            (B, 3, H, W) in [0, 1], fp32, or fp64 for fp64 networks; valid until the next call.
         """
         with self._stages("latents"):
             noise_BChw = initial_noise(self._seed, prompts_B, self._shape, self.sampler.dtype)
@@ -110,7 +110,7 @@ class Generator:
             return self._decoding({"latents": latents_BChw})
 
     def close(self) -> None:
-        """Free the graphs."""
+        """Free the CUDA graphs."""
         self.sampler.close()
         self._decoding.close()
 

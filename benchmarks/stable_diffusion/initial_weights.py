@@ -1,7 +1,8 @@
-"""The weights that training starts from.
+"""Initial weights of the U-Net.
 
-As PyTorch draws them by default: weights and biases of products and convolutions uniform up to 1 / sqrt(fan-in) to both
-sides, norms 1 and 0. What ends a residual branch is zero, weight and bias, so that the network predicts 0 at first.
+They follow PyTorch's defaults: linear layers and convolutions are uniform within +-1 / sqrt(fan-in), norms are 1 and
+0. The last layer of each residual branch and of the network is zero (weight and bias), so the network first predicts
+0.
 """
 
 from __future__ import annotations
@@ -18,21 +19,20 @@ from common.nn.layer_norm import LayerNorm
 from common.nn.upsample_convolution import UpsampleConvolution
 
 ZERO_AT_FIRST = (".out_layers.3", ".proj_out", "out.2")
-"""Ends of the names of layers that start from zero."""
+"""Name suffixes of the layers that start at zero."""
 
 Drawn = nn.Linear | nn.Conv2d | UpsampleConvolution | TimeProjections | CaptionProjections
 
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, architecture: Architecture, generator: torch.Generator, zero_std: float) -> None:
-    """Fill all parameters.
+    """Initialise all parameters.
 
     Args:
-        model: the network.
-        architecture: its shape.
-        generator: source, on whose device is drawn, in fp32.
-        zero_std: standard deviation of normal values in place of the zeros, to measure rates as they are later in
-            training; 0 for the zeros.
+        architecture: architecture of ``model``.
+        generator: random generator; numbers are drawn on its device in fp32.
+        zero_std: standard deviation of normal values that replace the zeros, so that measured speed is that of a
+            later stage of training; 0 keeps the zeros.
     """
     for name, module in model.named_modules():
         if isinstance(module, GroupNorm | LayerNorm):

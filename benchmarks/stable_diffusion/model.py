@@ -1,10 +1,10 @@
 """The U-Net of Stable Diffusion v2, for velocity prediction.
 
-Everything is in channels_last memory, where the tokens of a transformer are a view. Parameters are named as published,
-but for products of several layers in one (:mod:`benchmarks.stable_diffusion.published_names`).
+Everything is in channels_last memory, where the tokens of a transformer are a view. Parameters have the published
+names, except where one weight contains several layers (:mod:`benchmarks.stable_diffusion.published_names`).
 
-Legend: N images, C channels, H height, W width, T tokens of a caption, K features of a token, M keys and values of all
-cross-attentions together.
+Legend: N images, C channels, H height, W width, T tokens of a caption, K features of a token, M features of the keys
+and values of all cross-attentions together.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from benchmarks.stable_diffusion.operations import choose_layers, choose_operati
 
 
 class UNet(nn.Module):
-    """The network.
+    """The U-Net.
 
     Args:
-        architecture: its shape.
         implementations: ``model.implementations``; None for ``auto`` everywhere.
-        generator: source of the initial weights, which are drawn on its device; None leaves them uninitialised, for a
-            model that is loaded or only counted.
-        device, dtype: of all parameters; activations have the same dtype.
+        generator: random generator of the initial weights, which are drawn on its device. None leaves them
+            uninitialised, for models that are loaded or only counted.
+        device, dtype: device and dtype of all parameters; activations have the same dtype.
         zero_std: see :func:`benchmarks.stable_diffusion.initial_weights.draw_weights`.
 
     Attributes:
-        chosen: operation to the names of the implementations that it runs with.
+        chosen: names of the chosen implementations by operation.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class UNet(nn.Module):
         self._dtype = dtype
         operations = choose_operations(requested, architecture, device, dtype)
         self.chosen = dict(operations.choices)
-        with torch.device("meta"):  # nothing is drawn from the global generator
+        with torch.device("meta"):  # so that the global generator is not used
             self.time_embed = TimeEmbedding(architecture.model_channels, architecture.time_width, device, dtype)
             self.time_projections = TimeProjections(architecture)
             self.caption_projections = CaptionProjections(architecture)
@@ -69,14 +68,16 @@ class UNet(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """Names and modules in the order of the forward pass; a block reads its parameters in its own forward only."""
+        """Return names and modules in the order of the forward pass; each reads its parameters only in its own
+        forward.
+        """
         down = [(f"input_blocks.{number}", block) for number, block in enumerate(self.input_blocks)]
         up = [(f"output_blocks.{number}", block) for number, block in enumerate(self.output_blocks)]
         first = [(name, self.get_submodule(name)) for name in ("caption_projections", "time_embed", "time_projections")]
         return [*first, *down, ("middle_block", self.middle_block), *up, ("out", self.out)]
 
     def cross_keys_values(self, context_NTK: Tensor) -> Tensor:
-        """Keys and values of all cross-attentions, (N, T, M), by one product; the same for all steps of a sampler."""
+        """Return keys and values of all cross-attentions, (N, T, M); they are the same for all steps of a sampler."""
         keys_values_NTM: Tensor = self.caption_projections(context_NTK.to(self._dtype))
         return keys_values_NTM
 
@@ -89,13 +90,13 @@ class UNet(nn.Module):
             x_NCHW: noised latents.
             t_N: time steps, integers.
             context_NTK: encoded captions.
-            keys_values: what :meth:`cross_keys_values` made of them, in place of ``context_NTK``.
+            keys_values: result of :meth:`cross_keys_values`, instead of ``context_NTK``.
 
         Returns:
             (N, C, H, W) in channels_last memory, in the dtype of the parameters.
 
         Raises:
-            ValueError: neither captions nor their keys and values are given, or both.
+            ValueError: not exactly one of ``context_NTK`` and ``keys_values`` is given.
         """
         if (context_NTK is None) == (keys_values is None):
             raise ValueError("give either the encoded captions or their keys and values")
@@ -108,7 +109,7 @@ class UNet(nn.Module):
         plans = iter(self.architecture.blocks)
 
         def run(block: nn.Module, *inputs: Tensor) -> Tensor:
-            """The next block, with its own of what all blocks take in turn."""
+            """Run the next block with its time embeddings, keys and values."""
             plan = next(plans)
             mine, of_captions = added[: plan.residuals], captions[: plan.transformers]
             del added[: plan.residuals], captions[: plan.transformers]

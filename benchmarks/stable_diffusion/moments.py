@@ -1,11 +1,11 @@
-"""Pictures to the moments of their latents, as the reference's converter makes them.
+"""Encoding of pictures as moments of latents, as in the reference's converter.
 
-The benchmark's moments were made of pictures in [0, 1], though the VAE was trained on [-1, 1]
-(https://github.com/mlcommons/training/issues/721); data made otherwise would be other data. Pictures are resized as
-float tensors, bicubic and without antialiasing, as torchvision did before 0.17, and are not clamped afterwards: values
-a little outside of [0, 1] stay.
+The benchmark's moments come from pictures in [0, 1], although the VAE was trained on [-1, 1]
+(https://github.com/mlcommons/training/issues/721). We must do the same to get the same data. Pictures are resized as
+float tensors, bicubic without antialiasing, like torchvision before 0.17; values slightly outside of [0, 1] are not
+clamped.
 
-Legend: N pictures, S their side in pixels, H height, W width, Z channels of latents, F pixels for one of them.
+Legend: N pictures, S their side in pixels, H height, W width, Z channels of latents, F ratio of picture to latent size.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from common.formats import jpeg
 
 
 def read_picture(data: bytes, side: int) -> Tensor:
-    """A JPEG as the VAE sees it.
+    """Decode a JPEG, resize its shorter side to S, and crop the central square.
 
     Args:
-        data: the file.
-        side: height and width of the result, px.
+        data: content of the file.
+        side: S, px.
 
     Returns:
-        (3, S, S) float32, red, green and blue, nominally in [0, 1]: the shorter side resized to S, then the centre.
+        (3, S, S) float32, red, green and blue, nominally in [0, 1].
 
     Raises:
-        ValueError: it is truncated or no JPEG.
+        ValueError: the file is truncated or not a JPEG.
     """
     pixels_HW3 = torch.from_numpy(np.array(jpeg.decode(data)))
     image_3HW = pixels_HW3.permute(2, 0, 1).contiguous().to(torch.float32).div_(255)
@@ -43,7 +43,7 @@ def read_picture(data: bytes, side: int) -> Tensor:
 
 
 def resized(image_3HW: Tensor, side: int) -> Tensor:
-    """The shorter side made ``side`` pixels, and the longer one in proportion, rounded down (torchvision's Resize)."""
+    """Resize the shorter side to ``side`` pixels, the longer one in proportion, rounded down (torchvision's Resize)."""
     height, width = image_3HW.shape[1:]
     shorter, longer = min(height, width), max(height, width)
     if shorter == side:
@@ -55,7 +55,7 @@ def resized(image_3HW: Tensor, side: int) -> Tensor:
 
 
 def center_cropped(image_3HW: Tensor, side: int) -> Tensor:
-    """The square of ``side`` pixels in the middle; of an odd rest, halves go to the even number (torchvision's)."""
+    """Crop the central square of ``side`` pixels; half pixels round to even (torchvision's CenterCrop)."""
     top, left = (round((extent - side) / 2.0) for extent in image_3HW.shape[1:])
     return image_3HW[:, top : top + side, left : left + side].contiguous()
 
@@ -64,25 +64,24 @@ class MomentsEncoder:
     """The VAE's encoder with published weights.
 
     Args:
-        sizes: of the VAE.
-        checkpoint: the file that has it.
-        digest: that this must have; None for any.
-        device: of the VAE. On a GPU its convolutions have TF32's mantissa, PyTorch's default, as the reference's had.
+        checkpoint: file with the weights.
+        digest: expected digest of the file; None accepts any.
+        device: device of the VAE. On a GPU, convolutions use TF32, the default of PyTorch and of the reference.
 
     Raises:
-        CheckpointError: the file is missing, damaged or another.
+        CheckpointError: the file is missing or damaged, or has another digest or other tensors.
     """
 
     def __init__(self, sizes: VaeSizes, checkpoint: Path, digest: str | None, device: torch.device) -> None:
         vae = AutoencoderKL(sizes)
         load_vae(checkpoint, digest, vae)
-        del vae.decoder  # half of it, which nothing here needs
+        del vae.decoder  # not needed here, and half of the VAE
         self._vae = vae.to(device).to(memory_format=torch.channels_last)
         choose_layers(self._vae, {}, torch.float32)
         self._device = device
 
     @torch.no_grad()
     def __call__(self, images_N3SS: Tensor) -> Tensor:
-        """(N, 2 Z, S / F, S / F) float32 in the memory of the host: means, then log-variances."""
+        """Encode pictures as (N, 2 Z, S / F, S / F) float32 on the CPU: means, then log-variances."""
         images = images_N3SS.to(self._device, memory_format=torch.channels_last, non_blocking=True)
         return self._vae.encode_moments(images).cpu().contiguous()

@@ -1,4 +1,4 @@
-"""Which implementations the network runs with."""
+"""Choice of the implementations of operations."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ LAYERS: dict[str, type[choice.Choosing]] = {
     "layer_norm": LayerNorm,
     "upsampling": UpsampleConvolution,
 }
-"""Operation to the layers that run it."""
+"""Layer classes by the operation that they run."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The chosen functions; signatures in :mod:`common.ops`.
+    """The chosen functions; see :mod:`common.ops` for their signatures.
 
     Attributes:
-        attention, cross_attention: by the number of places.
-        choices: operation to the names chosen, joined by ``+`` where sizes differ in it.
+        attention, cross_attention: functions by the number of spatial positions.
+        choices: names of the chosen implementations by operation, joined by ``+`` where they depend on the size.
     """
 
     geglu: Callable[[Tensor, Tensor | None], Tensor]
@@ -69,11 +69,10 @@ def choose_operations(
 
     Args:
         requested: ``model.implementations``.
-        architecture: shape of the network.
         device, dtype: device and dtype of the activations.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
     layers = [layer for layer in architecture.layers() if isinstance(layer, Transformer)]
     places = sorted({(architecture.latent_size // layer.factor) ** 2 for layer in layers})
@@ -102,18 +101,19 @@ def choose_operations(
 
 
 def choose_layers(network: nn.Module, requested: Mapping[str, str], dtype: torch.dtype) -> dict[str, str]:
-    """Choose how the layers of :data:`LAYERS` in a network run, once it is on its device.
+    """Choose the implementations of the layers of :data:`LAYERS` in a network that is already on its device.
 
     Args:
         network: the U-Net, or a frozen network.
         requested: ``model.implementations``.
-        dtype: of the activations.
+        dtype: dtype of the activations.
 
     Returns:
-        Operation to the names chosen, joined by ``+`` where layers differ; nothing for layers that it doesn't have.
+        Names of the chosen implementations by operation, joined by ``+`` where layers differ. Operations that the
+            network does not use are left out.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
     choices = choice.choose_layers(network, LAYERS, requested, dtype)
     return {name: chosen for name, chosen in choices.items() if chosen}

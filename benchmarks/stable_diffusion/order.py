@@ -1,14 +1,15 @@
-"""The order of training samples: tars with replacement, then a buffer out of which the next sample is drawn.
+"""The order of training samples: tars are drawn with replacement, then samples are drawn from a shuffle buffer.
 
-As in the reference (``WebDataset(resampled=True)`` and a shuffle buffer), but as a pure function of (seed, lane,
-position). A *lane* is one micro-batch of every global batch over all ranks (:mod:`common.data.shard_order`); each has
-tars of its own, any of which may come again at any time. Its stream is tar after tar, each in its own order. A buffer
-of B samples is filled from the stream; what is used is drawn from it, and the next of the stream takes its place.
+This is the scheme of the reference (``WebDataset(resampled=True)`` and a shuffle buffer), as a pure function of
+(seed, stream, position). A *stream* (``lane``) is one micro-batch of every global batch over all ranks
+(:mod:`common.data.shard_order`). It reads tar after tar, each in its stored order, into a buffer of B samples. Each
+draw takes a sample from the buffer, and the next sample of the stream replaces it.
 
-What was drawn from a place of the buffer entered it when the place was last drawn from, or at the start: so the sample
-at any position follows from the draws before it, some 8 B of them with near certainty, and resuming replays nothing.
+A drawn sample entered its buffer slot at the previous draw from that slot, or at the start. So a sample at any
+position follows from the draws before it (about 8 B of them, almost always), and training can resume without a
+replay.
 
-Legend: N samples that are asked for, S draws of a chunk, W draws of a window.
+Legend: N requested samples, S draws of a chunk, W draws of a window.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from numpy.typing import NDArray
 from common.data.order import sample_generator
 from common.errors import ConfigError
 
-# The purposes that a seed serves; those of the shared orders are 1 to 3.
+# Identify the random streams of a seed; the shared orders use 1 to 3.
 _TURNS, _DRAWS = 4, 5
 _CHUNK_TURNS = 256
 _CHUNK_BUFFERS = 8
 _SMALLEST_CHUNK = 4096
-_KEPT_CHUNKS = 2  # a micro-batch may lie across an end
+_KEPT_CHUNKS = 2  # a micro-batch may overlap two chunks
 
 
 class ResampledLane:
-    """The samples that one lane ever reads.
+    """The infinite sequence of samples of one stream.
 
     Args:
-        samples: of each tar, 1 or more.
-        buffer: B, samples out of which the next one is drawn; 1 keeps the order of the stream.
-        seed: of tars and draws.
-        lane: number of the lane.
+        samples: number of samples of each tar, 1 or more.
+        buffer: B, the size of the shuffle buffer; 1 keeps the order of the stream.
+        seed: seed of tars and draws.
+        lane: index of the stream.
     """
 
     def __init__(self, samples: Sequence[int], buffer: int, seed: int, lane: int) -> None:
@@ -52,10 +53,10 @@ class ResampledLane:
         self._ends = np.zeros(0, np.int64)
 
     def take(self, first: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Samples ``first`` to ``first + count`` (from 0) of all that the lane ever reads.
+        """Return samples ``first`` to ``first + count - 1`` (from 0) of the sequence.
 
         Returns:
-            (N,) number of the tar, and (N,) number of the sample in it.
+            (N,) index of the tar, and (N,) index of the sample in it.
         """
         positions = np.arange(first, first + count)
         chunks = positions // self._chunk
@@ -66,7 +67,7 @@ class ResampledLane:
         return self._in_tars(entered)
 
     def _entered(self, chunk: int) -> NDArray[np.int64]:
-        """(S,) numbers in the stream of what the draws of ``chunk`` bring."""
+        """Return (S,) positions in the stream of the samples that ``chunk`` draws."""
         if chunk not in self._entries:
             while len(self._entries) >= _KEPT_CHUNKS:
                 del self._entries[min(self._entries)]
@@ -84,11 +85,11 @@ class ResampledLane:
         return np.where(before_S < 0, draws_S, before_S + first * self._chunk + self._buffer)
 
     def _draws(self, chunk: int) -> NDArray[np.int64]:
-        """(S,) places of the buffer."""
+        """Return (S,) buffer slots."""
         return sample_generator(self._seed, _DRAWS, self._lane, chunk).integers(self._buffer, size=self._chunk)
 
     def _in_tars(self, numbers_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tars of samples of the stream, and their places in them."""
+        """Convert positions in the stream to tars and positions within them."""
         while not len(self._ends) or self._ends[-1] <= numbers_N.max(initial=0):
             generator = sample_generator(self._seed, _TURNS, self._lane, len(self._turns) // _CHUNK_TURNS)
             turns = generator.integers(len(self._samples), size=_CHUNK_TURNS)
@@ -101,7 +102,7 @@ class ResampledLane:
 
 
 def _drawn_before(draws_W: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(W,) when each place was last drawn from before; -1 where it was not."""
+    """Return (W,) the index of the previous draw of the same slot, or -1."""
     by_place = np.argsort(draws_W, kind="stable")
     again = draws_W[by_place[1:]] == draws_W[by_place[:-1]]
     before_W = np.full(len(draws_W), -1)

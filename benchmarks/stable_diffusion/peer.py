@@ -1,8 +1,8 @@
-"""The same training with diffusers, and with our own network compiled by TorchInductor.
+"""Peers: the same training with diffusers, and with our own network compiled by TorchInductor.
 
-The U-Net of diffusers has the sizes of the rules. It is channels_last, in bf16 without master weights, with fused
-AdamW, both eager and compiled as a whole. Latents and captions are noise that is already on the device. The other peer
-is our own step with reference implementations. TorchInductor compiles its blocks one by one.
+The U-Net of diffusers has the sizes of the rules. It is channels_last, in bf16 without fp32 master weights, with
+fused AdamW, eager or compiled as a whole. Latents and captions are noise that is already on the device. The other
+peer is our own step with reference implementations; TorchInductor compiles its blocks separately.
 """
 
 from __future__ import annotations

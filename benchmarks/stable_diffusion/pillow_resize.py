@@ -1,12 +1,12 @@
-"""Pillow's bicubic resizing of 8-bit pictures, to the same bytes, on any device.
+"""Bicubic resizing of 8-bit pictures with the same result as Pillow, bit by bit, on any device.
 
-Pillow (``Image.resize`` with ``BICUBIC``) weighs neighbours by the cubic of Keys (1981) with a = -1/2, stretched where
-a picture shrinks so that nothing aliases. Weights are rounded to multiples of 2**-22; columns are resized first, then
-rows, and both results are rounded to 8 bits. Here each pass is a product with a matrix in float64, in which sums of
-such integers are exact in any order: 255 times the weights stays far below 2**53.
+Pillow (``Image.resize`` with ``BICUBIC``) weights neighbours by the cubic kernel of Keys (1981) with a = -1/2,
+stretched for downscaling to prevent aliasing. Weights are rounded to multiples of 2**-22. Columns are resized first,
+then rows, and both results are rounded to 8 bits. Here each pass is a matrix product in float64, where sums of such
+integers are exact in any order, because 255 times the weights is far below 2**53.
 
-The bytes are Pillow's wherever a picture keeps its proportions, as in all that CLIP sees. Where they change much, newer
-releases take rows first if that is less work, and older ones never do.
+The results are equal wherever pictures keep their proportions, as in CLIP. Where proportions change much, newer
+releases of Pillow resize rows first if that is less work; older ones never do.
 
 Legend: N pictures, C channels, H height, W width.
 """
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 PRECISION_BITS = 22
-"""Below the point of a weight: 32 bits less 8 of a value, less 2 for overshoot."""
+"""Fractional bits of a weight: 32 bits, minus 8 of a value, minus 2 for overshoot."""
 SUPPORT = 2.0
-"""Pixels on either side that a weight is not zero for, where nothing shrinks."""
+"""Radius of the kernel in pixels, without downscaling."""
 
 
 def resize_bicubic(pictures_NCHW: Tensor, height: int, width: int) -> Tensor:
-    """Pictures of another size.
+    """Resize pictures.
 
     Args:
         pictures_NCHW: uint8.
-        height, width: of the result.
+        height, width: size of the result, px.
 
     Returns:
         (N, C, height, width) uint8.
@@ -51,14 +51,14 @@ def resize_bicubic(pictures_NCHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def _rounded(sums: Tensor) -> Tensor:
-    """The nearest bytes of sums of weighted bytes; halves go up."""
+    """Round sums of weighted bytes to the nearest byte; halves round up."""
     half = 1 << (PRECISION_BITS - 1)
     return ((sums + half) * 2.0**-PRECISION_BITS).floor_().clamp_(0, 255).to(torch.uint8)
 
 
 @functools.lru_cache(maxsize=16)
 def _weights(before: int, after: int, device: torch.device) -> Tensor:
-    """Matrix (after, before) of whole numbers, float64."""
+    """Return the weights as a float64 matrix (after, before) of integers."""
     rows = torch.zeros(after, before, dtype=torch.float64)
     scale = before / after
     stretch = max(scale, 1.0)
@@ -69,7 +69,7 @@ def _weights(before: int, after: int, device: torch.device) -> Tensor:
         inverse = 1.0 / stretch
         taps = [_cubic((number - center + 0.5) * inverse) for number in range(first, end)]
         total = 0.0
-        for tap in taps:  # one after another, as there: the sum decides the last bits
+        for tap in taps:  # in this order, as in Pillow: it affects the last bits
             total += tap
         for number, tap in enumerate(taps, first):
             value = tap / total * (1 << PRECISION_BITS)
@@ -78,7 +78,7 @@ def _weights(before: int, after: int, device: torch.device) -> Tensor:
 
 
 def _cubic(x: float) -> float:
-    """Keys' kernel with a = -1/2."""
+    """Return the value of Keys' kernel with a = -1/2."""
     a, x = -0.5, abs(x)
     if x < 1.0:
         return ((a + 2.0) * x - (a + 3.0)) * x * x + 1

@@ -1,7 +1,8 @@
 """Download, prepare, verify and generate the data of Stable Diffusion: tars of moments and encoded captions.
 
-What is read: :mod:`benchmarks.stable_diffusion.raw`; what is written: :mod:`benchmarks.stable_diffusion.prepared`. The
-frozen networks go to a folder of their own beside the data, since they may be read before ``run_start``.
+The input format is :mod:`benchmarks.stable_diffusion.raw`, the output format
+:mod:`benchmarks.stable_diffusion.prepared`. The frozen networks go to a separate folder, because they may be read
+before ``run_start``.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from common.formats.raw_files import listed
 RECORDS = "records"
 STAGE = "tars"
 RAW_TARS = "raw_tars"
-"""Under which the manifest's ``source`` has a digest of the raw tars' sizes."""
+"""Key in the manifest's ``source`` of a digest of the raw tars' sizes."""
 MEMBERS = {"encoded": formats.ENCODED, "moments": formats.MOMENTS, "nvidia": formats.NVIDIA_ENCODED}
-"""What tars may be prepared to have, by the names on the command line."""
+"""Suffixes of the prepared members, by their names on the command line."""
 PUBLISHED = Published(
     {"train_samples": 6_513_144, "eval_samples": 30_000, "tars": raw.BENCHMARK_TARS},
     {
@@ -56,7 +57,7 @@ PUBLISHED = Published(
         for name, file in published_files(read_sources("stable_diffusion")["validation"].files).items()
     },
 )
-"""Of the files that stay as they are in every form of the data."""
+"""Expected counts, and the validation files, which are the same in every form of the data."""
 
 
 def prepare(
@@ -68,26 +69,26 @@ def prepare(
     device: str = "auto",
     workers: int = 1,
 ) -> Manifest:
-    """Write the prepared data set, and place the frozen networks; does nothing where both are there.
+    """Write the prepared data set, and place the frozen networks; do nothing if both exist.
 
-    It continues after an interruption, with the tars that are not done.
+    After an interruption, it continues with the tars that are not complete.
 
     Args:
         raw_dir: see :mod:`benchmarks.stable_diffusion.raw`.
-        data_dir: receives tars, captions, statistics and manifest. Files that stay as they are become hard links where
-            that is the same disk.
-        source: form of the raw tars, where ``raw_dir`` has more than one.
-        members: ``encoded``: moments and encoded captions in bf16; ``moments``: fp32, and captions as text; ``nvidia``:
-            the raw tars of NVIDIA's form as they are.
-        assets_dir: receives the frozen networks; None for ``data_dir`` with ``-assets`` behind its name.
-        device: ``cpu``, ``cuda`` for a process on every GPU, or ``auto`` for the GPUs where there are any.
-        workers: processes on the CPU; on GPUs, threads of all processes together that read and decode.
+        data_dir: receives tars, captions, statistics and manifest. Files that are not converted become hard links, if
+            they are on the same disk.
+        source: form of the raw tars, required if ``raw_dir`` has more than one.
+        members: ``encoded``: moments and encoded captions in bf16; ``moments``: fp32, and captions as text;
+            ``nvidia``: the raw tars of NVIDIA's form, unchanged.
+        assets_dir: receives the frozen networks; None for the name of ``data_dir`` with the suffix ``-assets``.
+        device: ``cpu``, ``cuda`` for one process per GPU, or ``auto`` for the GPUs if there are any.
+        workers: on the CPU, number of processes; on GPUs, total number of threads that read and decode.
 
     Raises:
-        ConfigError: a choice is unknown or impossible.
+        ConfigError: an option is unknown or impossible.
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
-            ``assets_dir`` were made from another source or with other settings, or another process prepares them now.
-        CheckpointError: the checkpoint of the frozen networks is missing, damaged or another.
+            ``assets_dir`` come from another source or other settings; or another process is preparing them.
+        CheckpointError: the checkpoint of the frozen networks is missing or damaged, or has other contents.
     """
     if members not in MEMBERS:
         raise ConfigError(f"--members={members}: one of {', '.join(MEMBERS)}")
@@ -120,10 +121,10 @@ def prepare(
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
-    """Compare every file of ``data_dir`` with its checksum; reads all data, ``workers`` files at a time.
+    """Compare all files of ``data_dir`` with their checksums, ``workers`` files at a time; this reads all data.
 
     Raises:
-        DataError: a file is missing, too many, or another than was prepared; the message names the first.
+        DataError: a file is missing, unexpected or changed; the message names the first.
     """
     found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
     for folder in sorted({name.partition("/")[0] for name in found.files}):
@@ -171,7 +172,7 @@ def _plan(source: RawData, member: str, assets_dir: Path, device: str, threads: 
 
 
 def _settings(plan: Plan) -> str:
-    """What decides the prepared bytes, beside the raw data."""
+    """Return the settings that determine the prepared bytes, besides the raw data."""
     chosen = {"source": plan.form, "member": plan.member, "image_size": plan.image_size}
     sizes = {"vae": dataclasses.asdict(plan.vae), "text": dataclasses.asdict(plan.text)}
     return json.dumps(chosen | sizes, sort_keys=True)
@@ -188,7 +189,7 @@ def _place_assets(source: RawData, assets_dir: Path) -> None:
 
 
 def _require_assets(plan: Plan) -> None:
-    """Raise where a file is missing that the networks need."""
+    """Raise DataError if a file is missing that the networks need."""
     needed = [plan.checkpoint] if plan.encodes_pictures or plan.encodes_captions else []
     needed += [plan.vocabulary] if plan.encodes_captions else []
     for path in needed:
@@ -200,9 +201,9 @@ def _require_assets(plan: Plan) -> None:
 
 
 def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[str, dict[str, Any]]:
-    """Make the tars that are not done, in ``processes``; see :func:`_make_tars`."""
+    """Make the missing tars in ``processes``; see :func:`_make_tars`."""
     before = torch.get_num_threads()
-    threads = 1 if plan.device == "cuda" else plan.threads  # beside a GPU there are threads enough that decode
+    threads = 1 if plan.device == "cuda" else plan.threads  # with a GPU, the decoding threads use the CPU
     torch.set_num_threads(threads)
     try:
         with Stages(data_dir / RECORDS, processes, numbered_processes(threads)) as stages:
@@ -213,7 +214,7 @@ def _run(source: RawData, data_dir: Path, plan: Plan, processes: int) -> dict[st
 
 
 def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> dict[str, dict[str, Any]]:
-    """Make the tars that are not done, and their indexes; returns the records of all by the tars' names."""
+    """Make the missing tars and their indexes; return the records of all tars by tar name."""
     names = {path.stem: f"{TRAIN}/{path.name}" for path in source.tars}
     for path in source.tars:
         _forget_lost(stages, path.stem, path, data_dir, names[path.stem])
@@ -222,7 +223,7 @@ def _make_tars(source: RawData, data_dir: Path, plan: Plan, stages: Stages) -> d
 
 
 def make_indexed(source: Path, data_dir: Path, name: str, plan: Plan) -> dict[str, Any]:
-    """Make the tar ``name`` below ``data_dir`` of ``source``, and its index; returns what is noted of it."""
+    """Make the tar ``name`` below ``data_dir`` from ``source``, and its index; return its record."""
     source_bytes = source.stat().st_size
     record = make_tar(source, data_dir / name, plan)
     write_index(data_dir, name, plan.member)
@@ -230,7 +231,7 @@ def make_indexed(source: Path, data_dir: Path, name: str, plan: Plan) -> dict[st
 
 
 def _forget_lost(stages: Stages, task: str, source: Path, data_dir: Path, name: str) -> None:
-    """Delete the record of a tar that is not there as it says, or was made of another raw tar: it is made again."""
+    """Delete the record of a tar that is missing, or whose size or raw tar has changed; the tar is then made again."""
     record = stages.record(STAGE, task)
     if record is None:
         return

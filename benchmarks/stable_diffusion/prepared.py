@@ -1,12 +1,12 @@
-"""The prepared format: tars of samples, each with an index, and the captions and statistics of the evaluation.
+"""The prepared format: tars of samples, each with an index, and captions and statistics of the evaluation.
 
-- ``train/00000.tar`` ...: samples in webdataset's layout, members of a sample beginning with its key up to the first
-  dot (:mod:`benchmarks.stable_diffusion.formats`); every tar of one kind;
-- ``train/00000.index.npy`` ...: int64 (S, 4), for each sample of the tar, in its order, offset and size of what the
-  picture became and of the caption: a reader finds any sample without a look at the others;
+- ``train/00000.tar`` ...: samples in webdataset's layout, where names of members start with the sample's key, up to
+  the first dot (:mod:`benchmarks.stable_diffusion.formats`); all tars have the same kind of members;
+- ``train/00000.index.npy`` ...: int64 (S, 4): offset and size of the picture's member, offset and size of the
+  caption, for each sample in the order of the tar. It gives random access to samples;
 - ``validation/val2014_30k.tsv`` and ``validation/val2014_30k_stats.npz``;
-- ``manifest.json``: counts of training and evaluation samples, of tars, and of the samples of each by its name; under
-  ``source``, ``members`` is the suffix of what a picture became.
+- ``manifest.json``: counts of training and evaluation samples, of tars, and of the samples of each tar by name;
+  ``members`` in ``source`` is the suffix of the picture's member.
 
 Legend: S samples of a tar.
 """
@@ -33,9 +33,9 @@ PROMPTS = "validation/val2014_30k.tsv"
 STATISTICS = "validation/val2014_30k_stats.npz"
 COUNTS = ("train_samples", "eval_samples", "tars")
 KIND = "members"
-"""Under which the manifest's ``source`` has the suffix of what a picture became."""
+"""Key in the manifest's ``source`` of the suffix of the picture's member."""
 COLUMNS = 4
-_NAMED = 3  # samples that one message names
+_NAMED = 3  # largest number of samples named in a message
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,9 @@ class Prepared:
     """A prepared folder.
 
     Attributes:
-        root: the folder.
-        manifest: what it consists of.
-        kind: suffix of what a picture became.
-        tars: names of the tars below ``root``, in order.
-        samples: of each tar.
+        kind: suffix of the picture's member.
+        tars: names of the tars relative to ``root``, in order.
+        samples: number of samples of each tar.
     """
 
     root: Path
@@ -57,10 +55,10 @@ class Prepared:
     samples: tuple[int, ...]
 
     def index(self, tar: int) -> NDArray[np.int64]:
-        """(S, 4) of tar number ``tar``, as :func:`index_tar` made it.
+        """Return the index (S, 4) of a tar, see :func:`index_tar`.
 
         Raises:
-            DataError: it is missing or damaged, or doesn't fit the tar.
+            DataError: the index is missing or damaged, or does not match the tar.
         """
         name = self.tars[tar]
         path, shape = self.root / index_name(name), (self.samples[tar], COLUMNS)
@@ -77,33 +75,32 @@ class Prepared:
 
 
 def index_name(tar: str) -> str:
-    """Of the index of the tar named ``tar``, beside it."""
+    """Return the name of the index of ``tar``, in the same folder."""
     return f"{tar.removesuffix('.tar')}.index.npy"
 
 
 def counts_of(samples: Mapping[str, int], eval_samples: int) -> dict[str, int]:
-    """What a manifest counts.
+    """Return the ``counts`` of a manifest.
 
     Args:
-        samples: of each tar by its name.
+        samples: number of samples by tar name.
         eval_samples: captions of the evaluation.
     """
     return {"train_samples": sum(samples.values()), "eval_samples": eval_samples, "tars": len(samples), **samples}
 
 
 def index_tar(path: Path, kind: str) -> NDArray[np.int64]:
-    """Where the members of every sample of a tar are; reads its headers.
+    """Return the offsets and sizes of all members in a tar; this reads only its headers.
 
     Args:
-        path: of the tar. Folders in it, and members of other suffixes, are passed over.
-        kind: suffix that a sample has beside the caption.
+        path: file of the tar. Folders in it, and members with other suffixes, are ignored.
+        kind: suffix of the picture's member.
 
     Returns:
-        (S, 4): offset and size of ``KEY.kind``, offset and size of ``KEY.txt``, bytes.
+        (S, 4): offset and size of ``KEY.kind``, offset and size of ``KEY.txt``, in bytes.
 
     Raises:
-        DataError: the tar is missing, truncated or damaged, a sample lacks one of the two or has it twice, or there
-            is no sample.
+        DataError: the tar is missing, truncated, damaged or empty, or a sample has none or two of a member.
     """
     columns = {kind: 0, CAPTION: 2}
     rows: dict[str, list[int | None]] = {}
@@ -130,10 +127,10 @@ def index_tar(path: Path, kind: str) -> NDArray[np.int64]:
 
 
 def write_index(root: Path, tar: str, kind: str) -> int:
-    """Write the index of the tar named ``tar`` below ``root``, beside it; returns its samples.
+    """Write the index of ``tar`` below ``root``; return its number of samples.
 
     Raises:
-        DataError: as :func:`index_tar`.
+        DataError: see :func:`index_tar`.
     """
     index = index_tar(root / tar, kind)
     with atomic.written(root / index_name(tar)) as partial, open(partial, "wb") as file:
@@ -142,10 +139,10 @@ def write_index(root: Path, tar: str, kind: str) -> int:
 
 
 def open_prepared(root: Path) -> Prepared:
-    """Find out what ``root`` holds; reads the manifest alone.
+    """Open the prepared folder ``root``; this reads only the manifest.
 
     Raises:
-        DataError: it isn't completely prepared, or a file has another size than the manifest says.
+        DataError: the folder is not completely prepared, or the size of a file differs from the manifest.
     """
     found = manifest.read(root, FORMAT, PREPARE_COMMAND, COUNTS)
     where = root / manifest.NAME

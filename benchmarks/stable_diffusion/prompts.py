@@ -1,4 +1,4 @@
-"""What an evaluation reads: the captions that pictures are made of, and the statistics of the real pictures."""
+"""Data of the evaluation: captions to generate pictures from, and feature statistics of the real pictures."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from common.untrusted.regular_file import TEXT_BYTES, line_not_utf8, open_file
 from common.untrusted.strict_json import DIGITS
 
 COLUMNS = ("image_id", "id", "caption")
-"""Of the table, which is sorted by ``id``."""
+"""Columns of the table, which is sorted by ``id``."""
 MEAN, COVARIANCE = "mu", "sigma"
-"""Arrays of the statistics, float64 (F,) and (F, F)."""
+"""Names of the arrays of the statistics, float64 (F,) and (F, F)."""
 MOST_BYTES = 2**28
-"""Of an array: the covariance of 2,048 features has 34 MB."""
+"""Largest accepted array in bytes; the covariance of 2,048 features has 34 MB."""
 
 
 def read_prompts(root: Path) -> list[str]:
-    """The captions of the evaluation of prepared data, in their order.
+    """Read the captions of the evaluation from prepared data, in order.
 
-    The table is separated by tabs, and quoted as pandas does where a caption has quotation marks.
+    The table is tab-separated; captions with quotation marks are quoted as pandas does.
 
     Raises:
-        DataError: the table is missing or damaged, has other columns, isn't sorted by id, or a caption is empty.
+        DataError: the table is missing or damaged, has other columns, is not sorted by id, or has an empty caption.
     """
     path = root / PROMPTS
     captions: list[str] = []
@@ -65,10 +65,11 @@ def read_prompts(root: Path) -> list[str]:
 
 
 def read_reference(root: Path) -> FeatureStatistics:
-    """Mean and covariance of the real pictures' features, of prepared data.
+    """Read mean and covariance of the features of the real pictures from prepared data.
 
     Raises:
-        DataError: the file is missing or damaged, or its arrays are of other shapes or dtypes, or not finite.
+        DataError: the file is missing or damaged, or its arrays have wrong shapes or dtypes or values that are not
+            finite.
     """
     path = root / STATISTICS
     try:

@@ -1,7 +1,7 @@
-"""The network's tensors under the names that published U-Nets have.
+"""Conversion between our names of the U-Net's tensors and the published ones.
 
-Ours are the same names, but for products of several layers in one: queries, keys and values of a self-attention, the
-keys and values of all cross-attentions, and what the residual blocks add between their convolutions.
+The names are the same, except where one of our weights contains several layers: queries, keys and values of a
+self-attention; keys and values of all cross-attentions; and the time projections of all residual blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.errors import CheckpointError
 
 
 def _fused(architecture: Architecture) -> dict[str, list[tuple[str, int]]]:
-    """Our name to the published names of its rows, and how many each has."""
+    """Return, by our name, the published names of the parts and their numbers of rows."""
     times, captions = time_rows(architecture), caption_rows(architecture)
     fused = {
         f"time_projections.{ours}": [
@@ -41,7 +41,7 @@ def _fused(architecture: Architecture) -> dict[str, list[tuple[str, int]]]:
 
 
 def to_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """Our tensors, such as parameters or their gradients, by published names; views."""
+    """Return our tensors, such as parameters or their gradients, by published names, as views."""
     fused, published = _fused(architecture), {}
     for name, tensor in tensors.items():
         rows = fused.get(name, [(name, len(tensor))])
@@ -51,10 +51,10 @@ def to_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> d
 
 
 def from_published(tensors: Mapping[str, Tensor], architecture: Architecture) -> dict[str, Tensor]:
-    """Published tensors by our names.
+    """Return published tensors by our names.
 
     Raises:
-        CheckpointError: a part of a product is missing.
+        CheckpointError: a part of one of our tensors is missing.
     """
     left, ours = dict(tensors), {}
     for name, rows in _fused(architecture).items():

@@ -1,13 +1,13 @@
-"""LAION-400M's freely licensed part as it is published, in one of three forms, COCO's captions, and frozen networks.
+"""Raw data: the freely licensed part of LAION-400M in one of three published forms, captions of COCO, frozen networks.
 
-- ``images/00000.tar`` ...: pictures as img2dataset packs them: ``KEY.jpg``, ``KEY.txt`` with the caption, ``KEY.json``;
-- ``moments/00000.tar`` ...: MLCommons': ``KEY.npy`` instead of the picture, what the VAE made of it;
-- ``encoded/00000.tar`` ...: NVIDIA's: ``KEY.pyd``, a pickle of moments and of what the text tower made of the caption;
+- ``images/00000.tar`` ...: pictures as packed by img2dataset: ``KEY.jpg``, ``KEY.txt`` with the caption, ``KEY.json``;
+- ``moments/00000.tar`` ...: MLCommons' form: ``KEY.npy`` with the moments instead of the picture;
+- ``encoded/00000.tar`` ...: NVIDIA's form: ``KEY.pyd``, a pickle of moments and encoded caption;
 - ``validation/val2014_30k.tsv`` and ``validation/val2014_30k_stats.npz``: captions, and statistics of their pictures;
 - ``assets/``: checkpoints of the frozen networks, and the tokenizer's merges.
 
-One of the first three is enough. Tars may lie in folders with MLCommons' names, and each other file in any folder below
-the raw one. A stand-in has a file more, which says how large its networks are.
+One of the first three is enough. Tars may be in folders with MLCommons' names, and every other file in any subfolder.
+Synthetic data have an additional file with the sizes of their networks.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from common.formats.raw_files import listed
 IMAGES, MOMENTS, ENCODED = "images", "moments", "encoded"
 PICTURE = "jpg"
 FORMS = {IMAGES: PICTURE, MOMENTS: formats.MOMENTS, ENCODED: formats.NVIDIA_ENCODED}
-"""Folders of tars, and the suffix of what they have of each sample beside its caption."""
+"""Forms of the tars, and the suffix of the member that a sample has besides its caption."""
 FOLDERS = {
     IMAGES: (IMAGES, "images-webdataset-filtered", "webdataset-filtered"),
     MOMENTS: (MOMENTS, "moments-webdataset-filtered", "webdataset-moments-filtered"),
     ENCODED: (ENCODED,),
 }
-"""Names of the folder of tars of each form: ours, that of MLCommons' downloader, and that of the reference's README."""
+"""Folder names of each form: ours, that of MLCommons' downloader, and that of the reference's README."""
 VALIDATION = "validation"
 PROMPTS, STATISTICS = "val2014_30k.tsv", "val2014_30k_stats.npz"
 ASSETS = "assets"
@@ -51,11 +51,11 @@ DIGESTS = {
     CLIP: "9a78ef8e8c73fd0df621682e7a8e8eb36c6916cb3c16b291a082ecd52ab79cc4",
     INCEPTION: "bd836944fd6db519dfd8d924aa457f5b3c8357ff",
 }
-"""SHA-256 of the published files, and SHA-1 of the last (mlcommons/training, stable_diffusion/README.md)."""
+"""SHA-256 of the published files; SHA-1 of the last one (mlcommons/training, stable_diffusion/README.md)."""
 IMAGE_SIZE = 512
 BENCHMARK_TARS = 832
 _IMAGE_SIZE, _VAE, _TEXT = "image_size", "vae", "text"
-_NAMED = 3  # files that one message names
+_NAMED = 3  # largest number of files named in a message
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class RawData:
     """A raw folder.
 
     Attributes:
-        form: which of ``FORMS`` is read.
-        tars: its tars, by name.
-        validation: captions and statistics.
-        assets: files of frozen networks that are there, by name.
-        image_size: height and width that the VAE sees, px.
+        form: the form to read, one of ``FORMS``.
+        tars: tars of that form, sorted by name.
+        validation: files of captions and of statistics.
+        assets: available files of frozen networks, sorted by name.
+        image_size: height and width of the VAE's input, px.
         vae, text: sizes of the networks.
-        stand_in: what the generated data are; None for the benchmark's.
+        stand_in: description of synthetic data; None for the benchmark's data.
     """
 
     form: str
@@ -83,14 +83,15 @@ class RawData:
 
     @property
     def checkpoint_digest(self) -> str | None:
-        """What the checkpoint of VAE and text tower must have; None for any."""
+        """Return the expected digest of the checkpoint of VAE and text tower; None accepts any."""
         return DIGESTS[CHECKPOINT] if self.stand_in is None else None
 
     def fingerprint(self) -> str:
-        """SHA-256 over the names of the tars, and the contents of what is small.
+        """Return a SHA-256 over the names of the tars and the contents of the small files.
 
-        The checkpoint counts with its contents in a stand-in. The published one has the digest that it must have. Tars
-        count in :func:`tar_sizes`: one that was cut off may be fetched again while the others are prepared.
+        For synthetic data, the frozen networks are included; the published checkpoint is checked by its digest
+        instead. Sizes of tars are in :func:`tar_sizes`, not here: a truncated tar may be downloaded again while
+        others are being prepared.
         """
         lines = [self.form, *(path.name for path in self.tars)]
         lines += [digest(path, "sha256") for path in self.validation]
@@ -101,20 +102,20 @@ class RawData:
 
 
 def tar_sizes(paths: Sequence[Path]) -> str:
-    """SHA-256 over names and sizes of raw tars; nobody reads hundreds of gigabytes to find out whether they changed."""
+    """Return a SHA-256 over names and sizes of raw tars, because reading hundreds of gigabytes would take too long."""
     return hashlib.sha256("\n".join(f"{path.name} {path.stat().st_size}" for path in paths).encode()).hexdigest()
 
 
 def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
-    """Look into ``raw_dir`` without reading samples.
+    """Find the raw data in ``raw_dir`` without reading samples.
 
     Args:
-        raw_dir: the folder.
-        form: one of ``FORMS``; None for the one that is there.
+        raw_dir: folder of the raw data.
+        form: one of ``FORMS``; None for the only one present.
 
     Raises:
-        DataError: folder, tars, captions or statistics are missing, more than one form is there and none was asked
-            for, or ``STAND_IN`` is damaged.
+        DataError: folder, tars, captions or statistics are missing; several forms are present and ``form`` is None;
+            or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; download the data there or generate a stand-in")
@@ -148,15 +149,14 @@ def open_raw(raw_dir: Path, form: str | None = None) -> RawData:
 
 
 def samples_of(path: Path, suffix: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """Where a tar has its samples: suffix of the member to offset and bytes, by keys, sorted as names of
-    files are.
+    """Return offset and size of the members of a tar, by key and suffix; keys are sorted like file names.
 
     Args:
-        path: of the tar.
-        suffix: that a sample must have beside its caption; members with others are left out.
+        path: file of the tar.
+        suffix: suffix of the member that a sample must have besides its caption; other members are ignored.
 
     Raises:
-        DataError: the tar is truncated or damaged, a member is there twice, a sample lacks one, or there is none.
+        DataError: the tar is truncated, damaged or empty, a member occurs twice, or a sample lacks one.
     """
     found: dict[str, dict[str, tuple[int, int]]] = {}
     with open(path, "rb") as file:
@@ -186,7 +186,7 @@ def _required(raw_dir: Path, name: str) -> Path:
 
 
 def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[str, Any] | None) -> None:
-    """Raise where tars of the benchmark's data are missing."""
+    """Raise DataError if tars of the benchmark's data are missing."""
     if stand_in is not None:
         return
     there = {path.name for path in found}
@@ -199,7 +199,7 @@ def _require_whole_set(folder: Path, found: tuple[Path, ...], stand_in: Mapping[
 
 
 def _sizes_of(marker: Path, stand_in: Mapping[str, Any]) -> tuple[int, VaeSizes, TextSizes]:
-    """What a stand-in says of its pictures and networks; what it does not mention is as published."""
+    """Return the sizes in the description of synthetic data; the published sizes are the default."""
     image_size = stand_in.get(_IMAGE_SIZE, IMAGE_SIZE)
     try:
         vae: VaeSizes = build(VaeSizes, stand_in.get(_VAE, {}), _VAE)

@@ -1,6 +1,6 @@
-"""The ends of blocks: what a product or a convolution made, with its bias, and what stood before it.
+"""Addition of a biased product or convolution and its residual, with a fast gradient of the bias.
 
-The gradient of such a sum is the gradient of both, and its sums over all places are that of the bias.
+The gradient of the sum is also the gradient of both terms; summed over positions, it is the gradient of the bias.
 
 Legend: N images, C channels, H height, W width, R = N H W rows.
 """
@@ -17,16 +17,16 @@ from common.ops.bias_gradient import RowSums
 
 
 def rows_of(x_NCHW: Tensor) -> Tensor:
-    """(R, C), a view of a tensor in channels_last memory.
+    """Return a view (R, C) of a tensor in channels_last memory.
 
     Raises:
-        RuntimeError: it isn't.
+        RuntimeError: the tensor is not in channels_last memory.
     """
     return x_NCHW.permute(0, 2, 3, 1).view(-1, x_NCHW.shape[1])
 
 
 def maps_of(x_RC: Tensor, like_NCHW: Tensor) -> Tensor:
-    """(N, C, H, W) in channels_last memory, a view of rows, in the images of ``like_NCHW``."""
+    """Return a view of rows as (N, C, H, W) in channels_last memory, with N, H and W of ``like_NCHW``."""
     images, _, height, width = like_NCHW.shape
     return x_RC.view(images, height, width, -1).permute(0, 3, 1, 2)
 
@@ -45,13 +45,12 @@ class _AddResidual(torch.autograd.Function):
 
 
 def add_residual(y_RC: Tensor, bias_C: Tensor, residual_RC: Tensor, row_sums: RowSums) -> Tensor:
-    """``y + residual``, where ``y`` holds the bias already.
+    """Return ``y + residual``, where ``y`` already includes the bias.
 
     Args:
-        y_RC: made with the detached bias.
-        bias_C: gets its gradient here.
-        residual_RC: what stood before.
-        row_sums: sums a gradient over its rows.
+        y_RC: computed with the detached bias.
+        bias_C: receives its gradient here.
+        row_sums: function that sums the gradient over rows.
     """
     result: Tensor = _AddResidual.apply(y_RC, bias_C, residual_RC, row_sums)
     return result

@@ -1,15 +1,15 @@
-"""Latents of captions: DDIM without noise of its own (Song et al., arXiv:2010.02502), guided in velocity space.
+"""The sampler: deterministic DDIM (Song et al., arXiv:2010.02502), with guidance in velocity space.
 
 A step goes from time t to the next lower one, with ``v_u`` predicted without and ``v_c`` with a caption::
 
     v = v_u + guidance (v_c - v_u)
     x = sqrt(a_prev) x0(x, v) + sqrt(1 - a_prev) eps(x, v)
 
-``x0`` is not clipped, and the last ``a_prev`` is abar[0], so that some noise is left in the end (the reference's
-sampler). Both predictions are one batch: the first half without captions.
+``x0`` is not clipped, and the last ``a_prev`` is abar[0], so some noise is left at the end, as in the reference. Both
+predictions are one batch; its first half is without captions.
 
-Legend: B latents made together, C channels, h height, w width, T tokens of a caption, M keys and values of all
-cross-attentions together, S steps.
+Legend: B latents sampled together, C channels, h height, w width, T tokens of a caption, M features of the keys and
+values of all cross-attentions together, S steps.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from common.evaluation.forward import ForwardPass
 from common.ops.random_bits.reference import normal_pairs
 
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From noised latents (2B, C, h, w), times (2B,) int64 and keys and values (2B, T, M) to velocities."""
+"""Function of noised latents (2B, C, h, w), times (2B,) int64, and keys and values (2B, T, M) to velocities."""
 
 
 def initial_noise(seed: Tensor, prompts_N: Tensor, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """Where the sampler starts: normal numbers that are a function of (seed, prompt, element).
+    """Return the initial noise of the sampler: normal numbers, as a function of (seed, prompt, element).
 
     Args:
         seed: int64, 0-d, on the device.
-        prompts_N: int64, 0 ... 2**32 - 1, there: numbers of the prompts.
+        prompts_N: indices of the prompts, int64, 0 ... 2**32 - 1, on the device.
         shape: C, h, w.
         dtype: fp32 or fp64.
 
     Returns:
-        (N, C, h, w) in channels_last memory; element (c h + y) w + x of a prompt has that number's normal.
+        (N, C, h, w) in channels_last memory; the element number is (c h + y) w + x.
     """
     channels, height, width = shape
     element = torch.arange(channels * height * width, device=prompts_N.device)
@@ -48,17 +48,17 @@ def initial_noise(seed: Tensor, prompts_N: Tensor, shape: tuple[int, int, int], 
 
 
 class Sampler:
-    """Makes latents, B at a time; on a GPU every step is the replay of one graph.
+    """Sampler of B latents at a time; on a GPU, every step can be the replay of one CUDA graph.
 
     Args:
         model: the network, whose weights an evaluation may replace.
-        velocity: its prediction; uses the network; capturable.
-        times: the way down.
-        guidance: weight of the caption against none; 1 is the caption alone.
+        velocity: prediction of ``model``; must be capturable.
+        times: times of the steps.
+        guidance: scale of classifier-free guidance; 1 uses only the prediction with the caption.
         shape: C, h, w.
-        keys_values: of B captions, made up: shape, dtype and device are what counts.
+        keys_values: example for B captions; only shape, dtype and device matter.
         capture: replay a step as a CUDA graph.
-        dtype: of the latents between steps: fp32, or fp64.
+        dtype: dtype of the latents between steps, fp32 or fp64.
 
     Raises:
         ValueError: another dtype.
@@ -92,26 +92,26 @@ class Sampler:
         self._forward: ForwardPass[Tensor] = ForwardPass(model, self._step, inputs, capture)
 
     def warm_up(self) -> None:
-        """Steps over latents of zeros, of which one is recorded on a GPU."""
+        """Run steps on latents of zeros; with ``capture``, record one of them."""
         self._forward.warm_up()
 
     def evaluating(self, weights: Weights) -> AbstractContextManager[None]:
-        """Within it the network has ``weights``."""
+        """Return a context in which the network has ``weights``."""
         return self._forward.evaluating(weights)
 
     def without_caption(self, keys_values_1TM: Tensor) -> None:
-        """Say what the network attends to where there is no caption; once for the same weights."""
+        """Set keys and values of the empty caption; needed once after the weights have changed."""
         self._forward.inputs["keys_values"][: self.batch] = keys_values_1TM
 
     def sample(self, noise_BChw: Tensor, keys_values_BTM: Tensor) -> Tensor:
-        """Latents of captions; waits for nothing.
+        """Sample latents of captions, without waiting for the device.
 
         Args:
-            noise_BChw: normal numbers to start from.
-            keys_values_BTM: of the captions.
+            noise_BChw: result of :func:`initial_noise`.
+            keys_values_BTM: keys and values of the captions.
 
         Returns:
-            (B, C, h, w) in channels_last memory, in the scale in which the network trained; valid until the next call.
+            (B, C, h, w) in channels_last memory, in the scale of the training latents; valid until the next call.
         """
         inputs = self._forward.inputs
         inputs["x"].copy_(noise_BChw)
@@ -122,11 +122,11 @@ class Sampler:
         return inputs["x"]
 
     def close(self) -> None:
-        """Free the graph."""
+        """Free the CUDA graph."""
         self._forward.close()
 
     def _step(self, inputs: dict[str, Tensor]) -> Tensor:
-        """One step of all latents, in place; the number of the step counts itself, and begins anew behind the last."""
+        """Run one step in place. It increments the step counter, which returns to 0 after the last step."""
         x_BChw, step = inputs["x"], inputs["step"]
         t_1, abar, previous = (table.index_select(0, step) for table in (self._t_S, self._abar_S, self._previous_S))
         both = torch.cat([x_BChw, x_BChw])

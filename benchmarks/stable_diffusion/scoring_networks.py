@@ -1,4 +1,4 @@
-"""The frozen networks of an evaluation: what conditions the U-Net, decodes its latents, and judges pictures."""
+"""The frozen networks of an evaluation: they condition the U-Net, decode its latents, and score pictures."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ScoringNetworks:
-    """All on one device.
+    """The frozen networks of an evaluation, all on one device.
 
     Attributes:
-        tokenize: captions to rows of tokens (N, T) int64, on the host.
-        conditioning: its last layer but one is what the U-Net attends to.
-        vae: decodes latents.
-        inception: features of FID.
-        text, vision: the CLIP that compares captions with pictures.
+        tokenize: function of captions that returns tokens (N, T) int64 on the host.
+        conditioning: text tower whose second to last layer conditions the U-Net.
+        vae: decoder of latents.
+        inception: network of the FID features.
+        text, vision: towers of the CLIP that compares captions with pictures.
     """
 
     tokenize: Callable[[Sequence[str]], Tensor]
@@ -57,18 +57,17 @@ def random_networks(
 ) -> ScoringNetworks:
     """Return networks with random weights; callers may load published weights into them.
 
-    What belongs to generation, the conditioning tower and the autoencoder, has the U-Net's dtype. What judges has
-    fp32, or fp64 of fp64.
+    The networks for generation (conditioning and autoencoder) have the U-Net's dtype. The scoring networks have fp32,
+    or fp64 if ``dtype`` is fp64.
 
     Args:
         tokenize: see :class:`ScoringNetworks`.
-        vae, text, vision, inception: sizes of the networks; both text towers have the same.
-        device: of all.
-        dtype: of the U-Net.
+        vae, text, vision, inception: sizes of the networks; both text towers have the same sizes.
+        dtype: dtype of the U-Net.
         requested: ``model.implementations``, for the autoencoder; None for ``auto`` everywhere.
 
     Raises:
-        UnsupportedImplementation: naming ``model.implementations.<operation>``.
+        UnsupportedImplementation: names ``model.implementations.<operation>``.
     """
     judging = torch.promote_types(dtype, torch.float32)
 
@@ -78,7 +77,7 @@ def random_networks(
         return network.to(dtype).to(memory_format=torch.channels_last)
 
     on_device = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_device):  # what is drawn here changes nothing that is drawn later
+    with torch.random.fork_rng(devices=on_device):  # do not advance the global generators
         networks = ScoringNetworks(
             tokenize,
             placed(lambda: TextTower(text), dtype),
@@ -92,11 +91,9 @@ def random_networks(
 
 
 def synthetic_networks(own: StableDiffusionConfig, device: torch.device, dtype: torch.dtype) -> ScoringNetworks:
-    """Return networks of the configuration's sizes with random weights, whose tokens do not depend on the captions.
+    """Return networks with the configured sizes and random weights; their tokens do not depend on the captions.
 
-    Args:
-        own: the workload's configuration.
-        device, dtype: see :func:`random_networks`.
+    See :func:`random_networks` for the arguments.
     """
     tokenize = functools.partial(random_tokens, own.text)
     requested = own.model.implementations
@@ -104,7 +101,7 @@ def synthetic_networks(own: StableDiffusionConfig, device: torch.device, dtype: 
 
 
 def random_tokens(sizes: TextSizes, captions: Sequence[str]) -> Tensor:
-    """Return random tokens that fill half of the context: (N, T) int64, N the number of captions."""
+    """Return random tokens that fill half of the context: (N, T) int64 for N captions."""
     generator, end = torch.Generator().manual_seed(0), sizes.context // 2
     tokens_NT = torch.randint(sizes.vocabulary - 2, (len(captions), sizes.context), generator=generator)
     tokens_NT[:, 0], tokens_NT[:, end], tokens_NT[:, end + 1 :] = sizes.vocabulary - 2, sizes.vocabulary - 1, 0
@@ -114,18 +111,17 @@ def random_tokens(sizes: TextSizes, captions: Sequence[str]) -> Tensor:
 def published_networks(
     own: StableDiffusionConfig, assets_dir: Path | None, device: torch.device, dtype: torch.dtype
 ) -> ScoringNetworks:
-    """The networks of the files in ``assets_dir``, by the names and digests of the configuration.
+    """Load the networks from ``assets_dir``, with the file names and digests of the configuration.
 
     Args:
-        own: the workload's configuration.
-        assets_dir: where the files lie.
-        device, dtype: as :func:`random_networks` takes them.
+        assets_dir: folder of the files.
+        dtype: see :func:`random_networks`.
 
     Raises:
-        ConfigError: there is no ``assets_dir``.
-        CheckpointError: a file isn't what the configuration says.
-        DataError: the tokenizer's file isn't.
-        UnsupportedImplementation: as :func:`random_networks`.
+        ConfigError: ``assets_dir`` is None.
+        CheckpointError: a file does not match the configuration.
+        DataError: the tokenizer's file does not match.
+        UnsupportedImplementation: see :func:`random_networks`.
     """
     if assets_dir is None:
         raise ConfigError(
@@ -137,7 +133,7 @@ def published_networks(
     networks = random_networks(tokenize, own.vae, own.text, own.vision, own.inception, device, dtype, requested)
     checkpoint, clip = assets_dir / own.assets.checkpoint, assets_dir / own.assets.clip
     load_text(checkpoint, own.assets.checkpoint_digest, networks.conditioning)
-    load_vae(checkpoint, None, networks.vae)  # gigabytes, whose digest was right a moment ago
+    load_vae(checkpoint, None, networks.vae)  # the digest of this large file was just checked
     load_text(clip, own.assets.clip_digest, networks.text)
     load_vision(clip, None, networks.vision)
     load_inception(assets_dir / own.assets.inception, own.assets.inception_digest, networks.inception)

@@ -1,4 +1,4 @@
-"""Drawn pictures of one coloured shape on a coloured background, as JPEG, and captions that say what they show."""
+"""Synthetic pictures: one coloured shape on a coloured background, as JPEG, with a caption that describes it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ COLOURS = {
     "white": (240, 240, 240),
     "black": (15, 15, 15),
 }
-"""RGB, by the words of captions."""
+"""RGB values by colour name."""
 SHAPES = ("circle", "square", "triangle")
 QUALITY = 95
-"""Of the JPEG, whose colours have the resolution of its brightness."""
+"""JPEG quality; chroma is not subsampled."""
 _FINER = 4
-"""Pixels of the raster that a shape is drawn on, in each direction, for one of the picture's."""
+"""Oversampling factor per direction for drawing a shape."""
 _RADII = (0.24, 0.32)
-"""Half the width of a shape, as a share of the picture's shorter side."""
+"""Range of half the width of a shape, as a fraction of the shorter side of the picture."""
 _SHIFT = 0.08
-"""Of a shape from the picture's middle, in each direction, at most."""
+"""Largest shift of a shape from the centre per direction, as a fraction of the shorter side."""
 
 
 @dataclass(frozen=True)
 class ShapePlan:
-    """What to draw.
+    """Parameters of a picture.
 
     Attributes:
-        seed, number: decide everything random; each number is another picture.
-        sides: least and largest width and height, px, both included.
+        seed, number: determine all random choices; each number gives another picture.
+        sides: smallest and largest width and height, px, both included.
     """
 
     seed: int
@@ -45,11 +45,10 @@ class ShapePlan:
 
 @dataclass(frozen=True)
 class DrawnShape:
-    """A picture.
+    """A picture with its caption.
 
     Attributes:
-        jpeg: the file.
-        caption: what it shows.
+        jpeg: content of the file.
         width, height: px.
     """
 
@@ -60,7 +59,7 @@ class DrawnShape:
 
 
 def draw(plan: ShapePlan) -> DrawnShape:
-    """The picture that follows from ``plan``."""
+    """Draw the picture of ``plan``."""
     random = np.random.default_rng([plan.seed, plan.number])
     width, height = (int(side) for side in random.integers(plan.sides[0], plan.sides[1] + 1, 2))
     inner, outer = random.choice(list(COLOURS), 2, replace=False)
@@ -74,7 +73,7 @@ def draw(plan: ShapePlan) -> DrawnShape:
 
 
 def _coverage(shape: str, width: int, height: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """(height, width): the share of each pixel that the shape covers; it is in the middle square of the picture."""
+    """Return (height, width): fraction of each pixel that the shape covers, within the central square."""
     short = min(width, height)
     across, down = random.uniform(-_SHIFT, _SHIFT, 2) * short
     radius = random.uniform(*_RADII) * short

@@ -1,9 +1,9 @@
-"""The end of a residual block whose channels change: its 1x1 shortcut, over one input or a pair, and the sum.
+"""The end of a residual block with a 1x1 shortcut, over one or two inputs: shortcut and addition.
 
-The channel concatenation of a pair is never written: each input has a product with its own columns of the weight, the
-second of which adds to the first. Both convolutions' biases are added by the first product.
+Two inputs are never concatenated: each has a product with its own columns of the weight, and the second product is
+added to the first. The first product also adds the biases of both convolutions.
 
-Legend: N images, O channels of the result, C channels of all inputs together, R = N H W rows.
+Legend: N images, O output channels, C channels of all inputs together, R = N H W rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _AddShortcut(torch.autograd.Function):
         weight_OC11, *inputs = ctx.saved_tensors
         d_NOHW = d_NOHW.contiguous(memory_format=torch.channels_last)
         d_RO = rows_of(d_NOHW)
-        # the products of a pair are put side by side afterwards: the weight is small, and compilers know no other way
+        # concatenated afterwards: the weight is small, and compilers support no other way
         d_weight_OC = torch.cat([d_RO.t() @ rows_of(x_NCHW) for x_NCHW in inputs], 1)
         d_inputs = [maps_of(d_RO @ weight_OC, d_NOHW) for weight_OC in _columns(weight_OC11, inputs)]
         d_bias_O = ctx.row_sums(d_RO, ctx.dtype)
@@ -47,21 +47,21 @@ class _AddShortcut(torch.autograd.Function):
 
 
 def _columns(weight_OC11: Tensor, inputs: tuple[Tensor, ...] | list[Tensor]) -> tuple[Tensor, ...]:
-    """The columns of each input."""
+    """Return the columns of the weight for each input."""
     return weight_OC11.view(weight_OC11.shape[:2]).split([x_NCHW.shape[1] for x_NCHW in inputs], 1)
 
 
 def add_shortcut(
     y_NOHW: Tensor, bias_O: Tensor, weight_OC11: Tensor, inputs: tuple[Tensor, ...], row_sums: RowSums
 ) -> Tensor:
-    """``y + bias + conv1x1(cat(inputs), weight)``.
+    """Return ``y + bias + conv1x1(cat(inputs), weight)``.
 
     Args:
-        y_NOHW: what the residual block adds, in channels_last memory, without its bias.
-        bias_O: of both convolutions together.
-        weight_OC11: of the shortcut.
+        y_NOHW: output of the last convolution without its bias, in channels_last memory.
+        bias_O: sum of the biases of both convolutions.
+        weight_OC11: weight of the shortcut.
         inputs: one or two (N, C_i, H, W) in channels_last memory.
-        row_sums: sums a gradient over its rows.
+        row_sums: function that sums the gradient over rows.
 
     Returns:
         (N, O, H, W) in channels_last memory.

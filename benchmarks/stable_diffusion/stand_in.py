@@ -1,7 +1,7 @@
-"""A stand-in for Stable Diffusion's raw data: drawn pictures with captions, and small frozen networks fitted to them.
+"""Synthetic raw data for Stable Diffusion: drawn pictures with captions, and small frozen networks fitted to them.
 
-It is laid out as :mod:`benchmarks.stable_diffusion.raw` says: tars as img2dataset writes them, captions to evaluate
-with the statistics of their pictures, and the frozen networks in the published files' own formats.
+The layout is that of :mod:`benchmarks.stable_diffusion.raw`: tars as written by img2dataset, captions for the
+evaluation, statistics of their pictures, and frozen networks in the formats of the published files.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from common.errors import ConfigError
 from common.formats import tars
 
 WORTH_PROCESSES = 4096
-"""Pictures from which on other processes draw them."""
+"""Number of pictures from which on several processes draw them."""
 FITTED = 1024
-"""Pictures that networks are fitted to, at most."""
+"""Largest number of pictures that the networks are fitted to."""
 _EVAL = 1 << 32
-"""Number of the first picture to evaluate."""
+"""Number of the first evaluation picture."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Parameters of the synthetic data.
 
     Attributes:
-        train, eval: pictures with captions of each split.
-        tars: that the training pictures are in.
-        image_size: height and width that the networks see, px.
-        sides: least and largest width and height of a picture as it is stored, px.
+        train, eval: pictures of each split.
+        tars: tars of training pictures.
+        image_size: height and width of the networks' input, px.
+        sides: smallest and largest width and height of a stored picture, px.
         vae, text, vision, inception: sizes of the frozen networks.
-        vae_steps: of training the autoencoder.
-        seed: decides everything else.
+        vae_steps: training steps of the autoencoder.
+        seed: determines everything else.
     """
 
     train: int = 2000
@@ -92,18 +92,18 @@ class Request:
 
     @property
     def sizes(self) -> Sizes:
-        """Of the networks."""
+        """Return the sizes of the networks."""
         return Sizes(self.vae, self.text, self.vision, self.inception)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written.
+    """Summary of the written data.
 
     Attributes:
-        pictures: of each split.
-        bytes: of the training pictures.
-        scores: FID and CLIP score by what got them: the bounds of what a run can.
+        pictures: number of pictures by split.
+        bytes: size of all training pictures.
+        scores: FID and CLIP score by kind of pictures; they bound the scores of a run.
     """
 
     pictures: dict[str, int]
@@ -117,16 +117,16 @@ class Generated:
 
 
 def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
-    """Write tars, captions, statistics and networks to ``raw_dir``, and mark it as a stand-in.
+    """Write tars, captions, statistics and networks to ``raw_dir``, and mark the folder as synthetic.
 
     Args:
         raw_dir: an empty or new folder.
-        workers: processes that draw.
-        options: of a :class:`Request`.
+        workers: processes that draw pictures.
+        options: fields of a :class:`Request`.
 
     Raises:
-        ConfigError: the sizes do not fit one another, or the networks cannot be fitted to so few pictures.
-        DataError: ``raw_dir`` holds something already.
+        ConfigError: the sizes are inconsistent, or the networks cannot be fitted to so few pictures.
+        DataError: ``raw_dir`` is not empty.
     """
     request = Request(**options)
     stand_in.require_unused(raw_dir)
@@ -151,7 +151,7 @@ def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
 
 
 def _splits(request: Request) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Number of the first picture, and how many, to train and to evaluate."""
+    """Return the first picture number and the number of pictures, for training and for evaluation."""
     return (0, request.train), (_EVAL, request.eval)
 
 
@@ -161,7 +161,7 @@ def _drawn(request: Request, first: int, count: int, workers: int) -> list[Drawn
 
 
 def _write_tars(folder: Path, pictures: Sequence[DrawnShape], count: int) -> None:
-    """As img2dataset packs pictures: a key begins with its tar's number, and its members follow each other."""
+    """Write tars like img2dataset: keys start with the number of the tar, and members of a sample are adjacent."""
     for number in range(count):
         with tarfile.open(folder / f"{number:05d}.tar", "w") as tar:
             for place, drawn in enumerate(pictures[number::count]):
@@ -178,7 +178,7 @@ def _write_prompts(path: Path, pictures: Sequence[DrawnShape]) -> None:
 
 
 def _squeezed(drawn: DrawnShape, side: int) -> Tensor:
-    """As the published statistics see a picture: in 8 bits, made square whatever its proportions."""
+    """Return a picture as in the published statistics: 8 bits, resized to a square regardless of its proportions."""
     with Image.open(io.BytesIO(drawn.jpeg)) as opened:
         square = opened.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(square)).permute(2, 0, 1) / 255
@@ -193,7 +193,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """``32,48`` as whole numbers."""
+    """Parse ``32,48`` as integers."""
     return tuple(int(part) for part in text.split(","))
 
 
@@ -203,9 +203,9 @@ def _option(of: dataclasses.Field[Any]) -> Option:
         kind = type(default)
 
         def sizes(text: str) -> Any:
-            """``{channels: 16}`` as the sizes of a network; what it does not mention is as published."""
+            """Parse ``{channels: 16}`` as sizes of a network; the published sizes are the default."""
             try:
-                # Hydra's reading of YAML, in which 1e-06 is a number
+                # OmegaConf parses YAML like Hydra: 1e-06 is a number
                 read = OmegaConf.to_container(OmegaConf.create(f"{of.name}: {text}"))
                 return build(kind, read[of.name], of.name)  # type: ignore[call-overload, index]
             except (ConfigError, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -221,4 +221,4 @@ def _option(of: dataclasses.Field[Any]) -> Option:
 
 
 OPTIONS = tuple(_option(of) for of in dataclasses.fields(Request))
-"""What the command takes beside folder and workers."""
+"""Options of the command besides the folder and the number of workers."""

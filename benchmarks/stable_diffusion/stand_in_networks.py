@@ -1,4 +1,4 @@
-"""The frozen networks of a stand-in: fitted to its pictures, written as the published files, and what they measure.
+"""The frozen networks of synthetic data: fitted to the pictures, and written in the formats of the published files.
 
 Legend: N pictures, S their side in pixels.
 """
@@ -30,18 +30,18 @@ from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 
 SPREAD = 250.0
-"""Sum of the variances of real pictures' features, to which the Inception is scaled: a FID of this order says that a
-set of pictures has nothing of theirs, as it does of the published network."""
+"""Target for the sum of variances of the Inception's features of real pictures. A FID of this size then means
+pictures that have nothing in common with real ones, as with the published network.
+"""
 _CHUNK = 64
 
 
 @dataclass(frozen=True)
 class StandInNetworks:
-    """All in fp32 on the CPU, frozen.
+    """The frozen networks, in fp32 on the CPU.
 
     Attributes:
-        vae, text, vision, inception: the networks.
-        tokenize: captions to tokens.
+        tokenize: maps captions to tokens.
     """
 
     vae: AutoencoderKL
@@ -53,7 +53,7 @@ class StandInNetworks:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the networks."""
+    """Sizes of the networks."""
 
     vae: VaeSizes
     text: TextSizes
@@ -63,11 +63,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Score:
-    """What a set of pictures gets.
-
-    Attributes:
-        fid, clip: both metrics.
-    """
+    """FID and CLIP score of a set of pictures."""
 
     fid: float
     clip: float
@@ -76,18 +72,17 @@ class Score:
 def fitted_networks(
     images_N3SS: Tensor, captions: Sequence[str], sizes: Sizes, assets: Path, vae_steps: int, seed: int
 ) -> StandInNetworks:
-    """Fit all to pictures, and write them to ``assets`` as the published files are.
+    """Fit all networks to pictures, and write them to ``assets`` in the published formats.
 
     Args:
-        images_N3SS: pictures in [0, 1] as the autoencoder will be given them.
-        captions: of them.
-        sizes: of the networks.
-        assets: a folder.
-        vae_steps: of training the autoencoder.
-        seed: decides everything random.
+        images_N3SS: pictures in [0, 1], preprocessed for the autoencoder.
+        captions: captions of the N pictures.
+        assets: an existing folder.
+        vae_steps: training steps of the autoencoder.
+        seed: determines all random choices.
 
     Raises:
-        ConfigError: the captions are too few, or too alike, for the sizes.
+        ConfigError: the captions are too few or too similar for the sizes.
     """
     vocabulary = assets / raw.VOCABULARY
     try:
@@ -97,7 +92,7 @@ def fitted_networks(
         text, vision = fit_clip(pixels, captions, tokenize, sizes.text, sizes.vision, seed)
     except ValueError as error:
         raise ConfigError(f"the networks cannot be fitted to {len(captions)} captions: {error}") from error
-    # Moments are made of pictures in [0, 1] and decoded to [-1, 1]: the chain is to give back what it is given.
+    # Pictures in [0, 1] are encoded and decoded to [-1, 1]; with these targets, the whole chain reconstructs them.
     vae = fit_vae(images_N3SS, sizes.vae, vae_steps, seed, targets_N3HW=2 * images_N3SS - 1)
     inception = _spread(made_inception(sizes.inception, seed), images_N3SS)
     save_stable_diffusion(assets / raw.CHECKPOINT, vae, text)
@@ -107,14 +102,14 @@ def fitted_networks(
 
 
 def _spread(network: Inception, images_N3SS: Tensor) -> Inception:
-    """Scale all features, which are proportional to the first norm's weight as long as all shifts are zero."""
+    """Scale all features. They are proportional to the weight of the first norm, because all shifts are zero."""
     spread = _features(network, images_N3SS).double().var(dim=0).sum()
     network.Conv2d_1a_3x3.bn.weight.mul_((SPREAD / spread).sqrt())
     return network
 
 
 def statistics(network: Inception, images_N3SS: Tensor) -> FeatureStatistics:
-    """Of pictures in [0, 1]."""
+    """Return the feature statistics of pictures in [0, 1]."""
     return statistics_of_features(_features(network, images_N3SS))
 
 
@@ -126,15 +121,14 @@ def scores(
     latent_size: int,
     seed: int,
 ) -> dict[str, Score]:
-    """What bounds a run's scores, by what got them.
+    """Return scores that bound those of a run, by kind of pictures.
 
     Args:
-        networks: what scores.
         reference: statistics of other pictures than these.
         images_N3SS: pictures in [0, 1].
-        captions: of them.
+        captions: captions of the N pictures.
         latent_size: height and width of a latent.
-        seed: of the noise that sampling starts from.
+        seed: seed of the sampler's initial noise.
     """
     judge = _judge(networks, reference, captions)
     shuffled = [*captions[1:], *captions[:1]]
@@ -166,7 +160,7 @@ def _judge(
 
 
 def _untrained_factor() -> float:
-    """What the sampler multiplies its noise by with a network that predicts velocities of 0, as it does untrained."""
+    """Return the total factor that the sampler applies to its noise if the network predicts 0, as before training."""
     facts = fixed_facts(Facts, "stable_diffusion")
     times = sampling_times(abar(facts.times, facts.first_beta, facts.last_beta), facts.sampling_steps)
     signal, noise = (times.abar_S * times.previous_S).sqrt(), ((1 - times.abar_S) * (1 - times.previous_S)).sqrt()

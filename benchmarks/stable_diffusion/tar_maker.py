@@ -1,7 +1,7 @@
-"""One raw tar becomes one prepared tar: pictures to moments, captions to what the text tower makes of them.
+"""Conversion of a raw tar to a prepared tar: pictures to moments, captions to encoded captions.
 
-A tar's bytes depend on the raw tar and the networks, not on what else is prepared nor on what was cut off before:
-samples are sorted by key, and encoded in fixed groups from the first one on.
+The bytes of a tar depend only on the raw tar and the networks, not on other tars or on interruptions: samples are
+sorted by key, and encoded in fixed groups.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from common.errors import DataError
 from common.formats import tars
 
 TOGETHER = 16
-"""Samples that a network encodes at a time; an activation of as many pictures of 512 px has 2 GB, and a few live."""
+"""Samples that a network encodes together. With pictures of 512 px, one activation has 2 GB, and several are alive."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every process needs to know.
+    """Settings of the conversion, the same in all processes.
 
     Attributes:
-        form: of the raw tars, one of :data:`benchmarks.stable_diffusion.raw.FORMS`.
-        member: suffix of the prepared samples, one of :data:`benchmarks.stable_diffusion.formats.MEMBERS`.
-        image_size: height and width that the VAE sees, px.
+        form: form of the raw tars, one of :data:`benchmarks.stable_diffusion.raw.FORMS`.
+        member: suffix of the prepared members, one of :data:`benchmarks.stable_diffusion.formats.MEMBERS`.
+        image_size: height and width of the VAE's input, px.
         vae, text: sizes of the networks.
-        checkpoint: the file that has both.
-        digest: that it must have; None for any.
-        vocabulary: merges of the tokenizer.
-        device: ``cpu``, or ``cuda`` for a GPU of its own for each process.
-        threads: of each process, that read and decode.
+        checkpoint: file with the weights of both networks.
+        digest: expected digest of ``checkpoint``; None accepts any.
+        vocabulary: file with the tokenizer's merges.
+        device: ``cpu``, or ``cuda`` for one GPU per process.
+        threads: threads per process that read and decode.
     """
 
     form: str
@@ -66,28 +66,28 @@ class Plan:
 
     @property
     def as_it_is(self) -> bool:
-        """Whether raw tars are what is wanted."""
+        """Return whether the raw tars are used unchanged."""
         return FORMS[self.form] == self.member
 
     @property
     def encodes_pictures(self) -> bool:
-        """Whether the VAE is needed."""
+        """Return whether the VAE is needed."""
         return FORMS[self.form] == PICTURE
 
     @property
     def encodes_captions(self) -> bool:
-        """Whether the text tower is needed."""
+        """Return whether the text tower is needed."""
         return MEMBERS[self.member].encoded and FORMS[self.form] in (PICTURE, formats.MOMENTS)
 
     @property
     def shape(self) -> SampleShape:
-        """Of a sample."""
+        """Return the shapes of a sample."""
         side = self.image_size // self.vae.factor
         return SampleShape((2 * self.vae.latent_channels, side, side), (self.text.context, self.text.width))
 
     @property
     def sample_bytes(self) -> int:
-        """Of a prepared sample, at least."""
+        """Return the minimum size of a prepared sample in bytes."""
         moments = torch.Size(self.shape.moments).numel()
         member = MEMBERS[self.member]
         return member.dtype.itemsize * (moments + member.encoded * torch.Size(self.shape.captions).numel())
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A sample of a raw tar: either a picture or its moments, and perhaps the encoded caption."""
+    """A sample of a raw tar: a picture or its moments, the caption, and possibly the encoded caption."""
 
     key: str
     picture_3SS: Tensor | None
@@ -111,7 +111,7 @@ class _Networks:
 
 
 class _Hashed:
-    """A file that is written once, from its beginning, and hashed on the way."""
+    """A file that is written sequentially and hashed at the same time."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
@@ -123,11 +123,11 @@ class _Hashed:
 
 
 _process = 0
-"""Number of this process among those that make tars."""
+"""Index of this process among the processes that make tars."""
 
 
 def numbered_processes(threads: int) -> Callable[[], None]:
-    """What each process calls first: takes a number, and ``threads`` for PyTorch's operations on the CPU."""
+    """Return an initialiser for processes: it takes an index, and sets PyTorch's CPU threads to ``threads``."""
     counter = multiprocessing.get_context("spawn").Value("i", 0)
     return functools.partial(_take_number, counter, threads)
 
@@ -141,15 +141,15 @@ def _take_number(counter: Any, threads: int) -> None:
 
 
 def make_tar(source: Path, target: Path, plan: Plan) -> dict[str, Any]:
-    """Make ``target`` of ``source``; whole and on the disk when this returns.
+    """Make ``target`` from ``source``; when this returns, the file is complete and on disk.
 
     Returns:
-        ``samples`` in it, its ``bytes`` and ``sha256`` (hexadecimal).
+        Number of ``samples``, ``bytes`` and ``sha256`` (hexadecimal) of the tar.
 
     Raises:
-        DataError: the raw tar, a picture or a caption is damaged or missing, moments are of another shape or dtype, or
+        DataError: the raw tar, a picture or a caption is damaged or missing, moments have a wrong shape or dtype, or
             the disk is too small.
-        CheckpointError: the checkpoint is missing, damaged or another.
+        CheckpointError: the checkpoint is missing or damaged, or has another digest or other tensors.
     """
     places = samples_of(source, FORMS[plan.form])
     if plan.as_it_is:
@@ -165,13 +165,13 @@ def make_tar(source: Path, target: Path, plan: Plan) -> dict[str, Any]:
         hashed = _Hashed(file)
         with tarfile.open(fileobj=hashed, mode="w|") as tar:  # type: ignore[call-overload]  # has all that is used
             for key, content, caption in _encoded(_loaded(source, places, plan), plan):
-                tars.add(tar, f"{key}.{plan.member}", content)  # sorted by name: every suffix is before txt
+                tars.add(tar, f"{key}.{plan.member}", content)  # names are sorted: txt is the last suffix
                 tars.add(tar, f"{key}.{formats.CAPTION}", formats.encode_caption(caption))
     return {"samples": len(places), "bytes": hashed.bytes, "sha256": hashed.sha256.hexdigest()}
 
 
 def forget_networks() -> None:
-    """Free what this process has loaded."""
+    """Free the networks that this process has loaded."""
     _networks.cache_clear()
 
 
@@ -180,7 +180,7 @@ def _networks(plan: Plan) -> _Networks:
     device = torch.device("cpu")
     if plan.device == "cuda":
         device = torch.device("cuda", _process % torch.cuda.device_count())
-        torch.cuda.set_device(device)  # Triton launches on the current one
+        torch.cuda.set_device(device)  # Triton launches on the current device
     moments = captions = None
     if plan.encodes_pictures:
         moments = MomentsEncoder(plan.vae, plan.checkpoint, plan.digest, device)
@@ -190,7 +190,7 @@ def _networks(plan: Plan) -> _Networks:
 
 
 def _loaded(source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], plan: Plan) -> Iterator[Loaded]:
-    """The samples of a raw tar in the order of their keys, decoded in threads and checked."""
+    """Yield the samples of a raw tar in the order of their keys, decoded in threads and checked."""
     suffix = FORMS[plan.form]
     with open(source, "rb") as file, ThreadPoolExecutor(plan.threads) as pool:
         descriptor = file.fileno()
@@ -206,7 +206,7 @@ def _loaded(source: Path, places: Mapping[str, Mapping[str, tuple[int, int]]], p
 
 
 def _content(descriptor: int, where: tuple[int, int]) -> bytes:
-    """A member, without moving the file's position, which threads share."""
+    """Read a member without moving the file position, which the threads share."""
     offset, size = where
     return os.pread(descriptor, size, offset)
 
@@ -225,7 +225,7 @@ def _decoded(key: str, content: bytes, caption: str, name: str, plan: Plan) -> L
 
 
 def _encoded(samples: Iterator[Loaded], plan: Plan) -> Iterator[tuple[str, bytes, str]]:
-    """Key, content of the prepared member, and caption."""
+    """Yield key, content of the prepared member, and caption."""
     networks = _networks(plan)
     while group := list(itertools.islice(samples, TOGETHER)):
         moments = [sample.moments_CHW for sample in group]

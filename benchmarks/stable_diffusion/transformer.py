@@ -1,8 +1,8 @@
-"""The transformer of the U-Net: places are tokens, a free view of channels_last memory.
+"""The transformer of the U-Net. Spatial positions are tokens; in channels_last memory this is a view.
 
-The biases of products are added by what reads them next (layer norm with residual, GEGLU), where that is possible.
+Where possible, biases are added by the next operation that reads the product (layer norm with residual, GEGLU).
 
-Legend: N images, C channels, S = H W places of one image, R = N S rows, T tokens of a caption, h heads, D their size.
+Legend: N images, C channels, S = H W positions of an image, R = N S rows, T tokens of a caption, h heads, D their size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from common.nn.layer_norm import LayerNorm
 
 
 class SelfAttention(nn.Module):
-    """Weights of an attention of the places to each other; rows of ``to_qkv``: queries, keys, values."""
+    """Weights of the self-attention; rows of ``to_qkv``: queries, keys, values."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Weights of an attention to the caption, whose keys and values one product makes for all blocks."""
+    """Weights of the cross-attention; those of keys and values are in ``CaptionProjections``."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class CrossAttention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Weights of an MLP with GEGLU, four times as wide; rows of ``net.0.proj``: value, gate."""
+    """Weights of the MLP with GEGLU and 4 C hidden features; rows of ``net.0.proj``: value, gate."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class GatedMlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Weights of the three parts and of the norms before them."""
+    """Weights of self-attention, cross-attention and MLP, and of the norm before each."""
 
     def __init__(self, channels: int, epsilon: float) -> None:
         super().__init__()
@@ -58,12 +58,11 @@ class TransformerBlock(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Norm, a product, one block, a product, and the residual.
+    """Group norm, linear layer, one transformer block, linear layer, and the residual.
 
     Args:
-        plan: channels and size.
-        architecture: epsilons, groups and heads.
-        operations: the chosen functions.
+        plan: channels and resolution.
+        architecture: gives epsilons, groups and heads.
     """
 
     def __init__(self, plan: Transformer, architecture: Architecture, operations: Operations) -> None:
@@ -80,11 +79,10 @@ class SpatialTransformer(nn.Module):
         self._cross_attention = operations.cross_attention[places]
 
     def forward(self, x_NCHW: Tensor, keys_NTC: Tensor, values_NTC: Tensor) -> Tensor:
-        """Map (N, C, H, W) in channels_last memory.
+        """Map (N, C, H, W) in channels_last memory to the same shape.
 
         Args:
-            x_NCHW: the places.
-            keys_NTC, values_NTC: of the captions; views of wider rows.
+            keys_NTC, values_NTC: projected captions; may be views of wider rows.
         """
         normed_NCHW, (kept_NCHW,) = self.norm(x_NCHW, keep=True)
         block: Any = self.transformer_blocks[0]
@@ -110,6 +108,6 @@ class SpatialTransformer(nn.Module):
         return maps_of(self._and_residual(self.proj_out, x_RC, rows_of(kept_NCHW)), x_NCHW)
 
     def _and_residual(self, linear: nn.Linear, x_RC: Tensor, residual_RC: Tensor) -> Tensor:
-        """A product with its bias, and what is added to it."""
+        """Return a biased product plus its residual."""
         y_RC = F.linear(x_RC, linear.weight, linear.bias.detach())
         return add_residual(y_RC, linear.bias, residual_RC, self._row_sums)

@@ -1,4 +1,4 @@
-"""Stable Diffusion as a workload: wires model, data, optimizer and evaluation."""
+"""The Stable Diffusion workload: combines model, data, optimizer and evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
 REFERENCE_START = 1e-6
-"""Share of the learning rate that the reference's warm-up starts from."""
+"""Initial learning rate of the reference's warm-up, as a fraction of the full rate."""
 PUBLISHED_SIZES = {"vae": VaeSizes(), "text": TextSizes(), "vision": VisionSizes(), "inception": InceptionSizes()}
 
 
@@ -53,7 +53,7 @@ class StableDiffusion(Workload):
 
     @property
     def _encodes(self) -> bool:
-        """Whether captions come as tokens, and this is a rank that trains."""
+        """Return whether this rank trains and must encode captions that arrive as tokens."""
         return self.own.reader.captions == "tokens" and self.layout.role == "train"
 
     def _token_encoder(self) -> TokenEncoder:
@@ -67,12 +67,14 @@ class StableDiffusion(Workload):
         return TokenEncoder(own.text, checkpoint, digest, self.layout.device, self.dtype)
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All, alike: biases and norms decay too."""
+        """Return one group with all parameters: biases and norms have weight decay, too."""
         return [ParameterGroup(dict(self.model.named_parameters()), weight_decay=self.own.hparams.weight_decay)]
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """The logged learning rate, what the closed division fixes and no key of the log shows, and the order."""
+        """Declare the logged learning rate, violations of the closed division that the log does not show, and the
+        order.
+        """
         own: StableDiffusionConfig = cfg.workload
         broken = []
         if own.model.zero_std:
@@ -95,14 +97,14 @@ class StableDiffusion(Workload):
         )
 
     def learning_rate(self) -> Schedule:
-        """A warm-up, then the same for ever."""
+        """Return a schedule: warm-up, then constant."""
         hparams, rate = self.own.hparams, self.own.hparams.learning_rate
         if hparams.variant == "nvidia":
             return warmup_then_constant(rate, 0.0, hparams.warmup_steps + 1, first_step=1)
         return warmup_then_constant(rate, REFERENCE_START * rate, hparams.warmup_steps, first_step=0)
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then AdamW; the gradient is the mean over the global batch."""
+        """Return the step: accumulated micro-batches, then AdamW; the gradient is the mean over the global batch."""
         model = self.own.model
         scale = self.scaled(
             model.loss_scale,
@@ -114,10 +116,10 @@ class StableDiffusion(Workload):
         )
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Mean squared error of the predicted velocity.
+        """Return the mean squared error of the predicted velocity.
 
-        ``micro_batch`` holds ``moments`` (N, 2C, H, W), ``context`` (N, T, K) and ``sample_ids`` (N,) int64, which with
-        the run's seed decide noise and times.
+        ``micro_batch`` has ``moments`` (N, 2C, H, W), ``context`` (N, T, K) and ``sample_ids`` (N,) int64. The ids
+        and the seed of the run determine noise and times.
         """
         tensors = micro_batch.tensors
         x_t_NCHW, v_NCHW, t_N = noised(
@@ -127,7 +129,7 @@ class StableDiffusion(Workload):
         return Losses(total, {"loss": total.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """One micro-batch of latents with the spread of real ones, and captions of noise."""
+        """Yield one micro-batch of synthetic latents, scaled like real ones, and random captions."""
         facts, count = self.own.facts, self.cfg.micro_batch
         generator = self.layout.generator("example")
         maps = (count, facts.latent_channels, facts.latent_size, facts.latent_size)
@@ -141,14 +143,14 @@ class StableDiffusion(Workload):
         yield Batch(self._finished(self.to_device(made)), self.nominal_samples)
 
     def prepare(self, batch: HostBatch) -> Batch:
-        """Copy moments and captions to the device; captions that come as tokens are encoded there."""
+        """Copy a batch to the device; captions that arrive as tokens are encoded there."""
         tensors = self.to_device(batch.tensors)
         if self._captions is not None:
             tensors["context"] = self._captions(tensors.pop("tokens"))
         return Batch(self._finished(tensors), batch.samples, batch.key)
 
     def _finished(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """In the dtypes that the captured step was recorded with, whatever the data have."""
+        """Return the tensors in the dtypes of the captured step, for any dtype of the data."""
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         return {
             "moments": tensors["moments"].to(wide),
@@ -157,7 +159,7 @@ class StableDiffusion(Workload):
         }
 
     def warm_up_reader(self) -> None:
-        """Run the text tower once, where it encodes the data's captions."""
+        """Run the text tower once, if it encodes captions during training."""
         if self._captions is not None:
             shape = (self.cfg.micro_batch, self.own.facts.context_length)
             self._captions(torch.zeros(shape, dtype=torch.int64, device=self.layout.device))
@@ -170,7 +172,7 @@ class StableDiffusion(Workload):
         return open_train(root, self.own, self.layout, cfg.micro_batch, cfg.grad_accumulation_steps, cfg.assets_dir)
 
     def evaluation(self, layout: Layout) -> PicturesOfCaptions:
-        """FID and CLIP score of generated pictures on the ranks of ``layout``."""
+        """Return the evaluation by FID and CLIP score, on the ranks of ``layout``."""
         from benchmarks.stable_diffusion.prompts import read_prompts
 
         networks = published_networks(self.own, self.cfg.assets_dir, layout.device, self.dtype)
@@ -200,5 +202,5 @@ class StableDiffusion(Workload):
         )
 
     def sample_flops(self) -> float:
-        """FLOPs of one training sample: of the U-Net alone."""
+        """Return the FLOPs of training the U-Net on one sample; frozen networks are excluded."""
         return training_flops(self.own.facts)

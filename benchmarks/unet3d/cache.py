@@ -1,8 +1,7 @@
-"""The volumes of one rank in memory: read once, by threads, in the order in which training meets them.
+"""Cache of the volumes of one rank in memory, filled by threads in the order in which training needs the volumes.
 
-Images and labels lie in two flat buffers, volume after volume, at the same places: on the GPU where they fit, else in
-host memory. Training starts with the first volumes; it waits for a volume, or for its objects' boxes, only where it
-needs them.
+Images and labels are in two flat buffers, at the same offsets: on the GPU if they fit, otherwise in host memory.
+Training starts with the first volumes, and waits only for a volume, or the boxes of its objects, that is not ready.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from common.data.staging import Staging
 from common.errors import ConfigError
 
 ALIGNMENT = 64
-"""Voxels: every volume starts at a multiple of it."""
+"""Alignment of volumes in the buffers, in voxels."""
 
 
 class VolumeCache:
     """Volumes of a prepared folder in memory.
 
     Args:
-        volumes: the folder.
-        cases: those of its training cases that may be asked for, by number.
-        device: of the buffers: a GPU or the CPU.
-        threads: that read.
+        volumes: the prepared folder.
+        cases: indices of the training cases that may be used.
+        device: device of the buffers, a GPU or the CPU.
+        threads: threads that read volumes.
 
     Attributes:
         images: (voxels,) fp32.
@@ -49,36 +48,36 @@ class VolumeCache:
         self.images = torch.empty(end, dtype=torch.float32, device=device)
         self.labels = torch.empty(end, dtype=torch.uint8, device=device)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the memory may have been used before, on another stream than the threads'
+            torch.cuda.synchronize(device)  # reused memory may still be in use on another stream
         self._staging = Staging(device)
         self._read: dict[int, Future[None]] = {}
         self._boxes: dict[int, Future[Boxes]] = {}
         self._unboxed: dict[int, NDArray[np.uint8]] = {}
         self._readers = ThreadPoolExecutor(threads, "volumes", self._staging.prepare_thread)
-        self._boxing = ThreadPoolExecutor(1, "boxes")  # connected components hold the interpreter: one at a time
+        self._boxing = ThreadPoolExecutor(1, "boxes")  # one thread, because the search holds the GIL
 
     def start(self, order: Sequence[int]) -> None:
-        """Begin to read the volumes that are not here yet, in this order, each once. Returns at once."""
+        """Start to read the volumes that are not in memory yet, in this order; does not wait."""
         for case in order:
             if case not in self._read:
                 self._read[case] = self._readers.submit(self._bring, case)
                 self._boxes[case] = self._boxing.submit(self._find_boxes, case)
 
     def wait(self, case: int) -> int:
-        """Wait until a volume is in memory; returns where: the offset of its first voxel.
+        """Wait until a volume is in memory; return the offset of its first voxel in the buffers.
 
         Raises:
-            DataError: it cannot be read.
+            DataError: the volume cannot be read.
         """
         self._read[case].result()
         return self._offsets[case]
 
     def boxes(self, case: int) -> Boxes:
-        """Wait for the objects of a volume. Raises as :meth:`wait`."""
+        """Wait for the objects of a volume and return their boxes. Raises as :meth:`wait`."""
         return self._boxes[case].result()
 
     def close(self) -> None:
-        """End the threads after the volumes that they are reading, and free the memory."""
+        """Stop the threads after their current volumes, and free the memory."""
         self._readers.shutdown(cancel_futures=True)
         self._boxing.shutdown(cancel_futures=True)
         self.images, self.labels = self.images.new_empty(0), self.labels.new_empty(0)
@@ -95,20 +94,20 @@ class VolumeCache:
 
 
 def bytes_needed(volumes: Volumes, cases: Sequence[int]) -> int:
-    """Bytes of a cache of these cases."""
+    """Return the size in bytes of a cache of these cases."""
     return sum(_aligned(volumes.train[case].voxels) for case in cases) * (torch.float32.itemsize + 1)
 
 
 def choose_place(requested: CachePlace, needed: int, device: torch.device) -> CachePlace:
-    """Where the volumes go: ``device`` or ``host``.
+    """Return the location of the cache: ``device`` or ``host``.
 
     Args:
-        requested: ``auto`` takes the device where the volumes fit into half of the memory that is free.
-        needed: bytes of the volumes.
-        device: of the training. A CPU's memory is the host's.
+        requested: ``auto`` chooses the device if the volumes fit into half of its free memory.
+        needed: size of the volumes in bytes.
+        device: training device. If it is the CPU, both locations are host memory.
 
     Raises:
-        ConfigError: the memory is not there.
+        ConfigError: the volumes do not fit into the free memory.
     """
     host_free = psutil.virtual_memory().available
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_free

@@ -1,4 +1,4 @@
-"""The objects of a label that foreground crops are placed on: boxes of the largest connected components.
+"""Boxes of the largest connected components of a label; foreground crops are placed on them.
 
 Axes: D H W.
 """
@@ -13,17 +13,17 @@ from scipy import ndimage
 
 Box: TypeAlias = tuple[slice, slice, slice]
 Boxes: TypeAlias = dict[int, tuple[Box, ...]]
-"""Class to the boxes of its largest components, the largest last. Classes that do not occur are not there."""
+"""Boxes of the largest components by class, the largest last. Absent classes are left out."""
 
 LARGEST = 2
-"""Components of a class that are kept (the reference's rule)."""
+"""Number of components kept per class (rule of the reference)."""
 
 
 def largest_boxes(label: NDArray[np.uint8]) -> Boxes:
-    """The boxes of the components of each class that are largest by the volume of their box.
+    """Return, for each class, the boxes of the components whose boxes are largest.
 
-    Voxels of a class that share a face are connected. Of boxes of the same volume, the later ones in the order of
-    their first voxels are kept, as in the reference, which sorts and takes the end.
+    Voxels of a class that share a face are connected. If boxes have the same volume, those with later first voxels
+    are kept, as in the reference, which sorts and takes the end.
 
     Args:
         label: (D, H, W), 0 for the background.
@@ -46,7 +46,7 @@ def largest_boxes(label: NDArray[np.uint8]) -> Boxes:
 
 
 def _bounds(mask: NDArray[np.bool_]) -> Box | None:
-    """The smallest box around all that is true; None if nothing is."""
+    """Return the smallest box around all true voxels, or None if there are none."""
     depth = np.flatnonzero(mask.any(axis=(1, 2)))
     if not len(depth):
         return None

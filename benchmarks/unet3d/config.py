@@ -1,4 +1,4 @@
-"""3D U-Net's own configuration."""
+"""Configuration keys of 3D U-Net."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from common.ops.operation import Operation, all_implementations
 from common.optim.hparams import SgdHparams
 
 Variant = Literal["nvidia", "reference"]
-"""NVIDIA's submissions and the reference, where they differ and the rules allow both."""
+"""Selects the behaviour of NVIDIA's submissions or of the reference, where they differ and the rules allow both."""
 
 STEP = 2**HALVINGS
-"""What the sizes of a crop are multiples of."""
+"""Required divisor of the sizes of a crop."""
 
 Crop = Range(
     f"multiples of {STEP}, and not all of them {STEP}: a single voxel in the end has no instance norm",
@@ -40,22 +40,21 @@ OPERATIONS: dict[str, Operation] = {
     "dice_cross_entropy": DICE_CROSS_ENTROPY,
     "augment": AUGMENT,
 }
-"""Operations whose implementation ``model.implementations`` can choose."""
+"""Operations whose implementation can be chosen in ``model.implementations``."""
 
 
 @dataclass(frozen=True)
 class Facts(Architecture):
-    """What the rules fix beside the target: the network, which takes them as they are, the crops, the augmentation and
-    the sliding window.
+    """Constants that the rules fix besides the target: the network, the crops, the augmentation and the sliding window.
 
     Attributes:
         dice_smooth: added to numerator and denominator of the Dice coefficient.
-        input_shape: voxels of a training crop and of an evaluation window.
-        overlap: of neighbouring windows, as a share of their size.
-        padding_value: of images whose size is no multiple of the windows' distance.
-        oversampling: share of the crops that hold an object.
-        flip_probability: on each axis.
-        brightness_probability, noise_probability: of each sample.
+        input_shape: voxels (D, H, W) of a training crop and of an evaluation window.
+        overlap: overlap of neighbouring windows, as a fraction of their size.
+        padding_value: value of voxels that are padded to images whose size is no multiple of the window stride.
+        oversampling: fraction of the crops that contain an object.
+        flip_probability: probability per axis.
+        brightness_probability, noise_probability: probability per sample.
     """
 
     dice_smooth: Annotated[float, Positive]
@@ -70,14 +69,15 @@ class Facts(Architecture):
 
 @dataclass(frozen=True)
 class Hparams(SgdHparams):
-    """The tunable hyperparameters: the rows of the rules' table for ``unet3d``; a sample is a crop.
+    """The tunable hyperparameters: the rows for ``unet3d`` in the table of the rules; a sample is a crop.
 
     Attributes:
-        variant: ``reference`` raises the learning rate in the warm-up epoch by epoch; ``nvidia`` with every step, from
-            a counter that the untimed steps before ``run_start`` have advanced, and keeps it in the momentum buffer.
-        augmentation: ``reference`` multiplies intensities by 1 + f, ``nvidia`` by f, f uniform in [0.7, 1.3]; the
+        variant: ``reference`` raises the learning rate once per epoch during the warm-up. ``nvidia`` raises it every
+            step, starts from a counter that includes the untimed steps before ``run_start``, and scales gradients by
+            the rate before they enter the momentum buffer.
+        augmentation: ``reference`` multiplies intensities by 1 + f, ``nvidia`` by f, f uniform in [0.7, 1.3]. The
             standard deviation of the noise is uniform in [0, 0.1] with ``reference``, and 0.1 with ``nvidia``.
-        initial_learning_rate: where the warm-up begins.
+        initial_learning_rate: learning rate at the start of the warm-up.
         warmup_epochs: length of the warm-up; the learning rate is constant afterwards.
     """
 
@@ -90,7 +90,7 @@ class Hparams(SgdHparams):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(NetworkSettings):
-    """How the network runs.
+    """Options of the network.
 
     Attributes:
         loss_scale: initial loss scale with fp16.
@@ -104,11 +104,12 @@ class ModelConfig(NetworkSettings):
 
 @dataclass(frozen=True)
 class SlidingWindowConfig:
-    """How volumes are evaluated.
+    """Options of the evaluation.
 
     Attributes:
-        batch: windows of one forward pass.
-        share: neighbouring data-parallel ranks that share the windows of each volume; null for what balances them best.
+        batch: windows per forward pass.
+        share: number of neighbouring data-parallel ranks that share the windows of a volume; null chooses the value
+            that balances the ranks best.
     """
 
     batch: Annotated[int, AtLeast(1)]
@@ -117,7 +118,7 @@ class SlidingWindowConfig:
 
 @dataclass(frozen=True)
 class UNet3DConfig:
-    """All of it."""
+    """The whole configuration."""
 
     facts: Facts
     hparams: Hparams

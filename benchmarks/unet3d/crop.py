@@ -1,8 +1,8 @@
-"""A training crop, and where it is cut: anywhere in the volume, or around an object of it.
+"""Training crops and their positions: random in the volume, or on one of its objects.
 
-The place follows the rule of MLCommons' reference implementation, with its peculiarities: its integers are drawn from
-0 ... n - 1 where n is also a possible place. A random crop never ends at a volume's last voxel (unless it has to), and
-of the room that a smaller object leaves in a crop, at least one voxel lies on the high side.
+Positions follow MLCommons' reference implementation, with its peculiarity that integers are drawn from 0 ... n - 1
+although n is possible, too. So a random crop never ends at the last voxel of a volume (unless the sizes are equal),
+and if an object is smaller than the crop, at least one free voxel is on its high side.
 
 Axes: D H W, in voxels.
 """
@@ -21,21 +21,21 @@ from benchmarks.unet3d.components import Box, Boxes
 Size3 = tuple[int, int, int]
 
 BRIGHTNESS_RANGE = (0.7, 1.3)
-"""NVIDIA's factor of the intensities; the reference adds 1 to it."""
+"""Range of NVIDIA's intensity factor; the reference adds 1 to the factor."""
 
 NOISE_DEVIATION = 0.1
-"""Standard deviation of NVIDIA's noise, and the largest of the reference's."""
+"""Standard deviation of NVIDIA's noise; the maximum of the reference's."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """What is drawn for a crop beside its place.
+    """The random numbers of a crop, except its position.
 
     Attributes:
         flips: whether D, H and W are mirrored.
         scale: factor of the intensities.
         deviation: standard deviation of the noise, 0 for none.
-        noise_seed: of the noise, 0 ... 2**63 - 1.
+        noise_seed: seed of the noise, 0 ... 2**63 - 1.
     """
 
     flips: tuple[bool, bool, bool]
@@ -46,13 +46,12 @@ class Draws:
 
 @dataclass(frozen=True)
 class Crop:
-    """A crop in the memory of the volumes.
+    """A crop, with its position in the memory of the volumes.
 
     Attributes:
-        offset: of the volume's first voxel, in voxels.
+        offset: index of the volume's first voxel in memory.
         shape: (D, H, W) of the volume.
-        origin: of the crop in the volume.
-        draws: what happens to it.
+        origin: first voxel of the crop in the volume.
     """
 
     offset: int
@@ -63,11 +62,11 @@ class Crop:
 
 @dataclass(frozen=True)
 class Slab:
-    """The part of every crop that this rank makes.
+    """The planes of each crop that this rank computes.
 
     Attributes:
         size: (D, H, W) of the whole crop.
-        first_plane, planes: which of its D planes.
+        first_plane, planes: index of the first plane, and number of planes, along D.
     """
 
     size: Size3
@@ -76,25 +75,25 @@ class Slab:
 
     @property
     def shape(self) -> Size3:
-        """(D, H, W) of the slab."""
+        """Return (D, H, W) of the slab."""
         return self.planes, *self.size[1:]
 
     @property
     def voxels(self) -> int:
-        """Voxels of the slab."""
+        """Return the number of voxels of the slab."""
         return math.prod(self.shape)
 
     @property
     def first_voxel(self) -> int:
-        """Index of the slab's first voxel in the whole crop."""
+        """Return the index of the slab's first voxel in the whole crop."""
         return self.first_plane * self.size[1] * self.size[2]
 
     def source_plane(self, mirrored: bool) -> int:
-        """The crop's lowest plane, before it is mirrored, that the slab is made of."""
+        """Return the lowest source plane of the slab in the crop before mirroring."""
         return self.size[0] - self.first_plane - self.planes if mirrored else self.first_plane
 
     def cut(self, volumes: Tensor, crop: Crop) -> Tensor:
-        """The slab's voxels before they are mirrored, (D, H, W): a view of ``volumes``, (voxels,)."""
+        """Return the slab before mirroring, (D, H, W), as a view of ``volumes``, (voxels,)."""
         place = volumes[crop.offset : crop.offset + math.prod(crop.shape)].view(crop.shape)
         depth = crop.origin[0] + self.source_plane(crop.draws.flips[0])
         for axis, (start, size) in enumerate(zip((depth, *crop.origin[1:]), self.shape, strict=True)):
@@ -108,14 +107,13 @@ def crop_origin(
     """Draw the first voxel of a crop.
 
     Args:
-        generator: of all draws.
-        shape: of the volume, at least ``size`` on every axis.
-        size: of the crop.
-        oversampling: share of the crops that are placed on an object.
-        boxes: gives the volume's objects; called only where the crop is to be placed on one.
+        shape: shape of the volume, at least ``size`` on every axis.
+        size: size of the crop.
+        oversampling: probability that the crop is placed on an object.
+        boxes: returns the objects of the volume; called only if the crop is to be placed on one.
 
     Returns:
-        The crop's origin: ``0 <= origin <= shape - size``. Without an object, a random crop is taken.
+        The origin: ``0 <= origin <= shape - size``. If the volume has no object, the position is random.
     """
     if generator.random() < oversampling:
         objects = boxes()
@@ -130,9 +128,9 @@ def crop_origin(
 def on_object(generator: np.random.Generator, box: Box, shape: Size3, size: Size3) -> Size3:
     """Draw the origin of a crop on the object in ``box``.
 
-    On an axis where the object is smaller than the crop, the crop holds all of it; where it is larger, the crop lies
-    inside its box. A crop that would leave the volume is moved back to its border, which is what the reference's
-    clamping of both ends and its filling up come to.
+    On an axis where the object is smaller than the crop, the crop contains all of it; where it is larger, the crop is
+    inside its box. A crop that would leave the volume is moved to the border. The reference gets the same result by
+    clamping both ends and extending the crop.
     """
     d, h, w = (
         min(max(side.start - _margin(generator, part - (side.stop - side.start)), 0), whole - part)
@@ -142,11 +140,11 @@ def on_object(generator: np.random.Generator, box: Box, shape: Size3, size: Size
 
 
 def _margin(generator: np.random.Generator, room: int) -> int:
-    """Voxels of the crop before the object; negative where the crop begins inside it."""
+    """Return the voxels of the crop before the object; negative if the crop starts inside it."""
     drawn = _below(generator, abs(room))
     return drawn if room >= 0 else -drawn
 
 
 def _below(generator: np.random.Generator, count: int) -> int:
-    """One of 0 ... count - 1; 0 where there is none (the reference's integers)."""
+    """Draw an integer from 0 ... count - 1; return 0 if count is 0 (as the reference does)."""
     return int(generator.integers(count)) if count else 0

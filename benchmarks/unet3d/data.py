@@ -1,7 +1,7 @@
-"""3D U-Net's training data: prepared volumes (see :mod:`benchmarks.unet3d.prepare`) to augmented crops on the device.
+"""Training data of 3D U-Net: augmented crops on the device from prepared volumes (:mod:`benchmarks.unet3d.prepare`).
 
-The reader's part of a micro-batch is a handful of numbers for each crop; the crops are made of the cached volumes on
-the device (:mod:`benchmarks.unet3d.ops.augment`).
+The reader delivers only a few numbers per crop; the device makes the crops from the cached volumes
+(:mod:`benchmarks.unet3d.ops.augment`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from common.ops.operation import Choice, OperationRequest, select
 
 
 def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draws:
-    """Draw what happens to a crop.
+    """Draw the augmentation of a crop.
 
     Args:
-        generator: source of all random numbers.
-        facts: the probabilities.
-        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f; the deviation of the
-            noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with ``reference``.
+        facts: gives the probabilities.
+        variant: ``nvidia`` multiplies by f from :data:`BRIGHTNESS_RANGE`, ``reference`` by 1 + f. The standard
+            deviation of the noise is :data:`NOISE_DEVIATION` with ``nvidia``, and uniform below it with
+            ``reference``.
     """
     d, h, w = (bool(generator.random() < facts.flip_probability) for _ in range(3))
     scale = 1.0
@@ -53,12 +53,12 @@ def draw(generator: np.random.Generator, facts: Facts, variant: Variant) -> Draw
 
 @dataclass(frozen=True)
 class DataSettings:
-    """How crops are made.
+    """Settings of the crops and the reader.
 
     Attributes:
-        variant: ``nvidia`` or ``reference``: whose rules for the augmentation apply.
+        variant: ``nvidia`` or ``reference``, the rules of the augmentation.
         dtype: dtype of the images in a batch.
-        implementations: ``model.implementations``, of which ``augment`` is used.
+        implementations: ``model.implementations``; only ``augment`` is used.
     """
 
     facts: Facts
@@ -68,10 +68,10 @@ class DataSettings:
     implementations: Mapping[str, str] = field(default_factory=dict)
 
     def slab(self, split: VolumeSplit | None) -> Slab:
-        """The part of a crop that one rank makes.
+        """Return the part of a crop that one rank computes.
 
         Raises:
-            ConfigError: a crop cannot be dealt to the ranks that share it.
+            ConfigError: the planes cannot be divided equally among the ranks.
         """
         size = self.facts.input_shape
         if split is None:
@@ -82,7 +82,7 @@ class DataSettings:
         return Slab(size, split.index * planes, planes)
 
     def augmentation(self, device: torch.device) -> Choice:
-        """The implementation that makes the crops.
+        """Return the implementation that makes the crops.
 
         Raises:
             UnsupportedImplementation: it cannot run on ``device``.
@@ -95,11 +95,9 @@ class VolumeSource:
     """Training micro-batches of one replica; a :class:`common.data.batches.DataSource`.
 
     Args:
-        volumes: the prepared folder.
-        settings: crops and reader.
-        order: which volumes this replica trains on, and when.
-        device: of the crops.
-        place: where the volumes are kept: ``device`` or ``host``.
+        order: order of this replica's volumes.
+        device: device of the crops.
+        place: location of the volumes: ``device`` or ``host``.
         slab: this rank's part of the crops.
     """
 
@@ -124,11 +122,11 @@ class VolumeSource:
         self._cutters = ThreadPoolExecutor(reader.threads, "crops") if place == "host" else None
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``: what :meth:`prepare` needs to make the crops.
+        """Yield the micro-batches of ``block`` from position ``start``, as inputs of :meth:`prepare`.
 
         Raises:
-            DataError: a volume cannot be read, or is not what the manifest says.
-            ConfigError: the block's epochs are not this order's.
+            DataError: a volume cannot be read or does not match the manifest.
+            ConfigError: the epochs of ``block`` differ from those of the order.
         """
         first, count = self._order.micro_batches(block)
         if start < count:
@@ -142,8 +140,8 @@ class VolumeSource:
         """Make the crops on the device, on the current stream.
 
         Returns:
-            ``image`` (N, 1, D, H, W) in channels_last_3d memory, ``label`` (N, D, H, W) uint8; of split crops this
-            rank's slab.
+            ``image`` (N, 1, D, H, W) in channels_last_3d memory, ``label`` (N, D, H, W) uint8; only this rank's slab
+                if crops are split.
         """
         tensors = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.tensors.items()}
         image, label = self._augment(
@@ -163,7 +161,7 @@ class VolumeSource:
             self._cutters.shutdown()
 
     def _crop(self, step: int, slot: int) -> Crop:
-        """Draw a sample. Nothing but its own number decides, whatever has been read already."""
+        """Draw a sample. The result depends only on the sample's number, not on earlier samples."""
         volume = self._order.order.volume(step, slot)
         generator = self._order.order.generator(step, slot)
         facts = self._settings.facts
@@ -185,7 +183,7 @@ class VolumeSource:
 
         list(self._cutters.map(cut, range(len(crops))))
         staged = [Crop(number * voxels, shape, (0, 0, 0), crop.draws) for number, crop in enumerate(crops)]
-        whole = Slab(shape, 0, shape[0])  # what was cut is all that there is
+        whole = Slab(shape, 0, shape[0])  # only the slab was copied
         return {"images": images, "labels": labels, **parameters(staged, whole, self._pin_memory)}
 
 
@@ -197,19 +195,18 @@ def open_train(
     accumulation: int = 1,
     split: VolumeSplit | None = None,
 ) -> VolumeSource:
-    """Open the training data under ``root`` for this rank; after ``run_start``.
+    """Open the training data under ``root`` for this rank; call it after ``run_start``.
 
     Args:
-        root: prepared data.
-        settings: crops and reader.
-        layout: the replica (axis dp), the device and the seed.
-        micro_batch: crops of a micro-batch of one replica.
+        root: folder of the prepared data.
+        layout: gives the replica (axis dp), the device and the seed.
+        micro_batch: crops per micro-batch of one replica.
         accumulation: micro-batches per step of a replica.
-        split: of a crop over ranks; None where each makes whole ones.
+        split: ranks that share each crop; None if every rank makes whole crops.
 
     Raises:
         DataError: the folder is incomplete or damaged, or a volume is smaller than a crop.
-        ConfigError: the shares divide volumes or batch not evenly, or the volumes do not fit into memory.
+        ConfigError: volumes or batch cannot be divided equally among the shares, or the volumes do not fit into memory.
     """
     volumes = open_volumes(root, settings.facts.input_shape)
     replicas = layout.size("dp")
@@ -222,13 +219,13 @@ def open_train(
 
 
 def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
-    """What decides the order and the look of samples beside seed and batch, for checkpoints."""
+    """Return the settings that determine the samples, besides seed and batch size; checkpoints store them."""
     shares = shares_for(reader.shares, train_samples, replicas)
     return f"{shares} shares, augmentation {variant}"
 
 
 def warm_up(settings: DataSettings, layout: Layout, micro_batch: int, split: VolumeSplit | None = None) -> None:
-    """Make a micro-batch of a made-up volume, which compiles the kernel; before ``run_start``."""
+    """Make a micro-batch from a synthetic volume, to compile the kernel before ``run_start``."""
     slab, device = settings.slab(split), layout.device
     volume = torch.zeros(math.prod(slab.size), device=device)
     draws = Draws((True, True, True), 1.0, NOISE_DEVIATION, 0)

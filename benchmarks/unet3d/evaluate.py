@@ -1,7 +1,7 @@
-"""3D U-Net's evaluation: the Dice coefficient of kidney and tumour over exactly the evaluation volumes.
+"""Evaluation of 3D U-Net: Dice coefficients of kidney and tumour over the evaluation volumes.
 
-Rules: sliding windows, the importance-weighted average of their logits, the class of the largest, Dice per volume and
-class without the background, each volume alike (MLPerf training_rules, benchmark table; the reference's evaluation).
+Rules: average the logits of sliding windows by importance, take the class of the largest, compute Dice per volume and
+foreground class, and weight all volumes equally (MLPerf training_rules, benchmark table; the reference's evaluation).
 
 Legend: N windows of a forward pass, K classes, D H W voxels.
 """
@@ -40,13 +40,13 @@ CLASSES = ("background", "kidney", "tumour")
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How volumes are evaluated.
+    """Settings of the evaluation.
 
     Attributes:
         window: size and overlap of the windows.
-        batch: windows of one forward pass.
-        share: neighbouring data-parallel ranks that share the windows of each volume; None for what balances the
-            ranks best once the volumes are known.
+        batch: windows per forward pass.
+        share: number of neighbouring data-parallel ranks that share the windows of a volume; None chooses the value
+            that balances the ranks best, when the volumes are known.
         dice_smooth: added to numerator and denominator of the Dice coefficient.
     """
 
@@ -57,16 +57,16 @@ class EvaluationSettings:
 
 
 class DiceOfCounts(Scorer):
-    """Dice coefficients of the counts of all cases."""
+    """Scorer that computes Dice coefficients from the counts of all cases."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
-        """Dice of kidney and tumour, each averaged over the cases, and the mean of both.
+        """Return the Dice of kidney and tumour, averaged over cases, their mean, and the number of cases.
 
-        A class that is neither predicted nor labelled in a case has a Dice coefficient of 1 there.
+        If a class is neither predicted nor labelled in a case, its Dice coefficient is 1 there.
 
         Raises:
-            DataError: a label is of none of the classes.
-            RuntimeError: not every voxel of a case was evaluated once.
+            DataError: a label is outside the classes.
+            RuntimeError: not every voxel of a case was evaluated exactly once.
         """
         smooth, cases = predictions.values["dice_smooth"], predictions.values["cases"]
         totals = dict.fromkeys(CLASSES, 0.0)
@@ -85,25 +85,22 @@ class DiceOfCounts(Scorer):
 
 
 class MeanDice(Evaluation):
-    """Counts the voxels of each class per volume, summed over the ranks once an evaluation.
+    """Evaluation that counts the voxels of each class per volume, and sums the counts over ranks at the end.
 
-    Volumes stay on the device, cropped and padded, and windows are cut out of them there. A forward pass takes the next
-    windows of this rank's volumes, also across the border between two. With ``cp`` ranks each window is cut into slabs
-    along D, and a rank passes its slab through the network. Nothing waits for the device before the counts of all
-    volumes are there.
+    Cropped and padded volumes stay on the device, and windows are cut from them there. A forward pass takes the next
+    windows of this rank, possibly from several volumes. With several ``cp`` ranks, each window is split into slabs
+    along D. The host does not wait for the device until all counts are complete.
 
-    The network that trains can be the one that is evaluated: there is no second copy of its weights, and afterwards it
-    is as it was.
+    It can evaluate the network that is being trained, without a second copy of its weights, and leaves it unchanged.
 
     Args:
-        model: image (N, 1, D, H, W) to logits (N, K, D, H, W); of slabs where ``layout`` has several cp ranks.
-        settings: windows, and how they are dealt.
+        model: maps an image (N, 1, D, H, W) to logits (N, K, D, H, W), or slabs of them with several cp ranks.
         layout: the ranks that share the evaluation set.
-        dtype: of the images that the network takes.
+        dtype: dtype of the network's input.
         capture: replay the forward pass as a CUDA graph.
 
     Raises:
-        ConfigError, UnsupportedImplementation: as :class:`benchmarks.unet3d.evaluation_sums.VolumeSums`.
+        ConfigError, UnsupportedImplementation: see :class:`benchmarks.unet3d.evaluation_sums.VolumeSums`.
     """
 
     def __init__(
@@ -116,7 +113,7 @@ class MeanDice(Evaluation):
         self._shares = shares_to_try(layout.size("dp"), settings.share)
         self._sums = VolumeSums(settings.window, len(CLASSES), self._shares, layout, dtype)
         shape = (settings.batch, 1, *self._sums.slab_shape)
-        # With one channel only the strides tell the convolutions which of the two formats it is.
+        # With one channel, convolutions recognise the memory format only by the strides.
         memory_format = torch.channels_last_3d if layout.device.type == "cuda" else torch.contiguous_format
         empty_NCDHW = torch.empty(shape, dtype=dtype, device=layout.device, memory_format=memory_format)
         inputs = {"image": empty_NCDHW.zero_()}
@@ -126,7 +123,7 @@ class MeanDice(Evaluation):
         self._synthetic: Sequence[Case] = ()
 
     def warm_up(self) -> None:
-        """Forward passes on zeros, and what comes after them."""
+        """Run forward passes on zeros, and the operations that follow."""
         logits_NKDHW = self._forward.warm_up()
         expected = (self._settings.batch, len(CLASSES), *self._sums.slab_shape)
         if logits_NKDHW.shape != expected:
@@ -138,7 +135,7 @@ class MeanDice(Evaluation):
         """Read this rank's volumes of the evaluation set.
 
         Raises:
-            DataError: as :func:`benchmarks.unet3d.volumes.open_volumes`, which finds a set without evaluation cases.
+            DataError: see :func:`benchmarks.unet3d.volumes.open_volumes`.
         """
         if self._synthetic:
             self.cache(self._synthetic, synthetic_voxels)
@@ -152,11 +149,11 @@ class MeanDice(Evaluation):
         return self
 
     def cache(self, cases: Sequence[Case], read: Read) -> None:
-        """Make ``cases`` the evaluation set, and read those that this rank needs.
+        """Make ``cases`` the evaluation set, and read the volumes that this rank needs.
 
         Args:
             cases: the same on all ranks.
-            read: image and label of a case, (D, H, W).
+            read: returns image and label of a case, (D, H, W).
         """
         windows = [self._windows_of(case) for case in cases]
         dp, rank = self._layout.size("dp"), self._layout.index("dp")
@@ -167,7 +164,7 @@ class MeanDice(Evaluation):
         self._sums.open(self._volumes, len(cases), share)
 
     def predict(self, weights: Weights) -> Predictions:
-        """Count, for each case and class, the voxels that are predicted, labelled, and both."""
+        """Return, for each case and class, the numbers of voxels that are predicted, labelled, and both."""
         assert self._cases, "open_data comes first"
         with self._forward.evaluating(weights):
             self._sums.clear_counts()
@@ -183,13 +180,13 @@ class MeanDice(Evaluation):
         return Predictions({"cases": cases, "dice_smooth": self._settings.dice_smooth})
 
     def close(self) -> None:
-        """Free the graph and forget the volumes."""
+        """Free the CUDA graph and drop the volumes."""
         self._forward.close()
         self._cases, self._volumes = (), []
         self._sums.close()
 
     def _logits(self) -> Iterator[Tensor]:
-        """Logits (K, D, H, W) of every window of this rank, in order; each is valid until the next is asked for."""
+        """Yield logits (K, D, H, W) of every window of this rank, in order; each is valid until the next request."""
         windows = [(volume.image, origin) for volume in self._volumes for origin in volume.origins]
         batch, image_NCDHW = self._settings.batch, self._forward.inputs["image"]
         for first in range(0, len(windows), batch):
@@ -203,7 +200,7 @@ class MeanDice(Evaluation):
 
 
 def _check(name: str, counts: Sequence[Sequence[int]], voxels: int) -> None:
-    """Every voxel has one prediction and one label."""
+    """Check that every voxel has one prediction and one valid label."""
     predicted, labelled = (sum(row[column] for row in counts) for column in (PREDICTED, LABELLED))
     check_whole_set(predicted, voxels, f"voxels of {name}")
     if labelled != voxels:

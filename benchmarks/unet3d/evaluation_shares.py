@@ -1,7 +1,7 @@
-"""Which rank evaluates which windows: volumes to neighbourhoods of ranks, windows to the ranks of a neighbourhood.
+"""Distribution of the evaluation: volumes to groups of neighbouring ranks, and windows to the ranks of a group.
 
-Work is counted in windows, which all cost the same. Everything is a function of the numbers of windows, so all ranks
-come to the same result without a message.
+All windows cost the same, so work is counted in windows. Everything is a function of the numbers of windows, so all
+ranks get the same result without communication.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 LARGEST_SHARE = 8
-"""Ranks that share a volume at most where nothing is asked for: the sums then stay inside of one node."""
+"""Largest number of ranks that share a volume by default; the sums then stay within one node."""
 SHARED_VOLUME = 0.25
-"""What it costs to sum the logits of a shared volume over its ranks, in windows: some hundred MB over NVLink."""
+"""Cost, in windows, of summing the logits of a shared volume over ranks: some hundred MB over NVLink."""
 
 
 def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
-    """Sizes of neighbourhoods to choose from: ``share``, or the powers of two that divide ``ranks``."""
+    """Return the group sizes to choose from: ``share``, or powers of two that divide ``ranks``."""
     if share is not None:
         return (share,)
     powers = (2**power for power in range(LARGEST_SHARE.bit_length()))
@@ -24,14 +24,14 @@ def shares_to_try(ranks: int, share: int | None) -> tuple[int, ...]:
 
 
 def deal_volumes(windows: Sequence[int], neighbourhoods: int) -> list[list[int]]:
-    """Volumes of each neighbourhood: the longest first, each to the neighbourhood that has least to do.
+    """Assign volumes to groups of ranks: the largest volume first, each to the group with the least work.
 
     Args:
-        windows: of each volume.
-        neighbourhoods: how many there are.
+        windows: number of windows of each volume.
+        neighbourhoods: number of groups.
 
     Returns:
-        For each neighbourhood the indices of its volumes, longest first.
+        For each group the indices of its volumes, largest first.
     """
     dealt: list[list[int]] = [[] for _ in range(neighbourhoods)]
     load = [0] * neighbourhoods
@@ -43,12 +43,12 @@ def deal_volumes(windows: Sequence[int], neighbourhoods: int) -> list[list[int]]
 
 
 def deal_windows(windows: Sequence[int], ranks: int, rank: int) -> list[range]:
-    """Windows of one rank of a neighbourhood: every ``ranks``-th of all its volumes' windows in a row.
+    """Assign windows to one rank of a group: every ``ranks``-th window in the sequence of all its volumes.
 
     Args:
-        windows: of each volume of the neighbourhood, in its order.
-        ranks: of the neighbourhood; their loads differ by one window at most.
-        rank: this one's place in it.
+        windows: number of windows of each volume of the group.
+        ranks: ranks of the group; their numbers of windows differ by at most one.
+        rank: index of this rank in the group.
 
     Returns:
         For each volume the windows of this rank, possibly none.
@@ -61,13 +61,13 @@ def deal_windows(windows: Sequence[int], ranks: int, rank: int) -> list[range]:
 
 
 def choose_share(windows: Sequence[int], ranks: int, batch: int, shares: Sequence[int]) -> int:
-    """The size of neighbourhoods with which the busiest rank is done first; of equal ones the smallest.
+    """Return the group size for which the slowest rank finishes first; the smallest of equal ones.
 
     Args:
-        windows: of each volume.
-        ranks: of the evaluation.
-        batch: windows of one forward pass; the last pass of a rank takes as long as the others.
-        shares: sizes to choose from, each of which divides ``ranks``.
+        windows: number of windows of each volume.
+        ranks: all ranks of the evaluation.
+        batch: windows per forward pass; an incomplete pass takes as long as a full one.
+        shares: group sizes to choose from, each a divisor of ``ranks``.
     """
     return min(sorted(shares), key=lambda share: _longest(windows, ranks // share, share, batch))
 

@@ -1,7 +1,7 @@
-"""Sums of the logits of a volume's windows, and the counts of its classes, on the ranks that work on the volume.
+"""Sums of the logits of a volume's windows, and counts of its classes, on the ranks that share the volume.
 
-A volume whose windows several ranks share, or whose windows are cut into slabs, is summed over those ranks once all its
-windows are added: each rank goes on with a slab of the volume, whose classes it counts. Axes: D H W voxels, K classes.
+If several ranks share a volume, or windows are split into slabs, the sums are reduced over those ranks after all
+windows have been added. Each rank then counts the classes in a slab of the volume. Axes: D H W voxels, K classes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from common.errors import ConfigError
 
 @dataclass(frozen=True)
 class _Sharers:
-    """Ranks that each hold a part of the sums of a volume; ``group`` is None where ``ranks`` is 1."""
+    """Ranks that each have a part of a volume's sums; ``group`` is None if ``ranks`` is 1."""
 
     group: dist.ProcessGroup | None
     ranks: int
     index: int
 
     def sum_slabs(self, sums: Tensor) -> Tensor:
-        """Add ``sums`` (D, ...), contiguous, over the ranks; returns this rank's slab, a view. The rest is void."""
+        """Sum contiguous ``sums`` (D, ...) over the ranks; return this rank's slab as a view. The rest becomes
+        invalid.
+        """
         if self.group is None:
             return sums
         slab = sums.chunk(self.ranks)[self.index]
@@ -39,22 +41,22 @@ class _Sharers:
 
 
 class VolumeSums:
-    """The sums of one volume after another, in one buffer, and the counts of all.
+    """Sums of one volume at a time, in a reused buffer, and the counts of all volumes.
 
-    Everything is queued on the current stream and nothing waits for the device before :meth:`all_counts`.
+    Everything is queued on the current stream; only :meth:`all_counts` waits for the device.
 
     Args:
         window: size and importance of the windows.
         classes: K.
-        shares: sizes of neighbourhoods of dp ranks of which :meth:`open` takes one.
-        layout: dp ranks that are dealt windows, cp ranks that each have a slab of every window.
-        dtype: of the network.
+        shares: numbers of dp ranks that can share a volume; :meth:`open` chooses one.
+        layout: windows are distributed over dp ranks; each cp rank has a slab of every window.
+        dtype: dtype of the network.
 
     Attributes:
-        slab_shape: of this rank's slab of a window.
+        slab_shape: shape of this rank's slab of a window.
 
     Raises:
-        ConfigError: the cp ranks cannot have equal slabs of a window, or a share does not divide the dp ranks.
+        ConfigError: a window has no equal slabs for the cp ranks, or a share does not divide the dp ranks.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class VolumeSums:
         self.close()
 
     def warm_up(self, logits_KDHW: Tensor) -> None:
-        """Run every operation and every collective once, on the logits of a made-up window."""
+        """Run every operation and every collective once, on the logits of a synthetic window."""
         sums_DHWK = torch.zeros(*self.slab_shape, self._classes, dtype=self._dtype, device=self._device)
         label_DHW = torch.zeros(self.slab_shape, dtype=torch.uint8, device=self._device)
         counts_K3 = torch.zeros(self._classes, 3, dtype=torch.int64, device=self._device)
@@ -105,12 +107,12 @@ class VolumeSums:
             dist.all_reduce(counts_K3, group=self._everyone)
 
     def open(self, volumes: Sequence[CachedVolume], cases: int, share: int) -> None:
-        """Make room.
+        """Allocate the memory.
 
         Args:
-            volumes: of this rank.
-            cases: of all ranks.
-            share: neighbouring dp ranks that share the windows of a volume.
+            volumes: volumes of this rank.
+            cases: number of cases of all ranks.
+            share: number of neighbouring dp ranks that share the windows of a volume.
         """
         self._sharers = [self._slabs, self._neighbours[share]]
         largest = max((math.prod(self._shape(volume)) for volume in volumes), default=0)
@@ -124,17 +126,17 @@ class VolumeSums:
         self._sums_DHWK = self._buffer
 
     def place(self, origin: Origin) -> Slices:
-        """Where this rank's slab of a window lies in its volume."""
+        """Return the position of this rank's slab of a window in its volume."""
         first = origin[0] + self._slab_start, *origin[1:]
         d, h, w = (slice(start, start + size) for start, size in zip(first, self.slab_shape, strict=True))
         return d, h, w
 
     def clear_counts(self) -> None:
-        """Begin an evaluation."""
+        """Set all counts to zero, at the start of an evaluation."""
         self._counts.zero_()
 
     def begin(self, volume: CachedVolume) -> None:
-        """Begin a volume: its sums are 0."""
+        """Set the sums to zero, at the start of a volume."""
         shape = self._shape(volume)
         self._sums_DHWK = self._buffer[: math.prod(shape)].view(shape).zero_()
 
@@ -143,7 +145,7 @@ class VolumeSums:
         add_window(self._sums_DHWK[self.place(origin)], logits_KDHW, self._importance)
 
     def count(self, volume: CachedVolume) -> None:
-        """Count the classes of the current volume, or of this rank's slab of it; collective over its ranks."""
+        """Count the classes of the current volume, or of this rank's slab of it. Collective over the volume's ranks."""
         sums_DHWK, first = self._sums_DHWK, 0
         for sharers in self._sharers:
             sums_DHWK = sharers.sum_slabs(sums_DHWK)
@@ -156,14 +158,14 @@ class VolumeSums:
             count_classes(scored_DHWK, label_DHW, self._counts[volume.index])
 
     def all_counts(self) -> list[list[list[int]]]:
-        """Counts (case, class, column) over all ranks, with the columns of :mod:`benchmarks.unet3d.window_sums`."""
+        """Return counts (case, class, column) over all ranks; columns as in :mod:`benchmarks.unet3d.window_sums`."""
         if self._everyone is not None:
             dist.all_reduce(self._counts, group=self._everyone)
         counts: list[list[list[int]]] = self._counts.tolist()
         return counts
 
     def _shape(self, volume: CachedVolume) -> tuple[int, int, int, int]:
-        """Shape of the sums of a volume, with as many planes as can be dealt equally to its ranks."""
+        """Return the shape of a volume's sums; the number of planes is rounded up to a multiple of its ranks."""
         depth, height, width = volume.geometry.padded_shape
         ranks = math.prod(sharers.ranks for sharers in self._sharers)
         return math.ceil(depth / ranks) * ranks, height, width, self._classes

@@ -1,4 +1,4 @@
-"""The evaluation volumes of one rank, on its device: cropped, padded, and with the windows that it evaluates.
+"""The evaluation volumes of one rank on its device, cropped and padded, with the windows that the rank evaluates.
 
 Axes: D H W of a volume in voxels.
 """
@@ -19,23 +19,23 @@ from benchmarks.unet3d.sliding_window import Geometry, Origin, SlidingWindow
 from benchmarks.unet3d.volumes import Case
 
 READERS = 4
-"""Volumes that a rank reads at a time: at most some 400 MB of host memory each."""
+"""Volumes that a rank reads at the same time; each takes up to 400 MB of host memory."""
 
 SYNTHETIC_SHAPES = (
     (1.5, 1.8, 1.8), (1.2, 2.0, 2.0), (2.3, 2.2, 2.2), (1.0, 1.7, 1.7), (3.1, 1.9, 1.9), (1.6, 2.6, 2.6),
 )  # fmt: skip
-"""Shapes of synthetic volumes in windows; they take turns."""
+"""Shapes of synthetic volumes, in multiples of the window; they are used in turn."""
 
 Read = Callable[[Case], tuple[NDArray[np.float32], NDArray[np.uint8]]]
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank has to do.
+    """The windows of a volume that a rank evaluates.
 
     Attributes:
         volume: index among all evaluation cases.
-        windows: indices of the volume's windows that are this rank's.
+        windows: indices of the rank's windows within the volume.
     """
 
     volume: int
@@ -47,10 +47,10 @@ class CachedVolume:
     """A volume on the device.
 
     Attributes:
-        index: of its case among all evaluation cases.
-        image: (D, H, W), cropped and padded, dtype of the network.
+        index: index of its case among all evaluation cases.
+        image: (D, H, W), cropped and padded, in the dtype of the network.
         label: (D, H, W), cropped, uint8.
-        geometry: of the windows.
+        geometry: crop, padding and windows of the volume.
         origins: first voxel in the image of each window that this rank evaluates.
     """
 
@@ -62,12 +62,12 @@ class CachedVolume:
 
 
 def shares_of_rank(windows: Sequence[int], ranks: int, rank: int, share: int) -> list[Share]:
-    """The work of one rank, volume by volume in the order of its neighbourhood.
+    """Return the work of one rank, in the order of its group's volumes.
 
     Args:
-        windows: of each evaluation case.
-        ranks, rank: of the evaluation.
-        share: neighbouring ranks that share each of their volumes; divides ``ranks``.
+        windows: number of windows of each evaluation case.
+        ranks, rank: number of ranks of the evaluation, and index of this one.
+        share: number of neighbouring ranks that share their volumes; divides ``ranks``.
     """
     volumes = deal_volumes(windows, ranks // share)[rank // share]
     dealt = deal_windows([windows[volume] for volume in volumes], share, rank % share)
@@ -82,10 +82,10 @@ def cache_volumes(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[CachedVolume]:
-    """Read the volumes of ``shares`` and keep them on ``device``; waits until they are there.
+    """Read the volumes of ``shares`` to ``device``; return when they are complete.
 
     Raises:
-        DataError: as ``read``.
+        DataError: see ``read``.
     """
 
     def load(share: Share) -> CachedVolume:
@@ -102,7 +102,7 @@ def cache_volumes(
     with ThreadPoolExecutor(READERS, thread_name_prefix="evaluation-volumes") as pool:
         volumes = list(pool.map(load, shares))
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # each thread filled its volumes on a stream that no other waits for
+        torch.cuda.synchronize(device)  # each thread uses its own stream
     return volumes
 
 

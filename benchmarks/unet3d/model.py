@@ -1,11 +1,11 @@
-"""3D U-Net of the image segmentation benchmark.
+"""The network of 3D U-Net, the image segmentation benchmark.
 
-The plain U-Net of Isensee et al., arXiv:1809.10483, in the MLPerf reference's variant: strided convolutions go down,
-transposed ones up, instance norm and ReLU follow every convolution of 3x3x3, and there is no deep supervision. It
-returns logits of three classes.
+It is the plain U-Net of Isensee et al., arXiv:1809.10483, in the variant of the MLPerf reference: downsampling by
+strided convolutions, upsampling by transposed ones, instance norm and ReLU after every 3x3x3 convolution, no deep
+supervision, logits of three classes.
 
-Over several GPUs the volume is split along D where it is large: in the input block, ``down0`` and ``down1``, and in
-``up2`` and what follows. At an eighth of the size and below, every rank of a group computes the whole
+Over several GPUs, the volume is split along D where it is large: in the input block, ``down0``, ``down1``, and from
+``up2`` on. At an eighth of the size and below, every rank computes the whole volume
 (:mod:`common.distributed.spatial`).
 
 Shapes: N samples of a micro-batch, C channels, K classes, D H W volume. Channels last on a GPU.
@@ -37,13 +37,13 @@ from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import AUTO, OPTION, Operation, OperationRequest, asked_for, select
 
 HALVINGS = 5
-"""Strided convolutions of the network: sizes are multiples of 2**HALVINGS."""
+"""Number of strided convolutions; sizes must be multiples of 2**HALVINGS."""
 
 INPUT_CHANNELS = 1
-"""Of a scan: its intensity."""
+"""Input channels: the intensity of the scan."""
 
 SPLIT_LEVELS = 3
-"""Halvings down to the first level that every rank computes whole; its planes are dealt out again on the way up."""
+"""First level, counted in halvings, that every rank computes whole; the decoder splits the volume again above it."""
 
 NO_HALO = "none"
 
@@ -54,12 +54,12 @@ Filters = Range(f"{HALVINGS} positive numbers", lambda value: len(value) == HALV
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of the network.
+    """Architecture of the network.
 
     Attributes:
-        classes: K, with the background, which is class 0.
-        filters: channels of the input block and of the four levels below it; the bottleneck has those of the last.
-        norm_epsilon: added to the variance of every instance norm.
+        classes: K, including the background, which is class 0.
+        filters: channels of the input block and of the four levels below it; the bottleneck has as many as the last.
+        norm_epsilon: added to the variance in every instance norm.
     """
 
     classes: Annotated[int, Classes]
@@ -68,21 +68,21 @@ class Architecture:
 
     @property
     def down(self) -> list[tuple[str, int, int]]:
-        """Blocks that halve the volume: name, channels in, channels out."""
+        """Return the downsampling blocks: name, input channels, output channels."""
         widths = [*self.filters, self.filters[-1]]
         names = [*(f"down{index}" for index in range(HALVINGS - 1)), "bottleneck"]
         return [(name, *pair) for name, pair in zip(names, itertools.pairwise(widths), strict=True)]
 
     @property
     def up(self) -> list[tuple[str, int, int]]:
-        """Blocks that double it: name, channels in, channels out."""
+        """Return the upsampling blocks: name, input channels, output channels."""
         return [(f"up{index}", wide, narrow) for index, (_, narrow, wide) in enumerate(reversed(self.down))]
 
     def check_size(self, size: tuple[int, int, int], ranks: int = 1) -> None:
-        """Make sure that volumes of ``size`` can be computed, and split over ``ranks``.
+        """Check that the network can compute volumes of ``size``, split over ``ranks``.
 
         Raises:
-            ConfigError: naming the axis and the size that is needed.
+            ConfigError: a size is not possible; the message names the axis and the required size.
         """
         whole, slab = 2**HALVINGS, 2**SPLIT_LEVELS * ranks
         for axis, planes in zip("DHW", size, strict=True):
@@ -99,7 +99,7 @@ class Architecture:
             )
 
     def forward_flops(self, size: tuple[int, int, int]) -> dict[str, float]:
-        """FLOPs (2 per multiply-add) of the convolutions of each block, for one sample of ``size`` = (D, H, W)."""
+        """Return the FLOPs (2 per multiply-add) of each block's convolutions for one sample of ``size`` = (D, H, W)."""
         voxels, first = float(math.prod(size)), self.filters[0]
         found = {"input_block": 54 * (INPUT_CHANNELS + first) * first * voxels}
         for level, (name, narrow, wide) in enumerate(self.down, 1):
@@ -109,7 +109,9 @@ class Architecture:
         return found | {"output": 2 * first * self.classes * voxels}
 
     def training_flops(self, size: tuple[int, int, int]) -> float:
-        """FLOPs to train on one sample: forward, and twice as many backward but for the gradient of the image."""
+        """Return the FLOPs of training on one sample; backward takes twice the forward pass, without the image's
+        gradient.
+        """
         image = 54 * INPUT_CHANNELS * self.filters[0] * math.prod(size)
         return 3 * sum(self.forward_flops(size).values()) - image
 
@@ -125,11 +127,11 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """How the network runs.
+    """Options of the network.
 
     Attributes:
-        implementations: name of an operation to the implementation that runs it; ``auto`` for those left out.
-        halo: how the ranks of a split volume exchange planes.
+        implementations: implementation by operation name; ``auto`` for operations that are not listed.
+        halo: method by which the ranks of a split volume exchange planes.
     """
 
     implementations: dict[str, str] = field(default_factory=dict)
@@ -137,11 +139,7 @@ class NetworkSettings:
 
 
 class _Build:
-    """What every part of the network is built from, and the names of what was chosen.
-
-    Args:
-        architecture, settings, device, dtype, split: of the network.
-    """
+    """Settings that all parts of the network share, and the names of the chosen implementations."""
 
     def __init__(
         self,
@@ -169,7 +167,7 @@ class _Build:
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Operation to the names of its implementations, joined by ``+`` where layers differ."""
+        """Return the names of the implementations by operation, joined by ``+`` where layers differ."""
         return {operation: "+".join(sorted(names)) for operation, names in self._names.items()}
 
     def convolution(self, in_channels: int, out_channels: int, stride: int, split: bool) -> SpatialConv3d:
@@ -199,7 +197,7 @@ class _Build:
 
 
 class ConvBlock(nn.Module):
-    """Convolution, instance norm and ReLU, over slabs where ``split``."""
+    """Convolution, instance norm and ReLU, on slabs if ``split``."""
 
     def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
@@ -212,13 +210,13 @@ class ConvBlock(nn.Module):
         self._split = build.split if split else None
 
     def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a slab, or whole volumes; the same result twice, one for each of two readers."""
+        """Map a slab or whole volumes; return the result twice, one for each of two readers."""
         norm = self.norm
         return self._norm_relu(self.conv(x_NCDHW), norm.weight, norm.bias, norm.eps, self._split)
 
 
 class ConvPair(nn.Module):
-    """Two convolution blocks, the first of which may halve the volume."""
+    """Two convolution blocks; the first may halve the volume."""
 
     def __init__(self, build: _Build, in_channels: int, out_channels: int, stride: int, split: bool) -> None:
         super().__init__()
@@ -226,14 +224,14 @@ class ConvPair(nn.Module):
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
     def forward(self, x_NCDHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Map a slab, or whole volumes; the same result twice, for the next block and for a skip connection."""
+        """Map a slab or whole volumes; return the result twice, for the next block and for a skip connection."""
         x_NCDHW, _ = self.conv1(x_NCDHW)
         result: tuple[Tensor, Tensor] = self.conv2(x_NCDHW)
         return result
 
 
 class UpBlock(nn.Module):
-    """Double the volume, append the skip connection's channels, and convolve twice."""
+    """Upsampling by 2, concatenation of the skip connection, and two convolution blocks."""
 
     def __init__(self, build: _Build, in_channels: int, out_channels: int, split: bool) -> None:
         super().__init__()
@@ -247,33 +245,32 @@ class UpBlock(nn.Module):
         self.conv2 = ConvBlock(build, out_channels, out_channels, 1, split)
 
     def forward(self, x_NCDHW: Tensor, skip_NCDHW: Tensor) -> Tensor:
-        """Map volumes of half the size, and the skip connection of the whole size."""
+        """Map volumes of half the size, and the skip connection of the full size, to volumes of the full size."""
         x_NCDHW, _ = self.conv1(self._upsample(x_NCDHW, self.upsample.weight, self.upsample.bias, skip_NCDHW))
         x_NCDHW, _ = self.conv2(x_NCDHW)
         return x_NCDHW
 
 
 class Output(nn.Conv3d):
-    """The last convolution, in the implementation that ``function`` is."""
+    """The last convolution, computed by ``function``."""
 
     function: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def forward(self, x_NCDHW: Tensor) -> Tensor:
-        """Logits (N, K, D, H, W)."""
+        """Return logits (N, K, D, H, W)."""
         assert self.bias is not None
         return self.function(x_NCDHW, self.weight, self.bias)
 
 
 class UNet3D(nn.Module):
-    """The network.
+    """The network of 3D U-Net.
 
     Args:
-        architecture: its shape.
-        settings: how the network runs.
-        generator: source of the initial weights, on the CPU; None leaves them uninitialised, for a model that is
-            loaded or only measured.
-        device, dtype: of all parameters; activations have the same dtype. Weights are drawn in fp32.
-        split: how volumes are split over ranks; None where each rank has whole ones. Collective to build with one.
+        generator: random generator of the initial weights, on the CPU. None leaves them uninitialised, for models
+            that are loaded or only measured.
+        device, dtype: device and dtype of all parameters; activations have the same dtype. Weights are drawn in fp32.
+        split: ranks that share each volume; None if every rank has whole volumes. With a split, all its ranks must
+            build the network together.
 
     Raises:
         UnsupportedImplementation: see :func:`common.ops.operation.select`.
@@ -308,16 +305,18 @@ class UNet3D(nn.Module):
             self._initialise(generator)
 
     def chosen(self) -> dict[str, str]:
-        """Operation to the name of its implementation; several are joined by ``+`` where layers differ."""
+        """Return the names of the implementations by operation, joined by ``+`` where layers differ."""
         return dict(self._chosen)
 
     @property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """Names and modules in the order of the forward pass; a block's parameters are read in its own forward."""
+        """Return names and modules in the order of the forward pass; each reads its parameters only in its own
+        forward.
+        """
         return list(self.named_children())
 
     def redundant_parameters(self) -> frozenset[str]:
-        """Names of the parameters whose gradients every rank of a split volume computes whole; none without a split."""
+        """Return the parameters whose whole gradient every rank of a split computes; empty without a split."""
         if self._split is None:
             return frozenset()
         down = [name for name, _, _ in self.architecture.down[SPLIT_LEVELS - 1 :]]
@@ -325,14 +324,14 @@ class UNet3D(nn.Module):
         return frozenset(name for name, _ in self.named_parameters() if name.split(".")[0] in (*down, *up))
 
     def forward_flops(self, size: tuple[int, int, int]) -> float:
-        """FLOPs of the forward pass for one whole volume of ``size`` = (D, H, W)."""
+        """Return the FLOPs of the forward pass for one whole volume of ``size`` = (D, H, W)."""
         return sum(self.architecture.forward_flops(size).values())
 
     def forward(self, image_NCDHW: Tensor) -> Tensor:
-        """Logits (N, K, D, H, W) of volumes, or of this rank's slabs of them.
+        """Return logits (N, K, D, H, W) of volumes, or of this rank's slabs.
 
         Raises:
-            ConfigError: a size that cannot be halved often enough; the message names one that can.
+            ConfigError: a size cannot be halved often enough; the message names a possible size.
         """
         ranks = 1 if self._split is None else self._split.ranks
         D, H, W = image_NCDHW.shape[2:]
@@ -353,9 +352,9 @@ class UNet3D(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
-        """PyTorch's own bounds: U(-b, b) with b = 1 / sqrt(fan in); norms are 1 and 0 already.
+        """Draw weights and biases with PyTorch's bounds, U(-b, b) with b = 1 / sqrt(fan-in); norms are already set.
 
-        The fan in of a transposed convolution counts its output channels, as in PyTorch.
+        As in PyTorch, the fan-in of a transposed convolution counts its output channels.
         """
         for module in self.modules():
             if not isinstance(module, SpatialConv3d | nn.ConvTranspose3d | nn.Conv3d):

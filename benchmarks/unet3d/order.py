@@ -1,13 +1,13 @@
-"""Which volume is which sample: a pure function of (seed, global batch, shares, step).
+"""The order of volumes: which volume is which sample, as a pure function of (seed, global batch, shares, step).
 
-Training consists of steps, counted from 0, of ``global_batch`` samples each. An epoch has as many steps as hold every
-volume: 168 volumes in batches of 80 are three steps, 240 samples (rules: the last batch of an epoch is padded). The
-volumes are dealt to ``shares`` equal shares, once for the whole training, and every share fills its part of every
-global batch with a permutation of its own volumes that is drawn anew in each epoch. Where an epoch has more samples
-than volumes, the permutation is used again from its start.
+Training consists of steps, counted from 0, of ``global_batch`` samples each. An epoch has the fewest steps that cover
+all volumes: 168 volumes in batches of 80 are three steps, 240 samples (rules: the last batch of an epoch is padded).
+Volumes are divided into ``shares`` equal shares, once for the whole training. Every share fills its part of each
+global batch with a permutation of its volumes, which is drawn again for each epoch. If an epoch has more samples than
+volumes, the permutation restarts.
 
-A share for each replica lets a replica cache its own volumes and no others. How many ranks there are, and how they
-share a batch, does not enter: they all see the same samples, in the same global batches, that one rank would see.
+With one share per replica, a replica needs to cache only its own volumes. The number of ranks has no influence: the
+samples of each global batch are those that a single rank would see.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from common.data.order import MicroBatches, sample_generator
 from common.errors import ConfigError
 
 _DEAL, _PERMUTATION, _SAMPLE = 11, 12, 13
-"""Purposes of the random numbers; :mod:`common.data.order` has others."""
+"""Identify the random streams of a seed; :mod:`common.data.order` uses other numbers."""
 
 
 @dataclass(frozen=True)
 class VolumeOrder:
     """The volumes of all steps.
 
-    A step's samples have slots 0 ... ``global_batch`` - 1; the first ``global_batch / shares`` are those of share 0.
+    The samples of a step have slots 0 ... ``global_batch`` - 1; the first ``global_batch / shares`` belong to share 0.
 
     Attributes:
-        volumes: volumes of the training set; they are numbered from 0.
-        global_batch: samples of a step over all ranks.
-        shares: equal parts of the set that never mix; 1 for a permutation of the whole set.
-        seed: of the run.
+        volumes: number of training volumes, which are numbered from 0.
+        global_batch: samples per step over all ranks.
+        shares: equal parts of the training set that never mix; 1 for a permutation of the whole set.
+        seed: seed of the run.
 
     Raises:
-        ConfigError: the shares do not divide the volumes and the batch.
+        ConfigError: ``shares`` does not divide the numbers of volumes and samples.
     """
 
     volumes: int
@@ -60,16 +60,16 @@ class VolumeOrder:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps in which every volume appears."""
+        """Return the steps of an epoch, in which every volume appears."""
         return -(-self.volumes // self.global_batch)
 
     @property
     def samples_of_epoch(self) -> int:
-        """Samples of an epoch: the volumes, and what fills up the last batch."""
+        """Return the samples of an epoch, including the padding of the last batch."""
         return self.steps_of_epoch * self.global_batch
 
     def volume(self, step: int, slot: int) -> int:
-        """The volume of a sample."""
+        """Return the volume of a sample."""
         epoch, step_of_epoch = divmod(step, self.steps_of_epoch)
         per_share = self.global_batch // self.shares
         share, place = divmod(slot, per_share)
@@ -77,21 +77,21 @@ class VolumeOrder:
         return int(order[(step_of_epoch * per_share + place) % len(order)])
 
     def volumes_of_share(self, share: int) -> NDArray[np.int64]:
-        """The volumes that ``share`` was dealt, ascending."""
+        """Return the volumes of ``share``, ascending."""
         return _deal(self.volumes, self.shares, self.seed, share)
 
     def generator(self, step: int, slot: int) -> np.random.Generator:
-        """The generator of all that is drawn for a sample: it depends on the seed and the sample's number alone."""
+        """Return the random generator of a sample; it depends only on the seed and the sample's number."""
         return sample_generator(self.seed, _SAMPLE, step * self.global_batch + slot)
 
 
 @dataclass(frozen=True)
 class ReplicaOrder:
-    """One replica's part of every step: neighbouring slots, micro-batch by micro-batch.
+    """The samples of one replica: adjacent slots of each step, divided into micro-batches.
 
     Attributes:
-        order: of all samples.
-        mine: the micro-batches of this replica; those of all replicas fill the order's global batch.
+        order: order of all samples.
+        mine: micro-batches of this replica; those of all replicas fill the global batch of ``order``.
     """
 
     order: VolumeOrder
@@ -106,7 +106,7 @@ class ReplicaOrder:
 
     @property
     def volumes(self) -> list[int]:
-        """The volumes that this replica may ever meet, ascending: those of the shares that its slots lie in."""
+        """Return all volumes that this replica can need, ascending: those of the shares of its slots."""
         per_share = self.order.global_batch // self.order.shares
         slots = self.mine.accumulation * self.mine.micro_batch
         first = self.mine.replica * slots
@@ -114,10 +114,10 @@ class ReplicaOrder:
         return sorted(int(volume) for share in shares for volume in self.order.volumes_of_share(share))
 
     def micro_batches(self, block: Block) -> tuple[int, int]:
-        """This replica's micro-batches of ``block``: the first, counted over the whole training, and how many.
+        """Return this replica's micro-batches of ``block``: index of the first in the whole training, and their number.
 
         Raises:
-            ConfigError: the block's epochs are not of whole steps, as the rules' are.
+            ConfigError: the epochs of ``block`` are not padded to whole steps, as the rules require.
         """
         size = self.order.samples_of_epoch
         if block.epochs and (block.start_sample, block.samples) != (
@@ -132,17 +132,17 @@ class ReplicaOrder:
         return self.mine.first(block), self.mine.count(block)
 
     def samples(self, number: int) -> list[tuple[int, int]]:
-        """Step and slot of every sample of this replica's micro-batch ``number``, counted over the whole training."""
+        """Return step and slot of every sample of this replica's micro-batch ``number`` of the whole training."""
         step, accumulation_step = self.mine.place(number)
         size = self.mine.micro_batch
         first = (self.mine.replica * self.mine.accumulation + accumulation_step) * size
         return [(step, slot) for slot in range(first, first + size)]
 
     def first_use(self, number: int) -> list[int]:
-        """All of :attr:`volumes`, in the order in which they are met from micro-batch ``number`` on.
+        """Return all of :attr:`volumes`, in the order of their first use from micro-batch ``number`` on.
 
-        Those that are not met in the next two epochs come last: where several replicas draw from one share, a volume
-        may be the others' for a long time.
+        Volumes that are not used in the next two epochs come last: if several replicas share a share, the others may
+        use a volume for a long time.
         """
         micro_batches = 2 * self.order.steps_of_epoch * self.mine.accumulation
         samples = (sample for n in range(number, number + micro_batches) for sample in self.samples(n))
@@ -150,7 +150,7 @@ class ReplicaOrder:
 
 
 def shares_for(requested: int, volumes: int, replicas: int) -> int:
-    """``requested`` shares; 0 asks for one for each replica where that divides the volumes, else for one."""
+    """Return ``requested`` shares; if that is 0, one per replica if that divides the volumes, otherwise 1."""
     if requested:
         return requested
     return replicas if volumes % replicas == 0 else 1

@@ -1,7 +1,8 @@
-"""Download, prepare, verify and generate the data of 3D U-Net: KiTS19 as resampled volumes in numpy's files.
+"""Download, prepare, verify and generate the data of 3D U-Net: KiTS19 as resampled volumes in numpy files.
 
-Prepared are ``case_00000_x.npy`` and ``case_00000_y.npy`` …, ``cases.json``, ``checksum.json`` with the MD5 of every
-volume, as the reference writes it, and ``manifest.json``. See :mod:`benchmarks.unet3d.preprocess` for what is done.
+Prepared data are ``case_00000_x.npy`` and ``case_00000_y.npy`` …, ``cases.json``, ``checksum.json`` with the MD5 of
+every volume, as written by the reference, and ``manifest.json``. For the processing see
+:mod:`benchmarks.unet3d.preprocess`.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from common.untrusted.strict_json import read_json_object
 CHECKSUMS = "checksum.json"
 RECORDS, STAGE = "records", "cases"
 MEMORY_PER_WORKER = 6 << 30
-"""Bytes that the largest scan of KiTS19 takes: 1,059 slices of 512 x 512 in float64, and copies."""
+"""Memory in bytes for the largest scan of KiTS19: 1,059 slices of 512 x 512 in float64, and copies."""
 VOXELS_PER_WORKER = 64 << 20
-"""Voxels of scans that are worth a process."""
-_NAMED = 5  # files that one message names
+"""Voxels of scans that justify an additional process."""
+_NAMED = 5  # largest number of files named in a message
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """A case that is prepared: shape (D, H, W), the spacing that its scan had in mm, if known, and its files."""
+    """A prepared case: shape (D, H, W), original spacing of the scan in mm (None if unknown), and files."""
 
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float] | None
@@ -58,7 +59,7 @@ class Record:
 
 
 def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
-    """Write the prepared data set; does nothing when it is there, and continues after an interruption.
+    """Write the prepared data set; do nothing if it exists, and continue after an interruption.
 
     Args:
         raw_dir: scans, see :mod:`benchmarks.unet3d.raw`.
@@ -66,8 +67,8 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
         workers: processes, each of which takes up to ``MEMORY_PER_WORKER``.
 
     Raises:
-        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data that
-            were prepared from another source or for other crops, or another process prepares them now.
+        DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data from
+            another source or for other crops; or another process is preparing them.
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
@@ -85,7 +86,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def published_cases() -> Published:
-    """Return the cases of KiTS19.
+    """Return the expected counts of KiTS19.
 
     Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``.
     """
@@ -94,17 +95,17 @@ def published_cases() -> Published:
 
 
 def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
-    """Check the volumes that the reference's own script prepared, link them into ``data_dir`` and describe them.
+    """Check volumes prepared by the reference's script, link them into ``data_dir``, and describe them.
 
     Args:
-        folder: its result: all 420 volumes, or those of any cases beside the file ``STAND_IN``. A ``checksum.json``
-            there has to agree with them.
+        folder: output of the script: all 420 volumes, or those of any cases together with a file ``STAND_IN``. If it
+            has a ``checksum.json``, the volumes must match it.
         data_dir: receives links, or copies on another disk; may be ``folder``.
         workers: cases at a time.
 
     Raises:
-        DataError: a volume is missing, damaged, or of another type or shape than its labels, MD5s differ, or
-            ``data_dir`` holds other data.
+        DataError: a volume is missing, damaged, or of a wrong dtype or shape, MD5s differ, or ``data_dir`` has other
+            data.
     """
     stand_in = description_of(folder)
     published = published_cases() if stand_in is None else SYNTHETIC
@@ -137,15 +138,14 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
-    """Compare the number of volumes and every checksum of ``data_dir``; reads all of it once.
+    """Compare the number of volumes and all checksums of ``data_dir``; this reads all data.
 
     Args:
-        data_dir: prepared data.
-        checksums: a ``checksum.json`` of others, such as the reference's, that the volumes have to agree with as well.
+        checksums: another ``checksum.json``, such as the reference's, that the volumes must also match.
         workers: files at a time.
 
     Raises:
-        DataError: a file is missing, too many, changed or damaged; the message names files, at most a few.
+        DataError: a file is missing, unexpected, changed or damaged; the message names a few of them.
     """
     found = manifest.read(data_dir, FORMAT, PREPARE_COMMAND)
     expected = _read_checksums(data_dir / CHECKSUMS)
@@ -167,7 +167,7 @@ def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> M
 
 
 def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, Record]:
-    """Prepare the cases that are not recorded yet, the largest first; all records by the cases' names."""
+    """Prepare the cases without a record, the largest first; return all records by case name."""
     patch = source.settings.patch
     voxels = {case: voxels_of(case.image, patch) for case in source.cases}
     processes = min(workers, 1 + sum(scan for scan, _ in voxels.values()) // VOXELS_PER_WORKER)
@@ -175,14 +175,14 @@ def _prepare_cases(source: RawScans, data_dir: Path, workers: int) -> dict[str, 
         for case in voxels:
             _forget_lost(stages, data_dir, case.name)
         left = [made for case, (_, made) in voxels.items() if stages.record(STAGE, case.name) is None]
-        preparation.require_space(data_dir, 5 * sum(left))  # a float32 and a uint8 for each voxel
+        preparation.require_space(data_dir, 5 * sum(left))  # float32 and uint8 per voxel
         cases = sorted(voxels, key=lambda case: voxels[case], reverse=True)
         records = stages.run(STAGE, {case.name: (case, data_dir, patch) for case in cases}, prepare_case)
         return {name: _parse(record, stages.path(STAGE, name)) for name, record in records.items()}
 
 
 def prepare_case(case: RawCase, data_dir: Path, patch: tuple[int, int, int]) -> dict[str, Any]:
-    """Write the two files of ``case``; returns its :class:`Record` as plain values."""
+    """Write the two files of ``case``; return its :class:`Record` as plain values."""
     scan = load_scan(case.image, case.label)
     image, label = preprocess(scan, patch)
     _, depth, height, width = image.shape
@@ -200,7 +200,7 @@ def _save(path: Path, array: NDArray[Any]) -> FileEntry:
 
 
 def _forget_lost(stages: Stages, data_dir: Path, name: str) -> None:
-    """Delete the record of a case whose files are not there as it says, so that they are made again."""
+    """Delete the record of a case whose files are missing or have other sizes, so that they are made again."""
     record, path = stages.record(STAGE, name), stages.path(STAGE, name)
     if record is None:
         return
@@ -241,7 +241,7 @@ def _adopted(data_dir: Path, name: str) -> Record:
 
 
 def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], published: Published) -> Manifest:
-    """Write ``cases.json``, ``checksum.json``, and last the manifest that names all files."""
+    """Write ``cases.json``, ``checksum.json``, and finally the manifest of all files."""
     splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
     cases = {
         name: {"shape": records[name].shape, "split": split, "spacing_of_scan_mm": records[name].spacing}

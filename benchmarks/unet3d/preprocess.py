@@ -1,7 +1,7 @@
-"""From a CT scan in NIfTI to the volume that is trained on: one spacing, clipped and scaled intensities, padding.
+"""Preprocessing of a CT scan in NIfTI to a training volume: resampling to a fixed spacing, clipping, scaling, padding.
 
-The steps and their order are the reference's (mlcommons/training, unet3d, preprocess_dataset.py). Axes D H W are
-those of the scan's own array, slices first; nothing is reoriented. Spacing is in millimetres.
+Steps and order are those of the reference (mlcommons/training, unet3d, preprocess_dataset.py). Axes D H W are those
+of the scan's array, slices first, without reorientation. Spacing is in millimetres.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from common.untrusted.regular_file import open_file
 
 TARGET_SPACING = (1.6, 1.2, 1.2)
 CLIP = (-79.0, 304.0)
-"""Hounsfield units; with mean and standard deviation below those of the foreground of KiTS19."""
+"""Range in Hounsfield units. Mean and deviation below are those of the foreground of KiTS19."""
 MEAN = 101.0
 DEVIATION = 76.9
 CLASSES = 3
 _MOST_VOXELS = 1 << 31
 _EXTENSION_BYTES = 2**20
-"""Between header and values."""
+"""Largest accepted size of the extensions between header and values."""
 _HEADER_BYTES = 348
 _UNREADABLE = (OSError, EOFError, zlib.error, ValueError, ImageFileError, HeaderDataError, WrapStructError)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """One patient: image (D, H, W) in Hounsfield units, float32; labels (D, H, W) uint8; spacing of the axes in mm."""
+    """A case: image (D, H, W) in Hounsfield units, float32; labels (D, H, W) uint8; spacing of the axes in mm."""
 
     image: NDArray[np.float32]
     label: NDArray[np.uint8]
@@ -51,8 +51,8 @@ def load_scan(image_path: Path, label_path: Path) -> Scan:
     """Read the two NIfTI files of a case.
 
     Raises:
-        DataError: a file is missing, damaged or no volume, the shapes differ, the spacing is none, an intensity is not
-            finite, or a label is none of 0, 1, 2.
+        DataError: a file is missing, damaged or not a volume, the shapes differ, the spacing is invalid, an intensity
+            is not finite, or a label is not 0, 1 or 2.
     """
     label_values, _ = _read(label_path)
     with np.errstate(invalid="ignore"):
@@ -77,8 +77,7 @@ def preprocess(scan: Scan, patch: tuple[int, int, int]) -> tuple[NDArray[np.floa
     """Resample, clip, scale and pad ``scan``.
 
     Args:
-        scan: a case as it was taken.
-        patch: least shape (D, H, W) of the result.
+        patch: minimum shape (D, H, W) of the result.
 
     Returns:
         Image float32 and labels uint8, both (1, D, H, W) and C-contiguous.
@@ -92,15 +91,15 @@ def preprocess(scan: Scan, patch: tuple[int, int, int]) -> tuple[NDArray[np.floa
 
 
 def resampled_shape(shape: tuple[int, ...], spacing: tuple[float, ...]) -> tuple[int, ...]:
-    """Voxels (D, H, W) at ``TARGET_SPACING`` of a volume of ``shape`` voxels at ``spacing``, without fractions."""
+    """Return the shape (D, H, W) at ``TARGET_SPACING`` of a volume of ``shape`` voxels at ``spacing``, rounded down."""
     return tuple(int(own / target * size) for size, own, target in zip(shape, spacing, TARGET_SPACING, strict=True))
 
 
 def voxels_of(image_path: Path, patch: tuple[int, int, int]) -> tuple[int, int]:
-    """Voxels of a scan and of the volume that is made of it; reads the header alone.
+    """Return the voxels of a scan and of the volume prepared from it; this reads only the header.
 
     Raises:
-        DataError: the file is no NIfTI volume.
+        DataError: the file is not a NIfTI volume.
     """
     try:
         with open_file(image_path) as packed, gzip.open(packed) as file:
@@ -113,13 +112,13 @@ def voxels_of(image_path: Path, patch: tuple[int, int, int]) -> tuple[int, int]:
 
 
 def _read(path: Path) -> tuple[NDArray[np.float64], tuple[float, float, float]]:
-    """Values (D, H, W) of a compressed NIfTI-1 file and the spacing of its axes; checks the whole file's CRC."""
+    """Read values (D, H, W) and spacing of a compressed NIfTI-1 file, and check the CRC of the whole file."""
     try:
         with open_file(path) as packed, gzip.open(packed) as file:
             header = file.read(_HEADER_BYTES)
             _, spacing = _geometry(path, header)
             described = nibabel.Nifti1Header.from_fileobj(io.BytesIO(header))
-            # Values begin behind the header and its extensions; none of the published files has extensions.
+            # Values follow the header and its extensions; the published files have no extensions.
             size = math.prod(described.get_data_shape()) * described.get_data_dtype().itemsize + _EXTENSION_BYTES
             content = header + file.read(size)
             if file.read(1):
@@ -130,9 +129,9 @@ def _read(path: Path) -> tuple[NDArray[np.float64], tuple[float, float, float]]:
 
 
 def _geometry(path: Path, header: bytes) -> tuple[tuple[int, ...], tuple[float, float, float]]:
-    """Shape and spacing that the header of a file states."""
+    """Return shape and spacing according to the header of a file."""
     shape = nibabel.Nifti1Header.from_fileobj(io.BytesIO(header)).get_data_shape()
-    as_written = nibabel.Nifti1Header.from_fileobj(io.BytesIO(header), check=False)  # a check makes 1 of 0
+    as_written = nibabel.Nifti1Header.from_fileobj(io.BytesIO(header), check=False)  # a check would change 0 to 1
     depth, height, width = (float(axis) for axis in as_written["pixdim"][1:4])
     spacing = (depth, height, width)
     if len(shape) != 3 or 0 in shape:
@@ -149,7 +148,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _resample(scan: Scan) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Image, trilinear with the corners aligned, and labels, nearest, at ``TARGET_SPACING``; both (1, D, H, W)."""
+    """Resample image (trilinear, corners aligned) and labels (nearest) to ``TARGET_SPACING``; both are (1, D, H, W)."""
     image_NCDHW = torch.from_numpy(scan.image)[None, None]
     label_NCDHW = torch.from_numpy(scan.label)[None, None]
     if scan.spacing != TARGET_SPACING:
@@ -162,5 +161,5 @@ def _resample(scan: Scan) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
 
 
 def _bounds(shape: tuple[int, ...], patch: tuple[int, int, int]) -> list[int]:
-    """Voxels that each axis lacks."""
+    """Return the number of missing voxels of each axis."""
     return [max(0, least - size) for size, least in zip(shape, patch, strict=True)]

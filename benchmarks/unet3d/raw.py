@@ -1,6 +1,6 @@
-"""KiTS19's raw layout: ``case_00000/imaging.nii.gz`` and ``case_00000/segmentation.nii.gz``, one folder a patient.
+"""KiTS19's raw layout: ``case_00000/imaging.nii.gz`` and ``case_00000/segmentation.nii.gz``, one folder per patient.
 
-Cases from 210 on have no public labels and are left out. Which of the others are evaluated is a list of the benchmark.
+Cases from 210 on have no public labels and are ignored. The benchmark has a fixed list of evaluation cases.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ EVALUATION_CASES = (
     0, 3, 5, 6, 12, 24, 34, 41, 44, 49, 52, 56, 61, 65, 66, 70, 76, 78, 80, 84, 86,
     87, 92, 111, 112, 125, 128, 138, 157, 160, 161, 162, 169, 171, 176, 185, 187, 189, 198, 203, 206, 207,
 )  # fmt: skip
-"""The 42 patients who are never trained on (mlcommons/training, unet3d, evaluation_cases.txt)."""
+"""The 42 cases that are never used for training (mlcommons/training, unet3d, evaluation_cases.txt)."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a preparation may choose; the default is the benchmark's.
+    """Settings of a preparation; the default is the benchmark's.
 
     Attributes:
-        patch: shape (D, H, W) of crops and windows: smaller volumes are padded to it.
+        patch: shape (D, H, W) of crops and windows; smaller volumes are padded to it.
     """
 
     patch: tuple[int, int, int] = (128, 128, 128)
@@ -42,7 +42,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class RawCase:
-    """The two files of one patient, and what they are for."""
+    """The two files of a case, and its split."""
 
     name: str
     image: Path
@@ -52,14 +52,14 @@ class RawCase:
 
 @dataclass(frozen=True)
 class RawScans:
-    """All cases, sorted by name, and what the generated ones are; ``stand_in`` is None for KiTS19."""
+    """All cases, sorted by name; ``stand_in`` is the description of synthetic data, None for KiTS19."""
 
     cases: list[RawCase]
     stand_in: dict[str, Any] | None
     settings: Settings
 
     def fingerprint(self) -> str:
-        """SHA-256 over names and sizes: what decides the volumes, wherever the scans lie."""
+        """Return a SHA-256 over names and sizes of the cases; the folder's path has no influence."""
         digest = hashlib.sha256()
         for case in self.cases:
             digest.update(f"{case.name}\t{case.image.stat().st_size}\t{case.label.stat().st_size}\n".encode())
@@ -67,27 +67,29 @@ class RawScans:
 
 
 def case_name(number: int) -> str:
-    """``case_00007`` for 7."""
+    """Return ``case_00007`` for 7."""
     return f"case_{number:05d}"
 
 
 def split_of(number: int) -> Literal["train", "eval"]:
-    """What the benchmark uses a case for."""
+    """Return the split that the benchmark assigns to a case."""
     return "eval" if number in EVALUATION_CASES else "train"
 
 
 def data_folder(raw_dir: Path) -> Path:
-    """The folder with the cases: ``raw_dir`` or one below it, such as ``kits19/data``; ``raw_dir`` if none has any."""
+    """Return the folder of the cases, a subfolder such as ``kits19/data`` or, also if there are no cases,
+    ``raw_dir``.
+    """
     found = find_file(raw_dir, f"case_{'[0-9]' * 5}/*.nii.gz")
     return raw_dir if found is None else found.parent.parent
 
 
 def open_raw(raw_dir: Path) -> RawScans:
-    """Find the cases below ``raw_dir``.
+    """Find the cases in ``raw_dir``.
 
     Raises:
-        DataError: the folder or an image or label of a case is missing, one of the 210 is missing from real data, a
-            stand-in lacks one of the splits, or ``STAND_IN`` is damaged.
+        DataError: the folder or a file of a case is missing, real data have fewer than the 210 cases, synthetic data
+            lack one of the splits, or ``STAND_IN`` is damaged.
     """
     if not raw_dir.is_dir():
         raise DataError(f"raw folder {raw_dir} does not exist; put KiTS19 there or generate a stand-in")

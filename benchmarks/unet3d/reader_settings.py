@@ -1,4 +1,4 @@
-"""How training volumes are dealt, kept and augmented: the section ``reader`` of a recipe."""
+"""Options of the reader, which divides, caches and reads training volumes: the section ``reader`` of a recipe."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ CachePlace = Literal["auto", "device", "host"]
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """What the rules leave open.
+    """Options of the reader that the rules do not fix.
 
     Attributes:
-        shares: parts of the training set that never mix. With one for each replica, a replica reads and keeps its own
-            volumes only; with 1, every replica may meet every volume; 0: one for each replica where that divides the
-            volumes, else 1. Shares and seed decide on the order, the number of replicas does not.
-        cache: where volumes are kept: on the ``device``, or in ``host`` memory, from which the CPU cuts the crops;
-            ``auto``: on the device where they fit into half of the memory that is free. The crops are the same.
-        threads: that read volumes, and that cut crops in host memory.
+        shares: equal parts of the training set that never mix. With one share per replica, a replica reads and caches
+            only its own volumes; with 1, every replica may need every volume; 0 chooses one per replica if that
+            divides the volumes, otherwise 1. The order depends on shares and seed, not on the number of replicas.
+        cache: location of the volumes: ``device``, or ``host`` memory, where the CPU cuts the crops; ``auto`` chooses
+            the device if the volumes fit into half of its free memory. The crops are the same.
+        threads: threads that read volumes; the same number cuts crops in host memory.
     """
 
     shares: Annotated[int, AtLeast(0, "a number of shares, or 0 to have it chosen")]

@@ -1,7 +1,7 @@
-"""Sliding windows over a volume: its crop, its padding, where windows lie, and how much each of their voxels counts.
+"""Sliding windows over a volume: crop, padding, positions of the windows, and importance of their voxels.
 
 Rules: windows of 128 voxels that overlap by half, a Gaussian importance map, the average of logits (MLPerf Training's
-reference implementation of 3D U-Net). One definition for every axis, which all evaluation uses.
+reference implementation of 3D U-Net). All axes and all evaluations use the same definition.
 
 Axes: D H W of a volume in voxels, K classes.
 """
@@ -20,7 +20,7 @@ from benchmarks.unet3d.window_sums import add_window
 from common.errors import ConfigError, DataError
 
 SIGMA = 0.125
-"""Standard deviation of the importance map, as a share of the window, before the cube root."""
+"""Standard deviation of the importance map before the cube root, as a fraction of the window."""
 
 Slices = tuple[slice, slice, slice]
 Origin = tuple[int, int, int]
@@ -28,12 +28,12 @@ Origin = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a volume.
+    """Crop, padding and windows along one axis of a volume.
 
     Attributes:
-        low: voxels cut off at the start, of image and label.
+        low: voxels cropped at the start, from image and label.
         kept: voxels that remain and are scored.
-        padding: voxels added before them, to the image only.
+        padding: voxels added at the start, to the image only.
         padded: voxels after padding.
         starts: first voxel of every window, in the padded image.
     """
@@ -47,36 +47,36 @@ class Axis:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the windows cover one volume; ``axes`` are D, H and W."""
+    """Crop, padding and windows of one volume; ``axes`` are D, H and W."""
 
     axes: tuple[Axis, Axis, Axis]
 
     @property
     def kept(self) -> Slices:
-        """What is scored, out of the volume."""
+        """Return the scored part of the volume."""
         d, h, w = (slice(axis.low, axis.low + axis.kept) for axis in self.axes)
         return d, h, w
 
     @property
     def inside(self) -> Slices:
-        """What is scored, out of the padded image."""
+        """Return the scored part of the padded image."""
         d, h, w = (slice(axis.padding, axis.padding + axis.kept) for axis in self.axes)
         return d, h, w
 
     @property
     def padded_shape(self) -> tuple[int, int, int]:
-        """Shape of the padded image."""
+        """Return the shape of the padded image."""
         d, h, w = (axis.padded for axis in self.axes)
         return d, h, w
 
     @property
     def voxels(self) -> int:
-        """How many are scored."""
+        """Return the number of scored voxels."""
         return math.prod(axis.kept for axis in self.axes)
 
     @property
     def origins(self) -> list[Origin]:
-        """First voxel of every window in the padded image, W varying fastest."""
+        """Return the first voxel of every window in the padded image, W varying fastest."""
         d, h, w = (axis.starts for axis in self.axes)
         return list(itertools.product(d, h, w))
 
@@ -87,11 +87,11 @@ class SlidingWindow:
 
     Attributes:
         shape: voxels (D, H, W) of a window.
-        overlap: of neighbouring windows, as a share of their size.
-        padding_value: of the voxels that are added to an image.
+        overlap: overlap of neighbouring windows, as a fraction of their size.
+        padding_value: value of the voxels that are added to an image.
 
     Raises:
-        ConfigError: the distance of neighbouring windows does not divide their size.
+        ConfigError: the stride of the windows does not divide their size.
     """
 
     shape: tuple[int, int, int]
@@ -109,30 +109,30 @@ class SlidingWindow:
 
     @property
     def strides(self) -> tuple[int, int, int]:
-        """Distance of neighbouring windows on each axis, voxels."""
+        """Return the stride of the windows on each axis, voxels."""
         d, h, w = (round(size * (1 - self.overlap)) for size in self.shape)
         return d, h, w
 
     def geometry(self, shape: tuple[int, int, int]) -> Geometry:
-        """How the windows cover a volume of ``shape``.
+        """Return crop, padding and windows of a volume of ``shape``.
 
         Raises:
-            DataError: an axis is so short that cropping would leave nothing of it.
+            DataError: an axis is so short that nothing would remain after cropping.
         """
         d, h, w = (cover(*sizes) for sizes in zip(shape, self.shape, self.strides, strict=True))
         return Geometry((d, h, w))
 
     def padded(self, kept_DHW: Tensor, geometry: Geometry) -> Tensor:
-        """The cropped image (:attr:`Geometry.kept`) with the padding around it, on its device and in its dtype."""
+        """Return the cropped image (:attr:`Geometry.kept`) with padding, on its device and in its dtype."""
         padded_DHW = kept_DHW.new_full(geometry.padded_shape, self.padding_value)
         padded_DHW[geometry.inside] = kept_DHW
         return padded_DHW
 
     def importance(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """The importance map's three factors, one for each axis: a voxel counts as much as their product.
+        """Return the factors of the importance map for each axis; the importance of a voxel is their product.
 
-        The cube root of an outer product of three Gaussian windows, over its maximum, is itself the outer product of
-        their cube roots over their maxima.
+        The reference takes the cube root of an outer product of three Gaussian windows, divided by its maximum. This
+        equals the outer product of the cube roots, each divided by its maximum.
         """
         factors = []
         for size in self.shape:
@@ -144,13 +144,13 @@ class SlidingWindow:
 
 
 def cover(size: int, window: int, stride: int) -> Axis:
-    """Crop or pad an axis of ``size`` voxels to a multiple of ``stride``, and lay windows over it.
+    """Crop or pad an axis of ``size`` voxels to a multiple of ``stride``, and place windows on it.
 
-    A remainder below half the stride is cropped, a larger one padded; what is then shorter than a window is padded to
-    one. Of an odd number of voxels the larger part is cropped or added at the end.
+    A remainder of less than half the stride is cropped, a larger one padded; the result is padded to at least one
+    window. If the number of voxels is odd, the larger part is cropped or added at the end.
 
     Raises:
-        DataError: cropping would leave nothing.
+        DataError: nothing would remain after cropping.
     """
     remainder = size % stride
     cropped = remainder if 2 * remainder < stride else 0
@@ -163,18 +163,17 @@ def cover(size: int, window: int, stride: int) -> Axis:
 
 
 def average_logits(image_DHW: Tensor, network: Callable[[Tensor], Tensor], window: SlidingWindow) -> Tensor:
-    """Importance-weighted average of the logits of all windows, in plain PyTorch and one window at a time.
+    """Return the importance-weighted average of the logits of all windows, in plain PyTorch, one window at a time.
 
-    To look at the segmentation of one volume. An evaluation needs no average: the weights of a voxel are the same for
-    all classes, so that the largest sum is the largest average.
+    Use it to inspect the segmentation of one volume. An evaluation needs no average: the weights of a voxel are the
+    same for all classes, so the largest sum is the largest average.
 
     Args:
         image_DHW: a volume, in the dtype of the network.
-        network: image (1, 1, D, H, W) to logits (1, K, D, H, W) of one window.
-        window: the windows.
+        network: maps an image (1, 1, D, H, W) of one window to logits (1, K, D, H, W).
 
     Returns:
-        Logits (D, H, W, K) of the part that is scored (:attr:`Geometry.kept`), fp32 (fp64 for fp64 logits).
+        Logits (D, H, W, K) of the scored part (:attr:`Geometry.kept`), fp32 (fp64 for fp64 logits).
     """
     depth, height, width = image_DHW.shape
     geometry = window.geometry((depth, height, width))
@@ -191,5 +190,5 @@ def average_logits(image_DHW: Tensor, network: Callable[[Tensor], Tensor], windo
             ones = torch.ones(1, *window.shape, dtype=dtype, device=padded.device)
         add_window(sums[place], logits_KDHW, importance)
         add_window(weights[place], ones, importance)
-    assert sums is not None  # there is a window in every volume
+    assert sums is not None  # every volume has a window
     return (sums / weights)[geometry.inside]

@@ -1,7 +1,7 @@
-"""Generated CT scans in KiTS19's layout: kidneys and tumours as ellipsoids in a body, with noise.
+"""Synthetic CT scans in KiTS19's layout: kidneys and tumours as ellipsoids in a body, with noise.
 
-Everything is drawn in the millimetres of the prepared volume and sampled at the scan's own spacing, so that
-resampling has work to do. Axes: D slices, H from front to back, W from side to side, as KiTS19's arrays have them.
+Shapes are defined in the millimetres of the prepared volume and sampled at the scan's spacing, so resampling is
+exercised. Axes: D slices, H from front to back, W from side to side, as in KiTS19's arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.data import stand_in
 from common.errors import ConfigError
 
 AIR, TISSUE, KIDNEY, TUMOUR, BONE = -1000, 24, 137, 188, 420
-"""Hounsfield units. Prepared, tissue lies at -1, kidneys at 0.5, tumours at 1.1, air and bone at the ends."""
+"""Hounsfield units. After preparation, tissue is -1, kidneys 0.5, tumours 1.1; air and bone are clipped."""
 NOISE = 15
 SLICE_SPACINGS = (1.0, 1.25, 2.0, 2.5, 3.0)
 PIXEL_SPACINGS = (0.66, 0.74, 0.78, 0.86, 0.94)
@@ -30,7 +30,7 @@ SMALLEST = 32
 """Voxels of an axis below which a tumour has hardly any."""
 LARGEST = 512
 VOXELS_PER_WORKER = 64 << 20
-# Kidneys with a tumour each, and without: patients of one split take turns.
+# Kidneys of a case: 1 with, 0 without a tumour. The cases of a split use the entries in turn.
 _ANATOMIES = {
     "train": ((1, 1), (0, 0), (1, 0), (0, 1), (1,), (1, 0), (0, 1), (1, 0)),
     "eval": ((1, 0), (1, 1), (0, 1), (1,)),
@@ -39,15 +39,15 @@ _ANATOMIES = {
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """Parameters of the synthetic data.
 
     Attributes:
-        train: cases to train on.
-        eval: cases to evaluate, of the benchmark's list.
-        smallest: least voxels of an axis of a prepared volume, before it is padded to the patch.
-        largest: most voxels of one.
-        settings: what the scans are to be prepared for.
-        seed: decides everything else.
+        train: number of training cases.
+        eval: number of evaluation cases, from the benchmark's list.
+        smallest: smallest axis of a prepared volume in voxels, before it is padded to the patch.
+        largest: largest axis of a prepared volume in voxels.
+        settings: settings of the preparation that the scans are for.
+        seed: determines everything else.
     """
 
     train: int
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """One scan: its name, split and place in it, the shape of its volume, and its own shape and spacing in mm."""
+    """A scan: its name, kidneys, and seed; shape of the prepared volume; shape and spacing (mm) of the scan."""
 
     name: str
     anatomy: tuple[int, ...]
@@ -84,7 +84,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Generated:
-    """Cases of each split, voxels of all scans, and how many axes of the prepared volumes windows crop and pad."""
+    """Cases per split, voxels of all scans, and numbers of axes that windows crop and pad in the prepared volumes."""
 
     train: int
     eval: int
@@ -100,15 +100,15 @@ class Generated:
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write a stand-in for KiTS19 to ``raw_dir`` and mark it as one.
+    """Write synthetic scans to ``raw_dir`` and mark the folder as synthetic.
 
     Args:
         raw_dir: an empty or new folder.
-        request: how many cases of which sizes.
+        request: numbers and sizes of the cases.
         workers: processes.
 
     Raises:
-        DataError: ``raw_dir`` holds something already.
+        DataError: ``raw_dir`` is not empty.
     """
     stand_in.require_unused(raw_dir)
     plans = plan(request)
@@ -127,9 +127,9 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
 
 
 def branch(size: int, patch: int) -> str | None:
-    """What sliding windows of ``patch`` voxels, half a window apart, do to an axis: ``crop``, ``pad`` or nothing.
+    """Return how sliding windows of ``patch`` voxels with half overlap change an axis: ``crop``, ``pad`` or None.
 
-    Source: mlcommons/training, unet3d, inference: a rest of less than half a stride is cut off.
+    Source: mlcommons/training, unet3d, inference: a remainder of less than half a stride is cropped.
     """
     stride = max(1, patch // 2)
     rest = size % stride
@@ -139,7 +139,7 @@ def branch(size: int, patch: int) -> str | None:
 
 
 def plan(request: Request) -> list[Plan]:
-    """All scans of ``request``, sorted by name: evaluation takes the first cases of the benchmark's list."""
+    """Return all scans of ``request``, sorted by name; evaluation uses the first cases of the benchmark's list."""
     training = [number for number in range(LABELLED_CASES) if number not in EVALUATION_CASES]
     chosen = {"train": training[: request.train], "eval": list(EVALUATION_CASES[: request.eval])}
     plans = []
@@ -153,7 +153,7 @@ def plan(request: Request) -> list[Plan]:
                 round((size + 0.5) * target / spacing)
                 for size, target, spacing in zip(shape, TARGET_SPACING, spacings, strict=True)
             )
-            # Half a voxel more than the volume has: the truncation of resampling gives the shape again.
+            # Half a voxel is added, so that resampling, which rounds down, gives exactly this shape.
             spacing = tuple(
                 float((size + 0.5) * target / count)
                 for size, target, count in zip(shape, TARGET_SPACING, scan_shape, strict=True)
@@ -163,18 +163,18 @@ def plan(request: Request) -> list[Plan]:
 
 
 def write_scan(raw_dir: Path, entry: Plan) -> None:
-    """Draw one scan and write its two files to a folder of its name in ``raw_dir``."""
+    """Draw one scan and write its two files to its folder in ``raw_dir``."""
     image, label = draw(entry)
     folder = raw_dir / entry.name
     folder.mkdir()
     depth, height, width = entry.spacing
-    affine = np.array([[0, 0, -width, 0], [0, -height, 0, 0], [-depth, 0, 0, 0], [0, 0, 0, 1]])  # as KiTS19 has it
+    affine = np.array([[0, 0, -width, 0], [0, -height, 0, 0], [-depth, 0, 0, 0], [0, 0, 0, 1]])  # as in KiTS19
     nibabel.save(nibabel.Nifti1Image(image, affine), folder / raw.IMAGE)
     nibabel.save(nibabel.Nifti1Image(label, affine), folder / raw.LABEL)
 
 
 def draw(entry: Plan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
-    """Image in Hounsfield units and labels, both (D, H, W) of the scan."""
+    """Return image in Hounsfield units and labels, both (D, H, W) of the scan."""
     random = np.random.default_rng((*entry.seed, 1))
     label = np.zeros(entry.scan_shape, np.uint8)
     image = np.full(entry.scan_shape, AIR, np.float32)
@@ -201,7 +201,7 @@ def draw(entry: Plan) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
 def _fill(
     volume: NDArray[np.float32] | NDArray[np.uint8], value: int, centre: tuple[float, ...], axes: tuple[float, ...]
 ) -> None:
-    """Set an ellipsoid of ``volume``; centre and half axes are shares of its extents."""
+    """Set the voxels of an ellipsoid to ``value``; centre and half axes are fractions of the volume's size."""
     boxes, squares = [], []
     for axis, (size, middle, half) in enumerate(zip(volume.shape, centre, axes, strict=True)):
         places = (np.arange(size) + 0.5) / size
@@ -214,9 +214,9 @@ def _fill(
 
 
 def _size(request: Request, axis: int, place: int, random: np.random.Generator) -> int:
-    """A size of the range: in turns one that windows crop and one that they pad, and, of slices, one below the patch.
+    """Return an axis size: alternately one that windows crop and one that they pad; some D axes are below the patch.
 
-    A range without such sizes is drawn from as it is.
+    If the range has no such size, any size of the range is drawn.
     """
     every = range(request.smallest, request.largest + 1)
     patch = request.settings.patch[axis]

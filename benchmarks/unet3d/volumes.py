@@ -1,9 +1,9 @@
-"""A folder of prepared volumes: which cases there are, for what, how large, and their voxels.
+"""Folder of prepared volumes: its cases with their splits and shapes, and their voxels.
 
-``case_00000_x.npy`` is an image, float32 (1, D, H, W); ``case_00000_y.npy`` its labels, uint8 of the same shape: 0 for
-background, 1 for kidney, 2 for tumour. ``cases.json`` lists the cases, ``manifest.json`` the files.
+``case_00000_x.npy`` is an image, float32 (1, D, H, W); ``case_00000_y.npy`` has its labels, uint8 of the same shape:
+0 for background, 1 for kidney, 2 for tumour. ``cases.json`` lists the cases, ``manifest.json`` the files.
 
-Axes: D H W as in the scan's own array, in voxels.
+Axes: D H W as in the scan's array, in voxels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASES = "cases.json"
 
 @dataclass(frozen=True)
 class Case:
-    """One volume: ``case_00000``, its shape (D, H, W) in voxels, and what it is for."""
+    """A volume: name such as ``case_00000``, shape (D, H, W) in voxels, and split."""
 
     name: str
     shape: tuple[int, int, int]
@@ -35,29 +35,29 @@ class Case:
 
     @property
     def voxels(self) -> int:
-        """How many the volume has."""
+        """Return the number of voxels."""
         depth, height, width = self.shape
         return depth * height * width
 
     @property
     def image_file(self) -> str:
-        """Name of the file of the image."""
+        """Return the name of the image's file."""
         return f"{self.name}_x.npy"
 
     @property
     def label_file(self) -> str:
-        """Name of the file of the labels."""
+        """Return the name of the labels' file."""
         return f"{self.name}_y.npy"
 
     @property
     def file_bytes(self) -> dict[str, int]:
-        """The two files and their sizes."""
+        """Return the sizes in bytes of the two files by name."""
         return {self.image_file: npy.HEADER_BYTES + 4 * self.voxels, self.label_file: npy.HEADER_BYTES + self.voxels}
 
 
 @dataclass(frozen=True)
 class Volumes:
-    """The cases of a prepared folder, sorted by name; ``stand_in`` says that they are generated.
+    """The cases of a prepared folder, sorted by name; ``stand_in`` is true for synthetic data.
 
     See :func:`open_volumes`.
     """
@@ -68,10 +68,10 @@ class Volumes:
     stand_in: bool
 
     def read(self, case: Case) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-        """Image (D, H, W) float32 and labels (D, H, W) uint8 of ``case``, both contiguous, in memory of their own.
+        """Read image (D, H, W) float32 and labels (D, H, W) uint8 of ``case`` into memory; both are contiguous.
 
         Raises:
-            DataError: a file is missing, cut off, or has another type or shape than ``cases.json`` says.
+            DataError: a file is missing or truncated, or its dtype or shape does not match ``cases.json``.
         """
         image: NDArray[np.float32] = _load(self.root / case.image_file, np.dtype(np.float32), case)
         label: NDArray[np.uint8] = _load(self.root / case.label_file, np.dtype(np.uint8), case)
@@ -79,15 +79,15 @@ class Volumes:
 
 
 def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
-    """Open a prepared folder: every case has both its files, of the size that its shape asks for.
+    """Open a prepared folder, and check that all files exist and have the sizes that follow from the shapes.
 
     Args:
-        root: prepared data.
-        patch: shape (D, H, W) of the crops and windows that volumes have to hold.
+        root: folder of the prepared data.
+        patch: shape (D, H, W) of crops and windows, the minimum shape of volumes.
 
     Raises:
-        DataError: the folder was not prepared completely, a file is missing or has another size, no case is there to
-            train or to evaluate on, or a volume is smaller than ``patch``.
+        DataError: the folder is not completely prepared, a file is missing or has another size, there is no case for
+            training or evaluation, or a volume is smaller than ``patch``.
     """
     described = manifest.read(root, FORMAT, PREPARE_COMMAND)
     cases = read_cases(root)
@@ -113,10 +113,10 @@ def open_volumes(root: Path, patch: tuple[int, int, int]) -> Volumes:
 
 
 def read_cases(root: Path) -> list[Case]:
-    """The cases that ``cases.json`` of a prepared folder lists, sorted by name.
+    """Return the cases in ``cases.json`` of a prepared folder, sorted by name.
 
     Raises:
-        DataError: it is missing or damaged.
+        DataError: the file is missing or damaged.
     """
     path = root / CASES
     try:

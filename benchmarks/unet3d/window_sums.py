@@ -1,8 +1,8 @@
-"""The two steps of an evaluation beside the network: adding a window's logits, and counting classes.
+"""Two steps of an evaluation besides the network: adding the logits of a window, and counting classes.
 
-Sums are held as (D, H, W, K), so a row of a window in ``channels_last_3d`` is added to contiguous memory. Windows are
-added one after another in stream order: overlapping ones do not race, and a rank's sums are the same in every run.
-Nothing waits for the device. Axes: D H W voxels, K classes.
+Sums are stored as (D, H, W, K), so a row of a ``channels_last_3d`` window is added to contiguous memory. Windows are
+added one by one in stream order, so overlapping windows do not race and the sums of a rank are reproducible. Nothing
+waits for the device. Axes: D H W voxels, K classes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 INTERSECTION, PREDICTED, LABELLED = range(3)
-"""Columns of the counts of a class: voxels that are predicted and labelled as it, predicted, labelled."""
+"""Columns of the counts of a class: voxels that are both predicted and labelled, predicted, labelled."""
 
 
 def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tensor]) -> None:
-    """Add the logits of a window, each voxel times its importance.
+    """Add the logits of a window, multiplied by the importance of each voxel.
 
     Args:
         sums_DHWK: view of the volume's sums at the window, fp32 or fp64.
-        logits_KDHW: any floating dtype and strides.
-        importance: factors (D,), (H,) and (W,) of the dtype of the sums.
+        logits_KDHW: any floating-point dtype and strides.
+        importance: factors (D,), (H,) and (W,), in the dtype of the sums.
     """
     d, h, w = importance
     weight_DHW1 = ((d[:, None, None] * h[:, None]) * w)[..., None]
@@ -30,10 +30,10 @@ def add_window(sums_DHWK: Tensor, logits_KDHW: Tensor, importance: Sequence[Tens
 
 
 def count_classes(sums_DHWK: Tensor, label_DHW: Tensor, counts_K3: Tensor) -> None:
-    """Add to the counts of every class; a voxel's prediction is the first of its largest sums.
+    """Add the voxels of every class to its counts; the prediction of a voxel is the first class with the largest sum.
 
     Args:
-        sums_DHWK: a view of sums.
+        sums_DHWK: may be a view.
         label_DHW: uint8.
         counts_K3: int64; columns ``INTERSECTION``, ``PREDICTED`` and ``LABELLED``.
     """

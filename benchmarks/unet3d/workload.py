@@ -1,6 +1,6 @@
-"""3D U-Net as a workload: wires model, data, optimizer and evaluation.
+"""The 3D U-Net workload: combines model, data, optimizer and evaluation.
 
-Over the layout's ``cp`` axis ranks share a volume: each has a slab of it (:mod:`common.distributed.spatial`).
+Ranks along the ``cp`` axis of the layout share a volume: each has a slab of it (:mod:`common.distributed.spatial`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
 NVIDIA_UNTIMED_STEPS = 20
-"""Iterations before ``run_start`` that NVIDIA's submissions leave counted in the warm-up of the learning rate."""
+"""Steps before ``run_start`` that NVIDIA's submissions count as part of the learning rate's warm-up."""
 
 
 class UNet3DSegmentation(Workload):
@@ -61,12 +61,12 @@ class UNet3DSegmentation(Workload):
         self._source: VolumeSource | None = None
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Layers that ranks compute a slab of, whose gradients are partial sums, and those that they compute whole."""
+        """Return the layers on slabs, whose gradients are partial sums, and those that every rank computes whole."""
         whole = self.model.redundant_parameters()
         named = dict(self.model.named_parameters())
         slabs = {name: parameter for name, parameter in named.items() if name not in whole}
         hparams = self.own.hparams
-        decay, inside = hparams.weight_decay, hparams.variant == "nvidia"  # MXNet's momentum holds steps
+        decay, inside = hparams.weight_decay, hparams.variant == "nvidia"  # as in MXNet
         groups = [ParameterGroup(slabs, weight_decay=decay, learning_rate_in_momentum=inside)]
         if whole:
             redundant = {name: parameter for name, parameter in named.items() if name in whole}
@@ -77,9 +77,11 @@ class UNet3DSegmentation(Workload):
 
     @classmethod
     def declare(cls, cfg: RunConfig) -> Declaration:
-        """The rules count in epochs, here of whole batches; the rate stays after the warm-up; momentum is Nesterov's.
+        """Declare the schedule, the logged values and the data order.
 
-        No key of the log shows the latter. The order of data is how volumes are dealt, and what the augmentation draws.
+        The rules count in epochs, padded to whole batches, and the learning rate is constant after the warm-up. SGD
+        must use Nesterov momentum, which no log key shows. The data order is the division of volumes and the
+        augmentation.
         """
         own: UNet3DConfig = cfg.workload
         samples, momentum = cfg.benchmark.train_samples, own.hparams.momentum
@@ -98,7 +100,7 @@ class UNet3DSegmentation(Workload):
         )
 
     def build_step(self) -> TrainStep:
-        """Accumulated micro-batches, then SGD with Nesterov momentum."""
+        """Return the step: accumulated micro-batches, then SGD with Nesterov momentum."""
         hparams = self.own.hparams
         nvidia, steps = hparams.variant == "nvidia", _steps_of_epoch(self.cfg)
         schedule = warmup_then_constant(
@@ -112,9 +114,9 @@ class UNet3DSegmentation(Workload):
         return self.step_with(rule, schedule, blocks=self.model.blocks, loss_scale=self.own.model.loss_scale)
 
     def loss(self, micro_batch: Batch) -> Losses:
-        """Half the Dice loss plus half the cross-entropy; the mean over the crops of the micro-batch.
+        """Return half the Dice loss plus half the cross-entropy, averaged over the crops of the micro-batch.
 
-        ``micro_batch`` holds ``image`` (N, 1, D, H, W) and ``label`` (N, D, H, W), uint8; this rank's slabs of them.
+        ``micro_batch`` has this rank's slabs of ``image`` (N, 1, D, H, W) and ``label`` (N, D, H, W), uint8.
         """
         logits_NKDHW = self.model(micro_batch.tensors["image"])
         label_NDHW = micro_batch.tensors["label"]
@@ -122,12 +124,12 @@ class UNet3DSegmentation(Workload):
         return Losses(total, {"loss": total.detach()})
 
     def example_batches(self) -> Iterable[Batch]:
-        """One micro-batch of noise; all of training has the same shape."""
+        """Yield one micro-batch of noise; all training batches have the same shape."""
         generator = self.layout.generator("example")
         size = self._data_settings().slab(self._split).shape
         count, facts, device = self.cfg.micro_batch, self.own.facts, self.layout.device
         label_NDHW = torch.randint(facts.classes, (count, *size), generator=generator, dtype=torch.uint8)
-        # A single channel has no strides of its own: this is what crops look like in memory, channels last.
+        # Crops are channels last in memory; with a single channel, conversions would not set such strides.
         image_NCDHW = torch.randn(count, *size, 1, generator=generator).to(device, self.dtype).movedim(-1, 1)
         yield Batch({"image": image_NCDHW, "label": label_NDHW.to(device)}, self.nominal_samples)
 
@@ -136,7 +138,7 @@ class UNet3DSegmentation(Workload):
         return DataSettings(own.facts, own.reader, own.hparams.augmentation, self.dtype, own.model.implementations)
 
     def warm_up_reader(self) -> None:
-        """Make crops of a made-up volume."""
+        """Make crops from a synthetic volume."""
         warm_up(self._data_settings(), self.layout, self.cfg.micro_batch, self._split)
 
     def open_data(self, root: Path) -> VolumeSource:
@@ -157,7 +159,7 @@ class UNet3DSegmentation(Workload):
         return Batch(self._source.prepare(batch), batch.samples, batch.key)
 
     def evaluation(self, layout: Layout) -> MeanDice:
-        """Mean Dice on the ranks of ``layout``."""
+        """Return the evaluation of mean Dice on the ranks of ``layout``."""
         facts, windows = self.own.facts, self.own.sliding_window
         window = SlidingWindow(facts.input_shape, facts.overlap, facts.padding_value)
         settings = EvaluationSettings(window, windows.batch, windows.share, facts.dice_smooth)
@@ -168,17 +170,17 @@ class UNet3DSegmentation(Workload):
         return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
 
     def sample_flops(self) -> float:
-        """FLOPs of one crop."""
+        """Return the FLOPs of training on one crop."""
         return self.own.facts.training_flops(self.own.facts.input_shape)
 
 
 def _steps_of_epoch(cfg: RunConfig) -> int:
-    """Steps in which every volume appears: the rules pad the last batch."""
+    """Return the number of steps in which every volume appears; the rules pad the last batch."""
     return math.ceil(cfg.benchmark.train_samples / cfg.global_batch)
 
 
 def _initialised_tensors() -> list[str]:
-    """A name for each layer, as the reference has them."""
+    """Return the reference's names of the layers."""
     pairs = ["input_block", *(f"down{index}_block" for index in range(5))]
     names = [f"{pair}_{place}_{kind}" for pair in pairs for place in (0, 1) for kind in ("conv", "instancenorm")]
     for index in range(5):

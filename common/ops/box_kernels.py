@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Overlaps of boxes in Triton kernels, with the bits of :mod:`common.ops.boxes`.
+"""Overlaps of boxes in Triton kernels. Results are bit-identical to those of :mod:`common.ops.boxes`.
 
-Whether an overlap equals another or a threshold decides what is matched and what is suppressed. So a kernel that calls
-this is launched with ``enable_fp_fusion=False``: a product that is fused with the sum it goes into is not rounded.
+Matching and suppression depend on whether an overlap exactly equals another overlap or a threshold. So launch kernels
+that call these functions with ``enable_fp_fusion=False``: a fused multiply-add does not round the product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ALL: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
 
 @triton.jit
 def load_corners(boxes_ptr, row, mask):
-    """x1, y1, x2, y2 of rows of (rows, 4) boxes, fp32; 0 where the mask is not set."""
+    """Return x1, y1, x2, y2 in fp32 for the given rows of (rows, 4) boxes, 0 where the mask is false."""
     place = boxes_ptr + row * 4
     x1 = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     y1 = tl.load(place + 1, mask=mask, other=0.0).to(tl.float32)
@@ -26,7 +26,7 @@ def load_corners(boxes_ptr, row, mask):
 
 @triton.jit
 def side(start, end, PIXEL: tl.constexpr):
-    """Length from ``start`` to ``end``; PIXEL as in :mod:`common.ops.boxes`."""
+    """Return the length from ``start`` to ``end``. PIXEL is ``pixel`` of :mod:`common.ops.boxes`."""
     length = end - start
     if PIXEL != 0:
         length += PIXEL
@@ -35,7 +35,7 @@ def side(start, end, PIXEL: tl.constexpr):
 
 @triton.jit
 def intersection_over_union(x1, y1, x2, y2, other_x1, other_y1, other_x2, other_y2, PIXEL: tl.constexpr):
-    """Of corners that broadcast; 0 where both of a pair have no area."""
+    """Return the overlaps of boxes whose corners broadcast; 0 where the intersection has no area."""
     left, right = tl.maximum(x1, other_x1, propagate_nan=_ALL), tl.minimum(x2, other_x2, propagate_nan=_ALL)
     top, bottom = tl.maximum(y1, other_y1, propagate_nan=_ALL), tl.minimum(y2, other_y2, propagate_nan=_ALL)
     width, height = side(left, right, PIXEL), side(top, bottom, PIXEL)

@@ -1,9 +1,9 @@
 """Areas and overlaps of boxes, which are corners x1, y1, x2, y2. Shapes: N and M boxes.
 
-All arithmetic is in fp32, in fp64 of fp64.
+All arithmetic is in fp32, or in fp64 for fp64 inputs.
 
-``pixel`` is what a side measures beyond the difference of its ends: 0 where corners are points, 1 where they are the
-first and the last pixel that belongs to a box, as in Detectron and what comes from it.
+``pixel`` is added to the length of a side: 0 where corners are points, 1 where they are the first and the last pixel of
+a box, as in Detectron and code derived from it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from common.ops.triton_support import widen
 
 
 def side(start: Tensor, end: Tensor, pixel: float = 0.0) -> Tensor:
-    """Length from ``start`` to ``end``."""
+    """Return the length from ``start`` to ``end``."""
     length = end - start
     return length + pixel if pixel else length
 
 
 def area(boxes_N4: Tensor, pixel: float = 0.0) -> Tensor:
-    """Areas, (..., N), of ``boxes_N4``, (..., N, 4)."""
+    """Return the areas (..., N) of boxes (..., N, 4)."""
     x1, y1, x2, y2 = widen(boxes_N4).unbind(-1)
     return side(x1, x2, pixel) * side(y1, y2, pixel)
 
 
 def intersection_over_union(boxes_N4: Tensor, others_M4: Tensor, pixel: float = 0.0) -> Tensor:
-    """Of each with each: (..., N, M); 0 where both of a pair have no area.
+    """Return the overlaps of all pairs, (..., N, M); 0 where the intersection has no area.
 
     Args:
         boxes_N4: (..., N, 4).
         others_M4: (..., M, 4); leading dimensions broadcast.
-        pixel: see above.
+        pixel: see the module's docstring.
     """
     boxes, others = widen(boxes_N4).unsqueeze(-2), widen(others_M4).unsqueeze(-3)
     width, height = (

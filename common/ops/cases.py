@@ -107,6 +107,7 @@ class Pass(NamedTuple):
         bytes: bytes that the pass must move: each input is read once, each output is written once.
         flops: floating-point operations; 0 where only memory traffic matters.
         after: name of an earlier pass that ``run`` repeats first; the bench subtracts its time.
+        facts: function that returns more values for the tests to compare, after ``run``. It may wait for the device.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Pass(NamedTuple):
     bytes: float
     flops: float = 0.0
     after: str | None = None
+    facts: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Case:
         tests: sizes of the tests; each replaces some of ``sizes``. Choose them so that some tiles are not full.
         gpu: sizes of one more test, which runs only on a GPU; None for no such test.
         dtypes: dtypes of the activations. The bench uses the last one. Tests use the first and the last in Triton's
-            interpreter, and all of them on a GPU.
+            interpreter. On a GPU they use all of them for the first sizes, and the last one for ``gpu``.
         only: names of the implementations that the case applies to; empty for all.
         tolerance: factor on :data:`TOLERANCE`.
         exact: whether results must equal those of the reference in the same dtype, bit for bit.

@@ -1,8 +1,8 @@
-"""Kernels in CUDA C++, for what Triton cannot say: compiled when first used, by the NVRTC that comes with PyTorch, and
-launched through the driver, so that nobody needs ``nvcc``.
+"""Compile and launch CUDA C++ kernels, for features that Triton lacks.
 
-A kernel whose blocks wait for one another is launched cooperatively: all of its blocks start together or none does,
-beside other kernels too. Launches go to the current stream and can be captured in a CUDA graph.
+Kernels are compiled at first use by the NVRTC that comes with PyTorch and launched through the driver, so ``nvcc`` is
+not needed. A kernel whose blocks wait for one another is launched cooperatively: all of its blocks start together or
+none does, even while other kernels run. Launches go to the current stream and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 _ATTRIBUTE_COOPERATIVE, _ATTRIBUTE_CLUSTER = 2, 4
-"""``CU_LAUNCH_ATTRIBUTE_COOPERATIVE`` and ``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`` of ``cuda.h``."""
+"""Values of ``CU_LAUNCH_ATTRIBUTE_COOPERATIVE`` and ``CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`` in ``cuda.h``."""
 _FUNCTION_SHARED_BYTES = 8
-"""``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES``."""
+"""Value of ``CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`` in ``cuda.h``."""
 
 
 class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``."""
+    """The struct ``CUlaunchAttribute`` of ``cuda.h``."""
 
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", ctypes.c_ubyte * 64))
 
 
 class _Configuration(ctypes.Structure):
-    """``CUlaunchConfig``."""
+    """The struct ``CUlaunchConfig`` of ``cuda.h``."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -45,10 +45,10 @@ class _Configuration(ctypes.Structure):
 
 @functools.cache
 def _compiler() -> ctypes.CDLL:
-    """NVRTC.
+    """Load NVRTC.
 
     Raises:
-        OSError: there is none for the CUDA version of PyTorch.
+        OSError: there is no NVRTC for the CUDA version of PyTorch.
     """
     name = f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}"
     try:
@@ -62,7 +62,7 @@ def _compiler() -> ctypes.CDLL:
 
 
 def no_compiler() -> str | None:
-    """Why no source can be compiled; None if it can."""
+    """Return why this machine cannot compile CUDA C++, or None if it can."""
     if torch.version.cuda is None:
         return "PyTorch is built without CUDA"
     try:
@@ -74,15 +74,15 @@ def no_compiler() -> str | None:
 
 @functools.cache
 def compiled(source: str, name: str, architecture: str) -> bytes:
-    """The machine code (a cubin) of a source.
+    """Compile CUDA C++ and return the machine code (a cubin).
 
     Args:
-        source: CUDA C++, which includes nothing.
-        name: of the source, for the compiler's messages.
-        architecture: such as ``sm_90a``.
+        source: source text without ``#include``.
+        name: name of the source in the compiler's messages.
+        architecture: GPU architecture, such as ``sm_90a``.
 
     Raises:
-        RuntimeError: the compiler refuses it.
+        RuntimeError: the source does not compile.
     """
     nvrtc, program = _compiler(), ctypes.c_void_p()
 
@@ -127,15 +127,14 @@ class Kernel:
     """A kernel of a cubin on one device.
 
     Args:
-        cubin: see :func:`compiled`.
-        name: ``extern "C"``.
-        threads: of a block.
-        shared_bytes: of dynamic shared memory of a block.
-        cluster: neighbouring blocks that share memory.
-        device: the GPU.
+        cubin: result of :func:`compiled`.
+        name: name of the function, which is declared ``extern "C"``.
+        threads: threads per block.
+        shared_bytes: dynamic shared memory per block.
+        cluster: number of neighbouring blocks that share memory.
 
     Raises:
-        RuntimeError: the driver refuses it, such as for more shared memory than there is.
+        RuntimeError: the driver rejects the kernel, for example because the GPU has too little shared memory.
     """
 
     def __init__(
@@ -145,13 +144,13 @@ class Kernel:
         self._device = device
         module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.current_stream().query()  # so that the device's context is there
+            torch.cuda.current_stream().query()  # create the context of the device
             _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), name)
             _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()), name)
             _check(_driver().cuFuncSetAttribute(self._function, _FUNCTION_SHARED_BYTES, shared_bytes), name)
 
     def resident_blocks(self) -> int:
-        """How many blocks the whole device can have at a time."""
+        """Return how many blocks the whole device can run at a time."""
         found, driver = ctypes.c_int(), _driver()
         multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count
         with torch.cuda.device(self._device):
@@ -176,8 +175,8 @@ class Kernel:
         """Enqueue all blocks, which start together.
 
         Args:
-            blocks: of the grid; a multiple of the cluster, and no more than :meth:`resident_blocks`.
-            arguments: of the kernel: tensors and None for pointers, numbers for ``int``.
+            blocks: size of the grid; a multiple of ``cluster``, at most :meth:`resident_blocks`.
+            arguments: arguments of the kernel: tensors or None for pointers, numbers for ``int``.
         """
         values: list[Any] = [
             ctypes.c_int(argument)

@@ -1,4 +1,4 @@
-"""The optional libraries that operations use, and the one handle that cuDNN asks for."""
+"""Optional libraries of the operations, and the cuDNN handle of each device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _cudnn_handle(device: torch.device) -> Any:
 
 
 def cudnn_handle(device: torch.device) -> Any:
-    """The process's cuDNN handle of a device, on its current stream."""
+    """Return the cuDNN handle that this process uses for a device, set to the current stream of the device."""
     import cudnn
 
     handle = _cudnn_handle(device)

@@ -1,8 +1,8 @@
 """Operations: one declaration each, and the choice among their implementations.
 
-The ``__init__`` of an operation's package declares an :class:`Operation`. Its reference is plain PyTorch, runs on every
-device and is what tests compare the other implementations with. The faster implementations follow in order of
-preference. The choice is made once, when a model is built, and an implementation's module is imported only then.
+The ``__init__`` of an operation's package declares an :class:`Operation`. Its reference is plain PyTorch and runs on
+every device; tests compare the other implementations with it. The faster implementations follow in order of preference.
+The choice is made once, when a model is built, and an implementation's module is imported only then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OperationRequest:
 
 
 def runs_anywhere(request: OperationRequest) -> None:
-    """``unsupported`` of an implementation that serves every request."""
+    """Return None: the ``unsupported`` function of an implementation that supports every request."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,11 @@ class Implementation:
     """A faster implementation of an operation.
 
     Attributes:
-        source: the function, or a named tuple of functions of the same type as the reference. A string
-            ``module:attribute`` is imported when the implementation is chosen. With ``module`` alone the module has the
-            functions of the reference under the names of the tuple's fields.
-        unsupported: returns the reason why the implementation cannot serve a request, or None if it can.
-        automatic: whether ``auto`` may choose it. False where the results have another precision or differ from run to
-            run.
+        source: a function, or a named tuple of functions of the same type as the reference. A string
+            ``module:attribute`` is imported when the implementation is chosen. For ``module`` alone, the module defines
+            a function for each field of the named tuple.
+        unsupported: function that returns why the implementation cannot serve a request, or None if it can.
+        automatic: whether ``auto`` may choose it. False if the precision differs or results vary from run to run.
     """
 
     source: Any
@@ -72,18 +71,18 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation and everything that computes it. All implementations share the signatures of the reference.
+    """An operation and its implementations, which all have the signatures of the reference.
 
     Attributes:
         name: name of the operation in messages. A workload's ``OPERATIONS`` has the keys of the configuration.
         reference: a function, or a named tuple of functions that belong together, such as forward and backward.
-        fast: name to faster implementation, in order of preference.
-        kernel_names: pairs of a kind of work and a regular expression that matches the names of the kernels, for the
+        fast: faster implementations by name, in order of preference.
+        kernel_names: pairs of a kind of work and a regular expression that matches the names of its kernels, for the
             breakdown of a step.
-        former: former name of an implementation to its name now, for the error. ``plain`` and ``torch`` are former
-            names of the reference, unless this mapping has another entry for them.
-        cases: ``module:attribute`` of its :class:`common.ops.cases.Case`, for tests, bench and sweep. Without
-            ``:attribute`` it is ``CASES``. Imported when they are needed.
+        former: current names of implementations by former name, for error messages. ``plain`` and ``torch`` are former
+            names of the reference unless listed here.
+        cases: ``module:attribute`` of the :class:`common.ops.cases.Case` tuple for tests, bench and sweep; the default
+            attribute is ``CASES``. The module is imported on demand.
     """
 
     name: str
@@ -140,15 +139,14 @@ class Operation:
         return type(self.reference)(*(getattr(imported, part) for part in self.reference._fields))
 
     def choice(self, name: str) -> Choice:
-        """Return the implementation ``name`` without asking whether it can serve a request; see :meth:`function`."""
+        """Return the implementation ``name`` without checking a request; see :meth:`function`."""
         return Choice(name, self.function(name))
 
     def select(self, requested: str, request: OperationRequest) -> Choice:
         """Choose an implementation and import it.
 
         Args:
-            requested: one of :attr:`names`, or ``auto`` for the first that supports the request.
-            request: what the model will use it for.
+            requested: one of :attr:`names`, or ``auto`` for the first automatic one that supports the request.
 
         Raises:
             UnsupportedImplementation: the requested implementation does not exist or cannot serve the request.
@@ -166,12 +164,12 @@ class Operation:
 
 
 OPTION = "model.implementations"
-"""The key of the configuration that maps the name of an operation to an implementation."""
+"""Configuration key of the mapping from operations to implementations."""
 
 
 @contextlib.contextmanager
 def asked_for(option: str, name: str) -> Iterator[None]:
-    """Name the option of the configuration in the error about the implementation ``name`` that it asks for."""
+    """Add ``option=name`` to the message of an :class:`UnsupportedImplementation` that is raised inside."""
     try:
         yield
     except UnsupportedImplementation as error:
@@ -182,13 +180,11 @@ def select(requested: Mapping[str, str], name: str, operation: Operation, reques
     """Choose the implementation of an operation.
 
     Args:
-        requested: ``model.implementations``. The choice for an operation that it does not name is ``auto``.
-        name: key of the operation in it.
-        operation: the operation.
-        request: what the model will use it for.
+        requested: ``model.implementations``; operations that are not in it are ``auto``.
+        name: key of the operation in ``requested``.
 
     Raises:
-        UnsupportedImplementation: naming the key of the configuration.
+        UnsupportedImplementation: see :meth:`Operation.select`; the message names the key of the configuration.
     """
     implementation = requested.get(name, AUTO)
     with asked_for(f"{OPTION}.{name}", implementation):
@@ -206,10 +202,10 @@ def all_implementations(requested: Mapping[str, str], operations: Mapping[str, O
     """Check ``model.implementations`` against the operations that a workload uses.
 
     Returns:
-        The implementation that is requested of each operation, ``auto`` where the user names none.
+        The requested implementation of each operation, ``auto`` if the user requests none.
 
     Raises:
-        ConfigError: the workload has no such operation, or the operation no such implementation.
+        ConfigError: the workload does not have the operation, or the operation does not have the implementation.
     """
     for name, implementation in requested.items():
         if name not in operations:

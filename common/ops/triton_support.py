@@ -1,4 +1,6 @@
-"""What every operation with a Triton kernel needs to know: whether one can run, and how many programs fill the GPU."""
+"""Helpers of operations with Triton kernels: checks of device, dtype, sizes and layout, and the number of
+multiprocessors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def no_triton(device: torch.device) -> str | None:
 
 
 def triton_unsupported(request: OperationRequest) -> str | None:
-    """Why no Triton kernel of ours, whose arithmetic is fp32, can serve ``request``; None if one may."""
+    """Return why our Triton kernels, whose arithmetic is fp32, cannot serve ``request``, or None if they may."""
     return _refusal(request, {}, {}, FLOATS)
 
 
@@ -40,9 +42,9 @@ def triton_kernels(
 
     Args:
         source: see :class:`common.ops.operation.Implementation`.
-        most: name of a size to the largest that the kernels can serve.
-        multiple_of: name of a size to the number that must divide it.
-        dtypes: dtypes that the activations may have; empty for any.
+        most: largest supported value of a size, by name.
+        multiple_of: number that must divide a size, by name.
+        dtypes: supported dtypes of the activations; empty for all.
     """
     return Implementation(
         source, functools.partial(_refusal, most=most or {}, multiple_of=multiple_of or {}, dtypes=dtypes)
@@ -65,23 +67,23 @@ def _refusal(
 
 
 def widen(x: Tensor) -> Tensor:
-    """``x`` in the dtype of the arithmetic: fp64 as it is, all else in fp32."""
+    """Return ``x`` in the dtype of the arithmetic: fp64 unchanged, all others as fp32."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 where kernels are interpreted on a CPU."""
+    """Return the number of multiprocessors of a GPU; 1 for the CPU, where Triton interprets kernels."""
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def require_contiguous(**tensors: Tensor | None) -> None:
-    """Refuse tensors that a kernel would misread.
+    """Check that tensors are contiguous, because kernels do not read strides.
 
     Raises:
-        ValueError: one isn't contiguous.
+        ValueError: a tensor is not contiguous.
     """
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_contiguous():

@@ -87,8 +87,8 @@ def passes(
 ) -> list[Pass]:
     """Make the passes: measure the gradients; update weights and state.
 
-    The update also returns whether 16-bit weights are the rounded masters, and whether a skipped update left every bit
-    as it was.
+    The facts of an update are whether 16-bit weights are the rounded masters, and whether a skipped update left every
+    bit as it was.
 
     Args:
         function: makes an update from a formula and a binding.
@@ -140,17 +140,20 @@ def passes(
 
     def apply() -> tuple[Any, ...]:
         update.apply(rates_G, steps, grad_factor, write)
+        return weights, state
+
+    def facts() -> tuple[Any, ...]:
         rounded = [
             None if part.has_remainders else torch.equal(part.parameters, part.masters.to(part.parameters.dtype))
             for part in parts
         ]
-        return weights, state, rounded, writes or all(map(torch.equal, flats, before))
+        return rounded, writes or all(map(torch.equal, flats, before))
 
     read = size_of(*(part.gradients for part in parts))
     moved = read + 2 * size_of(*state, *(part.masters for part in parts))
     for part in parts:
         moved += size_of(part.parameters) * (2 if part.has_remainders else part.has_masters)
-    return [Pass("measure", measure, read), Pass("update", apply, moved)]
+    return [Pass("measure", measure, read), Pass("update", apply, moved, facts=facts)]
 
 
 def bert(hidden: int, layers: int, vocabulary: int) -> Tensors:

@@ -1,4 +1,4 @@
-"""Test 3D U-Net's evaluation on a GPU: large offsets, its CUDA graph, and no waiting for the device."""
+"""Test 3D U-Net's evaluation on a GPU: its CUDA graph, and no waiting for the device."""
 
 from __future__ import annotations
 

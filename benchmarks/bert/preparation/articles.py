@@ -1,9 +1,10 @@
-"""Articles of Wikipedia as WikiExtractor writes them: ``<doc id=… url=… title=…>``, title, text, ``</doc>``.
+"""Read and clean articles that WikiExtractor wrote: ``<doc id=… url=… title=…>``, title, text, ``</doc>``.
 
-What is left of them is, to the byte, what MLCommons' preparation leaves (mlcommons/training, retired_benchmarks/bert/
-cleanup_scripts: cleanup_file.py, clean.sh), oddities included: its published checksums are of that text. It works line
-by line, in a fixed order, and knows no nesting. So ``<sub>`` and ``<br/>`` stay, ``<chem>x</chem>`` leaves ``>x``, an
-image without a caption leaves its name, and a paragraph that vanishes leaves an empty line, which ends the article.
+The result is byte for byte that of the preparation by MLCommons, including its errors, because the published checksums
+are of that text (mlcommons/training, retired_benchmarks/bert/cleanup_scripts: cleanup_file.py, clean.sh). It replaces
+patterns line by line, in a fixed order, and does not handle nesting. Therefore ``<sub>`` and ``<br/>`` stay,
+``<chem>x</chem>`` becomes ``>x``, an image without a caption becomes its name, and a paragraph that is removed
+completely leaves an empty line, which ends the article.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _CATEGORY = re.compile(r"\[\[Category:[^]\[]*\]\]")
 _WORDS = r"([^]\[|]*)"
 _LINK, _LABELLED = rf"\[\[{_WORDS}\]\]", rf"\[\[[^]\[|]*\|{_WORDS}\]\]"
 _BRACKETS = (
-    *[(_LINK, r"\1")] * 2,  # twice: a link within another's words
+    *[(_LINK, r"\1")] * 2,  # twice, for a link inside the text of another link
     *[(_LABELLED, r"\1")] * 2,
     (r"\[\[:*[Ff]ile:[^]\[]*\]\]", ""),
     (r"\[\[[Mm]edia:[^]\[]*\]\]", ""),
@@ -31,7 +32,7 @@ _BRACKETS = (
 
 
 def _tags(names: str) -> list[tuple[str, str]]:
-    """What removes these tags where they have no attributes."""
+    """Return replacements that remove these tags if they have no attributes."""
     return [(f"<{slash}{name}>", "") for name in names.split() for slash in ("", "/")]
 
 
@@ -60,10 +61,10 @@ _ELEMENTS = (
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of one of WikiExtractor's files: an empty one for each article, and its paragraphs without the title.
+    """Yield an empty line for each article of a WikiExtractor file, and its paragraphs without the title.
 
     Raises:
-        DataError: the file is no such file, is not UTF-8, or ends within an article.
+        DataError: the file is not from WikiExtractor, is not UTF-8, or ends within an article.
     """
     title: str | None = None
     title_follows = False
@@ -92,7 +93,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def clean(line: str) -> str | None:
-    """``line`` without most remains of wiki markup; None for one that names a category, which goes as a whole."""
+    """Return ``line`` without most of the wiki markup, or None if the line names a category and is to be dropped."""
     if "[" in line:
         if _CATEGORY.search(line):
             return None

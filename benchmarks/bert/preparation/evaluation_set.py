@@ -1,4 +1,4 @@
-"""The evaluation set: sequences made of the held-out articles, of which every so-maniest is taken."""
+"""Evaluation set: sequences of the held-out articles, sampled at regular intervals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from common.errors import DataError
 def write_evaluation_set(
     text: Path, vocabulary_file: Path, settings: SampleSettings, wanted: int, path: Path
 ) -> dict[str, int]:
-    """Write ``wanted`` of the sequences of ``text`` as a file of single sequences.
+    """Create sequences from ``text`` and write ``wanted`` of them to an unpacked file.
 
     Returns:
-        ``samples`` that were written and ``candidates`` that they were picked from.
+        ``samples``, the number of written sequences, and ``candidates``, the number of created sequences.
 
     Raises:
-        DataError: text or vocabulary are damaged, or the text makes fewer sequences.
+        DataError: the text or the vocabulary is damaged, or the text is too short.
     """
     vocabulary = read_vocabulary(vocabulary_file)
     candidates = create_samples(read_documents(text, Tokenizer(vocabulary)), vocabulary, settings)
@@ -30,10 +30,10 @@ def write_evaluation_set(
 
 
 def pick(candidates: int, wanted: int, text: Path) -> np.ndarray:
-    """Which of the candidates are taken: int(i * (candidates / wanted)), the quotient as a Python float.
+    """Return the indices of the selected candidates: int(i * (candidates / wanted)), with a Python float quotient.
 
     Raises:
-        DataError: there are fewer than wanted.
+        DataError: there are fewer candidates than wanted.
     """
     if candidates < wanted:
         raise DataError(f"{text} makes {candidates} sequences where {wanted} are needed for evaluation: too short")

@@ -1,8 +1,8 @@
-"""Bring sequences from the files that they were made in to the shards that they belong to, in bounded memory.
+"""Move sequences from text parts to shards, in bounded memory.
 
-First each part's sequences are written in the order of their destinations (:func:`scatter`): one file, in which the
-sequences for one shard lie together. Then each shard collects its piece from every part (:func:`gather`). Parts, and
-shards, are independent of one another, so both steps run in parallel and continue after an interruption.
+:func:`scatter` writes the sequences of one part to one file, grouped by shard. :func:`gather` then reads the group of
+one shard from the files of all parts. Parts are independent of each other, and shards are too, so both steps can run in
+parallel and continue after an interruption.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16,
 
 
 def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
-    """Write one part's sequences to ``path``, grouped by shard; it appears when it is complete.
+    """Write the sequences of one part, grouped by shard; the file appears at ``path`` when it is complete.
 
     Args:
-        pieces: the sequences of the part.
-        places: [N], place of each in the whole set; -1 leaves it out.
-        boundaries: [shards + 1], first place of each shard, and the end of the last.
-        path: the file; ``path`` with ``.index.npy`` holds where each shard's group lies: int64 [shards + 1] in bytes,
-            then the counts of sequences, tokens and masked tokens, [3, shards].
+        pieces: sequences of the part.
+        places: [N], position of each sequence in the whole set; -1 omits the sequence.
+        boundaries: [shards + 1], first position of each shard, and the end of the last shard.
+        path: output file. ``path`` plus ``.index.npy`` is its index: int64, the offsets of the groups in bytes
+            [shards + 1], then their numbers of sequences, tokens and masked tokens [3, shards].
     """
     sequences = concatenate(list(pieces))
     if len(sequences) != len(places):
@@ -56,10 +56,10 @@ def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: 
 
 
 def gather(paths: Sequence[Path], shard: int, shards: int) -> tuple[NDArray[np.int32], Sequences]:
-    """Places, ascending, and sequences of one shard, from all parts.
+    """Return the positions, ascending, and the sequences of one shard, from the files of all parts.
 
     Raises:
-        DataError: a part's file is missing or too short.
+        DataError: the file of a part is missing or too short.
     """
     places, pieces = [], []
     for path in paths:
@@ -72,7 +72,7 @@ def gather(paths: Sequence[Path], shard: int, shards: int) -> tuple[NDArray[np.i
 
 
 def delete(path: Path) -> None:
-    """Remove what :func:`scatter` wrote to ``path``."""
+    """Remove the file and the index that :func:`scatter` wrote to ``path``."""
     path.unlink(missing_ok=True)
     _index(path).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""HDF5 files that appear only when they are complete, and errors that name the file."""
+"""Atomic writing of HDF5 files, and reading with errors that name the file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from common.errors import DataError
 
 @contextmanager
 def written(path: Path) -> Iterator[h5py.File]:
-    """A new file beside ``path``; flushed to the disk and renamed when the block ends well."""
+    """Open a temporary file beside ``path``; flush it to disk and rename it if the block ends without an error."""
     with atomic.written(path) as partial, h5py.File(partial, "w") as file:
         yield file
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[h5py.File]:
-    """``path`` for reading.
+    """Open ``path`` for reading.
 
     Raises:
-        DataError: it is missing, no HDF5, or damaged where the block reads it.
+        DataError: the file is missing or not HDF5, or the block reads a damaged part.
     """
     try:
         with h5py.File(path, "r") as file:

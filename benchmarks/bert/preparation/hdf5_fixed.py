@@ -1,8 +1,8 @@
-"""Sequences as HDF5 of fixed size: one row a sequence, padded with zeros. The intermediate that sampling writes.
+"""Intermediate HDF5 files of fixed size: one sequence per row, padded with zeros.
 
-Datasets, L the longest sequence and M the most masked tokens: ``input_ids`` int16 [N, L], ``input_mask`` int8 [N, L],
-``segment_ids`` int8 [N, L], ``masked_lm_positions`` int16 [N, M], ``masked_lm_ids`` int16 [N, M],
-``next_sentence_labels`` int8 [N]. A masked token is there where its position is not 0, which is ``[CLS]``.
+Datasets, for N sequences of at most L tokens and M masked tokens: ``input_ids`` int16 [N, L], ``input_mask`` int8
+[N, L], ``segment_ids`` int8 [N, L], ``masked_lm_positions`` int16 [N, M], ``masked_lm_ids`` int16 [N, M],
+``next_sentence_labels`` int8 [N]. Entries with masked position 0 are padding, because position 0 is ``[CLS]``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ COLUMNS = {
     "next_sentence_labels": np.int8,
 }
 ROWS = 8192
-"""Rows that are read or written at once."""
+"""Number of rows per read or write."""
 
 
 def write(path: Path, sequences: Sequences, max_sequence_length: int, max_masked: int) -> None:
-    """Write ``sequences`` to ``path``, which appears when it is complete."""
+    """Write ``sequences``; the file appears at ``path`` when it is complete."""
     total = len(sequences)
     with written(path) as file:
         for name, dtype in COLUMNS.items():
@@ -53,10 +53,10 @@ def write(path: Path, sequences: Sequences, max_sequence_length: int, max_masked
 
 
 def read(path: Path) -> Iterator[Sequences]:
-    """The sequences of ``path``, some thousands at a time.
+    """Yield the sequences of ``path`` in pieces of at most ``ROWS``.
 
     Raises:
-        DataError: the file is no such file, or damaged.
+        DataError: the file is missing, damaged, or has another format.
     """
     with opened(path) as file:
         _check(path, file)

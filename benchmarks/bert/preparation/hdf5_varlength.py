@@ -1,10 +1,10 @@
-"""Sequences, and packs of sequences, as HDF5 of variable length: what training reads.
+"""HDF5 files of variable length that training reads: single sequences, or packs of one to three.
 
-Every dataset has one entry a row, without padding. Unpacked, a row is a sequence: ``input_ids`` int16,
+Every dataset has one entry per row, without padding. In unpacked files a row is one sequence: ``input_ids`` int16,
 ``segment_ids`` int8, ``masked_lm_positions`` int16 and ``masked_lm_ids`` int16 of variable length, and
-``next_sentence_labels`` int8 [N]. Packed, a row is one to three sequences back to back: the same four, positions
-counted from the first token of the row, and of variable length too ``packed_input_len`` int16 (tokens of each
-sequence), ``packed_masked_lm_len`` int16 (masked tokens of each) and ``next_sentence_labels`` int8.
+``next_sentence_labels`` int8 [N]. In packed files a row is one to three sequences back to back: the same four datasets,
+with positions counted from the first token of the row, and also of variable length ``packed_input_len`` int16 (tokens
+of each sequence), ``packed_masked_lm_len`` int16 (masked tokens of each sequence) and ``next_sentence_labels`` int8.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from common.errors import DataError
 
 
 def write(path: Path, sequences: Sequences) -> None:
-    """Write one row a sequence; ``path`` appears when it is complete."""
+    """Write one sequence per row; the file appears at ``path`` when it is complete."""
     with written(path) as file:
         _ragged(file, "input_ids", sequences.input_ids, sequences.lengths)
         _ragged(file, "segment_ids", sequences.segment_ids, sequences.lengths)
@@ -34,12 +34,11 @@ def write(path: Path, sequences: Sequences) -> None:
 
 
 def write_packed(path: Path, sequences: Sequences, pack_sizes: NDArray[np.integer]) -> None:
-    """Write packs; ``path`` appears when it is complete.
+    """Write packs; the file appears at ``path`` when it is complete.
 
     Args:
-        path: the file.
-        sequences: those of the first pack, then those of the second, and so on.
-        pack_sizes: sequences of each pack; their sum is the number of sequences.
+        sequences: sequences of the first pack, then of the second, and so on.
+        pack_sizes: number of sequences in each pack; the sum is ``len(sequences)``.
     """
     firsts = starts_of(pack_sizes)
     tokens = np.add.reduceat(sequences.lengths, firsts) if len(firsts) else np.zeros(0, np.int32)
@@ -57,7 +56,7 @@ def write_packed(path: Path, sequences: Sequences, pack_sizes: NDArray[np.intege
 
 
 def read(path: Path) -> Sequences:
-    """All sequences of an unpacked file.
+    """Return all sequences of an unpacked file.
 
     Raises:
         DataError: the file is missing, damaged, or packed.
@@ -81,7 +80,7 @@ def read(path: Path) -> Sequences:
 
 
 def pack_sizes_of(path: Path) -> NDArray[np.int64]:
-    """Sequences of every pack of a packed file.
+    """Return the number of sequences in each pack of a packed file.
 
     Raises:
         DataError: the file is missing, damaged, or not packed.
@@ -99,7 +98,7 @@ def _ragged(file: h5py.File, name: str, flat: NDArray[np.integer], lengths: NDAr
         rows[number] = flat[start : start + length]
         start += length
     dataset = file.create_dataset(name, (len(rows),), dtype=h5py.vlen_dtype(flat.dtype))
-    # h5py's own assignment takes rows of equal length for a matrix and refuses them.
+    # Assignment through h5py fails if all rows have the same length, because it treats them as a matrix.
     dataset.id.write(h5s.ALL, h5s.ALL, rows)
 
 

@@ -1,8 +1,8 @@
-"""Text parts for training and the held-out articles for evaluation, from extracted articles.
+"""Split extracted articles into text parts for training and held-out articles for evaluation.
 
-As in MLCommons' preparation (do_sentence_segmentation.py, seperate_test_set.py, do_gather.py of mlcommons/training,
-retired_benchmarks/bert/cleanup_scripts) what is held out are *pieces* of a file: whatever lies between two empty lines,
-the empty piece behind the last one included. n articles are n + 1 pieces or more.
+As in the preparation by MLCommons (do_sentence_segmentation.py, seperate_test_set.py, do_gather.py in
+mlcommons/training, retired_benchmarks/bert/cleanup_scripts), the units are the *pieces* of a file between two empty
+lines, including the empty piece at the end. A file of n articles has at least n + 1 pieces.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ SEED_STEP = 13
 
 
 def held_out(number: int, files: int, wanted: int, pieces: int, path: Path) -> set[int]:
-    """Which pieces of file ``number`` are kept for evaluation.
+    """Return the indices of the pieces of one file that are held out for evaluation.
 
     Args:
-        number: place of the file among the sorted files.
-        files: how many there are.
-        wanted: pieces to hold out, over all files.
-        pieces: of this file.
-        path: the file, for the message.
+        number: index of the file among the ``files`` sorted files.
+        wanted: number of pieces to hold out, over all files.
+        pieces: number of pieces in this file.
+        path: path of the file, for the error message.
 
     Raises:
         DataError: the file has fewer pieces than its share.
@@ -49,8 +48,13 @@ def split_file(
 ) -> dict[str, int]:
     """Clean one file of articles, split it into sentences, and write its training and its held-out articles.
 
+    Args:
+        path, number, files, wanted: see :func:`held_out`.
+        punkt: folder of Punkt parameters, or None.
+        training, evaluation: output files.
+
     Returns:
-        ``articles`` and ``bytes`` for training, ``held_out`` pieces.
+        ``articles`` and ``bytes`` of the training text, and ``held_out``, the number of held-out pieces.
 
     Raises:
         DataError: the file is damaged, or has too few articles.
@@ -64,7 +68,7 @@ def split_file(
 
 
 def sentences_of(path: Path, splitter: SentenceSplitter) -> str:
-    """One file's articles, cleaned, a sentence a line, and an empty line wherever a line was empty.
+    """Return the cleaned articles of one file with one sentence per line, and an empty line for each empty line.
 
     Raises:
         DataError: the file is damaged.
@@ -80,7 +84,7 @@ def sentences_of(path: Path, splitter: SentenceSplitter) -> str:
 
 
 def assign(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Numbers of the files of each part: neighbours, about the same bytes in each part, none without a file.
+    """Return the indices of the files of each part: consecutive, about equal total size, and at least one file.
 
     Raises:
         DataError: there are fewer files than parts.
@@ -100,13 +104,13 @@ def assign(sizes: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def join(sources: Sequence[Path], path: Path) -> dict[str, int | str]:
-    """Write the files ``sources`` one after another; returns the ``bytes`` and their ``md5``."""
+    """Concatenate the files ``sources`` into ``path``; return its ``bytes`` and ``md5``."""
     size = write_text(path, (source.read_text(encoding="utf-8") for source in sources))
     return {"bytes": size, "md5": digest(path, "md5")}
 
 
 def write_text(path: Path, pieces: Iterable[str]) -> int:
-    """Write ``pieces`` to ``path``, which appears when it is complete; returns its bytes."""
+    """Write ``pieces`` and return the number of bytes; the file appears at ``path`` when it is complete."""
     with written(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
         for piece in pieces:
             file.write(piece)

@@ -1,10 +1,10 @@
-"""Which sequences share a row: at most three, in as few rows as there can be.
+"""Pack sequences into as few rows as possible, with at most three sequences per row.
 
-Histogram packing (Krell et al., arXiv:2107.02027, section 3): how often each way of filling a row exactly is used is
-one small problem over the 512 lengths, whatever the number of sequences. The paper solves it by non-negative least
-squares; here it is the linear program that it stands for, with its optimum, in a second instead of minutes: the fewest
-rows whose places, each of which may also hold something shorter, are enough. It is rounded down, and the few hundred
-sequences that then are left go where they fit best.
+Histogram packing (Krell et al., arXiv:2107.02027, section 3) computes how often to use each combination of lengths
+that fills a row exactly. The size of this problem depends on the 512 lengths, not on the number of sequences. The paper
+uses non-negative least squares, which takes minutes; we solve the linear program behind it to its optimum in a second:
+minimise the rows so that every sequence has a slot of its length or longer. The solution is rounded down, and best fit
+places the few hundred remaining sequences.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Plan:
-    """Ways to fill rows, and how often to use each.
+    """Combinations of lengths that fill a row, and how often to use each.
 
     Attributes:
-        ways: int64 [W, 3], lengths of the places of a row; 0 where there is none.
-        repeats: int64 [W].
+        ways: int64 [W, 3], lengths of the slots of a row; 0 for unused slots.
+        repeats: int64 [W], number of rows.
     """
 
     ways: NDArray[np.int64]
@@ -33,11 +33,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Packs:
-    """Where each sequence goes.
+    """Assignment of sequences to packs.
 
     Attributes:
-        places: int32 [N], three times the number of the sequence's pack, plus its place there.
-        sizes: int8 [P], sequences of each pack: 1 to 3.
+        places: int32 [N], 3 * (index of the pack) + (slot in the pack) of each sequence.
+        sizes: int8 [P], number of sequences in each pack, 1 to 3.
     """
 
     places: NDArray[np.int32]
@@ -45,17 +45,16 @@ class Packs:
 
     @property
     def count(self) -> int:
-        """Packs."""
+        """Number of packs."""
         return len(self.sizes)
 
 
 def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
-    """Assign every sequence to a pack; sequences of one length and the packs' order are drawn at random.
+    """Assign every sequence to a pack. The order of the packs and of sequences of equal length is random.
 
     Args:
         lengths: [N], tokens of each sequence, 1 to ``longest``.
-        longest: tokens of a row.
-        seed: of the drawing.
+        longest: tokens per row.
     """
     if len(lengths) == 0:
         return Packs(np.zeros(0, np.int32), np.zeros(0, np.int8))
@@ -63,7 +62,7 @@ def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
     source = np.random.default_rng(seed)
     rows = source.permutation(int(plan.repeats.sum())).astype(np.int32)
     drawn = source.permutation(len(lengths)).astype(np.int32)
-    queue = drawn[np.argsort(-lengths[drawn], kind="stable")]  # the longest first
+    queue = drawn[np.argsort(-lengths[drawn], kind="stable")]  # longest sequences first
     places = np.full(len(lengths), -1, np.int32)
     starts = np.cumsum(plan.repeats) - plan.repeats
     done = 0
@@ -77,13 +76,13 @@ def pack(lengths: NDArray[np.integer], longest: int, seed: int) -> Packs:
 
 
 def plan_packs(counts: NDArray[np.integer], longest: int) -> Plan:
-    """How often to use each way of filling a row, so that all sequences have a place.
+    """Return how often to use each combination so that all sequences have a slot.
 
-    The longest sequences fit the longest places, one after another; a plan may have more places than sequences.
+    Assigning the longest sequences to the longest slots, in order, always fits. A plan may have unused slots.
 
     Args:
         counts: [longest], number of sequences of length 1, 2, … ``longest``.
-        longest: tokens of a row.
+        longest: tokens per row.
     """
     ways = exact_ways(longest)
     repeats = np.floor(_fewest_rows(ways, counts, longest) + _ROUNDING).astype(np.int64)
@@ -91,7 +90,7 @@ def plan_packs(counts: NDArray[np.integer], longest: int) -> Plan:
     np.add.at(places, ways, repeats[:, None])
     left = np.asarray(counts, np.int64).copy()
     spare = 0
-    for length in range(longest, 0, -1):  # a place that no sequence of its length needs holds a shorter one
+    for length in range(longest, 0, -1):  # slots that no sequence of this length needs serve shorter ones
         spare += int(places[length])
         served = min(spare, int(left[length - 1]))
         left[length - 1] -= served
@@ -102,10 +101,10 @@ def plan_packs(counts: NDArray[np.integer], longest: int) -> Plan:
 
 
 def _fewest_rows(ways: NDArray[np.int64], counts: NDArray[np.integer], longest: int) -> NDArray[np.float64]:
-    """The fractional number of uses of each way [W] whose sum is least.
+    """Return the fractional number of uses of each combination [W] with the smallest sum.
 
-    Beside them, one variable for each length counts the places of this length that are handed to the length below;
-    the constraint of a length: places, plus those handed to it, less those handed on, are at least its sequences.
+    For each length, one more variable counts the slots that are passed on to the next shorter length. The constraint
+    of each length is: slots + slots received from above - slots passed on >= sequences.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
@@ -124,7 +123,7 @@ def _fewest_rows(ways: NDArray[np.int64], counts: NDArray[np.integer], longest: 
 
 
 def exact_ways(longest: int) -> NDArray[np.int64]:
-    """All multisets of one to three lengths that sum to ``longest``: [W, 3], 0 where there is none."""
+    """Return all multisets of one to three lengths with the sum ``longest``: [W, 3], 0 for unused slots."""
     one = [(longest, 0, 0)]
     two = [(a, longest - a, 0) for a in range(1, longest // 2 + 1)]
     three = [(a, b, longest - a - b) for a in range(1, longest // 3 + 1) for b in range(a, (longest - a) // 2 + 1)]
@@ -132,7 +131,7 @@ def exact_ways(longest: int) -> NDArray[np.int64]:
 
 
 def best_fit(counts: NDArray[np.integer], longest: int) -> Plan:
-    """Rows for the last sequences: the longest that is left, and the one or two others that fill its row best."""
+    """Return rows that each take the longest remaining sequence and up to two others that fill the row best."""
     left = np.asarray(counts, np.int64).copy()
     ways: list[tuple[int, int, int]] = []
     repeats: list[int] = []
@@ -163,7 +162,7 @@ def _best_row(left: NDArray[np.int64], longest: int) -> tuple[int, int, int]:
 
 
 def _without_gaps(places: NDArray[np.int32], rows: int) -> Packs:
-    """Number the rows that hold a sequence from 0 on, in their order."""
+    """Remove empty rows and renumber the others from 0, in order."""
     sizes = np.bincount(places // MAX_SEQUENCES, minlength=rows).astype(np.int8)
     number = (np.cumsum(sizes > 0) - 1).astype(np.int32)
     row, place = np.divmod(places, MAX_SEQUENCES)

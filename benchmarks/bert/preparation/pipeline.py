@@ -1,7 +1,7 @@
-"""From text to the files that training reads, stage by stage; every stage continues where it was interrupted.
+"""Pipeline from text to the shards that training reads. Every stage can continue after an interruption.
 
-articles → text parts and held-out articles → sequences of each part (fixed HDF5) → which sequences share a row, and in
-which shard → sequences in the order of shards → shards. What a stage has used up is deleted when the next is done.
+articles → text parts and held-out articles → sequences of each part (fixed HDF5) → plan of packs and shards →
+sequences of each part, grouped by shard → shards. Intermediate files are deleted once a later stage has used them.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ UNPACKED_SEED = 24
 
 @dataclass(frozen=True)
 class Made:
-    """What the stages made.
+    """Result of the pipeline, for the manifest.
 
     Attributes:
-        files: below the data folder.
-        counts: of samples and packs, for the manifest.
-        evaluation_md5: MD5 of the evaluation's text, where it was made from articles.
+        files: written files, by path below the data folder.
+        counts: numbers of samples, packs and shards.
+        evaluation_md5: MD5 of the evaluation text; None if the text was not made from articles.
     """
 
     files: dict[str, FileEntry]
@@ -51,17 +51,14 @@ class Made:
 
 
 class Pipeline:
-    """One preparation.
+    """One run of the preparation.
 
     Args:
-        source: text and vocabulary.
-        settings: sizes.
-        data_dir: receives the shards.
-        work_dir: receives what lies between, and the records of the stages.
-        workers: processes.
-        punkt: folder of the sentence splitter's parameters, None for none; for articles only.
+        data_dir: folder for the shards.
+        work_dir: folder for intermediate files and the records of the stages.
+        punkt: folder of Punkt parameters, or None; only used for articles.
         unpacked: also write shards of single sequences.
-        keep: keep what lies between.
+        keep: keep the intermediate files.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class Pipeline:
         self.stages = Stages(work_dir / "records", workers)
 
     def run(self) -> Made:
-        """Do all that is left to do.
+        """Run all stages that are not complete.
 
         Raises:
             DataError: the text is damaged or too short.
@@ -102,14 +99,14 @@ class Pipeline:
         return self._made(plan, held_out, shards)
 
     def _text_files(self) -> tuple[list[Path], Path]:
-        """The text parts and the text for evaluation, wherever they come from."""
+        """Return the paths of the text parts and of the evaluation text."""
         if self.source.evaluation is not None:
             return self.source.parts, self.source.evaluation
         folder, total = self.work_dir / "text", self.settings.parts
         return [folder / f"part-{number:05d}-of-{total:05d}" for number in range(total)], folder / EVALUATION
 
     def _make_text(self) -> tuple[list[Path], Path]:
-        """Text parts and text for evaluation, made of the articles if there are any."""
+        """Return the paths of the text parts and of the evaluation text; create both if the source has articles."""
         parts, evaluation = self._text_files()
         if not self.source.articles:
             return parts, evaluation
@@ -134,7 +131,7 @@ class Pipeline:
         return parts, evaluation
 
     def _samples(self, parts: list[Path]) -> list[int]:
-        """Sequences of each part."""
+        """Create the sequences of all parts; return the number of each part."""
         common = (self.source.vocabulary, self.settings.samples)
         tasks = {path.name: (path, *common, *self._sample_files(path)) for path in parts}
         return [record["sequences"] for record in self.stages.run("samples", tasks, make_samples).values()]
@@ -220,7 +217,7 @@ class Pipeline:
 
 
 def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, path: Path, lengths: Path) -> Record:
-    """Write the sequences of one text part to ``path`` and their lengths to ``lengths``.
+    """Create the sequences of one text part; write them to ``path`` and their lengths to ``lengths``.
 
     Raises:
         DataError: the text is damaged or empty.
@@ -237,19 +234,18 @@ def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, pa
 
 
 def make_evaluation_set(text: Path, vocabulary: Path, settings: SampleSettings, wanted: int, path: Path) -> Record:
-    """Write the evaluation set to ``path``."""
+    """Write an evaluation set of ``wanted`` sequences to ``path``."""
     made = write_evaluation_set(text, vocabulary, settings, wanted, path)
     return {**made, **_entry(path)}
 
 
 def make_plan(lengths: list[Path], samples: list[int], settings: Settings, places: dict[str, list[Path]]) -> Record:
-    """Decide for every sequence where it goes, and write the places of each part.
+    """Compute the position of every sequence in the data set, and write the positions of each part to a file.
 
     Args:
-        lengths: of the sequences of each part.
-        samples: how many these are.
-        settings: sizes.
-        places: for each kind of shards the file of each part.
+        lengths: files with the lengths of the sequences, one per part.
+        samples: number of sequences in each part.
+        places: output files, one per part, for each kind of shards (``PACKED``, ``UNPACKED``).
 
     Raises:
         DataError: there are fewer sequences or packs than needed.
@@ -274,7 +270,7 @@ def make_plan(lengths: list[Path], samples: list[int], settings: Settings, place
 
 
 def shuffled_places(total: int) -> NDArray[np.int32]:
-    """Place of each of ``total`` sequences when Python's ``random.Random(24)`` has shuffled them."""
+    """Return the position of each of ``total`` sequences after a shuffle with ``random.Random(24)`` of Python."""
     order = array("i", range(total))
     random.Random(UNPACKED_SEED).shuffle(order)
     places = np.empty(total, np.int32)
@@ -285,12 +281,12 @@ def shuffled_places(total: int) -> NDArray[np.int32]:
 def scatter_part(
     samples: Path, destinations: list[tuple[Path, NDArray[np.int64], Path]], delete_samples: bool
 ) -> Record:
-    """Write one part's sequences in the order of shards.
+    """Write the sequences of one part, grouped by shard.
 
     Args:
-        samples: the part's fixed HDF5 file.
-        destinations: for each kind of shards the places, the shards' boundaries, and the file to write.
-        delete_samples: remove ``samples`` afterwards.
+        samples: fixed HDF5 file of the part.
+        destinations: for each kind of shards: the file of positions, the boundaries of the shards, the output file.
+        delete_samples: delete ``samples`` afterwards.
     """
     if samples.exists() or not all(path.exists() for _, _, path in destinations):
         for places, boundaries, path in destinations:
@@ -301,7 +297,7 @@ def scatter_part(
 
 
 def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, path: Path) -> Record:
-    """Write one shard from all parts' sequences."""
+    """Write shard number ``shard`` to ``path``, from the files that :func:`scatter_part` wrote for all parts."""
     places, sequences = exchange.gather(sources, shard, shards)
     if packed:
         _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)

@@ -1,8 +1,8 @@
-"""Training sequences from text: pairs of segments for next-sentence prediction, with masked tokens.
+"""Create sequences from text: pairs of segments for next-sentence prediction, with masked tokens.
 
-The sequences, evaluation's above all, are a function of the seed *and of the order of all calls* of Python's
-``random.Random``, one generator for each text file, so nothing here may be vectorised or reordered. The algorithm is
-that of BERT's original data (Devlin et al., arXiv:1810.04805, section 3.1 and appendix A.1).
+The algorithm is that of the original BERT (Devlin et al., arXiv:1810.04805, section 3.1 and appendix A.1). The
+sequences depend on the seed *and on the order of all calls* of ``random.Random``, with one generator per text file.
+Therefore nothing here may be vectorised or reordered; otherwise the evaluation set, above all, would change.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Sentence = list[int]
 Document = list[Sentence]
 
 SPECIAL_TOKENS = 3
-"""``[CLS]`` and two ``[SEP]``."""
+"""Special tokens per sequence: ``[CLS]`` and two ``[SEP]``."""
 
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """What decides the sequences beside text and vocabulary; the defaults are the benchmark's.
+    """Options that determine the sequences, together with text and vocabulary; defaults are those of the benchmark.
 
     Attributes:
-        max_sequence_length: tokens of the longest sequence.
-        max_masked: masked tokens of one sequence at most.
-        masked_share: masked tokens in all tokens.
-        short_share: visits of a document that aim at shorter sequences.
-        copies: times that every document is visited.
-        seed: of the generator of each text file.
+        max_sequence_length: maximum number of tokens in a sequence.
+        max_masked: maximum number of masked tokens in a sequence.
+        masked_share: fraction of the tokens that is masked.
+        short_share: fraction of the passes over documents that aim at a random shorter length.
+        copies: number of passes over every document.
+        seed: seed of the generator of each text file.
     """
 
     max_sequence_length: int = 512
@@ -51,7 +51,7 @@ class SampleSettings:
 
 
 def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
-    """Documents of a text file: one sentence a line, an empty line between documents. Empty documents are left out.
+    """Read a text file with one sentence per line and empty lines between documents; skip empty documents.
 
     Raises:
         DataError: the file is missing or not UTF-8.
@@ -75,12 +75,11 @@ def read_documents(path: Path, tokenizer: Tokenizer) -> list[Document]:
 
 
 def create_samples(documents: list[Document], vocabulary: Vocabulary, settings: SampleSettings) -> Sequences:
-    """All sequences of the documents of one text file, shuffled.
+    """Return all sequences of the documents of one text file, shuffled.
 
     Args:
-        documents: their order changes.
-        vocabulary: gives the special tokens and the random words.
-        settings: lengths, shares and seed.
+        documents: documents of the file; the list is shuffled in place.
+        vocabulary: source of the special tokens and the random words.
     """
     source = random.Random(settings.seed)
     shuffle(documents, source)
@@ -94,7 +93,7 @@ def create_samples(documents: list[Document], vocabulary: Vocabulary, settings: 
 
 
 def shuffle(items: list[Any], source: random.Random) -> None:
-    """``source.shuffle(items)``, the same draws and the same result, in less than half the time."""
+    """Do the same as ``source.shuffle(items)``, with the same random numbers, in less than half the time."""
     bits = source.getrandbits
     for last in range(len(items) - 1, 0, -1):
         width = (last + 1).bit_length()
@@ -107,7 +106,7 @@ def shuffle(items: list[Any], source: random.Random) -> None:
 def _visit(
     documents: list[Document], number: int, settings: SampleSettings, source: random.Random, made: _Written
 ) -> None:
-    """Cut document ``number`` into pairs of segments, once from its beginning to its end."""
+    """Pass once over document ``number``, split it into pairs of segments, and add a sequence for each to ``made``."""
     document = documents[number]
     longest = settings.max_sequence_length - SPECIAL_TOKENS
     target = longest
@@ -135,7 +134,10 @@ def _visit(
 
 
 def _random_segment(documents: list[Document], number: int, wanted: int, source: random.Random) -> list[int]:
-    """At least ``wanted`` tokens, if it has as many, of a document that is another one unless ten draws all hit it."""
+    """Return at least ``wanted`` tokens, or all until the end, from a random position in another random document.
+
+    If ten draws all give document ``number``, the tokens are from that document.
+    """
     other = number
     for _ in range(10):
         other = source.randint(0, len(documents) - 1)
@@ -153,7 +155,10 @@ def _random_segment(documents: list[Document], number: int, wanted: int, source:
 def truncate(
     first: list[int], second: list[int], longest: int, draw: Callable[[], float]
 ) -> tuple[list[int], list[int]]:
-    """Shorten the longer segment, the second if equal, by one token at either end until both have ``longest``."""
+    """Remove tokens from the longer segment (the second if equal) until both together have ``longest`` tokens.
+
+    Each step removes one token, at the front if ``draw()`` is below 0.5, else at the end.
+    """
     a_start, a_stop, b_start, b_stop = 0, len(first), 0, len(second)
     for _ in range(len(first) + len(second) - longest):
         front = draw() < 0.5
@@ -165,7 +170,7 @@ def truncate(
 
 
 class _Written:
-    """The sequences made so far, as flat columns that grow."""
+    """Buffer of the sequences created so far, as flat columns."""
 
     def __init__(self, vocabulary: Vocabulary, settings: SampleSettings, source: random.Random) -> None:
         self._vocabulary = vocabulary
@@ -180,7 +185,7 @@ class _Written:
         self._next_sentence = array("b")
 
     def add(self, first: list[int], second: list[int], unrelated: bool) -> None:
-        """Join the segments, mask, and append."""
+        """Join the two segments, mask tokens, and append the sequence."""
         words = self._vocabulary
         tokens = [words.classification, *first, words.separator, *second, words.separator]
         candidates = list(range(1, len(first) + 1)) + list(range(len(first) + 2, len(tokens) - 1))

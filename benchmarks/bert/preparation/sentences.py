@@ -1,4 +1,4 @@
-"""Sentences of a paragraph, by NLTK's Punkt (Kiss and Strunk, Computational Linguistics 32(4), 2006)."""
+"""Split paragraphs into sentences with Punkt from NLTK (Kiss and Strunk, Computational Linguistics 32(4), 2006)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from common.untrusted.regular_file import read_text
 
 
 class SentenceSplitter:
-    """Splits English paragraphs.
+    """Sentence splitter for English paragraphs.
 
     Args:
-        model: folder with NLTK's parameters of English (``punkt_tab/english``); None for Punkt without any, which
-            knows no abbreviation, so that it ends a sentence behind every "Dr.".
+        model: folder of the English parameters from NLTK (``punkt_tab/english``). None uses Punkt without parameters:
+            it does not know abbreviations and ends a sentence after "Dr.", for example.
 
     Raises:
-        DataError: the folder holds no such parameters.
+        DataError: the folder lacks the parameters, or they are damaged.
     """
 
     def __init__(self, model: Path | None) -> None:
@@ -26,17 +26,17 @@ class SentenceSplitter:
         self._tokenizer = PunktSentenceTokenizer() if model is None else PunktSentenceTokenizer(_parameters(model))
 
     def split(self, paragraph: str) -> list[str]:
-        """The sentences of ``paragraph``, each on one line."""
+        """Return the sentences of ``paragraph`` without surrounding whitespace."""
         return [sentence.strip() for sentence in self._tokenizer.tokenize(paragraph)]
 
 
 def description(model: Path | None) -> str:
-    """Which parameters split the sentences, for the manifest."""
+    """Return a description of the Punkt parameters, for the manifest."""
     return "Punkt without parameters" if model is None else "Punkt with NLTK's parameters"
 
 
 def _parameters(model: Path) -> Any:
-    """NLTK's tables, one entry a line, columns between tabs."""
+    """Read the parameter tables of NLTK: one entry per line, columns separated by tabs."""
     from nltk.tokenize.punkt import PunktParameters
 
     def lines(name: str) -> list[str]:

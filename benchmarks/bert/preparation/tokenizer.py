@@ -1,12 +1,12 @@
-"""WordPiece for uncased English, as Google's BERT defines it.
+"""WordPiece tokenizer for uncased English, as in the original BERT from Google.
 
-Words are found by cleaning (control characters go, every kind of space separates), setting CJK characters apart,
-lower-casing, taking accents off (NFD without non-spacing marks) and cutting at punctuation, where every ASCII
-character that is neither letter nor digit counts; a word is then cut into the longest pieces of the vocabulary, from
-the left. All of it works on what stands between two ASCII spaces, so results are kept for each such piece of text:
-natural text repeats itself so much that hardly any word is cut twice.
+1. Remove control characters and replace every kind of whitespace by a space.
+2. Separate CJK characters, convert to lower case, and remove accents (NFD without non-spacing marks).
+3. Split at spaces and punctuation; ASCII characters that are not letters or digits count as punctuation.
+4. Split each word, from the left, into the longest pieces that are in the vocabulary.
 
-The Rust library ``tokenizers`` differs where text has capital Greek: its lower case knows no final sigma.
+The text between two ASCII spaces can be processed on its own, so a cache stores the result for each such chunk. The
+Rust library ``tokenizers`` differs for Greek capitals, because its lower case has no final sigma.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from common.errors import DataError
 from common.untrusted.regular_file import read_text
 
 MAX_WORD_CHARACTERS = 200
-"""Longer words are unknown."""
+"""Maximum length of a word; longer words become ``[UNK]``."""
 
 MAX_VOCABULARY = 32_767
-"""Token ids are stored with 16 bits and a sign."""
+"""Maximum number of pieces, because token ids are stored as signed 16-bit integers."""
 
 _CACHED_WORDS = 1 << 20
 _CJK = (
@@ -34,10 +34,10 @@ _CJK = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """WordPieces by id, and the ids of the special ones, which are found by name.
+    """WordPieces, and the ids of the special pieces.
 
     Attributes:
-        pieces: every piece, in the file's order, which gives the ids.
+        pieces: all pieces in the order of the file; the index is the id.
         unknown, classification, separator, mask: ids of ``[UNK]``, ``[CLS]``, ``[SEP]``, ``[MASK]``.
     """
 
@@ -52,11 +52,11 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read ``vocab.txt``: one piece a line.
+    """Read ``vocab.txt``, which has one piece per line.
 
     Raises:
-        DataError: the file is missing or no UTF-8, a line is empty or a repetition, a special piece is missing,
-            ``[PAD]`` is not the first, or there are more pieces than 16-bit ids.
+        DataError: the file is missing or not UTF-8, a line is empty or a duplicate, a special piece is missing,
+            ``[PAD]`` is not the first piece, or there are more than ``MAX_VOCABULARY`` pieces.
     """
     if not path.exists():
         raise DataError(f"{path} is missing; place the benchmark's vocab.txt there")
@@ -80,7 +80,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 class Tokenizer:
-    """Turns text into ids of a vocabulary."""
+    """WordPiece tokenizer with a given vocabulary, and a cache of tokenized chunks."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = {piece: number for number, piece in enumerate(vocabulary.pieces)}
@@ -88,7 +88,7 @@ class Tokenizer:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without special tokens."""
+        """Return the token ids of ``text``, without special tokens."""
         cache = self._cache
         ids: list[int] = []
         for chunk in text.split(" "):
@@ -101,7 +101,7 @@ class Tokenizer:
         return ids
 
     def _pieces(self, word: str) -> list[int]:
-        """Ids of one word: the longest piece first, or ``[UNK]`` when any part of it is not in the vocabulary."""
+        """Return the ids of one word by greedy longest match, or ``[UNK]`` if a part of it is not in the vocabulary."""
         if len(word) > MAX_WORD_CHARACTERS:
             return [self._unknown]
         found = []
@@ -119,7 +119,7 @@ class Tokenizer:
 
 
 def words(text: str) -> Iterable[str]:
-    """Words and punctuation marks of ``text``, lower case and without accents."""
+    """Return the words and punctuation marks of ``text``, in lower case and without accents."""
     if text.isascii() and text.isalnum():
         return (text.lower(),)
     found: list[str] = []
@@ -135,7 +135,7 @@ def words(text: str) -> Iterable[str]:
 
 
 def _clean(text: str) -> str:
-    """``text`` without control characters, all spaces as ASCII spaces, CJK characters set apart."""
+    """Return ``text`` without control characters, with ASCII spaces only, and with spaces around CJK characters."""
     cleaned = []
     for character in text:
         category = unicodedata.category(character)

@@ -1,1 +1,1 @@
-"""Operations that only DLRM has."""
+"""Operations that only DLRM uses."""

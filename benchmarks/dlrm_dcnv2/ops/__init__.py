@@ -1,1 +1,1 @@
-"""Operations that only DLRM-DCNv2 has."""
+"""Operations that only DLRM-DCNv2 uses."""

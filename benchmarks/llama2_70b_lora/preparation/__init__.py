@@ -1,1 +1,1 @@
-"""From text or published rows to rows of token ids."""
+"""Convert text or published rows to rows of token ids."""

@@ -1,11 +1,11 @@
-"""Reports and summaries to examples: SCROLLS' jsonl, the benchmark's template, SentencePiece.
+"""Convert reports and summaries in the jsonl files of SCROLLS to tokenized examples.
 
-The template is the reference's (mlcommons/training, llama2_70b_lora/scripts/utils.py). Llama's tokenizer puts BOS in
-front; EOS stands in the template. Where the answer begins is how many tokens the prompt has by itself.
+The template is that of the reference implementation (mlcommons/training, llama2_70b_lora/scripts/utils.py): BOS,
+prompt, summary, EOS. The answer starts after the number of tokens that the prompt alone has.
 
-The reference writes EOS into the text as ``</s>``, which its tokenizer (transformers' Llama) turns into the token. It
-does the same with ``<unk>``, ``<s>`` and ``</s>`` wherever a report or a summary has them, and encodes the text between
-two of them as a text of its own. SentencePiece alone would cut these words into pieces.
+The Llama tokenizer of transformers, which the reference uses, converts ``<unk>``, ``<s>`` and ``</s>`` in reports and
+summaries to special tokens, and encodes the texts between them separately. SentencePiece alone would split these words
+into pieces, so we handle them here.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
 from common.untrusted.strict_json import parse_line
 
-_CHUNK = 256  # texts that are handed to SentencePiece's threads at a time
+_CHUNK = 256  # texts per call of SentencePiece, which encodes them with several threads
 
 
 def prompt(document: str) -> str:
-    """What asks for the summary of ``document``."""
+    """Return the prompt for the summary of ``document``."""
     return f"### Summarize the following text:\n {document}\n ### Summary:\n"
 
 
 def read_tokenizer(path: Path) -> SentencePieceProcessor:
-    """The tokenizer in ``path``.
+    """Return the tokenizer in ``path``.
 
     Raises:
-        DataError: the file is missing, damaged, or has no BOS or EOS.
+        DataError: the file is missing or damaged, or the tokenizer has no BOS or EOS.
     """
     try:
         tokenizer = SentencePieceProcessor(model_file=str(path))
@@ -48,14 +48,14 @@ def read_tokenizer(path: Path) -> SentencePieceProcessor:
 
 
 LINE_BYTES = 2**26
-"""The longest line that is read; a report of GovReport has less than 2 MB."""
+"""Maximum length of a line in bytes; reports in GovReport have less than 2 MB."""
 
 
 def read_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Report and summary of each line of a SCROLLS file: its fields ``input`` and ``output``.
+    """Yield report and summary of each line of a SCROLLS file: its fields ``input`` and ``output``.
 
     Raises:
-        DataError: a line is no JSON object with these texts; the message names file and line.
+        DataError: a line is not a JSON object with these texts; the message names file and line.
     """
     number = 0
     try:
@@ -75,7 +75,7 @@ def read_texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def tokens_of(texts: Sequence[str], tokenizer: SentencePieceProcessor, threads: int = 1) -> list[list[int]]:
-    """Return the tokens of each text, without BOS; the names of unknown, BOS and EOS become these tokens."""
+    """Return the tokens of each text, without BOS; the words ``<unk>``, ``<s>`` and ``</s>`` become special tokens."""
     tokens = (tokenizer.unk_id(), tokenizer.bos_id(), tokenizer.eos_id())
     special = {tokenizer.id_to_piece(token): token for token in tokens}
     names = re.compile("(" + "|".join(map(re.escape, special)) + ")")
@@ -91,7 +91,7 @@ def tokens_of(texts: Sequence[str], tokenizer: SentencePieceProcessor, threads: 
 
 
 def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor, threads: int = 1) -> Iterator[Example]:
-    """The example of each (report, summary), in their order."""
+    """Yield the example of each (report, summary), in order."""
     bos, eos, texts = tokenizer.bos_id(), tokenizer.eos_id(), iter(texts)
     while chunk := list(islice(texts, _CHUNK)):
         asked = [prompt(report) for report, _ in chunk]
@@ -102,14 +102,11 @@ def encoded(texts: Iterable[tuple[str, str]], tokenizer: SentencePieceProcessor,
 
 
 def rows_of_texts(path: Path, split: str, tokenizer: SentencePieceProcessor, row_length: int, threads: int = 1) -> Rows:
-    """The rows of one file; examples longer than a row are left out.
+    """Return the rows of one file; examples longer than a row are dropped.
 
     Args:
-        path: a SCROLLS file.
-        split: ``train``, where every token is scored, or ``eval``, where answers are.
-        tokenizer: of the model.
-        row_length: tokens.
-        threads: of the tokenizer; the rows do not depend on them.
+        split: ``train``, where every token is scored, or ``eval``, where only answers are scored.
+        threads: number of tokenizer threads; does not change the rows.
 
     Raises:
         DataError: see :func:`read_texts`.

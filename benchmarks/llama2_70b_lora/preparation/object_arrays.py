@@ -1,6 +1,6 @@
-"""Object arrays in numpy's files, read without running what they say.
+"""Read numpy files with object arrays without executing code.
 
-``numpy.save`` writes an array of objects as a pickle, which :mod:`common.untrusted.pickled_arrays` takes apart.
+``numpy.save`` writes an array of objects as a pickle, which :mod:`common.untrusted.pickled_arrays` parses safely.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from common.untrusted.pickled_arrays import (
 from common.untrusted.regular_file import open_file
 
 TIMES_LARGER = 16
-"""Memory of the published rows as lists of integers, relative to the pickle: a number of three bytes takes up to 46."""
+"""Memory of lists of integers relative to their pickle: an integer with 3 bytes in the file takes up to 46 bytes."""
 _ADMITTED = Admitted("integers", (*INTEGERS, OBJECTS))
 
 
 def read_object_array(path: Path) -> list[Any]:
-    """The objects of the 1-D object array in the ``.npy`` file ``path``; arrays among them are numpy's.
+    """Return the objects in the 1-D object array of the ``.npy`` file ``path``; they may contain numpy arrays.
 
     Raises:
-        DataError: the file is missing, cut off or damaged, holds no such array, or its pickle asks for anything but
-            arrays of integers, dicts and lists. Nothing of what it asks for has then been done.
+        DataError: the file is missing, truncated or damaged, has another kind of array, or its pickle contains
+            anything except arrays of integers, dicts and lists. In this case, nothing has been executed.
     """
     try:
         with open_file(path) as file:
@@ -57,7 +57,7 @@ def read_object_array(path: Path) -> list[Any]:
 
 
 def _read_npy_header(file: BinaryIO) -> tuple[int, ...]:
-    """The shape of an array of objects; leaves ``file`` where the pickle begins."""
+    """Return the shape of an array of objects; ``file`` is then at the start of the pickle."""
     header = parse_header(file)
     if header.dtype != np.dtype(object):
         raise ValueError(f"its array is of {header.dtype}, not of objects")
@@ -65,7 +65,7 @@ def _read_npy_header(file: BinaryIO) -> tuple[int, ...]:
 
 
 def _finished(content: Any) -> Any:
-    """``content`` with arrays in the places of their records, in lists and dicts."""
+    """Return ``content`` with each :class:`PickledArray` in lists and dicts replaced by its values."""
     if isinstance(content, PickledArray):
         content = content.values
     if isinstance(content, list):

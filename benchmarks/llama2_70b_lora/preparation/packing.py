@@ -1,8 +1,8 @@
-"""Token lists to rows of one length, in the pieces in which the reference's preparation works.
+"""Pack tokenized examples into rows of equal length, in the same pieces as the reference preparation.
 
-The reference (mlcommons/training, llama2_70b_lora/scripts/utils.py) concatenates all token lists of a piece, cuts them
-into rows and drops what is left at the end. Its pieces are those of the ``datasets`` library: equal contiguous shares,
-one for each process, cut into batches of 1,000 examples. So the number of processes is part of the definition.
+The reference (mlcommons/training, llama2_70b_lora/scripts/utils.py) concatenates all tokens of a piece, splits them
+into rows and drops the remainder. The ``datasets`` library makes the pieces: one contiguous share of equal size per
+process, split into batches of 1,000 examples. Therefore the number of processes is part of the definition.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 PROCESSES = {"train": 8, "eval": 2}
-"""Shares of each split (utils.py, ``num_proc``)."""
+"""Number of processes for each split (``num_proc`` in utils.py)."""
 BATCH = 1000
-"""Examples of a piece at most (``datasets``, ``map(batch_size=1000)``)."""
+"""Maximum number of examples in a piece (``map(batch_size=1000)`` in ``datasets``)."""
 LEFT_OUT = -100
-"""The label of tokens that are not scored, in the reference's rows."""
+"""Label of tokens that are not scored, in the rows of the reference."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rows:
 
     Attributes:
         tokens: int32, (R, S): R rows of S tokens.
-        scored: bool, (R, S): whether each token is one that the loss asks for.
+        scored: bool, (R, S): whether each token is scored as a label.
     """
 
     tokens: NDArray[np.int32]
@@ -39,29 +39,28 @@ class Rows:
 
 @dataclass(frozen=True)
 class Example:
-    """A text as tokens.
+    """Tokenized prompt and answer.
 
     Attributes:
-        tokens: the whole example, from BOS to EOS.
-        prompt: how many of them, from the first on, ask for the answer.
+        tokens: all tokens, from BOS to EOS.
+        prompt: number of tokens in the prompt, with BOS.
     """
 
     tokens: Sequence[int]
     prompt: int
 
     def scored(self) -> NDArray[np.bool_]:
-        """The answer, without the example's final token."""
+        """Return a mask of the answer, without the last token of the example."""
         places = np.arange(len(self.tokens))
         return (places >= self.prompt) & (places < len(self.tokens) - 1)
 
 
 def pieces(examples: int, processes: int, batch: int = BATCH) -> Iterator[range]:
-    """The examples of each piece, in their order.
+    """Yield the indices of the examples in each piece, in order.
 
     Args:
-        examples: how many there are.
-        processes: shares; fewer examples than that make fewer shares.
-        batch: examples of a piece at most.
+        processes: number of shares; with fewer examples, one share per example.
+        batch: maximum number of examples in a piece.
     """
     processes = min(processes, examples)
     for process in range(processes):
@@ -73,13 +72,12 @@ def pieces(examples: int, processes: int, batch: int = BATCH) -> Iterator[range]
 
 
 def pack(examples: Sequence[Example], row_length: int, processes: int, answers_only: bool) -> Rows:
-    """Rows of ``row_length`` tokens; examples may run over from one into the next.
+    """Return rows of ``row_length`` tokens; an example may continue in the next row.
 
     Args:
-        examples: in their order, none longer than a row.
-        row_length: S.
+        examples: examples in order, none longer than a row.
         processes: see :func:`pieces`.
-        answers_only: whether the loss asks for the answers only, or for every token.
+        answers_only: score only the answers instead of every token.
     """
     tokens, scored = [np.empty((0, row_length), np.int32)], [np.empty((0, row_length), np.bool_)]
     for piece in pieces(len(examples), processes):

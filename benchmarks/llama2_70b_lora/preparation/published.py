@@ -1,4 +1,4 @@
-"""Rows that others packed: the reference's parquet files, and NVIDIA's object arrays of them."""
+"""Read packed rows: parquet files of the reference, or object arrays that NVIDIA converted from them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ KEYS = ("input_ids", "loss_mask")
 
 
 def rows_of_parquet(path: Path, row_length: int) -> Rows:
-    """The rows of one of the reference's files: ``input_ids``, and ``labels`` that repeat them or leave tokens out.
+    """Return the rows of a reference file: ``input_ids``, and ``labels`` that are equal to them or ``LEFT_OUT``.
 
     Raises:
-        DataError: the file cannot be read, lacks a column, or has a row of another length, a value that is no integer,
-            or a label that neither is its token nor leaves it out. The message names file and row.
+        DataError: the file cannot be read, lacks a column, or has a row of another length, a value that is not an
+            integer, or a wrong label. The message names file and row.
     """
     tokens, scored, before = [], [], 0
     try:
@@ -50,11 +50,11 @@ def rows_of_parquet(path: Path, row_length: int) -> Rows:
 
 
 def rows_of_object_array(path: Path, row_length: int) -> Rows:
-    """The rows of one of NVIDIA's files: dicts with ``input_ids`` and a ``loss_mask`` of 0 and 1.
+    """Return the rows of an NVIDIA file: dicts with ``input_ids`` and a ``loss_mask`` of 0 and 1.
 
     Raises:
-        DataError: the file cannot be read or asks for more than data, or a row lacks a key, has another length, or
-            values that are no integers. The message names file and row.
+        DataError: the file cannot be read or contains anything except data; or a row lacks a key, has another length,
+            or values that are not integers. The message names file and row.
     """
     tokens, scored = [], []
     for number, entry in enumerate(read_object_array(path)):
@@ -69,13 +69,11 @@ def rows_of_object_array(path: Path, row_length: int) -> Rows:
 
 
 def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool) -> None:
-    """Raise :class:`DataError` unless all tokens are of the vocabulary, and scored where all have to be.
+    """Raise :class:`DataError` if a token is outside the vocabulary, or is not scored although it must be.
 
     Args:
-        path: where they come from, for messages.
-        rows: of one split.
-        vocabulary: tokens that the model knows.
-        every_token_scored: as in training.
+        path: source of the rows, for the error message.
+        every_token_scored: whether all tokens must be scored, as in training.
     """
     outside = (rows.tokens < 0) | (rows.tokens >= vocabulary)
     if outside.any():
@@ -90,7 +88,7 @@ def check_rows(path: Path, rows: Rows, vocabulary: int, every_token_scored: bool
 
 
 def _matrix(path: Path, column: pyarrow.ChunkedArray, before: int, row_length: int) -> NDArray[Any]:
-    """A column of lists as (rows, ``row_length``)."""
+    """Return a column of lists as an array (rows, ``row_length``); ``before`` rows of the file precede it."""
     lists = column.combine_chunks()
     if not (pyarrow.types.is_list(lists.type) or pyarrow.types.is_large_list(lists.type) or _fixed(lists.type)):
         raise DataError(f"{path}: its columns hold {lists.type}, not lists of integers")
@@ -125,7 +123,7 @@ def _integers(path: Path, number: int, key: str, values: Any, row_length: int) -
 
 
 def _narrow(path: Path, before: int, ids_RS: NDArray[Any]) -> NDArray[np.int32]:
-    """``ids_RS`` as int32; ``before`` rows of the file came before them."""
+    """Return ``ids_RS`` as int32; ``before`` rows of the file precede them."""
     outside = (ids_RS < 0) | (ids_RS > np.iinfo(np.int32).max)
     if outside.any():
         row, place = (int(found[0]) for found in np.nonzero(outside))

@@ -1,1 +1,1 @@
-"""Operations that only R-GAT has."""
+"""Operations that only R-GAT uses."""

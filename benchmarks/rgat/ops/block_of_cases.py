@@ -30,7 +30,7 @@ MEASURED, SIGMA = 20, 5.0
 
 
 def graph_of_cases(device: torch.device, papers: int = IGBH_EIGHTH, skew: float = SKEW) -> Graph:
-    """Return the graph, which takes 7 GB. With fewer papers it has fewer nodes of all types."""
+    """Return the graph, which takes 7 GB. With fewer papers, all types have fewer nodes."""
     return made_up_igbh(papers, 0, device, skew)
 
 

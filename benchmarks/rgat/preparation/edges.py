@@ -1,10 +1,10 @@
-"""Edges by their targets, in bounded memory.
+"""Sort edges by target, in bounded memory.
 
 Each *piece* of a relation's file is renumbered and sorted by target (:func:`write_piece`), once for the relation and
-once for its reversed edges. Each *bucket*, a range of targets, then collects its edges from all pieces, sorts them by
-target and writes them to where they belong (:func:`write_bucket`). Both sorts are stable, so a target's edges are in
-the order of the file, however many pieces and buckets there are; in a relation between nodes of one type its own edges
-come first, then its self-loop, then the reversed edges, then the self-loop again.
+once for its reverse. Each *bucket*, a range of targets, then collects its edges from all pieces, sorts them by target
+and writes them to their final position (:func:`write_bucket`). Both sorts are stable, so a target's edges are in the
+order of the file for every number of pieces and buckets. In a relation between nodes of one type, a target has its
+original edges, its self-loop, its reversed edges, and the self-loop again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from common.data.stages import Record
 from common.errors import DataError
 
 EDGE_MEMORY = 48
-"""Bytes of memory that an edge of a piece, and an edge or target of a bucket, takes at the most."""
+"""Upper bound of the memory, in bytes, per edge of a piece and per edge or target of a bucket."""
 BLOCK_EDGES = 1 << 20
-"""Edges that are read at once, where the memory allows."""
-_BINS = 1 << 20  # ranges of targets whose edges a piece counts
-_DIGIT = 16  # numpy sorts numbers of so many bits by counting
+"""Edges that are read at once, if the memory allows."""
+_BINS = 1 << 20  # a piece counts its edges in this many ranges of targets
+_DIGIT = 16  # numpy sorts integers of at most this many bits by radix sort
 
 Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Targets ``first`` to ``last``, the latter not among them, whose edges are ``edges`` from ``begin`` on."""
+    """Targets ``first`` to ``last`` (exclusive). Their ``edges`` edges start at ``begin``."""
 
     first: int
     last: int
@@ -47,11 +47,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Edges of a piece by their targets, in three files.
+    """Edges of a piece sorted by target, in three files.
 
     Attributes:
-        path: what the files' names begin with.
-        targets: nodes of the target's type.
+        path: common prefix of the file names.
+        targets: nodes of the target type.
     """
 
     path: Path
@@ -59,11 +59,11 @@ class Sorted:
 
     @property
     def width(self) -> int:
-        """Targets of a bin."""
+        """Targets per bin."""
         return -(-self.targets // _BINS)
 
     def write(self, sources: NDArray[np.int32], targets: NDArray[np.int32]) -> None:
-        """Write edges, whose targets ascend."""
+        """Write edges with ascending targets."""
         firsts = bin_bounds(self.targets, self.width).astype(np.int32)
         bounds = np.searchsorted(targets, firsts).astype(np.int32)
         for name, values in (("sources", sources), ("targets", targets), ("bounds", bounds)):
@@ -71,11 +71,11 @@ class Sorted:
                 file.write(values.data)
 
     def bounds(self) -> NDArray[np.int32]:
-        """[bins + 1]: the first edge of each bin, and the number of all."""
+        """Return the first edge of each bin, followed by the number of edges: [bins + 1]."""
         return np.fromfile(self._file("bounds"), np.int32)
 
     def read(self, first: int, last: int, block: int) -> Iterator[Pairs]:
-        """Sources and targets of edges whose targets are in a range of whole bins, at most ``block`` at a time."""
+        """Yield sources and targets of the edges into a range of whole bins, at most ``block`` edges at once."""
         low, high = (
             int(np.fromfile(self._file("bounds"), np.int32, 1, offset=4 * -(-target // self.width))[0])
             for target in (first, last)
@@ -94,12 +94,12 @@ class Sorted:
 def write_piece(
     source: RawArray, permutations: Path, relation: Relation, first: int, last: int, forward: Sorted, backward: Sorted
 ) -> Record:
-    """Renumber edges ``first`` to ``last`` of a file, and write them by target and, reversed, by source.
+    """Renumber edges ``first`` to ``last`` (exclusive); write them sorted by target and, reversed, by source.
 
-    Self-loops of a relation between nodes of one type are left out.
+    Self-loops of a relation between nodes of one type are removed.
 
     Raises:
-        DataError: an edge has a node beyond its type's.
+        DataError: an edge has a node number that is out of range.
     """
     maps = [permutation.load(permutations, name) for name in (relation.source, relation.target)]
     ends = [np.empty(last - first, np.int32) for _ in maps]
@@ -121,17 +121,17 @@ def write_piece(
 
 
 def buckets(parts: Sequence[Sequence[Sorted]], loops: int, limit: int) -> list[Bucket]:
-    """Deal a relation's targets into ranges of whole bins.
+    """Divide a relation's targets into ranges of whole bins.
 
     Args:
-        parts: pieces whose edges the relation has: its own, and, between nodes of one type, the reversed ones.
-        loops: self-loops that each target gets.
-        limit: edges and targets of a range, unless a bin alone has more.
+        parts: the relation's pieces; between nodes of one type also its reversed pieces.
+        loops: number of self-loops that each target gets.
+        limit: maximum of edges plus targets per range, except for a single bin that has more.
     """
     pieces = [piece for part in parts for piece in part]
     targets, width = pieces[0].targets, pieces[0].width
     bounds = bin_bounds(targets, width)
-    before = loops * bounds  # edges before each bin
+    before = loops * bounds  # number of edges before each bin
     for piece in pieces:
         before += piece.bounds()
     load = before + bounds
@@ -144,7 +144,7 @@ def buckets(parts: Sequence[Sequence[Sorted]], loops: int, limit: int) -> list[B
 
 
 def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
-    """[bins + 1]: the first target of each bin, and the number of all."""
+    """Return the first target of each bin, followed by the number of targets: [bins + 1]."""
     return np.minimum(np.arange(-(-targets // width) + 1, dtype=np.int64) * width, targets)
 
 
@@ -154,20 +154,19 @@ def write_bucket(
     """Write the edges of a range of targets.
 
     Args:
-        parts: pieces of the relation's own edges and, between nodes of one type, of the reversed ones.
+        parts: the relation's pieces; between nodes of one type also its reversed pieces.
         loops: whether each target gets a self-loop after the edges of each part.
-        bucket: the range.
         block: edges that are read at once.
-        indptr, indices: receive where each target's edges begin, and their sources.
+        indptr, indices: outputs for the first edge of each target and for the edges' sources.
 
     Raises:
-        DataError: the pieces have not as many edges as were planned.
+        DataError: the pieces do not have the planned number of edges.
     """
     streams = []
     for part in parts:
         streams += [piece.read(bucket.first, bucket.last, block) for piece in part]
         streams += [_loops(bucket.first, bucket.last)] if loops else []
-    if bucket.last - bucket.first == 1:  # one that perhaps has more edges than the memory: nothing is to be sorted
+    if bucket.last - bucket.first == 1:  # one target needs no sorting, and may exceed the memory
         written_edges = 0
         for sources, _ in chain(*streams):
             indices.write(bucket.begin + written_edges, sources)
@@ -191,7 +190,7 @@ def write_bucket(
 
 
 def stable_order(keys: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-    """What sorts ``keys``, which are below ``count``, and leaves equal ones in their order: by digits of 16 bits."""
+    """Return the indices that stably sort ``keys``, which are less than ``count``; radix sort with 16-bit digits."""
     order: NDArray[np.int64] = np.argsort(keys.astype(np.uint16), kind="stable")
     if count > 1 << _DIGIT:
         high = (keys >> _DIGIT).astype(np.uint16)[order]

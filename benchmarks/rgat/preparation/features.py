@@ -1,9 +1,8 @@
-"""Features in the order of the permutation, in bounded memory.
+"""Write features in the order of the permutation, in bounded memory.
 
-First each *piece* of the file is converted and written in its rows' new order (:func:`write_piece`). Then each
-*bucket*, a range of new rows, collects its rows from all pieces and is written to where it belongs
-(:func:`write_bucket`). Both read and write in runs that are as long as the memory allows, and pieces and buckets are
-independent of one another.
+First, each *piece* of the file is converted and sorted by new row number (:func:`write_piece`). Then each *bucket*, a
+range of new rows, collects its rows from all pieces and is written to its final position (:func:`write_bucket`). Both
+read and write runs that are as long as the memory allows. Pieces, and buckets, are independent of one another.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from common.data.stages import Record
 from common.errors import DataError
 
 BLOCK_BYTES = 16 << 20
-"""Bytes that are read at once, where the memory allows."""
+"""Bytes that are read at once, if the memory allows."""
 ROW_EXTRA = 32
-"""Bytes of memory that a row takes beside its features: places and numbers."""
+"""Bytes of memory per row in addition to its features: positions and row numbers."""
 
 
 def converted(values: NDArray[np.float32], kind: str) -> NDArray[np.generic]:
-    """``values`` in a dtype of ``FEATURE_DTYPES``, numbers beyond its range as the largest it has."""
+    """Return ``values`` in a dtype of ``FEATURE_DTYPES``; out-of-range numbers become the largest finite ones."""
     dtype, stored = FEATURE_DTYPES[kind]
     if dtype == torch.float32:
         return values
@@ -43,16 +42,13 @@ def converted(values: NDArray[np.float32], kind: str) -> NDArray[np.generic]:
 def write_piece(
     source: RawArray, permutations: Path, node_type: str, first: int, last: int, kind: str, memory: int, path: Path
 ) -> Record:
-    """Convert rows ``first`` to ``last`` and write them to ``path`` by their new numbers, which go to a file beside it.
+    """Convert rows ``first`` to ``last`` (exclusive), and write them and their new numbers, sorted by number.
 
     Args:
-        source: features of the type.
         permutations: folder of the permutations.
-        node_type: name of the type.
-        first, last: rows.
-        kind: a name in ``FEATURE_DTYPES``.
-        memory: bytes; blocks are smaller than that.
-        path: the file.
+        kind: dtype of the features, a name in ``FEATURE_DTYPES``.
+        memory: upper bound of the size of a block that is read, in bytes.
+        path: output file; the numbers are in a file beside it.
 
     Raises:
         DataError: a feature is not finite.
@@ -76,10 +72,10 @@ def write_piece(
 
 
 def write_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: RowOutput) -> Record:
-    """Write new rows ``first`` to ``last`` of what the pieces hold.
+    """Write new rows ``first`` to ``last`` (exclusive) from the pieces.
 
     Raises:
-        DataError: the pieces have not each of these rows.
+        DataError: the pieces lack one of these rows.
     """
     rows = np.empty((last - first, target.shape[1]), target.dtype)
     step = max(1, min(BLOCK_BYTES, memory) // target.row_bytes)

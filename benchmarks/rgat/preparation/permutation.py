@@ -1,4 +1,4 @@
-"""A random order of every type's nodes, so that equal parts of them are equal work, and no part is a community."""
+"""Random order of every type's nodes, so that equal ranges are equal work and no range is a community."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SEED = 0
 
 
 def permutations(nodes: Mapping[str, int]) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """The new number of each node, int32 [N], by type; drawn from one generator in the order of ``nodes``."""
+    """Yield type and new number of each node, int32 [N]; one generator draws all types in the order of ``nodes``."""
     generator = torch.Generator().manual_seed(SEED)
     for name, count in nodes.items():
         yield name, torch.randperm(count, generator=generator, dtype=torch.int32).numpy()
 
 
 def drawn(nodes: Mapping[str, int], node_type: str) -> NDArray[np.int32]:
-    """That of one type alone."""
+    """Return the permutation of one type."""
     return next(numbers for name, numbers in permutations(nodes) if name == node_type)
 
 
 def write_permutations(folder: Path, nodes: Mapping[str, int]) -> Record:
-    """Write the permutations of all types; takes 4 bytes of memory per node of a type."""
+    """Write the permutations of all types. Takes 4 bytes of memory per node of a type."""
     for name, numbers in permutations(nodes):
         with written(_path(folder, name)) as partial, open(partial, "wb") as file:
             np.save(file, numbers)
@@ -36,7 +36,7 @@ def write_permutations(folder: Path, nodes: Mapping[str, int]) -> Record:
 
 
 def load(folder: Path, node_type: str) -> NDArray[np.int32]:
-    """The new number of each node, mapped from the disk."""
+    """Return the new number of each node, memory-mapped."""
     mapped: NDArray[np.int32] = np.load(_path(folder, node_type), mmap_mode="r")
     return mapped
 

@@ -1,7 +1,7 @@
-"""From raw files to the files that a run reads, stage by stage; every stage continues where it was interrupted.
+"""Stages from raw files to prepared files. Every stage resumes after an interruption.
 
-Permutations, then features of one type after the other, edges of one relation after the other, seeds, checksums. What
-lies between the raw files and a type's or relation's own is deleted when these are done.
+The stages are: permutations; features, type by type; edges, relation by relation; seeds; checksums. The intermediate
+files of a type or relation are deleted when it is complete.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
 
 _MOST_EDGES = 1 << 30
-"""Of a piece, whose bounds are int32."""
+"""Maximum number of edges of a piece, because its bounds are int32."""
 _FEATURES_DONE, _EDGES_DONE = "features", "edges"
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the stages made.
+    """Result of the stages.
 
     Attributes:
-        files: below the prepared folder.
-        edges: of each relation.
-        seeds: of each split.
+        files: files in the prepared folder.
+        edges: number of edges of each relation.
+        seeds: number of seeds of each split.
     """
 
     files: dict[str, FileEntry]
@@ -57,12 +57,11 @@ class Pipeline:
     """One preparation.
 
     Args:
-        source: raw files.
-        kind: of features, a name in ``FEATURE_DTYPES``.
+        kind: dtype of the features, a name in ``FEATURE_DTYPES``.
         data_dir: receives the files.
-        work_dir: receives what lies between, and the records of the stages.
-        workers: processes.
-        memory: bytes that one of them has.
+        work_dir: receives intermediate files and the records of the stages.
+        workers: number of processes.
+        memory: bytes per process.
     """
 
     def __init__(self, source: RawGraph, kind: str, data_dir: Path, work_dir: Path, workers: int, memory: int) -> None:
@@ -75,7 +74,7 @@ class Pipeline:
         self.stages = Stages(work_dir / "records", workers, functools.partial(torch.set_num_threads, 1))
 
     def run(self) -> Made:
-        """Do all that is left to do.
+        """Run all unfinished stages.
 
         Raises:
             DataError: raw files are damaged.
@@ -93,7 +92,7 @@ class Pipeline:
             return Made(self._checksums(), made_edges, sizes)
 
     def space(self) -> int:
-        """Bytes of disk at the worst moment: all files, the permutations, and what lies between for one of them."""
+        """Return the peak bytes on disk: all files, permutations, intermediate files of one type or relation."""
         width = FEATURE_DTYPES[self.kind][0].itemsize * self.source.settings.feature_size
         nodes = self.source.nodes
         by_type = {name: count * width for name, count in nodes.items()}
@@ -136,7 +135,7 @@ class Pipeline:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _write_edges(self, relation: Relation, source: RawArray) -> dict[str, int]:
-        """Edges of the relation and, between nodes of two types, of the reverse one; how many each has."""
+        """Write the edges of the relation and, between two types, of its reverse; return the number of each."""
         made = [relation] if relation.symmetric else [relation, relation.reverse]
         done, stage = self.stages.record(_EDGES_DONE, str(relation)), f"edges-{relation}"
         if done is not None and all(
@@ -153,7 +152,7 @@ class Pipeline:
         return counts
 
     def _sorted(self, stage: str, relation: Relation, source: RawArray) -> tuple[list[Sorted], list[Sorted]]:
-        """Pieces of a file by target and, reversed, by source."""
+        """Return the pieces of a file, sorted by target and, reversed, by source."""
         nodes, folder = self.source.nodes, self._between(stage)
         step = min(max(1, self.memory // edges.EDGE_MEMORY), _MOST_EDGES)
         tasks, forward, backward = {}, [], []
@@ -167,7 +166,7 @@ class Pipeline:
         return forward, backward
 
     def _collect(self, stage: str, relation: Relation, parts: list[list[Sorted]]) -> int:
-        """Write what a run reads of a relation; returns its number of edges."""
+        """Write the final files of a relation, and return its number of edges."""
         loops = relation.symmetric
         buckets = edges.buckets(parts, len(parts) if loops else 0, max(1, self.memory // edges.EDGE_MEMORY))
         total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
@@ -181,7 +180,7 @@ class Pipeline:
     def _write_rows(
         self, stage: str, tasks: dict[str, tuple[Any, ...]], work: Callable[..., Record], targets: list[RowOutput]
     ) -> None:
-        """Do a stage whose tasks write ``targets``; all of them anew where one is gone or of another preparation."""
+        """Run a stage whose tasks write ``targets``; restart it if a target is missing or from another preparation."""
         if not ((self.stages.folder / stage).is_dir() and all(target.begun for target in targets)):
             for target in targets:
                 target.begin()
@@ -210,7 +209,7 @@ class Pipeline:
         return self.work_dir / "between" / stage
 
     def _forget(self, done: str, name: str, stage: str) -> None:
-        """Let a type or relation be done again, whose files are gone."""
+        """Discard the records of a type or relation whose files are missing, so that it is prepared again."""
         self.stages.path(done, name).unlink(missing_ok=True)
         shutil.rmtree(self._between(stage), ignore_errors=True)
         for folder in self.stages.folder.glob(f"{stage}-*"):
@@ -222,6 +221,6 @@ class Pipeline:
 
 
 def checksum(path: Path) -> Record:
-    """Size and checksum of a file."""
+    """Return size and checksum of a file."""
     entry = file_entry(path)
     return {"bytes": entry.bytes, "sha256": entry.sha256}

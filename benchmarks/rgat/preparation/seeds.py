@@ -1,4 +1,4 @@
-"""Which nodes are trained on and evaluated, with their labels."""
+"""Seeds for training and evaluation, with their labels."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from common.data.stages import Record
 from common.errors import DataError
 
 SEED = 42
-"""Of the split (mlcommons/training, rgat, split_seeds.py)."""
-_BLOCK = 1 << 22  # labels that are read at once
+"""Random seed of the split (mlcommons/training, rgat, split_seeds.py)."""
+_BLOCK = 1 << 22  # labels per read
 
 
 def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[str, int]:
-    """Seeds of each split."""
+    """Return the number of seeds of each split."""
     return {"train": int(labelled * train_share), "eval": int(labelled * eval_share)}
 
 
 def drawn(labelled: int, train_share: float, eval_share: float) -> dict[str, NDArray[np.int64]]:
-    """Seeds of each split by their raw numbers, in the split's order: first those to train on, then the others."""
+    """Return the seeds of each split by raw number, in the split's order; one permutation has train, then eval."""
     every = torch.randperm(labelled, generator=torch.Generator().manual_seed(SEED)).numpy()
     sizes = split_sizes(labelled, train_share, eval_share)
     return {"train": every[: sizes["train"]], "eval": every[sizes["train"] : sizes["train"] + sizes["eval"]]}
 
 
 def read_labels(source: RawArray, labelled: int, classes: int) -> NDArray[np.int16]:
-    """The first ``labelled`` labels.
+    """Return the first ``labelled`` labels.
 
     Raises:
-        DataError: one is none of the classes.
+        DataError: a label is not one of the classes.
     """
     labels = np.empty(labelled, np.int16)
     for first in range(0, labelled, _BLOCK):
@@ -50,10 +50,10 @@ def read_labels(source: RawArray, labelled: int, classes: int) -> NDArray[np.int
 
 
 def write_seeds(source: RawArray, settings: Settings, labelled: int, permutations: Path, folder: Path) -> Record:
-    """Write the seeds of both splits by their new numbers, and their labels; 20 bytes of memory per labelled node.
+    """Write the seeds of both splits by new number, and their labels. Takes 20 bytes of memory per labelled node.
 
     Raises:
-        DataError: a label is none of the classes, or a split has no seed.
+        DataError: a label is not one of the classes, or a split is empty.
     """
     labels = read_labels(source, labelled, settings.classes)
     numbers = permutation.load(permutations, settings.seeds)

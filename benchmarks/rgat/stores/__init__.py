@@ -1,1 +1,1 @@
-"""Where a graph and the features of its nodes lie, and how a sampled block gets its rows."""
+"""Storage of a graph and its nodes' features, and gathering of the features for a sampled block."""

@@ -1,13 +1,12 @@
-"""Features in shards on all ranks, whose rows are sent to those that ask: the way over several nodes.
+"""Feature store with one shard per rank, which sends rows to the ranks that request them, also across nodes.
 
-Of a block the numbers of its nodes are sorted by the rank that has their rows. How many go where is exchanged as soon
-as the block is sampled, and is on the host by the time that its rows are gathered, which is a step later: nothing waits
-for the device in between. Numbers go one way, rows the other, and both are copied by the kernel that reads shards in
-place elsewhere.
+A block's nodes are sorted by the rank that owns their rows. Ranks exchange the numbers of rows as soon as the block
+is sampled. The numbers reach the host before the rows are gathered, one step later, so nothing waits for the device.
+Row numbers are sent to the owners, and rows back; both ends use the kernel that reads shards in place.
 
-Rows from ranks of the same node take this way, too; there they could be read in place, over NVLink.
+Rows from ranks of the same node are sent too, although they could be read in place over NVLink.
 
-Shapes: N places of a block, S ranks, T types.
+Shapes: N node entries of a block, S ranks, T types.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ from common.ops.operation import AUTO, OperationRequest
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """Who has what of a block.
+    """Rows of a block that ranks request from each other.
 
     Attributes:
-        wanted: int32, [N]: rows of their owners' shards, rank after rank; as many as ``counts`` says.
-        answer: int32, [N]: which of the rows that come in is that of a place.
-        received: int32, [1]: rows that others want, all together.
-        counts: int64, [2, S], on the host once ``ready``: rows wanted from each rank, and by each.
-        ready: behind all of this, on a GPU.
+        wanted: int32, [N]: row numbers in the owners' shards, rank by rank; only as many as ``counts`` says are
+            valid.
+        answer: int32, [N]: for each node entry, its index among the received rows.
+        received: int32, [1]: number of rows that other ranks request.
+        counts: int64, [2, S], on the host after ``ready``: rows requested from each rank, and by each rank.
+        ready: event after all of these, on a GPU.
     """
 
     wanted: Tensor
@@ -46,17 +46,17 @@ class ExchangePlan:
 
 
 class ExchangedFeatures:
-    """One shard on every rank. Collective to plan and to gather, in the same order on all ranks.
+    """Feature store with one shard per rank. Planning and gathering are collective, in the same order on all ranks.
 
-    ``gather`` waits on the host for the numbers of its plan, which are there if it was made a step before. It always
-    runs on the same stream, and takes twice the memory of the rows that it gathers: those for others, and its own as
-    they come in. Both grow with the largest block so far.
+    ``gather`` waits on the host for the counts of its plan, which are there if it was made one step before. It must
+    always run on the same stream. It takes twice the memory of the gathered rows: one buffer for rows to send, one
+    for rows to receive. Both grow with the largest block so far.
 
     Args:
-        partition: of the nodes, a shard for each rank of ``group``.
-        own: uint8, [partition.rows, bytes of a row]: this rank's shard.
-        dtype, width: of a row.
-        group: the ranks; nothing else is sent in it.
+        partition: shards of the nodes, one for each rank of ``group``.
+        own: uint8, [partition.rows, bytes per row]: this rank's shard.
+        dtype, width: dtype and number of features of a row.
+        group: the ranks; must carry no other traffic.
     """
 
     name = "exchange"
@@ -81,7 +81,7 @@ class ExchangedFeatures:
         self._arrived: ShardedRows | None = None
 
     def plan(self, block: Block) -> ExchangePlan:
-        """Sort a block's nodes by owner, and tell every owner how many rows are wanted of it."""
+        """Sort a block's nodes by owner, and send every owner the number of requested rows."""
         owner_N, row_N = self._owners(block)
         sorted_N, order_N = torch.sort(owner_N, stable=True)
         ranks = torch.arange(self._partition.shards + 1, dtype=sorted_N.dtype, device=self._device)
@@ -123,7 +123,7 @@ class ExchangedFeatures:
         self._given = self._given.new_empty(0)
 
     def _owners(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Of each place the rank that has its row, int16, S where nothing is there; and the row in its shard, int32."""
+        """Return the owner of each node entry, int16 (S for unfilled entries), and the row in its shard, int32."""
         hops, partition = block.shape.hops, self._partition
         offsets, count_T = block.shape.node_offsets(hops), block.node_counts[hops]
         owner_N = torch.empty(offsets[-1], dtype=torch.int16, device=self._device)
@@ -149,9 +149,9 @@ class ExchangedFeatures:
             tensor.record_stream(stream)
 
     def _rooms(self, shard: ShardedRows, received: int, sent: int) -> tuple[Tensor, Tensor, ShardedRows]:
-        """Numbers from others, rows for them, and rows from them: memory that every block uses again.""" ""
+        """Return reused buffers for row numbers from others, rows to send, and rows to receive."""
         if len(self._asked) <= received:
-            self._given = self._given.new_empty(0)  # gives its memory back before there is more
+            self._given = self._given.new_empty(0)  # frees its memory before the next allocation
             self._asked = torch.empty(_with_reserve(received), dtype=torch.int32, device=self._device)
             self._given = torch.empty((len(self._asked), shard.row_bytes), dtype=torch.uint8, device=self._device)
         if self._arrived is None or len(self._arrived.shards[0]) <= sent:
@@ -163,5 +163,5 @@ class ExchangedFeatures:
 
 
 def _with_reserve(rows: int) -> int:
-    """Rows to make room for where so many are needed, so that a few more need no other room."""
+    """Return a buffer size for ``rows`` rows, with a margin so that slightly larger blocks need no new buffer."""
     return rows + rows // 8 + 1

@@ -1,4 +1,4 @@
-"""What gathers the features of a block's nodes, and the store whose shards the device reads where they lie."""
+"""Interface of feature stores, and the store whose shards the device reads in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from common.ops.operation import AUTO, OperationRequest
 
 
 class FeatureStore(Protocol):
-    """Rows of F features of every node. Used on one stream, or on several that wait for one another.
+    """Rows of F features for every node. Must be used on one stream, or on several that wait for one another.
 
     Attributes:
         name: ``local``, ``peers``, ``host`` or ``exchange``.
-        dtype, width: of a row.
+        dtype, width: dtype and number of features of a row.
     """
 
     name: str
@@ -28,34 +28,32 @@ class FeatureStore(Protocol):
     width: int
 
     def plan(self, block: Block) -> Any:
-        """What :meth:`gather` needs of a block that has been sampled; all ranks, in the same order."""
+        """Return what :meth:`gather` needs for a sampled block. Must run on all ranks in the same order."""
         ...
 
     def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:
-        """Copy the rows of the nodes that are there; what lies beyond a type's count stays as it is.
+        """Copy the rows of all nodes of the block; unfilled entries stay unchanged.
 
         Args:
-            block: sampled.
-            plan: of this block.
-            out_NF: of the store's dtype, [shape.node_offsets(H)[-1], F].
+            plan: result of :meth:`plan` for this block.
+            out_NF: output in the store's dtype, [shape.node_offsets(H)[-1], F].
         """
         ...
 
     def close(self) -> None:
-        """Give the memory back, once the device has done what was enqueued."""
+        """Free the memory after the device has completed its queued work."""
         ...
 
 
 class InPlaceFeatures:
-    """Shards that the device can read: its own memory, other GPUs' that it has mapped, or pinned memory of the host.
+    """Feature store with shards in memory that the device can read: its own, mapped memory of other GPUs, or pinned.
 
     Args:
-        name: of the placement.
-        partition: of the nodes.
-        shards: uint8, [partition.rows, bytes of a row].
-        dtype, width: of a row.
-        device: of what gathers.
-        release: gives back what the shards lie in.
+        name: name of the placement.
+        shards: uint8, [partition.rows, bytes per row] each.
+        dtype, width: dtype and number of features of a row.
+        device: device that gathers.
+        release: frees the memory of the shards.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class InPlaceFeatures:
         self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(device, torch.uint8)).function
 
     def plan(self, block: Block) -> None:
-        """Nothing: rows are read where they lie."""
+        """Do nothing: rows are read in place."""
 
     def gather(self, block: Block, plan: None, out_NF: Tensor) -> None:
         """See :class:`FeatureStore`."""
@@ -97,10 +95,10 @@ class InPlaceFeatures:
 
 
 def as_bytes(rows_NF: Tensor, dtype: torch.dtype, width: int) -> Tensor:
-    """The bytes of rows, [N, bytes].
+    """Return rows as bytes, [N, bytes].
 
     Raises:
-        ValueError: they are of another dtype or width, or not contiguous.
+        ValueError: the rows have another dtype or width, or are not contiguous.
     """
     if rows_NF.dtype != dtype or rows_NF.dim() != 2 or rows_NF.shape[1] != width or not rows_NF.is_contiguous():
         raise ValueError(f"rows {tuple(rows_NF.shape)} of {rows_NF.dtype}, and {width} of {dtype} are to be contiguous")

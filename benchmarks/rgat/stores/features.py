@@ -1,4 +1,4 @@
-"""The features of a graph, built where they fit: from prepared files, or by whoever makes them up."""
+"""Builders of feature stores, from prepared files or from a function that fills shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from common.errors import ConfigError, UnsupportedImplementation
 DTYPES = (torch.float8_e4m3fn, torch.float16, torch.float32)
 
 Fill = Callable[[Partition, int, Tensor], None]
-"""Writes the rows of a shard: of (partition, number of the shard, its rows [partition.rows, F])."""
+"""Function that writes a shard: (partition, index of the shard, its rows [partition.rows, F])."""
 
 
 def open_features(
@@ -40,21 +40,19 @@ def open_features(
     ranks_per_node: int,
     device: torch.device,
 ) -> FeatureStore:
-    """The features of a prepared folder. Collective.
+    """Return the features of a prepared folder. Collective.
 
     Args:
-        root: the folder.
-        schema: types of nodes; each has a file of its own.
-        nodes: number of nodes of each type.
         width: number of features of a node.
         dtype: dtype of the features: e4m3, fp16 or fp32.
-        placement: see :func:`build_features`. Each rank reads only its shard; with ``local`` every rank reads all rows.
+        placement: see :func:`build_features`. Each rank reads only its shard; with ``local`` every rank reads all
+            rows.
         layout, ranks_per_node, device: see :func:`build_features`.
 
     Raises:
-        DataError: a file is missing, damaged, or of another dtype or shape.
-        ConfigError: the features do not fit where they are to lie, or anywhere.
-        UnsupportedImplementation: the GPUs cannot map each other's memory, and that was asked for.
+        DataError: a file is missing or damaged, or has another dtype or shape.
+        ConfigError: the features do not fit in the requested placement, or in any.
+        UnsupportedImplementation: the requested placement needs mapped memory of other GPUs, which is unavailable.
     """
 
     def fill(partition: Partition, shard: int, own_RF: Tensor) -> None:
@@ -78,25 +76,24 @@ def build_features(
     device: torch.device,
     fill: Fill,
 ) -> FeatureStore:
-    """Features that ``fill`` writes into the place that holds them. Collective.
+    """Return a feature store whose shards ``fill`` writes. Collective.
 
     Args:
-        nodes: of each type.
-        width, dtype: of a row.
+        nodes: number of nodes of each type.
+        width, dtype: number of features of a row, and their dtype.
         placement: ``local``: every device has all rows; ``peers``: the GPUs of one node have a shard each, which all
-            read in place; ``host``: the same in pinned memory of the host; ``exchange``: every rank has a shard, and
-            rows are sent to those that ask. ``auto``: a single rank takes local, or host if that does not fit; the
-            ranks of one node the first of peers, exchange and host that fits the memory that is free, peers where
-            GPUs can map each other's memory; those of several nodes exchange. With all but local each row is read by
-            one rank.
-        layout: of the ranks that hold the features.
-        ranks_per_node: of them.
-        device: this rank's.
+            read in place; ``host``: the same in pinned host memory; ``exchange``: every rank has a shard and sends
+            rows on request. ``auto``: a single rank uses local, or host if that does not fit. Ranks of one node use
+            the first of peers, exchange and host that fits in free memory; peers also requires that GPUs can map each
+            other's memory. Several nodes use exchange. Except with local, each row is read by one rank.
+        layout: ranks that hold the features.
+        ranks_per_node: number of these ranks on each node.
+        device: device of this rank.
         fill: called once, with this rank's shard.
 
     Raises:
-        ConfigError: the features do not fit where they are to lie, or anywhere.
-        UnsupportedImplementation: the GPUs cannot map each other's memory, and that was asked for.
+        ConfigError: the features do not fit in the requested placement, or in any.
+        UnsupportedImplementation: the requested placement needs mapped memory of other GPUs, which is unavailable.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"features are one of {', '.join(str(known) for known in DTYPES)}, not {dtype}")
@@ -113,7 +110,7 @@ def build_features(
         elif name == HOST:
             return _host(own, layout, ranks_per_node, device)
         elif name == EXCHANGE:
-            # A communicator of its own: what training sends at the same time must not wait for it.
+            # A separate communicator, so that concurrent traffic of training does not wait for it.
             group = groups.make(range(layout.world_size))
             rows = own.filled(torch.empty(own.bytes, dtype=torch.uint8, device=device))
             return ExchangedFeatures(partition, rows, dtype, width, group)
@@ -125,7 +122,7 @@ def build_features(
 
 @dataclass(frozen=True)
 class _Own:
-    """The shard of this rank, wherever it is going to lie."""
+    """Description of this rank's shard, independent of its memory."""
 
     partition: Partition
     shard: int
@@ -138,11 +135,11 @@ class _Own:
         return self.partition.rows * self.width * self.dtype.itemsize
 
     def rows(self, memory: Tensor) -> Tensor:
-        """A shard's memory as rows of bytes."""
+        """Return a shard's memory as rows of bytes."""
         return memory.view(self.partition.rows, -1)
 
     def filled(self, memory: Tensor) -> Tensor:
-        """The same, with what ``fill`` has written."""
+        """Fill a shard's memory, and return it as rows of bytes."""
         rows = self.rows(memory)
         self.fill(self.partition, self.shard, rows.view(self.dtype))
         return rows
@@ -156,7 +153,7 @@ def _peers(own: _Own, layout: Layout, ranks_per_node: int, device: torch.device)
         return None, reason
     shards = memory.tensors((own.bytes,), torch.uint8)
     own.filled(shards[memory.rank])
-    one_machine.gathered(0, group, device)  # all have filled theirs
+    one_machine.gathered(0, group, device)  # all ranks have filled their shards
     rows = tuple(own.rows(shard) for shard in shards)
     return (
         InPlaceFeatures(PEERS, own.partition, rows, own.dtype, own.width, device, memory.close),
@@ -173,7 +170,7 @@ def _host(own: _Own, layout: Layout, ranks_per_node: int, device: torch.device) 
 
 
 def from_tables(tables: Sequence[Tensor]) -> Fill:
-    """What :func:`build_features` fills shards with: the rows of all nodes of each type, [nodes, F]."""
+    """Return a function that fills shards from the rows of all nodes of each type, [nodes, F]."""
 
     def fill(partition: Partition, shard: int, own_RF: Tensor) -> None:
         for number, (table_NF, begin) in enumerate(zip(tables, partition.first_rows, strict=True)):

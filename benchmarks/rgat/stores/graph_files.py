@@ -1,4 +1,4 @@
-"""The edges of a prepared graph: which of them a shard has, and how they get into memory, checked on the way."""
+"""Files with the edges of a prepared graph, checked while a shard is read into memory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from common.errors import DataError
 
 
 class GraphFiles:
-    """The two files of every relation; all are looked at before any is read.
+    """The two files of every relation. Construction checks all headers.
 
     Args:
         root: the prepared folder.
-        schema: whose relations have the files.
-        nodes: of each type.
+        nodes: number of nodes of each type.
 
     Attributes:
-        edges: of each relation, as its files say.
+        edges: number of edges of each relation.
 
     Raises:
-        DataError: a file is missing, damaged, or of another dtype or shape.
+        DataError: a file is missing or damaged, or has another dtype or shape.
     """
 
     def __init__(self, root: Path, schema: Schema, nodes: tuple[int, ...]) -> None:
@@ -38,10 +37,10 @@ class GraphFiles:
         self.edges = tuple(self._count(number) for number in range(len(schema.relations)))
 
     def shard_edges(self, partition: Partition) -> list[tuple[int, ...]]:
-        """[R][S + 1]: the first edge of every shard of targets, and the number of edges.
+        """Return the first edge of every shard of targets, followed by the number of edges: [R][S + 1].
 
         Raises:
-            DataError: the edges of targets do not begin at 0, end at their number, or ascend in between.
+            DataError: these offsets do not ascend from 0 to the number of edges.
         """
         return [self._cuts(number, partition) for number in range(len(self._schema.relations))]
 
@@ -51,14 +50,13 @@ class GraphFiles:
         """Read a shard of targets.
 
         Args:
-            partition: of the nodes.
-            shard: number of the shard.
-            indptr: [R], int64, [rows_per_shard + 1]: is written.
-            indices: [R], int32, as many as :meth:`shard_edges` says: is written.
-            loader: on the tensors' device.
+            shard: index of the shard.
+            indptr: output, [R], int64, [rows_per_shard + 1].
+            indices: output, [R], int32, with the lengths from :meth:`shard_edges`.
+            loader: loader for the tensors' device.
 
         Raises:
-            DataError: edges of targets that do not ascend, or from nodes that are not there.
+            DataError: ``indptr`` does not ascend, or an edge has a source that does not exist.
         """
         cuts = self.shard_edges(partition)
         for number, target in enumerate(self._schema.targets):
@@ -67,7 +65,7 @@ class GraphFiles:
             self._read_indices(number, cuts[number][shard], cuts[number][shard + 1], indices[number], loader)
 
     def _count(self, number: int) -> int:
-        """Edges of a relation."""
+        """Return the number of edges of a relation."""
         with self._indptr(number), self._indices(number) as edges:
             return len(edges)
 
@@ -82,7 +80,7 @@ class GraphFiles:
         path = self._root / indptr_name(self._schema.relations[number])
         target = self._schema.targets[number]
         places = [partition.share(target, shard)[0] for shard in range(partition.shards)] + [self._nodes[target]]
-        found = np.load(path, mmap_mode="r")[places].tolist()  # a few numbers, each in another page
+        found = np.load(path, mmap_mode="r")[places].tolist()  # a few numbers, each from another page
         if found[0] != 0 or found[-1] != self.edges[number] or sorted(found) != found:
             raise DataError(
                 f"{path} goes from {found[0]:,} to {found[-1]:,} and not from 0 to the {self.edges[number]:,} edges of "
@@ -101,7 +99,7 @@ class GraphFiles:
             path = self._root / indptr_name(self._schema.relations[number])
             raise DataError(f"{path} does not ascend among targets {first:,} to {last:,}; prepare it again")
         count = last - first
-        into[count + 1 :] = into[count]  # what lies behind the type's last target has no edges
+        into[count + 1 :] = into[count]  # entries beyond the type's last target have no edges
         into -= into[0].clone()
 
     def _read_indices(self, number: int, first: int, last: int, into: Tensor, loader: RowLoader) -> None:

@@ -1,4 +1,4 @@
-"""Graphs in a device's memory, or in shards on the GPUs of a node, from prepared files or from tensors."""
+"""Builders of graphs in a device's memory, or sharded over the GPUs of a node, from prepared files or tensors."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from common.ops.operation import AUTO
 PLACEMENTS = (LOCAL, PEERS)
 
 SMALL = 0.25
-"""Share of a GPU's free memory that ``auto`` lets a whole graph take: the rest is for features."""
+"""Maximum fraction of a GPU's free memory for a whole graph with ``auto``; the rest is for features."""
 
 ALIGNMENT = 16
 
 Read = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
-"""Writes this rank's shard: ``indptr`` and ``indices`` of each relation."""
+"""Function that writes this rank's shard: ``indptr`` and ``indices`` of each relation."""
 
 
 @dataclass(frozen=True)
 class PeerGraph(Graph):
-    """A graph in shards on the GPUs of a node.
+    """A graph sharded over the GPUs of a node.
 
     Attributes:
-        memory: that the shards lie in, held as long as the graph.
+        memory: memory of the shards, which must live as long as the graph.
     """
 
     memory: PeerMemory
@@ -53,22 +53,20 @@ def open_graph(
     ranks_per_node: int,
     device: torch.device,
 ) -> Graph:
-    """The graph of a prepared folder. Collective.
+    """Return the graph of a prepared folder. Collective.
 
     Args:
-        root: the folder.
-        schema: whose relations have the files.
-        nodes: of each type.
-        placement: ``local``: every rank reads all of it; ``peers``: the GPUs of each node share it, and each reads the
-            edges into its share of the targets; ``auto``: local where that takes little of a GPU's memory or nothing
-            else can be, otherwise peers.
-        layout, ranks_per_node: of the ranks that sample from it.
-        device: this rank's.
+        nodes: number of nodes of each type.
+        placement: ``local``: every rank reads all edges; ``peers``: the GPUs of each node share the graph, and each
+            reads the edges into its range of targets; ``auto``: local if that takes little of a GPU's memory or peers
+            is impossible, otherwise peers.
+        layout, ranks_per_node: ranks that sample from the graph, and their number per node.
+        device: device of this rank.
 
     Raises:
-        DataError: a file is missing, damaged, of another dtype or shape, or names nodes that are not there.
-        ConfigError: it does not fit, or the placement is none.
-        UnsupportedImplementation: the GPUs cannot map each other's memory, and that was asked for.
+        DataError: a file is missing or damaged, has another dtype or shape, or refers to nodes that do not exist.
+        ConfigError: the graph does not fit, or the placement is unknown or impossible.
+        UnsupportedImplementation: ``peers`` was requested, and the GPUs cannot map each other's memory.
     """
     if placement not in (AUTO, *PLACEMENTS):
         raise ConfigError(
@@ -100,13 +98,13 @@ def open_graph(
 def graph_in_memory(
     schema: Schema, nodes: tuple[int, ...], indptr: Sequence[Tensor], indices: Sequence[Tensor], shards: int = 1
 ) -> Graph:
-    """The graph of tensors on one device, in place where there is one shard.
+    """Return a graph of tensors on one device. With one shard, the tensors are not copied.
 
     Args:
-        schema, nodes: as :class:`benchmarks.rgat.graph.Graph`.
+        schema, nodes: see :class:`benchmarks.rgat.graph.Graph`.
         indptr: [R], int64, [targets + 1].
         indices: [R], int32, [edges].
-        shards: into which it is cut, as several GPUs would have them.
+        shards: number of shards, to emulate several GPUs.
     """
     partition = Partition(nodes, shards)
     cut = [
@@ -132,13 +130,13 @@ def share_graph(
     ranks_per_node: int,
     device: torch.device,
 ) -> Graph:
-    """The graph of which every GPU of a node has made a shard, which is copied to where all can read it. Collective.
+    """Return the graph whose shards the GPUs of a node have built; each is copied to shared memory. Collective.
 
     Args:
-        schema, nodes: of the whole graph.
-        indptr: [R], int64, [rows_per_shard + 1] of ``Partition(nodes, ranks of the node)``: this rank's, from 0 on.
+        schema, nodes: schema and node counts of the whole graph.
+        indptr: [R], int64, [rows_per_shard + 1] of ``Partition(nodes, ranks of the node)``: this rank's, from 0.
         indices: [R], int32: this rank's.
-        layout, ranks_per_node, device: as :func:`open_graph`.
+        layout, ranks_per_node, device: see :func:`open_graph`.
 
     Raises:
         UnsupportedImplementation: the GPUs cannot map each other's memory.
@@ -159,12 +157,12 @@ def share_graph(
 
 
 def graph_bytes(schema: Schema, nodes: tuple[int, ...], edges: Sequence[int]) -> int:
-    """Of all shards."""
+    """Return the bytes of all shards together."""
     return sum(8 * (nodes[target] + 1) for target in schema.targets) + 4 * sum(edges)
 
 
 def _cut(indptr: Tensor, indices: Tensor, first: int, last: int, per_shard: int) -> tuple[Tensor, Tensor]:
-    """A shard's own tensors."""
+    """Return the tensors of one shard."""
     if last - first == len(indptr) - 1 == per_shard:
         return indptr, indices
     begin, end = int(indptr[first]), int(indptr[last])
@@ -206,9 +204,13 @@ def _peer_graph(
     device: torch.device,
     read: Read,
 ) -> tuple[PeerGraph | None, str]:
-    """The graph of shards that each rank has so many ``edges`` of; or why there cannot be one, on all ranks alike."""
+    """Return the graph sharded over a node, or the reason why it is impossible, which is the same on all ranks.
+
+    Args:
+        edges: edges of each relation in this rank's shard.
+    """
     group = layout.node(ranks_per_node)
-    assert group is not None  # a rank alone shares nothing
+    assert group is not None  # the caller has checked for several ranks
     targets = [partition.rows_per_shard[target] for target in schema.targets]
     edges_of = list(zip(*(one_machine.gathered(count, group, device) for count in edges), strict=True))
     places = [_places(targets, of_rank) for of_rank in edges_of]
@@ -229,11 +231,11 @@ def _peer_graph(
         for number in relations
     )
     read([shards[memory.rank] for shards in indptr], [shards[memory.rank] for shards in indices])
-    one_machine.gathered(0, group, device)  # all have written theirs
+    one_machine.gathered(0, group, device)  # all ranks have written their shards
     return PeerGraph(schema, partition.nodes, indptr, indices, device, memory), ""
 
 
 def _places(targets: Sequence[int], edges: Sequence[int]) -> list[int]:
-    """[2 R + 1]: where each relation's ``indptr``, then each one's ``indices``, begin in a shard; and its bytes."""
+    """Return the byte offsets of all ``indptr``, then of all ``indices``, in a shard, then its size: [2 R + 1]."""
     sizes = [*(8 * (count + 1) for count in targets), *(4 * count for count in edges)]
     return list(accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0))

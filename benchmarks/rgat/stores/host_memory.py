@@ -1,7 +1,7 @@
-"""Host memory of a node's ranks that all of them have mapped, and their GPUs read in place.
+"""Host memory that all ranks of a node map, and that their GPUs read in place.
 
-It is anonymous and shared through the descriptors of its owner: no file of it is ever seen, none is left behind by a
-rank that dies, and what a container grants to /dev/shm does not limit it.
+The memory is anonymous and shared through file descriptors. No file becomes visible, a killed rank leaves none
+behind, and the container's limit for /dev/shm does not apply.
 """
 
 from __future__ import annotations
@@ -18,25 +18,23 @@ from common.distributed import one_machine
 from common.errors import DeviceError
 
 PORTABLE, MAPPED = 1, 2
-"""Flags of cudaHostRegister: pinned for every context of this process, and in its GPUs' address space."""
+"""Flags of cudaHostRegister: pinned for every context of this process, and mapped into its GPUs' address space."""
 
 
 class NodeMemory:
-    """A buffer of every rank of a node. Collective to build; each rank fills its own, then all call :meth:`share`.
-
-    A page lies next to the processor whose rank fills it first, which is why it is pinned only then.
+    """One buffer per rank of a node. Construction is collective; each rank fills its own, then calls :meth:`share`.
 
     Args:
-        size: bytes of each rank's.
-        group: the ranks of the node; None for a rank alone.
-        device: this rank's.
+        size: bytes of each rank's buffer.
+        group: ranks of the node; None for a single rank.
+        device: device of this rank.
 
     Attributes:
-        own: uint8, [size]: this rank's.
-        buffers: every rank's, in the order of the group; read only what others have.
+        own: uint8, [size]: this rank's buffer.
+        buffers: buffers of all ranks, in the order of the group. Only read those of other ranks.
 
     Raises:
-        DeviceError: the ranks cannot map each other's memory, on all of them alike.
+        DeviceError: the ranks cannot map each other's memory; raised on all ranks.
     """
 
     def __init__(self, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -55,7 +53,9 @@ class NodeMemory:
             os.close(descriptor)
 
     def share(self) -> None:
-        """Wait until all have filled theirs; where there is a GPU, pin all of them for it.
+        """Wait until all ranks have filled their buffers; on a GPU, pin all buffers.
+
+        Pages are pinned only now, because the rank that first writes a page places it next to its own processor.
 
         Raises:
             DeviceError: the memory cannot be pinned.
@@ -74,7 +74,7 @@ class NodeMemory:
             self._registered.append(buffer)
 
     def close(self) -> None:
-        """Unpin all; the memory itself lives as long as a tensor of it."""
+        """Unpin all buffers; the memory itself lives as long as its tensors."""
         while self._registered:
             address = self._registered.pop().data_ptr()
             torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
@@ -95,7 +95,7 @@ class NodeMemory:
 
 
 def _of_process(process: int, descriptor: int, file: int, size: int) -> Tensor:
-    """The memory behind another process's descriptor, if it is the file that the process spoke of."""
+    """Map another process's descriptor, after a check that it is the expected file."""
     opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(opened).st_ino != file:
@@ -107,6 +107,6 @@ def _of_process(process: int, descriptor: int, file: int, size: int) -> Tensor:
 
 def _mapped(descriptor: int, size: int) -> Tensor:
     memory = mmap.mmap(descriptor, size)
-    with contextlib.suppress(OSError):  # where the system has no large pages for shared memory
+    with contextlib.suppress(OSError):  # the system may have no large pages for shared memory
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8, count=size)

@@ -1,4 +1,4 @@
-"""Which rows of a type lie in which shard: contiguous shares, rank after rank."""
+"""Partition of each type's rows into contiguous shards, in the order of the ranks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class Partition:
-    """Shares of all types' nodes. Shard s has of a type the nodes s * C to (s + 1) * C, C = ceil(nodes / shards).
+    """Shards of all types' nodes. Shard s has nodes s * C to (s + 1) * C of each type, with C = ceil(nodes / shards).
 
-    The types lie one behind the other in a shard, and all shards have the same room: the last nodes of a type may leave
-    some of it, and whole shards of it, without any.
+    In a shard, types follow one another. All shards have the same size, so the last shards of a type may be partly or
+    completely unfilled.
 
     Attributes:
-        nodes: of each type.
+        nodes: number of nodes of each type.
         shards: S.
     """
 
@@ -33,15 +33,15 @@ class Partition:
 
     @functools.cached_property
     def first_rows(self) -> tuple[int, ...]:
-        """Where each type begins in a shard."""
+        """Offset of each type in a shard."""
         return tuple(accumulate(self.rows_per_shard, initial=0))[:-1]
 
     @property
     def rows(self) -> int:
-        """Of a shard, all types together."""
+        """Rows of a shard, all types together."""
         return sum(self.rows_per_shard)
 
     def share(self, number: int, shard: int) -> tuple[int, int]:
-        """The nodes of type ``number`` in ``shard``: the first of them, and the one behind the last."""
+        """Return the nodes of type ``number`` in ``shard``: first and last (exclusive)."""
         count, per_shard = self.nodes[number], self.rows_per_shard[number]
         return min(count, shard * per_shard), min(count, (shard + 1) * per_shard)

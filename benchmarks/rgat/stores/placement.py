@@ -1,4 +1,4 @@
-"""Where features may lie, what each place takes of a GPU and of a host, and which of them is chosen."""
+"""Placements of features: memory that each takes on GPUs and hosts, and choice among them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from common.errors import ConfigError
 from common.ops.operation import AUTO
 
 LOCAL, PEERS, HOST, EXCHANGE = PLACEMENTS = ("local", "peers", "host", "exchange")
-"""All rows on every device; shards on the GPUs of one node, read in place; shards in the memory of one host, read in
-place; shards on all devices, whose rows are sent to those that ask."""
+"""Placements of feature rows.
+
+- ``local``: all rows on every device;
+- ``peers``: shards on the GPUs of one node, read in place;
+- ``host``: shards in the memory of one host, read in place;
+- ``exchange``: shards on all devices, with rows sent on request."""
 
 LEFT_FREE = 2e9
-"""Bytes of a device, and of a host, that no store takes."""
+"""Bytes of each device, and of each host, that stores leave free."""
 
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory that is free.
+    """Free or needed memory.
 
     Attributes:
-        device: bytes of each GPU, the least of all; 0 where the ranks compute on CPUs.
-        host: bytes of each node.
+        device: bytes per GPU, the minimum over all; 0 if the ranks compute on CPUs.
+        host: bytes per node.
     """
 
     device: float
@@ -37,7 +41,7 @@ class Room:
 
     @classmethod
     def measured(cls, layout: Layout, device: torch.device) -> Room:
-        """What is free now. Collective."""
+        """Return the memory that is free now. Collective."""
         found = [0, meminfo().get("MemAvailable", 1 << 62)]
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -50,11 +54,11 @@ class Room:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Those that hold the features.
+    """Ranks that hold the features.
 
     Attributes:
-        count: of all nodes.
-        per_node: of a node.
+        count: total number.
+        per_node: number on each node.
         gpus: whether they compute on GPUs.
     """
 
@@ -64,11 +68,11 @@ class Ranks:
 
     @property
     def one_node(self) -> bool:
-        """Whether all are on one."""
+        """Whether all ranks are on one node."""
         return self.count <= self.per_node
 
     def refusal(self, placement: str) -> str | None:
-        """Why they cannot use a placement however much memory they have; None if they may."""
+        """Return why the ranks cannot use a placement, regardless of memory; None if they can."""
         if placement == PEERS and not self.gpus:
             return "it needs GPUs"
         if placement in (PEERS, HOST) and not self.one_node:
@@ -78,7 +82,7 @@ class Ranks:
         return None
 
     def needs(self, placement: str, nodes: tuple[int, ...], row_bytes: int) -> Room:
-        """What the rows take."""
+        """Return the memory that the rows take."""
         shards = 1 if placement == LOCAL else self.count
         shard = float(Partition(nodes, shards).rows * row_bytes)
         on_node = min(self.count, self.per_node)
@@ -87,26 +91,23 @@ class Ranks:
         return Room(shard, 0.0) if self.gpus else Room(0.0, on_node * shard)
 
     def in_order(self) -> tuple[str, ...]:
-        """What ``auto`` tries: a device's own memory if there is one device, else that of its peers, then the host's.
-
-        Several ranks never hold the same row: the rules let each be read by one of them, and none be kept twice
-        (training_rules.adoc, section on node classification).
-        """
+        """Return the placements that ``auto`` tries, in this order."""
         if self.count == 1:
             return LOCAL, HOST
+        # The rules let only one rank read a row, and forbid copies (training_rules.adoc, node classification).
         return (PEERS, EXCHANGE, HOST) if self.one_node else (EXCHANGE,)
 
 
 def feature_bytes(nodes: tuple[int, ...], width: int, dtype: torch.dtype) -> int:
-    """Of all rows."""
+    """Return the bytes of all rows."""
     return sum(nodes) * width * dtype.itemsize
 
 
 def candidates(requested: str, ranks: Ranks, nodes: tuple[int, ...], row_bytes: int, room: Room) -> tuple[str, ...]:
-    """The placements that serve, best first: the one that is asked for, or for ``auto`` all that fit.
+    """Return the usable placements, best first: the requested one, or for ``auto`` all that fit.
 
     Raises:
-        ConfigError: none does; it says what is needed, what there is, and which one would fit.
+        ConfigError: none is usable; the message has needed and free memory, and placements that would fit.
     """
     if requested not in (AUTO, *PLACEMENTS):
         raise ConfigError(

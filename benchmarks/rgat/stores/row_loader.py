@@ -1,4 +1,4 @@
-"""The prepared files of a graph on their way into memory: read past the page cache, copied while the next are read."""
+"""Loader of prepared files into memory: reads bypass the page cache, and overlap with copies to the device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.data.direct_rows import DirectRows
 
 
 class RowLoader:
-    """Copies rows of one file after another into tensors; a context manager, whose end is that of all copies.
+    """Context manager that copies rows of files into tensors; its exit waits for all copies.
 
     Args:
-        device: of the rank, and the current one: its GPU gets the rows from pinned buffers.
-        piece_bytes: that are read at a time.
+        device: device of the rank, which must be current; for a GPU, rows pass through pinned buffers.
+        piece_bytes: bytes per read.
     """
 
     def __init__(self, device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
@@ -34,14 +34,12 @@ class RowLoader:
         self._buffers.close()
 
     def copy(self, rows: DirectRows, first: int, last: int, into: Tensor) -> Iterator[tuple[int, int]]:
-        """Copy rows ``first`` to ``last``, the latter not among them, and say after each piece which have arrived.
+        """Copy rows ``first`` to ``last`` (exclusive), and yield begin and end of each piece that has arrived.
 
-        On a GPU they have for what is enqueued from then on.
+        On a GPU, a piece has arrived only for work that is queued afterwards.
 
         Args:
-            rows: of the file.
-            first, last: of them.
-            into: [last - first, *row_shape], of the rows' dtype.
+            into: output, [last - first, *row_shape], in the rows' dtype.
 
         Raises:
             DataError: the file has become shorter or cannot be read.

@@ -1,4 +1,4 @@
-"""Packed rows and results of both networks, for the cases of RNN-T's joint network and loss."""
+"""Packed rows and outputs of both networks, for the cases of RNN-T's joint network and loss."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tokens_of(rows: PackedRows, classes: int, draw: Draw) -> Tensor:
 
 
 def networks(rows: PackedRows, width: int, draw: Draw) -> tuple[Tensor, Tensor]:
-    """Return results f of the encoder and g of the prediction network. Padding is NaN."""
+    """Return outputs f of the encoder and g of the prediction network. Padding is NaN."""
     f_SBH = draw.normal(rows.most_frames, rows.utterances, width)
     g_NBH = draw.normal(rows.most_tokens + 1, rows.utterances, width)
     for x, behind_B in ((f_SBH, rows.frames_B), (g_NBH, rows.tokens_B + 1)):

@@ -1,4 +1,4 @@
-"""FLAC files of LibriSpeech, decoded and checked."""
+"""Reader of LibriSpeech's FLAC files, with checks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from common.errors import DataError
 
 SAMPLE_RATE = 16_000
-"""Hz, of the corpus."""
+"""Sample rate of the corpus in Hz."""
 MOST_SAMPLES = 3600 * SAMPLE_RATE
-"""An hour: LibriSpeech's longest utterance has 35 seconds, and silence takes next to nothing in a FLAC file."""
+"""Maximum samples of a file, one hour. A tiny FLAC file can hold hours of silence; LibriSpeech has at most 35 s."""
 _STREAM_INFO_BYTES = 42
 _MD5 = slice(26, 42)
 _REMEDY = "unpack its archive again"
 
 
 def read(path: Path) -> NDArray[np.int16]:
-    """(samples,) what is in a FLAC file of one channel, 16 bits and 16 kHz, bit for bit.
+    """Return the samples of a FLAC file with one channel, 16 bits and 16 kHz, (samples,).
 
-    FLAC names the number of samples and their MD5 in its first block (RFC 9639, section 8.2).
+    The first block of a FLAC file has the number of samples and their MD5 (RFC 9639, section 8.2).
 
     Raises:
         DataError: the file is missing, truncated, damaged, or of another kind.

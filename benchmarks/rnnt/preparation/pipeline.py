@@ -1,6 +1,7 @@
-"""From FLAC files and transcripts to the files that training reads; every stage continues where it was interrupted.
+"""Stages from FLAC files and transcripts to prepared files. Every stage resumes after an interruption.
 
-Tokenizer, of the training transcripts → files of samples, each of a run of utterances → columns of all utterances.
+The stages are: tokenizer of the training transcripts; files of samples, each for a range of utterances; columns of
+all utterances.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from common.data.stages import Record, Stages
 from common.errors import DataError
 
 SHARD_BYTES = 128 << 20
-"""Of FLAC, which becomes about twice as much: some 500 files of LibriSpeech."""
+"""Bytes of FLAC per file of samples, which becomes about twice as large: some 500 files for LibriSpeech."""
 SMALLEST_SHARD_BYTES = 1 << 20
 FEWEST_SHARDS = 32
 GROWTH = 2.2
-"""Bytes of samples for each of FLAC, at most: of LibriSpeech it is 1.8."""
+"""Maximum bytes of samples per byte of FLAC; LibriSpeech has 1.8."""
 _INT16 = 2
 _ENCODED_AT_ONCE = 16_384
 
 
 @dataclass(frozen=True)
 class Made:
-    """Files below the data folder, and counts for the manifest."""
+    """Files in the data folder, and counts for the manifest."""
 
     files: dict[str, FileEntry]
     counts: dict[str, int]
@@ -48,12 +49,12 @@ class Pipeline:
     """One preparation.
 
     Args:
-        utterances: of each split.
+        utterances: utterances of each split.
         data_dir: receives the files.
         work_dir: receives the records of the stages.
         vocabulary: pieces of the tokenizer.
-        model: a tokenizer that is there already; None to train one.
-        workers: processes.
+        model: file of an existing tokenizer; None: train one.
+        workers: number of processes.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class Pipeline:
         self.workers = workers
 
     def run(self) -> Made:
-        """Do all that is left to do.
+        """Run all unfinished stages.
 
         Raises:
-            DataError: a FLAC file is damaged or of another kind, a transcript has what the tokenizer does not know, or
-                the disk is too small.
+            DataError: a FLAC file is damaged or of another kind, a transcript has text that the tokenizer does not
+                know, or the disk is too small.
         """
         runs = {split: list(runs_of(self.utterances[split])) for split in SPLITS}
         self._require_space(runs)
@@ -96,7 +97,7 @@ class Pipeline:
         return Made(files, {**counts, "vocabulary": tokenizer.size})
 
     def _require_space(self, runs: Mapping[str, list[list[Utterance]]]) -> None:
-        """Of all files of samples that are not there yet."""
+        """Check the disk space for all missing files of samples."""
         left = [
             utterance.bytes
             for split in SPLITS
@@ -137,7 +138,7 @@ class Pipeline:
     def _encoded(
         self, utterances: Sequence[Utterance], tokenizer: Tokenizer
     ) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
-        """The pieces of all transcripts, and how many each has."""
+        """Return the pieces of all transcripts, and the number of each."""
         tokens, lengths = [], []
         for first in range(0, len(utterances), _ENCODED_AT_ONCE):
             texts = [utterance.transcript for utterance in utterances[first : first + _ENCODED_AT_ONCE]]
@@ -164,7 +165,7 @@ class Pipeline:
 
 
 def runs_of(utterances: Sequence[Utterance]) -> Iterator[list[Utterance]]:
-    """Utterances in runs of about as many bytes, one for each file of samples; a function of the utterances alone."""
+    """Yield ranges of utterances with about equal bytes, one per file of samples; depends only on the utterances."""
     total = sum(utterance.bytes for utterance in utterances)
     wanted = min(SHARD_BYTES, max(SMALLEST_SHARD_BYTES, total // FEWEST_SHARDS))
     run: list[Utterance] = []
@@ -180,13 +181,13 @@ def runs_of(utterances: Sequence[Utterance]) -> Iterator[list[Utterance]]:
 
 
 def make_tokenizer(utterances: Sequence[Utterance], vocabulary: int, model: Path | None, path: Path) -> Record:
-    """Train a tokenizer of ``vocabulary`` pieces, or copy the file ``model``, to ``path``.
+    """Train a tokenizer with ``vocabulary`` pieces, or copy the file ``model``, to ``path``.
 
     Raises:
-        DataError: the transcripts do not do for so many pieces, or ``model`` has others or is damaged.
+        DataError: the transcripts do not suffice for the vocabulary, or ``model`` has another one or is damaged.
     """
     if model is not None:
-        Tokenizer(model, vocabulary)  # refuses another
+        Tokenizer(model, vocabulary)  # checks the vocabulary
         with atomic.written(path) as partial:
             shutil.copyfile(model, partial)
     else:
@@ -197,7 +198,7 @@ def make_tokenizer(utterances: Sequence[Utterance], vocabulary: int, model: Path
 
 
 def write_shard(flacs: Sequence[str], path: Path) -> Record:
-    """Write the samples of some FLAC files one after the other to ``path``.
+    """Write the concatenated samples of some FLAC files to ``path``.
 
     Raises:
         DataError: a file is damaged or of another kind.

@@ -1,1 +1,1 @@
-"""The networks that do not train: VAE, CLIP's two towers, FID's Inception, and the tokenizer before them."""
+"""The frozen networks: VAE, both towers of CLIP, and FID's Inception; with CLIP's tokenizer."""

@@ -1,4 +1,4 @@
-"""What all frozen networks have in common."""
+"""Freezing of networks that are not trained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from common.nn.frozen import mark_frozen
 
 
 def freeze(network: nn.Module) -> None:
-    """Put ``network`` into evaluation, for good: no gradients, no share in checkpoints and transfers."""
+    """Put ``network`` permanently into evaluation mode: no gradients, and excluded from checkpoints and transfers."""
     network.eval()
     names = [*(name for name, _ in network.named_parameters()), *(name for name, _ in network.named_buffers())]
     mark_frozen(network, names)

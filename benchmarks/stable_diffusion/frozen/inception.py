@@ -1,7 +1,7 @@
-"""The Inception network of FID: Inception-v3 (Szegedy et al. 2016) as TensorFlow's weights of 2015-12-05 expect it.
+"""The Inception network of FID: Inception-v3 (Szegedy et al. 2016), for TensorFlow's weights of 2015-12-05.
 
-It differs from torchvision's in its pooling branches: averages leave the padding out, and the last block takes maxima.
-Parameters have the names of the published file, whose classifier (``fc``) is not here.
+It differs from torchvision's network in its pooling branches: averages exclude the padding, and the last block uses
+maxima. Parameters have the names of the published file, whose classifier (``fc``) is not included here.
 
 Shapes: N pictures, H and W pixels, C channels, F features.
 """
@@ -19,10 +19,10 @@ IMAGE_CHANNELS = 3
 
 
 class Inception(nn.Module):
-    """Pictures to the features whose statistics FID compares; frozen.
+    """Frozen network that maps pictures to the features whose statistics FID compares.
 
     Args:
-        width_factor: of all channels; 1 for the published network.
+        width_factor: multiplier of all channels; 1 for the published network.
         resolution: height and width that pictures are resized to, px; at least 75.
     """
 
@@ -51,10 +51,10 @@ class Inception(nn.Module):
         freeze(self)
 
     def features(self, images_N3HW: Tensor) -> Tensor:
-        """Features of pictures.
+        """Return the features of pictures.
 
         Args:
-            images_N3HW: in [0, 1], of any size, floating-point; resizing is done in float32.
+            images_N3HW: in [0, 1], of any size, floating-point; they are resized in float32.
 
         Returns:
             (N, F) in the network's dtype.
@@ -65,7 +65,7 @@ class Inception(nn.Module):
         return self.trunk((2 * resized - 1).to(weight.dtype))
 
     def trunk(self, x_N3HW: Tensor) -> Tensor:
-        """Features of pictures in [-1, 1] that have their resolution: (N, F)."""
+        """Return the features (N, F) of pictures in [-1, 1] that have the network's resolution."""
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_N3HW)))
         x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(_shrunk(x)))
         x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(_shrunk(x))))
@@ -75,7 +75,7 @@ class Inception(nn.Module):
 
 
 class _Widths:
-    """Channels at a factor; at least 1."""
+    """Function that scales a number of channels, with a minimum of 1."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -85,7 +85,7 @@ class _Widths:
 
 
 class _Convolution(nn.Module):
-    """Convolution without bias, batch norm, ReLU."""
+    """Convolution without bias, then batch norm and ReLU."""
 
     def __init__(
         self,

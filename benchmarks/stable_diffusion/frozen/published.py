@@ -1,11 +1,11 @@
-"""The frozen networks' weights in the files that others publish them in, and networks written as such files.
+"""Reading and writing of the frozen networks in the formats of the published files.
 
 =========================== ======================================================== =====================
-file                        tensors of ours                                          others, left out
+file                        tensors that we use                                      tensors that we ignore
 =========================== ======================================================== =====================
 512-base-ema.ckpt           ``first_stage_model.*``, ``cond_stage_model.model.*``    the U-Net, schedules
-open_clip_pytorch_model.bin of the text tower as they are, ``visual.*``              ``logit_scale``
-pt_inception-2015-12-05.pth of Inception as they are                                 ``fc.*``, the classifier
+open_clip_pytorch_model.bin the text tower without prefix, ``visual.*``              ``logit_scale``
+pt_inception-2015-12-05.pth Inception without prefix                                 ``fc.*``, the classifier
 =========================== ======================================================== =====================
 
 Each may also be a safetensors file with the same names.
@@ -33,30 +33,29 @@ VAE_PREFIX = "first_stage_model."
 TEXT_PREFIX = "cond_stage_model.model."
 VISION_PREFIX = "visual."
 TEMPERATURE = "logit_scale"
-"""A number that only the training of CLIP uses."""
+"""Name of a scalar that only the training of CLIP uses."""
 CLASSES = 1008
-"""Of the published Inception's classifier."""
+"""Number of classes of the published Inception's classifier."""
 _COUNTER = "num_batches_tracked"
 _START_TEMPERATURE = math.log(1 / 0.07)
 
 
 def load_vae(path: Path, digest: str | None, network: AutoencoderKL) -> None:
-    """Give ``network`` the weights of a checkpoint of Stable Diffusion; see :func:`load_text`."""
+    """Load the autoencoder from a checkpoint of Stable Diffusion; see :func:`load_text`."""
     state = read_state(path, digest)
     _fill(path, state, VAE_PREFIX, network, "autoencoder", left_out=("loss.",))
 
 
 def load_text(path: Path, digest: str | None, network: TextTower) -> None:
-    """Give ``network`` the weights of a checkpoint of Stable Diffusion, or of a file of OpenCLIP.
+    """Load the text tower from a checkpoint of Stable Diffusion or a file of OpenCLIP.
 
     Args:
-        path: of the file.
-        digest: SHA-256 or SHA-1 that it must have, in hexadecimal; None for any.
-        network: on any device, in any floating-point dtype, which values are converted to.
+        digest: expected SHA-256 or SHA-1, in hexadecimal; None accepts any.
+        network: on any device, in any floating-point dtype; values are converted to it.
 
     Raises:
-        CheckpointError: the file is missing, damaged, hostile, of another digest, or does not hold this network; the
-            message names file and tensor.
+        CheckpointError: the file is missing, damaged or malicious, has another digest, or contains other tensors than
+            the network; the message names file and tensor.
     """
     state = read_state(path, digest)
     prefix = TEXT_PREFIX if any(name.startswith(TEXT_PREFIX) for name in state) else ""
@@ -65,35 +64,35 @@ def load_text(path: Path, digest: str | None, network: TextTower) -> None:
 
 
 def load_vision(path: Path, digest: str | None, network: VisionTower) -> None:
-    """Give ``network`` the weights of a file of OpenCLIP; see :func:`load_text`."""
+    """Load the vision tower from a file of OpenCLIP; see :func:`load_text`."""
     _fill(path, read_state(path, digest), VISION_PREFIX, network, "vision tower", left_out=())
 
 
 def load_inception(path: Path, digest: str | None, network: Inception) -> None:
-    """Give ``network`` the weights of FID's Inception; see :func:`load_text`.
+    """Load FID's Inception; see :func:`load_text`.
 
-    The classifier of 1,008 classes (``fc``) is in the file and not in the network, whose features come before it.
+    The file's classifier of 1,008 classes (``fc``) is ignored, because the features come before it.
     """
     _fill(path, read_state(path, digest), "", network, "Inception network", left_out=("fc.",))
 
 
 def save_stable_diffusion(path: Path, vae: AutoencoderKL, text: TextTower) -> None:
-    """Write both networks as a checkpoint of Stable Diffusion has them, without a U-Net; see :func:`save_inception`."""
+    """Write both networks as a checkpoint of Stable Diffusion without a U-Net; see :func:`save_inception`."""
     state = _named(VAE_PREFIX, vae) | _named(TEXT_PREFIX, text) | {TEXT_PREFIX + TEMPERATURE: _temperature()}
     _save(path, state, trainer=True)
 
 
 def save_clip(path: Path, text: TextTower, vision: VisionTower) -> None:
-    """Write both towers as OpenCLIP does; see :func:`save_inception`."""
+    """Write both towers as a file of OpenCLIP; see :func:`save_inception`."""
     _save(path, _named("", text) | _named(VISION_PREFIX, vision) | {TEMPERATURE: _temperature()})
 
 
 def save_inception(path: Path, network: Inception) -> None:
-    """Write ``network`` with a classifier of zeros.
+    """Write ``network`` with a classifier of zeros. Tensors keep their dtypes.
 
     Args:
-        path: of the file: of safetensors by its suffix, of ``torch.save`` otherwise. It has its name when it is
-            complete. Tensors keep their dtypes.
+        path: target file; the suffix ``.safetensors`` selects that format, otherwise ``torch.save`` is used. The file
+            appears under this name only when it is complete.
         network: on any device.
     """
     weight = next(network.parameters())

@@ -1,4 +1,4 @@
-"""Sizes of the frozen networks. The defaults are those of the published files; ``SMALL_*`` are for stand-ins."""
+"""Sizes of the frozen networks. Defaults are the published sizes; ``SMALL_*`` are for synthetic data."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ def _divided(name: str, value: int, by_name: str, by: int) -> None:
 
 @dataclass(frozen=True)
 class VaeSizes:
-    """The autoencoder.
+    """Sizes of the autoencoder.
 
     Attributes:
-        channels: of the level of full resolution.
-        multipliers: of ``channels``, for each level; each level but the last halves height and width.
-        blocks: residual blocks of a level of the encoder; the decoder has one more.
-        latent_channels: of the latents; moments have twice as many.
-        groups: of all group norms.
-        epsilon: of all group norms.
-        scale: what latents are multiplied by before they are noised.
+        channels: channels at full resolution.
+        multipliers: channels of each level, in ``channels``; each level except the last halves height and width.
+        blocks: residual blocks per level of the encoder; the decoder has one more.
+        latent_channels: channels of the latents; moments have twice as many.
+        groups, epsilon: groups and epsilon of all group norms.
+        scale: factor that is applied to latents before noise is added.
     """
 
     channels: Count = 128
@@ -45,22 +44,22 @@ class VaeSizes:
 
     @property
     def factor(self) -> int:
-        """Pixels of a picture's side for one of its latents'."""
+        """Return the ratio of picture size to latent size, per side."""
         return 2 ** (len(self.multipliers) - 1)
 
 
 @dataclass(frozen=True)
 class TextSizes:
-    """The text tower of CLIP.
+    """Sizes of CLIP's text tower.
 
     Attributes:
-        vocabulary: tokens; the last two begin and end a text.
-        context: tokens of a text, C.
-        width: of a token, W.
-        layers: blocks; the last is left out for conditioning.
-        heads: of each attention.
-        mlp: hidden features of a block's MLP.
-        embedding: features of the projection, E, the same as of the vision tower.
+        vocabulary: number of tokens; the last two mark the start and the end of a text.
+        context: tokens per text, C.
+        width: features per token, W.
+        layers: transformer blocks; the U-Net is conditioned on the output of the second to last.
+        heads: heads per attention.
+        mlp: hidden features of an MLP.
+        embedding: features of the projection, E; the same as in the vision tower.
     """
 
     vocabulary: Annotated[
@@ -79,16 +78,16 @@ class TextSizes:
 
 @dataclass(frozen=True)
 class VisionSizes:
-    """The vision tower of CLIP, a ViT.
+    """Sizes of CLIP's vision tower, a ViT.
 
     Attributes:
         resolution: height and width of a picture, px.
         patch: height and width of a patch, px.
-        width: of a token.
-        layers: blocks.
-        heads: of each attention.
-        mlp: hidden features of a block's MLP.
-        embedding: features of the projection, E, the same as of the text tower.
+        width: features per token.
+        layers: transformer blocks.
+        heads: heads per attention.
+        mlp: hidden features of an MLP.
+        embedding: features of the projection, E; the same as in the text tower.
     """
 
     resolution: Count = 224
@@ -106,10 +105,10 @@ class VisionSizes:
 
 @dataclass(frozen=True)
 class InceptionSizes:
-    """The Inception network of FID.
+    """Sizes of FID's Inception network.
 
     Attributes:
-        width_factor: of all channels; 1 gives 2,048 features.
+        width_factor: multiplier of all channels; 1 gives 2,048 features.
         resolution: height and width that pictures are resized to, px.
     """
 

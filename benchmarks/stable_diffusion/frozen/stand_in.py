@@ -1,7 +1,7 @@
-"""Small frozen networks for stand-in data: fitted to the generated pictures in seconds, on a CPU.
+"""Small frozen networks for synthetic data, fitted to the generated pictures within seconds on a CPU.
 
-They take the published networks' places in a demo, so that its whole chain has something to say: the autoencoder gives
-back what it is given, and the CLIP score of a picture with its own caption is high, with another's low.
+They replace the published networks in a demo, so that its scores are meaningful: the autoencoder reconstructs
+pictures, and the CLIP score is high for a picture with its own caption and low with another caption.
 """
 
 from __future__ import annotations
@@ -25,19 +25,23 @@ from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.frozen.vision import VisionTower
 
 BATCH = 8
-"""Pictures of a step of :func:`fit_vae`."""
+"""Pictures per step of :func:`fit_vae`."""
 RATE = 4e-3
-"""Adam's learning rate in :func:`fit_vae`, for all but the inner convolutions' weights."""
+"""Adam's learning rate in :func:`fit_vae`, for all parameters except the weights of inner convolutions."""
 MATRIX_RATE = 0.025
-"""Muon's learning rate in :func:`fit_vae`, for those: it needs a fraction of Adam's steps."""
+"""Muon's learning rate in :func:`fit_vae`, for the weights of inner convolutions. Muon needs far fewer steps than
+Adam.
+"""
 MOMENTUM = 0.9
 WARMUP_STEPS = 20
 KL_WEIGHT = 1e-6
-"""Of the latents' divergence from a standard normal, in :func:`fit_vae`: they keep some noise, and far below them."""
+"""Weight in :func:`fit_vae` of the KL divergence of the latents from a standard normal; it keeps a little latent
+noise.
+"""
 RIDGE = 1e-3
-"""Share of the mean variance that :func:`fit_clip` adds to each feature's."""
+"""Regularisation of :func:`fit_clip`: fraction of the mean variance that is added to the variance of each feature."""
 RETAINED = 0.5
-"""Squared canonical correlation from which on :func:`fit_clip` takes a direction."""
+"""Threshold of :func:`fit_clip` on the squared canonical correlation; weaker directions are dropped."""
 _CHUNK = 256
 
 Made = TypeVar("Made")
@@ -46,18 +50,17 @@ Made = TypeVar("Made")
 def fit_vae(
     images_N3HW: Tensor, sizes: VaeSizes, steps: int, seed: int, targets_N3HW: Tensor | None = None
 ) -> AutoencoderKL:
-    """Train an autoencoder; its latents then have, in every channel, mean 0 and deviation ``1 / sizes.scale``.
+    """Train an autoencoder, then scale its latents to mean 0 and standard deviation ``1 / sizes.scale`` per channel.
 
     Args:
-        images_N3HW: float32 pictures that :meth:`AutoencoderKL.encode_moments` will be given, of one size.
-        sizes: of the network.
-        steps: of :data:`BATCH` pictures each.
-        seed: of weights, batches and noise: the same numbers give the same network on the same machine.
-        targets_N3HW: what decoding is to give; the pictures themselves if None. (A chain that encodes [0, 1] and
-            decodes to [-1, 1], as the benchmark's does, may want both.)
+        images_N3HW: float32 pictures of one size, the input of :meth:`AutoencoderKL.encode_moments`.
+        steps: training steps of :data:`BATCH` pictures.
+        seed: seed of weights, batches and noise. The same seed gives the same network on the same machine.
+        targets_N3HW: targets of the decoder; None for the pictures themselves. The benchmark encodes [0, 1] and
+            decodes to [-1, 1], so the two may differ.
 
     Returns:
-        The network in float32, frozen.
+        The frozen network in float32.
     """
     targets_N3HW = images_N3HW if targets_N3HW is None else targets_N3HW
     network = _seeded(seed, lambda: AutoencoderKL(sizes))
@@ -87,10 +90,10 @@ def fit_vae(
 
 
 def _start(network: AutoencoderKL, images_N3HW: Tensor, targets_N3HW: Tensor, generator: torch.Generator) -> None:
-    """Weights from which a short training reaches far.
+    """Initialise the weights so that a short training suffices.
 
-    Residual branches begin as nothing, all other convolutions keep the variance; the first sees pictures of mean 0 and
-    deviation 1, and the last gives the mean and the deviation of the targets.
+    Residual branches start at zero; all other convolutions preserve the variance. The first convolution normalises
+    the pictures, and the last one reproduces mean and standard deviation of the targets.
     """
     for name, module in network.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -110,7 +113,9 @@ def _start(network: AutoencoderKL, images_N3HW: Tensor, targets_N3HW: Tensor, ge
 
 
 def _muon_step(parameter: Tensor, momentum: Tensor, rate: float) -> None:
-    """Move by the nearest orthogonal matrix to the gradient's average (Muon, Jordan et al. 2024: also the numbers)."""
+    """Update by the orthogonal matrix nearest to the averaged gradient (Muon, Jordan et al. 2024; also the
+    constants).
+    """
     assert parameter.grad is not None
     momentum.lerp_(parameter.grad, 1 - MOMENTUM)
     direction = parameter.grad.lerp(momentum, MOMENTUM).flatten(1)
@@ -136,7 +141,7 @@ def _autoencoder_loss(network: AutoencoderKL, images: Tensor, targets: Tensor, g
 
 
 def _standardize(network: AutoencoderKL, images_N3HW: Tensor) -> None:
-    """Shift and scale the latents inside the two 1x1 convolutions, which leaves what is decoded as it was."""
+    """Shift and scale the latents, inside the two 1x1 convolutions; decoded pictures stay the same."""
     means = torch.cat([network.encode_moments(part).chunk(2, dim=1)[0] for part in images_N3HW.split(_CHUNK)])
     deviation, mean = torch.std_mean(means, dim=(0, 2, 3))
     factor = 1 / (network.sizes.scale * deviation)
@@ -159,24 +164,24 @@ def fit_clip(
     vision: VisionSizes,
     seed: int,
 ) -> tuple[TextTower, VisionTower]:
-    """Random towers whose two projections are fitted to pictures and their captions, in closed form.
+    """Return random towers whose projections are fitted to pictures and their captions, in closed form.
 
-    Both sides' features, without the direction of their mean, are projected to their canonical correlates (Hotelling
-    1936): directions in which a picture tells what its caption says. So a picture and its own caption get a high
-    cosine, others one around 0.
+    The features of both towers, without the direction of their mean, are projected to their canonical correlates
+    (Hotelling 1936), the directions that pictures and captions share. Thus a picture and its own caption have a high
+    cosine, and other pairs one around 0.
 
     Args:
-        pixels_N3HW: float32, resized and normalised as the CLIP score gives them to the tower.
-        captions: of the N pictures.
-        tokenizer: of ``text.vocabulary`` tokens.
-        text, vision: sizes, of the same embedding.
-        seed: of the weights.
+        pixels_N3HW: float32, resized and normalised as for the CLIP score.
+        captions: captions of the N pictures.
+        tokenizer: tokenizer with ``text.vocabulary`` tokens.
+        text, vision: sizes, with the same ``embedding``.
+        seed: seed of the weights.
 
     Returns:
-        Both towers in float32, frozen.
+        Both frozen towers in float32.
 
     Raises:
-        ValueError: nothing in the captions can be told from the pictures, or the sizes have different embeddings.
+        ValueError: captions and pictures are not correlated, or the embeddings have different sizes.
     """
     if text.embedding != vision.embedding:
         raise ValueError(f"embeddings of {text.embedding} and {vision.embedding} features cannot be compared")
@@ -203,14 +208,14 @@ def fit_clip(
 
 
 def _seeded(seed: int, make: Callable[[], Made]) -> Made:
-    """What ``make`` makes of PyTorch's random numbers from ``seed`` on, whose state then is as before."""
+    """Call ``make`` with PyTorch's CPU generator seeded, then restore the generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
 
 
 def _without_mean(features_NW: Tensor) -> Tensor:
-    """(W, W - 1) orthonormal directions in which the features' mean is 0."""
+    """Return (W, W - 1) orthonormal directions, all orthogonal to the mean of the features."""
     mean = features_NW.mean(dim=0, keepdim=True)
     return torch.linalg.svd(mean, full_matrices=True).Vh[1:].T
 
@@ -225,19 +230,18 @@ def _inverse_root(covariance: Tensor) -> Tensor:
 
 
 def made_inception(sizes: InceptionSizes, seed: int) -> Inception:
-    """An Inception of random weights, frozen: its features still tell sets of pictures apart."""
+    """Return a frozen Inception with random weights; its features still distinguish sets of pictures."""
     return _seeded(seed, lambda: Inception(sizes.width_factor, sizes.resolution))
 
 
 def small_merges(captions: Sequence[str], count: int) -> bytes:
-    """A merges file in the published layout, its pairs the most frequent of ``captions``.
+    """Return a file of merges in the published layout, with the most frequent pairs of ``captions``.
 
     Args:
-        captions: texts.
-        count: pairs; a vocabulary has 514 tokens more.
+        count: number of pairs; the vocabulary has 514 tokens more.
 
     Raises:
-        ValueError: the captions have fewer.
+        ValueError: the captions have fewer pairs.
     """
     characters = byte_characters()
     found = Counter(word for caption in captions for word in words(caption.lower()))

@@ -1,4 +1,4 @@
-"""CLIP's text tower: what the U-Net is conditioned on, and the text's side of the CLIP score.
+"""CLIP's text tower: it conditions the U-Net, and embeds captions for the CLIP score.
 
 Shapes: N texts, T tokens, W features of a token, E of the projection. Parameters have OpenCLIP's names.
 """
@@ -14,11 +14,7 @@ from benchmarks.stable_diffusion.frozen.transformer import Transformer
 
 
 class TextTower(nn.Module):
-    """Tokens to features; frozen.
-
-    Args:
-        sizes: of the network.
-    """
+    """Frozen network that maps tokens to features."""
 
     def __init__(self, sizes: TextSizes) -> None:
         super().__init__()
@@ -34,10 +30,10 @@ class TextTower(nn.Module):
         freeze(self)
 
     def encode(self, tokens_NT: Tensor) -> Tensor:
-        """What the U-Net attends to: all blocks but the last, and the final norm; padding is encoded as any token.
+        """Return the features that condition the U-Net: all blocks except the last, then the final norm.
 
         Args:
-            tokens_NT: integers, T at most the context.
+            tokens_NT: integers, T at most ``sizes.context``; padding is encoded like any token.
 
         Returns:
             (N, T, W) in the network's dtype.
@@ -45,13 +41,13 @@ class TextTower(nn.Module):
         return self._encode(tokens_NT, left_out=1)
 
     def pooled(self, tokens_NT: Tensor) -> Tensor:
-        """Features of the token that ends each text, behind all blocks and the final norm: (N, W)."""
+        """Return the features (N, W) of the end token of each text, after all blocks and the final norm."""
         rows = torch.arange(tokens_NT.shape[0], device=tokens_NT.device)
-        end = tokens_NT.argmax(dim=1)  # its id is the largest; the first where a text has it in it
+        end = tokens_NT.argmax(dim=1)  # the end token has the largest id; argmax returns the first one
         return self._encode(tokens_NT, left_out=0)[rows, end]
 
     def project(self, tokens_NT: Tensor) -> Tensor:
-        """Embeddings that are compared with those of pictures, not normalised: (N, E)."""
+        """Return embeddings (N, E), not normalised, to compare with those of pictures."""
         return self.pooled(tokens_NT) @ self.text_projection
 
     def _encode(self, tokens_NT: Tensor, left_out: int) -> Tensor:

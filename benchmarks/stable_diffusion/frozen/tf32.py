@@ -1,4 +1,4 @@
-"""The precision in which frozen networks of fp32 multiply on a GPU.
+"""Precision of matrix products in frozen fp32 networks on a GPU.
 
 Shapes: N sequences, H heads, S tokens, D features of a head.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
-    """Products of fp32 matrices with the mantissa of TF32, fp16's, which PyTorch gives convolutions by default."""
+    """Use TF32 for fp32 matrix products, as PyTorch does by default for convolutions; TF32 has the mantissa of fp16."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -25,10 +25,10 @@ def tf32_products() -> Iterator[None]:
 
 
 def attention(q_NHSD: Tensor, k_NHSD: Tensor, v_NHSD: Tensor, causal: bool) -> Tensor:
-    """``softmax(q k^T / sqrt(D)) v``, each token of those before it alone if it is ``causal``.
+    """Return ``softmax(q k^T / sqrt(D)) v``; with ``causal``, a token attends only to itself and earlier tokens.
 
-    PyTorch's attention in fp32 takes three eighths of a ViT-H's time. Where products may have TF32's mantissa, those of
-    attention take fp16's operands, whose mantissa is the same, and sum in fp32 as well.
+    PyTorch's fp32 attention takes three eighths of a ViT-H's time. Where TF32 is allowed, fp16 operands are used
+    instead: they have the same mantissa, and sums are in fp32 as well.
     """
     if q_NHSD.dtype == torch.float32 and q_NHSD.is_cuda and torch.get_float32_matmul_precision() != "highest":
         half = F.scaled_dot_product_attention(q_NHSD.half(), k_NHSD.half(), v_NHSD.half(), is_causal=causal)

@@ -1,9 +1,9 @@
 """CLIP's tokenizer: byte-pair encoding of lower-cased text (Sennrich et al. 2016, over bytes as in GPT-2).
 
-As in the reference, texts first pass ``ftfy.fix_text``, which repairs mojibake, typographic quotes and the like.
+As in the reference, ``ftfy.fix_text`` first repairs the text: mojibake, typographic quotes and similar.
 
-The vocabulary is made of a file of merges: ids 0 to 255 are single bytes, 256 to 511 bytes that end a word, then one
-token per merge in the file's order, and at last the marks that begin and end a text.
+The vocabulary is built from a file of merges. Ids 0 to 255 are single bytes, 256 to 511 are bytes that end a word.
+Then follows one token per merge, in the order of the file, and finally the tokens that mark start and end of a text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common.untrusted.regular_file import decoded
 PUBLISHED_VOCABULARY = 49408
 CONTEXT = 77
 END_OF_WORD = "</w>"
-BEGIN, END = "<start_of_text>", "<end_of_text>"  # OpenCLIP's; CLIP's own are spelt differently
+BEGIN, END = "<start_of_text>", "<end_of_text>"  # OpenCLIP's spelling; CLIP's differs
 BYTE_TOKENS = 512
 MARKS = 2
 
@@ -34,23 +34,23 @@ _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 _SPACES = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
     chr(code) for code in range(0x2000, 0x200B)
 }
-"""Unicode's White_Space: what ``\\s`` is in the expression that the vocabulary was made with."""
+"""Unicode's White_Space: the meaning of ``\\s`` in the regular expression of the original vocabulary."""
 MOST_BYTES = 2**26
-"""Of the merges, inflated: OpenCLIP's have 3 MB."""
+"""Largest accepted size of the decompressed merges in bytes; OpenCLIP's file has 3 MB."""
 _KEPT_WORDS = 2**16
 
 
 class Tokenizer:
-    """Captions to rows of token ids.
+    """Function that maps captions to rows of token ids.
 
     Args:
-        merges: the published gzip file, or one of its layout: a line with its version, then a pair per line. Of more
-            pairs than the vocabulary has room for, the first are taken.
-        vocabulary: tokens in all.
-        context: ids of a row, T.
+        merges: the published gzip file, or one of the same layout: a line with the version, then one pair per line.
+            If there are more pairs than the vocabulary needs, the first ones are used.
+        vocabulary: total number of tokens.
+        context: ids per row, T.
 
     Raises:
-        DataError: the file is missing, damaged, or has fewer pairs than the vocabulary needs.
+        DataError: the file is missing or damaged, or has fewer pairs than the vocabulary needs.
     """
 
     def __init__(self, merges: Path, vocabulary: int = PUBLISHED_VOCABULARY, context: int = CONTEXT) -> None:
@@ -66,10 +66,10 @@ class Tokenizer:
         self._known: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Ids of captions.
+        """Tokenize captions.
 
         Returns:
-            (N, T) int64: begin, the text, end, zeros. What is too long is cut, and the last id is the end then too.
+            (N, T) int64: start, text, end, zeros. Long texts are truncated; they have an end, too.
         """
         rows = torch.zeros(len(captions), self.context, dtype=torch.int64)
         for row, caption in zip(rows, captions, strict=True):
@@ -79,7 +79,7 @@ class Tokenizer:
         return rows
 
     def encode(self, caption: str) -> list[int]:
-        """Ids of a caption, without marks, in any number."""
+        """Return all ids of a caption, without start and end."""
         return [token for word in words(self._clean(caption)) for token in self._word_ids(word)]
 
     def _clean(self, caption: str) -> str:
@@ -100,10 +100,9 @@ class Tokenizer:
 
 
 def words(text: str) -> Iterator[str]:
-    """The pieces of a lower-cased text within which bytes are merged.
+    """Yield the words of a lower-cased text; merges stay within a word.
 
-    They are, and the first that fits is taken: a mark, an English contraction, letters, one digit, or anything else
-    that is no space.
+    A word is the first match of: a start or end mark, an English contraction, letters, one digit, other non-spaces.
     """
     start = 0
     while start < len(text):
@@ -123,7 +122,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
-    """``symbols`` of a word with pairs made one, those of the lowest rank first."""
+    """Merge pairs of ``symbols`` of a word, always the pair of lowest rank first."""
     while len(symbols) > 1:
         best = min(pairwise(symbols), key=lambda pair: ranks.get(pair, len(ranks)))
         if best not in ranks:
@@ -133,7 +132,7 @@ def merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
 
 
 def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """``symbols`` with ``pair`` made one wherever it stands, from the left."""
+    """Merge every occurrence of ``pair`` in ``symbols``, from the left."""
     made: list[str] = []
     place = 0
     while place < len(symbols):
@@ -147,15 +146,15 @@ def merge_pair(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 
 def byte_symbols(word: str, characters: dict[int, str]) -> list[str]:
-    """What merging starts from: a character for each byte, the last with the mark that ends a word."""
+    """Return the symbols before merging: a character per byte, the last one with the end-of-word mark."""
     symbols = [characters[byte] for byte in word.encode("utf-8", "replace")]
     return [*symbols[:-1], symbols[-1] + END_OF_WORD]
 
 
 def byte_characters() -> dict[int, str]:
-    """A printable character for every byte, in the vocabulary's order.
+    """Return a printable character for every byte, in the order of the vocabulary.
 
-    Printable bytes of Latin-1 stand for themselves, and come first; the others are the characters from 256 on.
+    Printable bytes of Latin-1 come first and represent themselves; the other bytes are characters from 256 on.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -163,10 +162,10 @@ def byte_characters() -> dict[int, str]:
 
 
 def read_merges(path: Path, count: int) -> list[tuple[str, str]]:
-    """The first ``count`` pairs of a merges file.
+    """Read the first ``count`` pairs of a file of merges.
 
     Raises:
-        DataError: the file is missing, damaged, or has fewer.
+        DataError: the file is missing or damaged, or has fewer pairs.
     """
     try:
         lines = decoded(path, read_gzip(path, MOST_BYTES)).split("\n")

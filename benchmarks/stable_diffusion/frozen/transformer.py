@@ -1,4 +1,4 @@
-"""The pre-norm transformer of both of CLIP's towers (Radford et al. 2021), with parameters named as OpenCLIP's.
+"""Pre-norm transformer of both CLIP towers (Radford et al. 2021); parameters have OpenCLIP's names.
 
 Shapes: N sequences, S tokens, W features.
 """
@@ -13,14 +13,14 @@ from benchmarks.stable_diffusion.frozen.tf32 import attention
 
 
 class Transformer(nn.Module):
-    """Residual blocks of attention and an MLP.
+    """Residual blocks of attention and MLP.
 
     Args:
-        width: features of a token, W.
-        layers: blocks.
-        heads: of each attention.
-        mlp: hidden features.
-        causal: whether tokens see only those before them.
+        width: features per token, W.
+        layers: number of blocks.
+        heads: heads per attention.
+        mlp: hidden features of an MLP.
+        causal: whether tokens attend only to themselves and earlier tokens.
     """
 
     def __init__(self, width: int, layers: int, heads: int, mlp: int, causal: bool) -> None:
@@ -28,7 +28,7 @@ class Transformer(nn.Module):
         self.resblocks = nn.ModuleList(_Block(width, heads, mlp, causal) for _ in range(layers))
 
     def forward(self, x_NSW: Tensor, left_out: int = 0) -> Tensor:
-        """Run all blocks but the last ``left_out``."""
+        """Run all blocks except the last ``left_out``."""
         for block in self.resblocks[: len(self.resblocks) - left_out]:
             x_NSW = block(x_NSW)
         return x_NSW
@@ -48,7 +48,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Query, key and value come from one product."""
+    """Attention whose query, key and value come from one product."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()

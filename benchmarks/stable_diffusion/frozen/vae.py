@@ -1,12 +1,12 @@
 """The autoencoder between pictures and latents (Rombach et al. 2022, section 3.1; AutoencoderKL with factor 8).
 
-Shapes: N pictures, C channels, H and W pixels; latents have Z channels and are smaller by the factor F of the levels.
-Parameters have the names of the published checkpoint, below ``first_stage_model``. Activations are in channels_last
-memory, where the tokens of the attention are a view.
+Shapes: N pictures, C channels, H and W pixels; latents have Z channels and are smaller by a factor F. Parameters have
+the names of the published checkpoint, below ``first_stage_model``. Activations are in channels_last memory, where the
+tokens of the attention are a view.
 
-A convolution's bias would be a pass of its own over its result, the largest tensors that there are. Here the group norm
-that reads the result next adds it (:class:`_Sum`), a residual's biases together, and so only what is resampled ever has
-its bias written.
+To add a bias to a convolution's result would need a separate pass over very large tensors. Instead, the next group
+norm adds the bias while it reads (:class:`_Sum`), for both terms of a residual at once. Only before resampling, the
+bias is added in a separate pass.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ IMAGE_CHANNELS = 3
 
 
 class AutoencoderKL(nn.Module):
-    """Pictures to the moments of their latents, and latents to pictures; frozen.
-
-    Args:
-        sizes: of the network.
-    """
+    """Frozen network that maps pictures to moments of latents, and latents to pictures."""
 
     def __init__(self, sizes: VaeSizes) -> None:
         super().__init__()
@@ -43,24 +39,24 @@ class AutoencoderKL(nn.Module):
         freeze(self)
 
     def encode_moments(self, images_N3HW: Tensor) -> Tensor:
-        """Mean and log-variance of the latents, not scaled.
+        """Return mean and log-variance of the latents, not scaled.
 
         Args:
-            images_N3HW: in the network's dtype; H and W multiples of F. The benchmark's own moments were made of
-                pictures in [0, 1], though the network was trained on [-1, 1].
+            images_N3HW: in the network's dtype; H and W multiples of F. The benchmark's moments come from pictures in
+                [0, 1], although the network was trained on [-1, 1].
 
         Returns:
-            (N, 2 Z, H / F, W / F): Z channels of means, then as many of log-variances.
+            (N, 2 Z, H / F, W / F): Z channels of means, then Z of log-variances.
         """
         moments: Tensor = self.quant_conv(self.encoder(images_N3HW.contiguous(memory_format=torch.channels_last)))
         return moments
 
     def decode(self, z_NZhw: Tensor) -> Tensor:
-        """Pictures of latents.
+        """Decode latents to pictures.
 
         Args:
-            z_NZhw: in the network's dtype and its own scale: what a diffusion model made is first divided by
-                ``sizes.scale``.
+            z_NZhw: in the network's dtype and scale: latents of a diffusion model must be divided by ``sizes.scale``
+                first.
 
         Returns:
             (N, 3, F h, F w), nominally in [-1, 1], not clamped.
@@ -70,18 +66,18 @@ class AutoencoderKL(nn.Module):
 
 
 class _Sum(NamedTuple):
-    """A tensor of which a bias is still to be added: maps + bias.
+    """A tensor whose bias is still to be added: maps + bias.
 
     Attributes:
-        maps_NCHW: in channels_last memory; nobody else's.
-        bias_1C: of the channels.
+        maps_NCHW: in channels_last memory; may be overwritten.
+        bias_1C: bias per channel.
     """
 
     maps_NCHW: Tensor
     bias_1C: Tensor
 
     def written(self) -> Tensor:
-        """The sum, in the memory of ``maps_NCHW``."""
+        """Add the bias in place and return the sum."""
         return self.maps_NCHW.add_(self.bias_1C[:, :, None, None])
 
 
@@ -92,7 +88,7 @@ def _convolved(convolution: nn.Conv2d, x_NCHW: Tensor) -> _Sum:
 
 
 def _norm(sizes: VaeSizes, channels: int, silu: bool = True) -> GroupNorm:
-    """Group norm, and SiLU behind it unless it stands before the attention."""
+    """Return a group norm; with ``silu``, SiLU follows. The attention's norm has none."""
     return GroupNorm(channels, sizes.groups, sizes.epsilon, silu, added=True)
 
 
@@ -137,7 +133,7 @@ class _Decoder(nn.Module):
             upsample = _Upsample(width) if level else None
             levels.append(_Level(sizes, channels, width, sizes.blocks + 1, upsample))
             channels = width
-        self.up = nn.ModuleList(reversed(levels))  # counted from full resolution, and run from the last
+        self.up = nn.ModuleList(reversed(levels))  # index 0 is full resolution; runs in reverse
         self.norm_out = _norm(sizes, channels)
         self.conv_out = nn.Conv2d(channels, IMAGE_CHANNELS, 3, padding=1)
 
@@ -150,7 +146,7 @@ class _Decoder(nn.Module):
 
 
 class _Level(nn.Module):
-    """Residual blocks of one resolution, and the step to the next."""
+    """Residual blocks of one resolution, and the resampling to the next."""
 
     def __init__(
         self, sizes: VaeSizes, channels: int, width: int, blocks: int, resample: _Downsample | _Upsample | None
@@ -172,7 +168,7 @@ class _Level(nn.Module):
 
 
 class _Downsample(nn.Module):
-    """Half of height and width; padded with zeros below and at the right only."""
+    """Strided convolution that halves height and width; zero padding at the bottom and the right only."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -183,7 +179,7 @@ class _Downsample(nn.Module):
 
 
 class _Upsample(nn.Module):
-    """Twice of height and width."""
+    """Upsampling that doubles height and width."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -219,14 +215,14 @@ class _ResidualBlock(nn.Module):
         hidden = _convolved(self.conv1, _normed(self.norm1, x))
         hidden = _convolved(self.conv2, _normed(self.norm2, hidden))
         shortcut = self.nin_shortcut
-        if shortcut is not None:  # of what is still to be added, too
+        if shortcut is not None:  # the shortcut applies to the pending bias, too
             bias_1C = F.linear(x.bias_1C, shortcut.weight.flatten(1), shortcut.bias)
             x = _Sum(_convolved(shortcut, x.maps_NCHW).maps_NCHW, bias_1C)
         return _Sum(hidden.maps_NCHW.add_(x.maps_NCHW), hidden.bias_1C + x.bias_1C)
 
 
 class _Attention(nn.Module):
-    """One head over all positions, too wide for the faster implementations of :mod:`common.ops.dense_attention`."""
+    """Attention with one head, too wide for the faster implementations of :mod:`common.ops.dense_attention`."""
 
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
         super().__init__()

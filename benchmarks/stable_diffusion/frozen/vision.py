@@ -1,4 +1,4 @@
-"""CLIP's vision tower (a ViT, Dosovitskiy et al. 2021, with a norm before the blocks too): pictures of the CLIP score.
+"""CLIP's vision tower for the CLIP score: a ViT (Dosovitskiy et al. 2021) with an additional norm before the blocks.
 
 Shapes: N pictures, S = 1 + (resolution / patch)^2 tokens, W features of a token, E of the projection. Parameters have
 OpenCLIP's names, below ``visual``.
@@ -17,11 +17,7 @@ IMAGE_CHANNELS = 3
 
 
 class VisionTower(nn.Module):
-    """Pictures to embeddings; frozen.
-
-    Args:
-        sizes: of the network.
-    """
+    """Frozen network that maps pictures to embeddings."""
 
     def __init__(self, sizes: VisionSizes) -> None:
         super().__init__()
@@ -39,7 +35,7 @@ class VisionTower(nn.Module):
         freeze(self)
 
     def pooled(self, pixels_N3HW: Tensor) -> Tensor:
-        """Features of the class token behind all blocks and the last norm.
+        """Return the features of the class token after all blocks and the last norm.
 
         Args:
             pixels_N3HW: normalised, in the network's dtype, H = W = ``sizes.resolution``.
@@ -54,5 +50,5 @@ class VisionTower(nn.Module):
         return out
 
     def project(self, pixels_N3HW: Tensor) -> Tensor:
-        """Embeddings that are compared with those of texts, not normalised: (N, E); see :meth:`pooled`."""
+        """Return embeddings (N, E), not normalised, to compare with those of texts; see :meth:`pooled`."""
         return self.pooled(pixels_N3HW) @ self.proj

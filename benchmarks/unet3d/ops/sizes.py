@@ -1,4 +1,4 @@
-"""Sizes of 3D U-Net's recipe, for the cases of its operations."""
+"""Sizes of the 3D U-Net recipe, for the cases of its operations."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "unet3d")
 SAMPLES = 7
-"""Crops in a micro-batch."""
+"""Crops per micro-batch."""

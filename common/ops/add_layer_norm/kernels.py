@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
 """Triton kernels of a residual addition and LayerNorm over R rows of C features.
 
-Forward reads what is added up once and writes the sum and the normalised rows. Backward reads the gradients of both and
-the sum, and writes one gradient. Of each row mean and 1 / standard deviation are kept.
+Forward reads each input once and writes the sum and the normalised rows; it keeps mean and 1 / standard deviation of
+each row. Backward reads the gradients of both results and the sum, and writes one gradient.
 
-A program holds ``ROWS`` whole rows at a time, of which a thread has the same columns of all. Sums over rows are
-two-level: backward runs as many programs as the GPU holds, each adds up the rows it visits and writes one partial sum;
-:mod:`common.ops.tiling.column_sums` adds those in a fixed order.
+A program holds ``ROWS`` whole rows at a time; a thread has the same columns of all of them. Sums over rows have two
+levels: backward runs as many programs as fit the GPU, each writes the sum of its rows, and
+:mod:`common.ops.tiling.column_sums` adds these partial sums in a fixed order.
 
 Bytes at 131,072 rows of 320 and 16 bit: forward 336 MB, backward 336 MB.
 """
@@ -39,7 +39,7 @@ def add_layer_norm_forward_kernel(
     R, eps,
     C: tl.constexpr, RESIDUAL: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,); every program visits each programs-th group of ROWS rows."""
+    """Write the sum and the normalised rows. Grid (programs,); programs take groups of ROWS rows in turn."""
     column = tl.arange(0, BLOCK_C)
     inside = column < C
     weight = load_wide(weight_ptr, column, inside)[None, :]
@@ -65,17 +65,17 @@ def add_layer_norm_forward_kernel(
 
 @triton.jit
 def add_layer_norm_backward_kernel(
-    d_sum_ptr,  # (R, C) if READ: the gradient that the sum has from its other readers
+    d_sum_ptr,  # (R, C) if READ: gradient of the sum from its other users
     d_normed_ptr,  # (R, C)
     sum_ptr,  # (R, C)
     weight_ptr,  # (C,)
     moments_ptr,  # (2, R) fp32
     dx_ptr,  # (R, C)
-    partial_ptr,  # (programs, 2 or with ADDED 3, C) fp32: sums for weight, bias and what was added
+    partial_ptr,  # (programs, 3 if ADDED else 2, C) fp32: partial gradients of weight, bias and the added vector
     R, READ: tl.constexpr,
     C: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,); every program visits each programs-th group of ROWS rows."""
+    """Write the gradient of x and partial sums. Grid (programs,); programs take groups of ROWS rows in turn."""
     column = tl.arange(0, BLOCK_C)
     inside = column < C
     weight = load_wide(weight_ptr, column, inside)[None, :]
@@ -89,7 +89,7 @@ def add_layer_norm_backward_kernel(
         mean, rstd = load_moments(moments_ptr, row, R)
         normal = standardised_again(load_wide(sum_ptr, place, mask), mean, rstd, C, BLOCK_C)
         d_normed = load_wide(d_normed_ptr, place, mask)
-        d_weight += tl.sum(d_normed * normal, 0)  # here rather than at the end: a row's registers, not all rows'
+        d_weight += tl.sum(d_normed * normal, 0)  # reduced in the loop: registers for one row, not for ROWS
         d_bias += tl.sum(d_normed, 0)
         dx = through_norm(d_normed * weight, normal, rstd, C)
         if READ:

@@ -17,18 +17,18 @@ def add_layer_norm_reference(
     *,
     added_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation.
+    """Return ``x + residual + added`` and its LayerNorm.
 
     Args:
-        x_RC: a product, without its bias, or the first sum.
-        residual_RC: added to it, or None for nothing.
-        weight_C, bias_C: scale and shift after normalising.
-        eps: added to the variance.
-        added_C: added to every row, or None for nothing.
+        x_RC: result of a matrix product without bias, or any other input.
+        residual_RC: matrix to add, or None.
+        weight_C, bias_C: scale and shift of LayerNorm.
+        eps: number that is added to the variance.
+        added_C: vector to add to every row, or None.
 
     Returns:
-        The sum and the normalised sum, (R, C) each, dtype of ``x_RC``. What is normalised is the sum as it was rounded.
-        With nothing to add the sum is ``x_RC``. Neither may be changed in place.
+        The sum and the normalised sum, (R, C) each, dtype of ``x_RC``. LayerNorm reads the rounded sum. Without
+        ``residual_RC`` and ``added_C`` the sum is ``x_RC`` itself. Do not change the results in place.
     """
     sum_RC = x_RC
     if residual_RC is not None or added_C is not None:

@@ -1,4 +1,4 @@
-"""Residual addition and LayerNorm through the Triton kernels of :mod:`common.ops.add_layer_norm.kernels`.
+"""Residual addition and LayerNorm with the Triton kernels of :mod:`common.ops.add_layer_norm.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes: R rows, C features.
 """
@@ -22,13 +22,13 @@ TILES: dict[str, Tile] = {
     "forward": Tile(elements=4096, warps=2, programs=0),
     "backward": Tile(elements=2048, warps=2, programs=8),
 }
-"""Pass to its tile."""
+"""Tiles by pass. Here ``elements`` are those of the rows that a program holds at a time."""
 
 _MOST_WARPS = 16
 
 
 def _launch(tile: Tile, x_RC: Tensor) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and sizes of a pass."""
+    """Return the grid and the size arguments of a pass."""
     rows, features = x_RC.shape
     block = triton.next_power_of_2(features)
     held = max(1, tile.elements // block)
@@ -40,7 +40,7 @@ def _launch(tile: Tile, x_RC: Tensor) -> tuple[tuple[int], dict[str, Any]]:
 def forward(
     x_RC: Tensor, residual_RC: Tensor | None, added_C: Tensor | None, weight_C: Tensor, bias_C: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum, the normalised sum, and mean and 1 / standard deviation of rows, fp32 (2, R). One launch."""
+    """Return the sum, the normalised sum, and mean and 1 / standard deviation of each row, fp32 (2, R). One launch."""
     require_contiguous(added=added_C, weight=weight_C, bias=bias_C)
     nothing_added = residual_RC is None and added_C is None
     sum_RC = x_RC if nothing_added else torch.empty_like(x_RC)
@@ -57,17 +57,17 @@ def forward(
 def backward(
     d_sum_RC: Tensor | None, d_normed_RC: Tensor, sum_RC: Tensor, weight_C: Tensor, moments_2R: Tensor, added: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the sum, and of the parameters.
+    """Compute the gradients of the sum and of the parameters in one launch.
 
     Args:
-        d_sum_RC: gradient from the sum's other readers; None without any.
+        d_sum_RC: gradient of the sum from its other users, or None.
         d_normed_RC: gradient of the normalised sum.
-        sum_RC, weight_C, moments_2R: from forward.
-        added: whether something was added to every row.
+        sum_RC, weight_C, moments_2R: results and weight of the forward pass.
+        added: whether a vector was added to every row.
 
     Returns:
-        (R, C), and partial sums fp32 (programs, K * C): K = 2 for weight and bias, 3 with what was ``added``. One
-        launch.
+        The total gradient of the sum, (R, C), and partial sums, fp32 (programs, K * C): K = 2 for weight and bias, or 3
+        with the ``added`` vector.
     """
     dx_RC = torch.empty_like(sum_RC)
     grid, arguments = _launch(TILES["backward"], sum_RC)
@@ -99,14 +99,14 @@ class _AddLayerNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         d_sum_RC, d_normed_RC = (None if given is None else given.contiguous() for given in gradients)
         added = len(ctx.dtypes) == 3
-        if d_normed_RC is None:  # nobody read the normalised rows
+        if d_normed_RC is None:  # the normalised rows are not used
             d_added_C = (
                 d_sum_RC.sum(0, dtype=torch.float32).to(ctx.dtypes[2]) if d_sum_RC is not None and added else None
             )
             return d_sum_RC, d_sum_RC if ctx.residual else None, d_added_C, None, None, None
         sum_RC, weight_C, moments_2R = ctx.saved_tensors
         dx_RC, partial = backward(d_sum_RC, d_normed_RC, sum_RC, weight_C, moments_2R, added)
-        # one launch for all of them where they share a dtype, as they do in a model
+        # one launch writes all sums in the dtype of the parameters if they share one, as in our models
         shared = ctx.dtypes[0] if len(set(ctx.dtypes)) == 1 else torch.float32
         sums = column_sums(partial, shared).view(len(ctx.dtypes), -1).unbind()
         d_parameters = [total.to(dtype) for total, dtype in zip(sums, ctx.dtypes, strict=True)]

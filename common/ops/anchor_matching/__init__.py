@@ -1,7 +1,7 @@
-"""For every anchor of a picture the box that it has to find.
+"""Match every anchor of a picture to the ground-truth box that it has to predict.
 
 Ren et al., arXiv:1506.01497, section 3.1.2 (thresholds, and the best anchors of a box that no anchor overlaps enough);
-Liu et al., arXiv:1512.02325, section 2.2 (SSD's rule).
+Liu et al., arXiv:1512.02325, section 2.2 (rule of SSD).
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ ANCHOR_MATCHING = Operation(
     kernel_names=(("matching", r"^anchor_matching_"),),
     cases="common.ops.anchor_matching.cases",
 )
-"""Functions: :func:`match_reference`. Arithmetic is fp32 whatever the dtype, so all give the same matches."""
+"""Signature: that of :func:`match_reference`. Arithmetic is always fp32, so all implementations agree exactly."""

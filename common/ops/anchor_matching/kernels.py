@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that match anchors to the boxes of B pictures.
+"""Triton kernels that match anchors to the boxes of B pictures. Shapes: A anchors, capacity for M boxes.
 
-A program owns some anchors of one picture and loops over the boxes that the picture really has, so that no table of
-anchors and boxes exists. Boxes that are rescued need the largest overlap of each with any anchor first, which programs
-agree on through an atomic maximum of integers: the order does not matter. Overlaps are computed in both passes, which
-is cheaper than storing them: at 120,087 anchors, 32 pictures and 7 boxes in each there are 27 million, of some 30
+A program owns a block of anchors of one picture and loops over the boxes of the picture without padding, so no table of
+all overlaps exists. Rules with ``rescue`` need the largest overlap of each box first: a first kernel computes it with
+an atomic maximum of integers, whose result does not depend on the order. Both kernels compute the overlaps, which is
+cheaper than storing them: 120,087 anchors, 32 pictures and 7 boxes per picture give 27 million overlaps of about 30
 instructions each.
 """
 
@@ -22,7 +22,10 @@ _LARGEST: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _own_anchors(anchors_ptr, A, step, BLOCK: tl.constexpr):
-    """This program's anchors, which of them exist, and their corners; a picture's are ``step`` behind the last's."""
+    """Return the anchor indices of this program, a mask of the valid ones, and their corners.
+
+    ``step`` is the number of rows from the anchors of one picture to those of the next; 0 if pictures share them.
+    """
     anchor = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = anchor < A
     x1, y1, x2, y2 = load_corners(anchors_ptr, tl.full((), step, tl.int64) * tl.program_id(1) + anchor, exists)
@@ -31,7 +34,7 @@ def _own_anchors(anchors_ptr, A, step, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count(count_ptr, M):
-    """Boxes of this program's picture, and the row of the first."""
+    """Return the number of boxes in the picture of this program, and the row of its first box."""
     picture = tl.program_id(1)
     return tl.minimum(tl.load(count_ptr + picture).to(tl.int32), M), tl.full((), M, tl.int64) * picture
 
@@ -45,10 +48,10 @@ def anchor_matching_best_kernel(
     A, step, M,
     PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Largest overlap of each box, and the first anchor that has it, as one number. Grid (A / BLOCK, B).
+    """Write the largest overlap of each box and the first anchor that has it, as one integer. Grid (A / BLOCK, B).
 
-    The number is the bits of the overlap, a positive float, before the inverted bits of the anchor, which are larger
-    the earlier it is. It stays 0 where no anchor overlaps the box.
+    The upper 32 bits are those of the overlap, a positive float. The lower 32 bits are the inverted index of the
+    anchor, so that earlier anchors give larger integers. Boxes that no anchor overlaps keep 0.
     """
     anchor, _, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, step, BLOCK)
     count, start = _count(count_ptr, M)
@@ -73,7 +76,7 @@ def anchor_matching_kernel(
     PIXEL: tl.constexpr, EXCLUSIVE: tl.constexpr, EVERY_BEST: tl.constexpr, OWN_BEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The match of every anchor. Grid (A / BLOCK, B)."""
+    """Write the match of every anchor. Grid (A / BLOCK, B)."""
     anchor, exists, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, step, BLOCK)
     count, start = _count(count_ptr, M)
     largest = tl.full((BLOCK,), -1.0, tl.float32)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.anchor_matching`. Shapes: B pictures, A anchors, M boxes at most."""
+"""The reference of :mod:`common.ops.anchor_matching`. Shapes: B pictures, A anchors, capacity for M boxes."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor
 from common.ops.boxes import intersection_over_union
 
 BELOW = -1
-"""An anchor whose overlaps are all below the lower threshold: background."""
+"""Match of an anchor whose overlaps are all below the lower threshold: background."""
 BETWEEN = -2
-"""An anchor whose largest overlap lies between the thresholds: it counts as neither."""
+"""Match of an anchor whose largest overlap is between the thresholds: neither background nor a box."""
 
 OVERLAPS_AT_ONCE = 1 << 24
-"""Overlaps of anchors and boxes that are held at a time: 64 MiB, and a few times that for what they are made of."""
+"""Largest number of overlaps to compute at a time: 64 MiB, and a few times as much for temporary tensors."""
 
 
 @dataclass(frozen=True)
 class MatchingRule:
-    """Which box an anchor is matched to. An overlap is an intersection over union.
+    """The rule that matches anchors to boxes. An overlap is an intersection over union.
 
     Attributes:
-        low: anchors with smaller overlaps are :data:`BELOW`.
-        high: an anchor with a larger overlap is matched to the box that it overlaps most, the first of equals.
-        exclusive: whether an overlap equal to ``high`` is too small, and one equal to ``low`` is below it.
-        rescue: what boxes get besides. ``every_best``: all anchors that no other overlaps the box more than are matched
-            to the box that they themselves overlap most (Faster R-CNN, RetinaNet). ``own_best``: the first of these
-            anchors is matched to this box, and of boxes with the same one the last has it (SSD). A box that overlaps
-            no anchor gets none.
-        pixel: of the overlaps, see :mod:`common.ops.boxes`.
+        low: anchors whose largest overlap is smaller are :data:`BELOW`.
+        high: anchors whose largest overlap is at least this are matched to that box; the first box wins ties.
+        exclusive: whether an overlap equal to ``high`` is too small, and an overlap equal to ``low`` is :data:`BELOW`.
+        rescue: additional matches for each box that overlaps any anchor. ``every_best`` (Faster R-CNN, RetinaNet): all
+            anchors that have the largest overlap with the box are matched, each to the box that it overlaps most.
+            ``own_best`` (SSD): the first of these anchors is matched to this box; if boxes share an anchor, the last
+            box wins.
+        pixel: see :mod:`common.ops.boxes`.
     """
 
     low: float
@@ -44,19 +44,18 @@ class MatchingRule:
 
 @torch.no_grad()
 def match_reference(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
-    """Reference implementation.
+    """Match anchors to boxes in fp32.
 
     Args:
-        anchors_A4: corners x1, y1, x2, y2, or (B, A, 4) where each picture has its own; the arithmetic is in fp32.
-        boxes_BM4: each picture's boxes, then padding of any value.
-        count_B: how many boxes each picture has, an integer.
-        rule: of the match.
+        anchors_A4: corners x1, y1, x2, y2; (B, A, 4) if each picture has its own anchors.
+        boxes_BM4: boxes of each picture, followed by padding of any value.
+        count_B: number of boxes of each picture, any integer dtype.
 
     Returns:
-        (B, A), int64: the row of the matched box, or :data:`BELOW` or :data:`BETWEEN`.
+        (B, A), int64: the index of the matched box, :data:`BELOW` or :data:`BETWEEN`.
     """
     anchors_A4, boxes_BM4 = anchors_A4.float(), boxes_BM4.float()
-    if boxes_BM4.device.type == "cpu" and len(count_B):  # where counts can be looked at without a wait
+    if boxes_BM4.device.type == "cpu" and len(count_B):  # reading counts does not wait for a GPU
         boxes_BM4 = boxes_BM4[:, : int(count_B.max())]
     batch, most = boxes_BM4.shape[:2]
     matched_BA = torch.full((batch, anchors_A4.shape[-2]), BELOW, dtype=torch.int64, device=boxes_BM4.device)
@@ -87,7 +86,7 @@ def match_reference(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule
 
 
 def _parts(anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor, pixel: float) -> Iterator[tuple[slice, Tensor]]:
-    """Some anchors at a time and their overlaps with all boxes, (B, M, anchors); -1 with padding."""
+    """Yield slices of anchors and their overlaps with all boxes, (B, M, anchors); -1 for padding."""
     batch, most = boxes_BM4.shape[:2]
     at_once = max(1, OVERLAPS_AT_ONCE // (batch * most))
     for start in range(0, anchors_A4.shape[-2], at_once):
@@ -97,7 +96,7 @@ def _parts(anchors_A4: Tensor, boxes_BM4: Tensor, padded_BM1: Tensor, pixel: flo
 
 
 def _judged(overlap: Tensor, box: Tensor, rule: MatchingRule) -> Tensor:
-    """``box``, or what it is instead where its ``overlap`` is too small."""
+    """Return ``box`` where its ``overlap`` is large enough, elsewhere :data:`BELOW` or :data:`BETWEEN`."""
     if rule.exclusive:
         enough, below = overlap > rule.high, overlap <= rule.low
     else:

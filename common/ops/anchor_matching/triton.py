@@ -1,7 +1,7 @@
-"""Matches of anchors through the Triton kernels of :mod:`common.ops.anchor_matching.kernels`.
+"""Match anchors with the Triton kernels of :mod:`common.ops.anchor_matching.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: B pictures, A anchors, M boxes at
-most.
+Everything is enqueued on the current stream and nothing waits for the device. Shapes: B pictures, A anchors, capacity
+for M boxes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from common.ops.anchor_matching.reference import MatchingRule
 from common.ops.tile import Tile
 
 TILES: dict[str, Tile] = {"best": Tile(anchors=256, warps=1), "match": Tile(anchors=512, warps=4)}
-"""Pass to its tile. ``anchors``: of one picture in a program, whose warps synchronise for the maximum of each box."""
+"""Tiles by pass. ``anchors``: anchors per program. ``best`` has one warp because it reduces over them for each box."""
 
 
 def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Grid and constants of a pass."""
+    """Return the grid and the constants of a pass."""
     block = min(tile.anchors, triton.next_power_of_2(anchors))
     return (triton.cdiv(anchors, block), pictures), {
         "BLOCK": block,
@@ -32,7 +32,7 @@ def _launch(tile: Tile, anchors: int, pictures: int) -> tuple[tuple[int, int], d
 
 @torch.no_grad()
 def match(anchors_A4: Tensor, boxes_BM4: Tensor, count_B: Tensor, rule: MatchingRule) -> Tensor:
-    """See :func:`common.ops.anchor_matching.reference.match_reference`, whose matches these are bit by bit."""
+    """Return the same matches as :func:`common.ops.anchor_matching.reference.match_reference`."""
     anchors_A4, boxes_BM4 = anchors_A4.float().contiguous(), boxes_BM4.float().contiguous()
     anchors, (pictures, most) = anchors_A4.shape[-2], boxes_BM4.shape[:2]
     step = anchors if anchors_A4.dim() == 3 else 0

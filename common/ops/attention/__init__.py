@@ -1,12 +1,12 @@
-"""Self-attention within sequences that lie anywhere in one flat buffer of tokens.
+"""Self-attention within sequences that are packed into one flat buffer of tokens, at any positions.
 
-``softmax(q k^T / sqrt(D))`` of every sequence and head, dropout on the probabilities, times v. A token attends to the
-tokens of its own sequence only; rows of the buffer that belong to no sequence are zero, outputs and gradients, whatever
-the buffer holds there. The dropout mask's element of (query token t of the buffer, head h, key column j inside the
-sequence) has index (t * H + h) * max_length + j, see :mod:`common.ops.dropout`; but Transformer Engine draws its own.
+``dropout(softmax(q k^T / sqrt(D))) v`` for every sequence and head. A token attends to the tokens of its own sequence.
+Rows of the buffer outside all sequences may hold any values; their outputs and gradients are zero. The dropout mask has
+the index (t * H + h) * max_length + j for query token t of the buffer, head h and key column j of the sequence, see
+:mod:`common.ops.dropout`. Transformer Engine draws other masks.
 
-Behind a product in FP8 the gradients of queries, keys and values are written in FP8 at once, with one delayed scale
-(:mod:`common.ops.fp8_cast`) and without a transpose. Its first use takes the scale from the context's gradient.
+If the projection to queries, keys and values runs in FP8, the kernels write their gradients in FP8, with one delayed
+scale (:mod:`common.ops.fp8_cast`) and without a transpose. The first scale comes from the gradient of the context.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ ATTENTION = Operation(
 """Signature: ``attention(qkv_T3HD, starts_S, lengths_S, max_length, dropout, bias_3HD=None, *,
 handover=None)``.
 
-A request says ``head_dim``.
+Size of a request: ``head_dim``.
 """

@@ -1,25 +1,25 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of attention within sequences that lie anywhere in a flat buffer.
+"""Triton kernels of attention within sequences of a flat buffer.
 
-Legend: T tokens of the buffer, S sequences (capacity), H heads, D head dimension, M a block of queries, N of keys.
-A program owns one block of one sequence and head and leaves at once where the sequence has no such block, so the grid
-depends on capacities only. Programs behind the last sequence fill the rows of no sequence with zeros. Every sum is
-taken by one program in a fixed order: results are the same in every run.
+Shapes: T tokens of the buffer, S sequences (capacity), H heads, D head dimension, M queries and N keys of a block.
+A program owns one block of one sequence and head and returns at once if the sequence is too short, so the grid depends
+on capacities only. Additional programs write zeros to the rows outside all sequences. One program computes each sum in
+a fixed order, so results are the same in every run.
 
-``attention_forward_kernel`` (a block of queries) is the online softmax of Milakov and Gimelshein 2018 in base 2, tiled
-as in FlashAttention (Dao et al. 2022). It leaves the logarithm of the softmax's sum (base 2) and the dropout mask as
-bits, in words of 32 keys: the hash is half of the work on a tile, and a bit costs the two backward kernels one
-operation. ``attention_query_gradient_kernel`` (a block of queries) leaves dq, and beside a copy of that logarithm delta
-= sum(context * d_context), the sum that the softmax gradient subtracts; ``attention_key_value_gradient_kernel`` (a
-block of keys, transposed tiles) leaves dk and dv. Two of the seven matrix products of backward are done twice, so that
-no two programs add to the same gradient.
+- ``attention_forward_kernel`` (a block of queries) is the online softmax of Milakov and Gimelshein 2018 in base 2,
+  tiled as in FlashAttention (Dao et al. 2022). It also writes the logarithm (base 2) of the sum of the softmax, and the
+  dropout mask as bits, in words of 32 keys: hashing is half of the work on a tile, reading a bit is one operation.
+- ``attention_query_gradient_kernel`` (a block of queries) writes dq, a copy of that logarithm, and delta =
+  sum(context * d_context), which the gradient of the softmax subtracts.
+- ``attention_key_value_gradient_kernel`` (a block of keys, transposed tiles) writes dk and dv. Two of the seven matrix
+  products of backward are computed twice, so that no two programs add to the same gradient.
 
-In FP8 dq, dk and dv go out with one scale: two more kernels of one program each look after it, before the gradients and
-behind them. The first use of a scale takes it from the context's gradient, with room to spare: the gradients themselves
-are known when both kernels are done.
+In FP8 dq, dk and dv share one scale. Two more kernels of one program each run before and after the gradients: they
+choose the scale and update it. The first scale is estimated from the gradient of the context with a margin, because
+dq, dk and dv are not known yet.
 
 Roofline on an H200 (bf16, D = 64; 23 packs of one 512-token sequence, 2 of two, 23 of three; H = 16): 24,576 tokens
-times 360 tokens in the sequence of a token, H times, are 142 million probabilities. Milliseconds for all of them:
+times 360 tokens in the sequence of a token, times H, are 142 million probabilities. Milliseconds for all of them:
 
 ======================  =====================================================  =======  =====  =======
 unit                    rate                                                   forward  dq     dk, dv
@@ -31,11 +31,11 @@ exponentials            16 a cycle and multiprocessor                          0
 memory                  4.3 TB/s; 0.22, 0.27, 0.32 GB with the mask            0.05     0.06   0.08
 ======================  =====================================================  =======  =====  =======
 
-The largest of each column add up to 0.28 ms a layer, times 1.15 for tiles that short sequences fill in part. Measured:
-0.24, 0.21 and 0.30 ms, bound by latencies. Operations are those of one probability, counted in the machine code of
-tiles of 64 x 64. The units overlap as far as programs share a multiprocessor, so tiles are small: 4 warps each, three
-programs of forward or dq or two of dk, dv side by side by their registers. Small blocks also waste least: a sequence of
-171 tokens fills 3 x 3 tiles to 79 percent, 2 x 2 tiles of 128 to 45 percent.
+The largest numbers of the columns add up to 0.28 ms per layer, times 1.15 for partly filled tiles of short sequences.
+Measured: 0.24, 0.21 and 0.30 ms, bound by latencies. Operations are counted per probability in the machine code of
+64 x 64 tiles. The units overlap only if programs share a multiprocessor, so tiles are small: with 4 warps each, the
+registers allow three programs of forward or dq, or two of dk, dv. Small tiles also waste less: a sequence of 171 tokens
+fills 3 x 3 tiles to 79 percent, 2 x 2 tiles of 128 to 45 percent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from common.ops.dropout.kernels import keep_of_rows, mask_keys
 from common.ops.fp8_cast.device import INFINITY_BITS, magnitude_bits, no_peak, peak_of, round_to_fp8, scale_of
 
 GAP_ROWS = 64
-"""Tokens that one of the programs behind the last sequence looks after."""
+"""Tokens per program of those that write zeros outside all sequences."""
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _GRADIENT_MARGIN: tl.constexpr = tl.constexpr(GRADIENT_MARGIN)
@@ -56,7 +56,7 @@ _GRADIENT_MARGIN: tl.constexpr = tl.constexpr(GRADIENT_MARGIN)
 
 @triton.jit
 def _outside_all(row, T, starts_ptr, lengths_ptr, S, CHUNK: tl.constexpr):
-    """Which tokens ``row`` of the buffer belong to no sequence."""
+    """Return a mask of the tokens ``row`` of the buffer that belong to no sequence."""
     covered = tl.zeros(row.shape, tl.int32)
     for first in range(0, S, CHUNK):
         sequence = first + tl.arange(0, CHUNK)
@@ -69,7 +69,7 @@ def _outside_all(row, T, starts_ptr, lengths_ptr, S, CHUNK: tl.constexpr):
 
 @triton.jit
 def _fill_gap(target_ptr, T, starts_ptr, lengths_ptr, S, WIDTH: tl.constexpr, GAP_ROWS: tl.constexpr):
-    """Write zeros to the rows of (T, WIDTH) that belong to no sequence, GAP_ROWS tokens a program."""
+    """Write zeros to the rows of (T, WIDTH) that belong to no sequence. Each program handles GAP_ROWS tokens."""
     behind = (tl.program_id(2) - S) * tl.num_programs(1) + tl.program_id(1)
     row = (behind * tl.num_programs(0) + tl.program_id(0)) * GAP_ROWS + tl.arange(0, GAP_ROWS)
     outside = _outside_all(row, T, starts_ptr, lengths_ptr, S, 64)
@@ -83,14 +83,14 @@ def _fill_gap(target_ptr, T, starts_ptr, lengths_ptr, S, WIDTH: tl.constexpr, GA
 
 @triton.jit
 def _mask_places(first_key, token, head, words_of_row, T, BLOCK_N: tl.constexpr):
-    """Where the mask's words of a tile lie, (tokens, BLOCK_N / 32)."""
+    """Return the offsets of the words of the dropout mask for a tile, (tokens, BLOCK_N / 32)."""
     word = head * words_of_row + first_key // 32 + tl.arange(0, BLOCK_N // 32)
     return word.to(tl.int64)[None, :] * T + token[:, None]
 
 
 @triton.jit
 def _bits(words, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The bits of (BLOCK_M, BLOCK_N / 32) words side by side, bool (BLOCK_M, BLOCK_N)."""
+    """Return the bits of (BLOCK_M, BLOCK_N / 32) words as bool (BLOCK_M, BLOCK_N)."""
     set_ = (words[:, :, None] & (1 << tl.arange(0, 32))[None, None, :]) != 0
     return tl.reshape(set_, (BLOCK_M, BLOCK_N))
 
@@ -112,12 +112,12 @@ def attention_forward_kernel(
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, PAIRS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Context of one block of queries. Grid (blocks, H, S + gaps)."""
+    """Write the context of one block of queries. Grid (blocks, H, S + gaps)."""
     if tl.program_id(2) >= S:
         _fill_gap(context_ptr, T, starts_ptr, lengths_ptr, S, H * D, GAP_ROWS)
         return
     head = tl.program_id(1)
-    length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)  # an index of 64 bits would hash to another mask
+    length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)  # a 64-bit index would hash to another mask
     query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     if tl.program_id(0) * BLOCK_M >= length:
         return
@@ -142,7 +142,7 @@ def attention_forward_kernel(
         tile_ptr = sequence_ptr + first * (3 * H * D)
         k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
         v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
-        # the addend masks the keys behind the end: one multiply-add either way
+        # adding -inf masks the keys after the end; scaling and masking are one multiply-add
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score = score * exponent_scale + tl.where(valid, 0.0, float("-inf"))[None, :]
         larger = tl.maximum(largest, tl.max(score, 1))
@@ -153,8 +153,8 @@ def attention_forward_kernel(
         if THRESHOLD:
             keep = keep_of_rows(row_index + first, BLOCK_N, PAIRS, first_key, second_key, THRESHOLD)
             probability = tl.where(keep, probability, 0.0)
-            # Of the probability and not of keep, which the compiler would hash a second time in another layout. A
-            # kept probability that underflows to zero loses its bit, but it is zero in the gradients as well.
+            # Take the bits from the probability: from keep, the compiler would hash again in another layout. A kept
+            # probability that underflows to zero loses its bit, but it is zero in the gradients as well.
             bits = tl.where(probability > 0.0, (1 << (column % 32))[None, :], 0)
             words = tl.sum(tl.reshape(bits, (BLOCK_M, BLOCK_N // 32, 32)), 2)
             tl.store(mask_ptr + _mask_places(first, token, head, words_of_row, T, BLOCK_N), words, mask=exists[:, None])
@@ -176,18 +176,18 @@ def attention_query_gradient_kernel(
     lse_ptr,  # (H, T) fp32
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
     dqkv_ptr,  # (T, 3, H, D), e5m2 if FP8
-    scale_ptr,  # 0-d fp32, of dqkv, if FP8
-    pending_ptr,  # (2,) int32, if FP8: bits of the maximum so far
+    scale_ptr,  # 0-d fp32 if FP8: scale of dqkv
+    pending_ptr,  # (2,) int32 if FP8: bits of the maximum so far
     rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     partial_ptr,  # (S * blocks, H * D) fp32 if SUMS
     T, S, words_of_row, scale,
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GAP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq, dq's sums and what dk and dv need of one block of queries. Grid (blocks, H, S + gaps).
+    """Write dq, its sums, and lse and delta for dk and dv, of one block of queries. Grid (blocks, H, S + gaps).
 
-    The gradient of a score is p * (keep * INVERSE_KEEP * (d_context . v) - delta); INVERSE_KEEP is taken out of the
-    bracket and multiplied in at the end.
+    The gradient of a score is p * (keep * INVERSE_KEEP * (d_context . v) - delta). INVERSE_KEEP is factored out of the
+    parentheses and multiplied at the end.
     """
     if tl.program_id(2) >= S:
         _fill_gap(dqkv_ptr, T, starts_ptr, lengths_ptr, S, 3 * H * D, GAP_ROWS)
@@ -227,7 +227,7 @@ def attention_query_gradient_kernel(
         k = tl.load(tile_ptr + H * D + place, mask=valid[:, None], other=0.0)
         v = tl.load(tile_ptr + 2 * H * D + place, mask=valid[:, None], other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        # No probability is above 1, and that of a key behind the end is 0: its score, which is zero, says nothing.
+        # A logarithm of at most 0 bounds probabilities by 1; -inf makes them 0 for keys after the end.
         bound = tl.where(valid, 0.0, float("-inf"))
         probability = tl.exp2(tl.minimum(score * exponent_scale - lse[:, None], bound[None, :]))
         d_probability = tl.dot(d_context, tl.trans(v), input_precision=PRECISION)
@@ -245,7 +245,7 @@ def attention_query_gradient_kernel(
     else:
         tl.store(target, dq.to(dqkv_ptr.dtype.element_ty), mask=exists[:, None])
     if SUMS:
-        tl.store(sums_ptr, tl.sum(dq, 0))  # rows that do not exist are zero: their probability is
+        tl.store(sums_ptr, tl.sum(dq, 0))  # rows after the end are zero, because their probabilities are
 
 
 @triton.jit
@@ -256,17 +256,17 @@ def attention_key_value_gradient_kernel(
     rows_ptr,  # (2, H, T) fp32: lse, delta / INVERSE_KEEP
     mask_ptr,  # (H, words_of_row, T) int32 if THRESHOLD
     dqkv_ptr,  # (T, 3, H, D), e5m2 if FP8
-    scale_ptr,  # 0-d fp32, of dqkv, if FP8
-    pending_ptr,  # (2,) int32, if FP8: bits of the maximum so far
+    scale_ptr,  # 0-d fp32 if FP8: scale of dqkv
+    pending_ptr,  # (2,) int32 if FP8: bits of the maximum so far
     partial_ptr,  # (S * blocks, 2, H * D) fp32 if SUMS
     T, words_of_row, scale,
     H: tl.constexpr, D: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, SUMS: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and their sums over one block of keys. Grid (blocks, H, S).
+    """Write dk, dv and their sums over one block of keys. Grid (blocks, H, S).
 
-    Tiles are transposed, keys by queries: the probabilities then are the left factor of the product that gives dv, as
-    their registers hold them.
+    Tiles are transposed, keys by queries, so that the probabilities are the left factor of the product that gives dv
+    and need not change their layout in registers.
     """
     head = tl.program_id(1)
     length = tl.load(lengths_ptr + tl.program_id(2)).to(tl.int32)
@@ -299,8 +299,8 @@ def attention_key_value_gradient_kernel(
         q = tl.load(sequence_ptr + query[:, None] * (3 * H * D) + feature[None, :], mask=valid[:, None], other=0.0)
         d_place = query[:, None] * (H * D) + feature[None, :]
         d_context = tl.load(d_sequence_ptr + d_place, mask=valid[:, None], other=0.0)
-        # Together they have an element for every thread of 4 warps; of fewer, the compiler has all threads copy each of
-        # those they will need. Behind the end all factors are zero, so a probability of 1 adds nothing.
+        # Load lse and delta as one tensor with an element for each thread of 4 warps: if there were fewer elements,
+        # all threads would load copies. After the end all factors are zero, so a probability of 1 adds nothing.
         row_place = query[:, None] + (tl.arange(0, 2) * (H * T))[None, :]
         lse, delta = tl.split(tl.load(rows_ptr + row + row_place, mask=valid[:, None], other=0.0))
         score = tl.dot(k, tl.trans(q), input_precision=PRECISION)
@@ -337,12 +337,12 @@ def attention_key_value_gradient_kernel(
 @triton.jit
 def attention_gradient_scale_kernel(
     d_context_ptr,  # (T, H * D)
-    known_ptr,  # 0-d fp32, 0 if nothing is known
+    known_ptr,  # 0-d fp32: scale from the previous use, 0 before the first
     scale_ptr, scale_inverse_ptr,  # 0-d fp32, written
     T,
     WIDTH: tl.constexpr, SAMPLED_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The scale of dq, dk and dv before they are computed. Grid (1,)."""
+    """Write the scale of dq, dk and dv before they are computed. Grid (1,)."""
     known = tl.load(known_ptr)
     scale = known
     if known == 0.0:
@@ -352,7 +352,7 @@ def attention_gradient_scale_kernel(
             column = first + tl.arange(0, 64)
             mask = (row < T)[:, None] & (column < WIDTH)[None, :]
             x = tl.load(d_context_ptr + row[:, None] * WIDTH + column[None, :], mask=mask, other=0.0).to(tl.float32)
-            # rows of no sequence may hold anything
+            # rows outside all sequences may contain inf or NaN
             bits = tl.maximum(bits, tl.where(magnitude_bits(x) < INFINITY_BITS, magnitude_bits(x), 0))
         amax = tl.max(tl.max(bits, 1), 0).to(tl.float32, bitcast=True)
         scale = scale_of(amax * _GRADIENT_MARGIN, 1.0, True)
@@ -365,7 +365,7 @@ def attention_next_scale_kernel(
     scale_ptr,  # 0-d fp32, updated
     pending_ptr,  # (2,) int32: bits of the maximum of dq, dk and dv; zeros afterwards
 ):  # fmt: skip
-    """The scale of the next use. Grid (1,)."""
+    """Write the scale of the next use. Grid (1,)."""
     amax = tl.load(pending_ptr).to(tl.float32, bitcast=True)
     tl.store(pending_ptr, 0)
     tl.store(scale_ptr, scale_of(amax, tl.load(scale_ptr), True))

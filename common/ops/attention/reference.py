@@ -24,8 +24,8 @@ HEAD_DIMS = (32, 64, 128)
 
 LARGEST = torch.finfo(E5M2).max
 GRADIENT_MARGIN = 1024.0
-"""By how much the gradients of queries, keys and values may exceed the context's at the first use of their scale: e5m2
-then is normal down to 2**-20 of the context's."""
+"""How many times larger than the gradient of the context the gradients of queries, keys and values may be at the first
+use of their scale. Then e5m2 represents values down to 2**-20 of the gradient of the context as normal numbers."""
 
 
 def attention_reference(
@@ -38,20 +38,20 @@ def attention_reference(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention over a padded copy of the sequences. The reference takes S * H * max_length**2 probabilities.
+    """Compute attention on a padded copy of the sequences, with S * H * max_length**2 probabilities.
 
     Args:
         qkv_T3HD: queries, keys and values of every token.
         starts_S: first token of each sequence, int32 or int64.
-        lengths_S: tokens of each sequence, 0 for absent ones. Sequences must not overlap.
-        max_length: of a sequence.
-        dropout: of the probabilities.
-        bias_3HD: a bias that the matrix product before has already added to ``qkv_T3HD``, detached, any shape of
-            3 * H * D elements. It changes nothing here but receives its gradient, the sum of qkv's over all tokens.
-        handover: of the gradient of ``qkv_T3HD`` as (T, 3 * H * D), if that is wanted in e5m2.
+        lengths_S: number of tokens of each sequence, 0 for absent ones. Sequences must not overlap.
+        max_length: largest possible length of a sequence.
+        dropout: dropout of the probabilities.
+        bias_3HD: bias with 3 * H * D elements that the preceding matrix product has already added to ``qkv_T3HD``,
+            detached. It does not change the result, but gets its gradient: that of ``qkv_T3HD``, summed over tokens.
+        handover: receives the gradient of ``qkv_T3HD`` in e5m2, (T, 3 * H * D), if it has a scale.
 
     Returns:
-        context (T, H, D), dtype of ``qkv_T3HD``.
+        The context (T, H, D), dtype of ``qkv_T3HD``.
     """
     T, _, H, D = qkv_T3HD.shape
     p, seed, site = dropout
@@ -78,7 +78,7 @@ def attention_reference(
         probabilities_SHLL = torch.where(keep_SHLL, probabilities_SHLL * scale_of_kept(p), 0.0)
     context_SLHD = torch.matmul(probabilities_SHLL, v_SHLD).transpose(1, 2)
 
-    # rows beyond a sequence's end go to one more row, which is cut off
+    # padding is written to an additional row, which is cut off
     target = torch.where(inside_SL, token_SL, T).flatten()
     context = context_SLHD.new_zeros(T + 1, H, D).index_copy(0, target, context_SLHD.flatten(0, 1))
     context_THD = context[:T].to(dtype)
@@ -88,7 +88,7 @@ def attention_reference(
 
 
 class _ScaleOfGradient(torch.autograd.Function):
-    """The context itself, whose gradient decides on the scale of a first use."""
+    """Identity of the context. Its backward pass estimates the first scale from the gradient of the context."""
 
     @staticmethod
     def forward(ctx: Any, context_THD: Tensor, scaling: Scaling, scale: list[Tensor]) -> Tensor:
@@ -108,7 +108,7 @@ class _ScaleOfGradient(torch.autograd.Function):
 
 
 class _CastGradient(torch.autograd.Function):
-    """Queries, keys and values in the dtype of the arithmetic; their gradient goes to the handover."""
+    """Queries, keys and values in the dtype of the arithmetic. Backward puts their gradient into the handover."""
 
     @staticmethod
     def forward(ctx: Any, qkv_T3HD: Tensor, handover: Handover, scale: list[Tensor]) -> Tensor:

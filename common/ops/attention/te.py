@@ -1,8 +1,8 @@
-"""Attention through Transformer Engine's fused kernels, cuDNN's, for sequences of any length.
+"""Attention with Transformer Engine's fused kernels (of cuDNN) for sequences of any length.
 
-The kernels draw their dropout mask from PyTorch's CUDA generator, which a run seeds on every rank and a checkpoint
-keeps: not from the seed of a micro-batch, so that masks are others on another number of ranks. Everything is enqueued
-on the current stream and nothing waits for the device. Shapes: T tokens, S sequences, H heads, D head dimension.
+The kernels draw the dropout mask from PyTorch's CUDA generator, which is seeded per rank and saved in checkpoints, not
+from the seed of a micro-batch. So masks depend on the number of ranks. Everything is enqueued on the current stream and
+nothing waits for the device. Shapes: T tokens, S sequences, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Attention(torch.autograd.Function):
             gradients[0].contiguous(), qkv_T3HD.dtype, TE_DType[qkv_T3HD.dtype], state, _back_end(),
             deterministic=torch.are_deterministic_algorithms_enabled(), **_options(starts, ctx.p),
         )  # fmt: skip
-        # the three gradients lie in one tensor of this layout, of which dq is the beginning
+        # in this layout the three gradients are views of one tensor that begins with dq
         dqkv_T3HD = dq_THD.as_strided(qkv_T3HD.shape, qkv_T3HD.stride())
         d_bias = None
         if ctx.needs_input_grad[1]:
@@ -74,7 +74,10 @@ def _options(starts: Tensor, p: float) -> dict[str, Any]:
 
 
 def _bounds(starts_S: Tensor, lengths_S: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Sums of the lengths before each sequence and of all, and first tokens, absent ones behind the last; int32."""
+    """Return the cumulative lengths and the first tokens of the sequences, int32 (S + 1,) each.
+
+    Absent sequences and the last element start at ``tokens``.
+    """
     sums = torch.zeros(len(lengths_S) + 1, dtype=torch.int32, device=lengths_S.device)
     torch.cumsum(lengths_S, 0, dtype=torch.int32, out=sums[1:])
     firsts = torch.where(lengths_S > 0, starts_S, tokens).int()
@@ -91,15 +94,13 @@ def attention(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention within each sequence; see the reference in :mod:`common.ops.attention`.
+    """See :func:`common.ops.attention.reference.attention_reference`.
 
     Args:
         qkv_T3HD: fp16 or bf16.
-        starts_S, lengths_S: int32 or int64.
-        max_length: longest sequence there can be.
-        dropout: of the probabilities; seed and site are not read.
-        bias_3HD: as there. Its gradient takes a pass over qkv's.
-        handover: left empty: the library writes 16 bits.
+        dropout: dropout of the probabilities; seed and site are ignored.
+        bias_3HD: its gradient takes a pass over the gradient of ``qkv_T3HD``.
+        handover: ignored, because the library writes 16-bit gradients.
     """
     bounds = _bounds(starts_S, lengths_S, len(qkv_T3HD))
     result: Tensor = _Attention.apply(qkv_T3HD, bias_3HD, bounds, max_length, dropout.p)

@@ -1,4 +1,4 @@
-"""Attention through the Triton kernels of :mod:`common.ops.attention.kernels`: launches and autograd function.
+"""Attention with the Triton kernels of :mod:`common.ops.attention.kernels`: launches and autograd function.
 
 Everything is enqueued on the current stream, nothing waits for the device, and grids depend on shapes only, so one
 captured graph serves every batch. Shapes: T tokens, S sequences, H heads, D head dimension.
@@ -22,8 +22,8 @@ from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
 
-_WORD = 32  # keys whose mask bits share a word
-_WORDS_MULTIPLE = 128 // _WORD  # the largest tile reads whole words, also those behind the last key
+_WORD = 32  # keys per word of the dropout mask
+_WORDS_MULTIPLE = 128 // _WORD  # the largest tile (128 keys) also reads words after the last key
 
 
 TILES: dict[str, Tile] = {
@@ -31,13 +31,13 @@ TILES: dict[str, Tile] = {
     "query_gradient": Tile(queries=64, keys=64, warps=4, stages=3),
     "key_value_gradient": Tile(queries=64, keys=64, warps=4, stages=3),
 }
-"""Kernel to its tile; fixed, so that results are the same in every run. ``keys`` of a tile are 32, 64 or 128."""
+"""Tiles by kernel; fixed, so that results are the same in every run. ``keys`` is 32, 64 or 128."""
 FLOAT32_TILES: dict[str, Tile] = dict.fromkeys(TILES, Tile(queries=32, keys=32, warps=4, stages=1))
-"""The same for fp32, whose full precision has no tensor cores: larger tiles do not fit the registers."""
+"""Tiles for fp32. Its full precision does not use tensor cores, and larger tiles do not fit the registers."""
 
 
 class Call(NamedTuple):
-    """What forward and backward of one call share, besides tensors."""
+    """Numbers that forward and backward of one call share."""
 
     max_length: int
     rate: Rate
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 def _constants(qkv_T3HD: Tensor, dropout: Rate, tile: Tile) -> dict[str, Any]:
-    precision = "ieee" if qkv_T3HD.dtype == torch.float32 else "tf32"  # means nothing to 16-bit factors
+    precision = "ieee" if qkv_T3HD.dtype == torch.float32 else "tf32"  # ignored for 16-bit inputs
     return {
         "H": qkv_T3HD.shape[2],
         "D": qkv_T3HD.shape[3],
@@ -63,7 +63,7 @@ def _tile(kernel: str, qkv_T3HD: Tensor) -> Tile:
 
 
 def _words(call: Call) -> int:
-    """Mask words of one query."""
+    """Return the number of mask words per query."""
     return triton.cdiv(triton.cdiv(call.max_length, _WORD), _WORDS_MULTIPLE) * _WORDS_MULTIPLE
 
 
@@ -76,11 +76,11 @@ def _grid_with_gaps(blocks: int, qkv_T3HD: Tensor, sequences: int) -> tuple[int,
 def forward(
     qkv_T3HD: Tensor, starts_S: Tensor, lengths_S: Tensor, seed: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Context, and what the gradients need.
+    """Compute the context and the tensors that the backward pass needs.
 
     Returns:
-        context (T, H, D); logarithm (base 2) of the softmax's sum, fp32 (H, T); the dropout mask as bits, int32
-        (H, words of a row, T), or None without dropout. The last two hold nothing in rows of no sequence.
+        Context (T, H, D); logarithm (base 2) of the sum of the softmax, fp32 (H, T); the dropout mask as bits, int32
+        (H, words per query, T), or None without dropout. The last two are undefined for tokens outside all sequences.
     """
     require_contiguous(starts=starts_S, lengths=lengths_S)
     tokens, _, heads, dimension = qkv_T3HD.shape
@@ -100,12 +100,12 @@ def forward(
 
 
 class Target(NamedTuple):
-    """Where the gradients of queries, keys and values go.
+    """The output buffers for the gradients of queries, keys and values.
 
     Attributes:
-        memory: (T, 3, H, D), dtype of qkv, or bytes of e5m2.
-        scale: 0-d fp32, which those have; None in the dtype of qkv.
-        pending: int32 (2,), for the largest of them; None likewise.
+        memory: (T, 3, H, D) in the dtype of qkv, or e5m2 as bytes.
+        scale: scale of e5m2 gradients, 0-d fp32; None otherwise.
+        pending: buffer for the largest magnitude of e5m2 gradients, int32 (2,); None otherwise.
     """
 
     memory: Tensor
@@ -118,7 +118,11 @@ class Target(NamedTuple):
 
 
 def gradient_in_fp8(d_context_THD: Tensor, scaling: Scaling) -> tuple[Target, Result]:
-    """Memory for the gradients in e5m2, as both kernels take it and as (T, 3 * H * D), and their scale."""
+    """Compute the scale of e5m2 gradients and allocate them.
+
+    Returns:
+        The buffers for the gradient kernels, and the same memory as a result of shape (T, 3 * H * D).
+    """
     tokens, heads, dimension = d_context_THD.shape
     dqkv8 = result(scaling, E5M2, (tokens, 3 * heads * dimension))
     scale = torch.empty_like(dqkv8.scale_inverse)
@@ -142,11 +146,11 @@ def query_gradient(
     call: Call,
     sums: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Write the gradient of the queries, and zeros to the rows of no sequence, into the target.
+    """Write the gradient of the queries, and zeros outside all sequences, into the target.
 
     Returns:
-        lse and delta, fp32 (2, H, T), for :func:`key_value_gradient`; with ``sums`` partial sums of dq over tokens,
-        fp32 (., H * D).
+        lse and delta, fp32 (2, H, T), for :func:`key_value_gradient`; partial sums of dq over tokens, fp32 (S * blocks,
+        H * D), or None without ``sums``.
     """
     tokens, _, heads, dimension = qkv_T3HD.shape
     tile = _tile("query_gradient", qkv_T3HD)
@@ -175,7 +179,7 @@ def key_value_gradient(
     """Write the gradients of keys and values into the target.
 
     Returns:
-        With ``sums`` partial sums of dk and dv over tokens, fp32 (., 2 * H * D).
+        Partial sums of dk and dv over tokens, fp32 (S * blocks, 2 * H * D), or None without ``sums``.
     """
     tokens, _, heads, dimension = qkv_T3HD.shape
     tile = _tile("key_value_gradient", qkv_T3HD)
@@ -240,19 +244,14 @@ def attention(
     *,
     handover: Handover | None = None,
 ) -> Tensor:
-    """Attention within each sequence; see the reference in :mod:`common.ops.attention`.
+    """See :func:`common.ops.attention.reference.attention_reference`.
 
     Args:
-        qkv_T3HD: fp16, bf16 or fp32; D one of ``HEAD_DIMS``.
-        starts_S, lengths_S: int32 or int64.
-        max_length: longest sequence there can be.
-        dropout: of the probabilities.
-        bias_3HD: as there. Its gradient comes out of registers: as good as free, where a sum over dqkv would read it
-            from memory once more.
-        handover: as there.
+        qkv_T3HD: fp16, bf16 or fp32; D is one of ``HEAD_DIMS``.
+        bias_3HD: its gradient is almost free: the kernels sum it from registers, without reading dqkv again.
 
     Raises:
-        ValueError: a head dimension that the kernels do not serve.
+        ValueError: the kernels do not support the head dimension.
     """
     if qkv_T3HD.shape[3] not in HEAD_DIMS:
         raise ValueError(f"head dimension {qkv_T3HD.shape[3]} is none of {HEAD_DIMS}")

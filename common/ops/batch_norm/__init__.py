@@ -1,17 +1,17 @@
-"""Training batch normalisation fused with what follows it: ReLU, a residual, a second batch norm, max pooling.
+"""Batch normalisation fused with the operations after it: ReLU, a residual, a second batch norm, max pooling.
 
 Four operations, each with a PyTorch reference and Triton kernels:
 
 ``batch_norm``                ``BN(x)`` or ``relu(BN(x))``
 ``batch_norm_add_relu``       ``relu(BN(x) + residual)`` or ``relu(BN(x) + BN(projection))``, returned twice: the next
-                              block uses one for its convolution and one for its residual, so that backward receives
-                              the two gradients separately and adds them while it reads them
+                              block uses one result for its convolution and one for its residual, so that the backward
+                              kernel receives two gradients and adds them itself
 ``batch_norm_relu_max_pool``  ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``
-``batch_norm_evaluate``       the first two with the running statistics
+``batch_norm_evaluate``       the first two in evaluation mode, with the running statistics
 
-Statistics are per channel over N, H, W, and over the ranks of ``group`` where one is given (group batch norm): then
-the result, running statistics and gradients equal batch norm over the concatenated batch, each rank holding the part of
-the weight and bias gradients that sums to the whole (as for every other parameter).
+Statistics are per channel over N, H, W, and with ``group`` also over its ranks (group batch norm): results, running
+statistics and gradients then equal batch norm over the concatenated batch. As for other parameters, the gradients of
+weight and bias are those of the rank and have to be summed over ranks.
 Shapes: N images, C channels, H height, W width. Activations are fp16, bf16, fp32 (or fp64 in the reference);
 weight, bias and statistics are fp32.
 """

@@ -1,16 +1,16 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of batch norm on channels-last activations, seen as a matrix of M = N * H * W rows and C columns.
+"""Triton kernels of batch norm on channels-last activations, viewed as a matrix of M = N * H * W rows and C columns.
 
-Forward reads x once for the moments and once to normalise; backward reads the gradient and x once for the two sums of
-the batch norm gradient and once more to write the gradient of x. Every pass is bound by memory. A program owns
-``BLOCK_C`` columns and walks over tiles of ``BLOCK_M`` rows, all programs side by side, so that the second pass, which
-walks in the opposite direction (``REVERSE``), finds the end of the first pass in the L2 cache.
+Forward reads x once for the moments and once to normalise it. Backward reads the gradient and x once for the two sums
+of the batch norm gradient, and again to write the gradient of x. Memory bounds every pass. A program owns ``BLOCK_C``
+columns and loops over tiles of ``BLOCK_M`` rows; at any time all programs work on neighbouring tiles. The second pass
+runs in the opposite direction (``REVERSE``) and so finds the end of the first pass in the L2 cache.
 
-Sums are two-level and shifted: each program adds its elements minus a pivot (row 0) in fp32 and writes one partial sum
-per column; a small kernel adds the partial sums in a fixed order, so results are the same in every run.
+Sums have two levels: each program adds x minus a pivot (row 0) in fp32 and writes one partial sum per column; a small
+kernel adds the partial sums in a fixed order, so results are the same in every run.
 
-``statistics`` below is a (5, C) fp32 matrix: scale, shift (the affine map x * scale + shift), mean, 1 / standard
-deviation, 1 / number of elements. ``coefficients`` is (3, C): dx = a * dz + b * x + c.
+``statistics`` is a (5, C) fp32 matrix: scale and shift of the affine map x * scale + shift, mean, 1 / standard
+deviation, 1 / number of elements. ``coefficients`` is (3, C): a, b and c of dx = a * dz + b * x + c.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from common.ops.tiling.kernels import load_tile, store_tile
 
 @triton.jit
 def _columns(C, BLOCK_C: tl.constexpr):
-    """This program's columns, and which of them exist."""
+    """Return the columns of this program and a mask of the valid ones."""
     column = tl.program_id(0) % tl.cdiv(C, BLOCK_C) * BLOCK_C + tl.arange(0, BLOCK_C)
     return column, column < C
 
 
 @triton.jit
 def _first_and_step(C, BLOCK_C: tl.constexpr):
-    """This program's first tile, and how many programs share its columns: the step to its next tile."""
+    """Return the first tile of this program, and the step to its next: the number of programs with its columns."""
     blocks = tl.cdiv(C, BLOCK_C)
     return tl.program_id(0) // blocks, tl.num_programs(0) // blocks
 
 
 @triton.jit
 def _tile(index, tiles, column, inside, M, C, BLOCK_M: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr):
-    """First element, offsets within and mask of a tile."""
+    """Return the offset of the first element of a tile, the offsets from there, and the mask."""
     if REVERSE:
         index = tiles - 1 - index
     row = tl.arange(0, BLOCK_M)
@@ -52,7 +52,7 @@ def _tile(index, tiles, column, inside, M, C, BLOCK_M: tl.constexpr, EVEN: tl.co
 
 @triton.jit
 def _bit_addresses(index, tiles, M, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr):
-    """Where the bits of a tile lie: one byte for 8 neighbouring channels."""
+    """Return offsets and mask of the bytes with the bits of a tile; a byte is for 8 neighbouring channels."""
     if REVERSE:
         index = tiles - 1 - index
     row = tl.arange(0, BLOCK_M)
@@ -73,7 +73,7 @@ def moments_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """First pass of forward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the partial moments, the first pass of forward. Grid (columns / BLOCK_C * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     first, programs = _first_and_step(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
@@ -94,7 +94,7 @@ def moments_kernel(
 
 @triton.jit
 def _sum_partial(one_ptr, other_ptr, programs, column, inside, C, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Column sums of two (programs, C) matrices; one round trip to memory if CHUNK >= programs."""
+    """Return the column sums of two (programs, C) matrices. All loads are in flight at once if CHUNK >= programs."""
     one = tl.zeros((CHUNK, BLOCK_C), tl.float32)
     other = tl.zeros((CHUNK, BLOCK_C), tl.float32)
     for start in range(0, programs, CHUNK):
@@ -120,7 +120,7 @@ def _store_statistics(
     mean, squares, count, weight, bias, running_mean, running_var, running_mean_ptr, running_var_ptr, statistics_ptr,
     column, inside, C, momentum, eps,
 ):  # fmt: skip
-    """Write the (5, C) statistics and move the running ones; ``squares`` is the sum of squares about the mean."""
+    """Write the (5, C) statistics and update the running ones. ``squares`` is the sum of squared deviations."""
     rstd = 1.0 / tl.sqrt(squares / count + eps)
     scale = weight * rstd
     tl.store(statistics_ptr + column, scale, mask=inside)
@@ -136,9 +136,9 @@ def _store_statistics(
 @triton.jit
 def statistics_kernel(
     x_ptr,  # (M, C); row 0 is the pivot if PIVOT
-    partial_ptr,  # (2, programs, C): sums of x, less the pivot if PIVOT, and of its square
+    partial_ptr,  # (2, programs, C): sums of x (minus the pivot if PIVOT) and of its square
     weight_ptr, bias_ptr, running_mean_ptr, running_var_ptr,  # (C,) fp32
-    result_ptr,  # (5, C) statistics, or (3, C) moments of this rank: mean, sum of squares about it, count
+    result_ptr,  # (5, C) statistics, or if GROUP (3, C): mean, sum of squared deviations and count of this rank
     programs, M, C, momentum, eps,
     PIVOT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -215,7 +215,7 @@ def normalise_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Second pass of forward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the result, the second pass of forward. Grid (columns / BLOCK_C * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     scale = tl.load(statistics_ptr + column, mask=inside, other=0.0)[None, :]
@@ -251,7 +251,7 @@ def gradient_sums_kernel(
     statistics_ptr,  # (5, C)
     residual_statistics_ptr,  # (5, C) if RESIDUAL_NORM
     bits_ptr,  # (M, C / 8) if RESIDUAL
-    dz_ptr,  # (M, C) if RESIDUAL: the gradient before the ReLU, which is also the residual's
+    dz_ptr,  # (M, C) if RESIDUAL: gradient of the input of ReLU, which is also that of the residual
     partial_ptr,  # (2 or 3, programs, C) fp32: sums of dz, of dz * (x - mean) and of dz * (residual - its mean)
     M,
     C,
@@ -265,7 +265,7 @@ def gradient_sums_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """First pass of backward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the partial sums, the first pass of backward. Grid (columns / BLOCK_C * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     first, programs = _first_and_step(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
@@ -310,7 +310,7 @@ def gradient_sums_kernel(
 
 @triton.jit
 def _store_coefficients(d_bias, d_weight, statistics_ptr, coefficients_ptr, column, inside, C):
-    """dx = scale * (dz - mean(dz) - xhat * mean(dz * xhat)) as an affine map of dz and x (arXiv:1502.03167, sec. 3)."""
+    """Write dx = scale * (dz - mean(dz) - xhat * mean(dz * xhat)) as an affine map (arXiv:1502.03167, section 3)."""
     scale = tl.load(statistics_ptr + column, mask=inside, other=0.0)
     mean = tl.load(statistics_ptr + 2 * C + column, mask=inside, other=0.0)
     rstd = tl.load(statistics_ptr + 3 * C + column, mask=inside, other=0.0)
@@ -343,7 +343,7 @@ def coefficients_kernel(
 
 @triton.jit
 def group_coefficients_kernel(gradients_ptr, statistics_ptr, coefficients_ptr, C, BLOCK_C: tl.constexpr):
-    """Coefficients from the (2, C) sums over a group's ranks. Grid (columns / BLOCK_C,)."""
+    """Write the coefficients from the (2, C) sums over the ranks of a group. Grid (columns / BLOCK_C,)."""
     column, inside = _columns(C, BLOCK_C)
     d_bias = tl.load(gradients_ptr + column, mask=inside, other=0.0)
     d_weight = tl.load(gradients_ptr + C + column, mask=inside, other=0.0)
@@ -362,7 +362,7 @@ def input_gradient_kernel(
     d_residual_ptr,  # (M, C) if RESIDUAL_NORM
     M,
     C,
-    RELU: tl.constexpr,  # dz is still to be masked by the sign of x * scale + shift
+    RELU: tl.constexpr,  # whether to mask dz by the sign of x * scale + shift
     RESIDUAL_NORM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -370,7 +370,7 @@ def input_gradient_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Second pass of backward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the gradient of x, the second pass of backward. Grid (columns / BLOCK_C * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     a = tl.load(coefficients_ptr + column, mask=inside, other=0.0)[None, :]

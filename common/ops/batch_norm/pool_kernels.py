@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
 """Triton kernels of ``max_pool(relu(BN(x)), 3, stride 2, padding 1)``.
 
-The normalised map is never written. Forward writes the pooled map, the x behind each maximum, and where in the 3x3
-window it was (0 ... 8, or ``NOWHERE`` where ReLU gave 0). Backward takes its sums over the pooled map alone; then every
-2x2 patch of dx gathers from the four windows that reach into it.
+The normalised map is never stored. Forward writes the pooled map, the x of each maximum, and its index in the 3x3
+window (0 ... 8, or ``NOWHERE`` where ReLU gives 0). Backward computes its sums from the pooled map alone; then every
+2x2 patch of dx gathers the gradients of the four windows that overlap it.
 Shapes: N images, H x W input, OH x OW output, C channels; all channels_last.
 """
 
@@ -17,7 +17,7 @@ NOWHERE = tl.constexpr(9)
 
 @triton.jit
 def _pixels(OH, OW, C, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr):
-    """This program's pixels of the pooled map (image, row, column; its index in all), and its channels."""
+    """Return the pixels of this program in the pooled map (index, image, row, column), and its channels."""
     blocks = tl.cdiv(C, BLOCK_C)
     channel = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     pixel = tl.program_id(0) // blocks * BLOCK + tl.arange(0, BLOCK)
@@ -28,12 +28,12 @@ def _pixels(OH, OW, C, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr):
 def pool_kernel(
     x_ptr,  # (N, H, W, C)
     statistics_ptr,  # (5, C) fp32
-    y_ptr, source_ptr,  # (N, OH, OW, C): pooled map, x behind it
-    place_ptr,  # (N, OH, OW, C) int8
+    y_ptr, source_ptr,  # (N, OH, OW, C): pooled map, x of each maximum
+    place_ptr,  # (N, OH, OW, C) int8: index in the window
     N, H, W, C, OH, OW,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N * OH * OW / BLOCK * C / BLOCK_C,). EVEN: H, W are even and no block sticks out."""
+    """Write the pooled map. Grid (N * OH * OW / BLOCK * C / BLOCK_C,). EVEN: H and W are even, all blocks are full."""
     pixel, image, oh, ow, channel = _pixels(OH, OW, C, BLOCK, BLOCK_C)
     inside = (pixel < N * OH * OW)[:, None] & (channel < C)[None, :]
     scale = tl.load(statistics_ptr + channel, mask=channel < C, other=0.0)[None, :]
@@ -74,7 +74,7 @@ def pool_kernel(
 
 @triton.jit
 def _window(dy_ptr, place_ptr, pixel, valid, channel, C):
-    """Gradient of some windows and where each has its maximum."""
+    """Return the gradients of some windows and the index of the maximum in each."""
     offset = (pixel.to(tl.int64) * C)[:, None] + channel[None, :]
     dy = tl.load(dy_ptr + offset, mask=valid, other=0.0).to(tl.float32)
     return dy, tl.load(place_ptr + offset, mask=valid, other=NOWHERE).to(tl.int32)
@@ -82,7 +82,7 @@ def _window(dy_ptr, place_ptr, pixel, valid, channel, C):
 
 @triton.jit
 def _store_patch(x_ptr, dx_ptr, dz, a, b, c, pixel, valid, channel, C, EVEN: tl.constexpr):
-    """One corner of every 2x2 patch of dx."""
+    """Write one corner of every 2x2 patch of dx."""
     offset = (pixel * C)[:, None] + channel[None, :]
     if EVEN:
         x = tl.load(x_ptr + offset).to(tl.float32)
@@ -101,7 +101,7 @@ def pool_gradient_kernel(
     N, H, W, C, OH, OW,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid as in ``pool_kernel``; a pixel (oh, ow) stands for the patch of dx at (2 oh, 2 ow)."""
+    """Write dx. Grid as in ``pool_kernel``; pixel (oh, ow) handles the 2x2 patch of dx at (2 oh, 2 ow)."""
     pixel, image, oh, ow, channel = _pixels(OH, OW, C, BLOCK, BLOCK_C)
     inside = (pixel < N * OH * OW)[:, None] & (channel < C)[None, :]
     a = tl.load(coefficients_ptr + channel, mask=channel < C, other=0.0)[None, :]

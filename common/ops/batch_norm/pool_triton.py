@@ -1,4 +1,4 @@
-"""``max_pool(relu(BN(x)), 3, stride 2, padding 1)`` through :mod:`common.ops.batch_norm.pool_kernels`.
+"""``max_pool(relu(BN(x)), 3, stride 2, padding 1)`` with :mod:`common.ops.batch_norm.pool_kernels`.
 
 Shapes: N images, H x W input, OH x OW output, C channels; all channels_last.
 """
@@ -21,11 +21,11 @@ TILES: dict[str, Tile] = {
     "pool": Tile(pixels=16, channels=64, warps=8),
     "pool_gradient": Tile(pixels=16, channels=64, warps=8),
 }
-"""Pass to its tile, measured at (400, 64, 112, 112) on an H200. ``pixels``: pixels of the pooled map in a program."""
+"""Tiles by pass, measured at (400, 64, 112, 112) on an H200. ``pixels``: pixels of the pooled map per program."""
 
 
 def _cut(name: str, x_NCHW: Tensor, height: int, width: int) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and sizes of a launch; ``height`` and ``width`` are those of the pooled map."""
+    """Return the grid and the size arguments of a launch; ``height`` and ``width`` are those of the pooled map."""
     tile = TILES[name]
     images, channels, in_height, in_width = x_NCHW.shape
     block_c = min(triton.next_power_of_2(channels), tile.channels)
@@ -37,7 +37,7 @@ def _cut(name: str, x_NCHW: Tensor, height: int, width: int) -> tuple[tuple[int]
 
 
 def pool(x_NCHW: Tensor, statistics_5C: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pooled map, the x behind each maximum (both in the dtype of ``x_NCHW``), and its place in the window (int8)."""
+    """Return the pooled map, the x of each maximum (both dtype of ``x_NCHW``), and its index in the window (int8)."""
     images, channels, height, width = x_NCHW.shape
     shape = (images, channels, (height + 1) // 2, (width + 1) // 2)
     y_NCHW = torch.empty(shape, dtype=x_NCHW.dtype, device=x_NCHW.device, memory_format=torch.channels_last)
@@ -48,7 +48,7 @@ def pool(x_NCHW: Tensor, statistics_5C: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def pool_gradient(dy_NCHW: Tensor, place_NCHW: Tensor, x_NCHW: Tensor, coefficients_3C: Tensor) -> Tensor:
-    """Gradient of ``x_NCHW`` from that of the pooled map."""
+    """Return the gradient of ``x_NCHW``, given that of the pooled map."""
     dx_NCHW = torch.empty_like(x_NCHW)
     grid, arguments = _cut("pool_gradient", x_NCHW, *dy_NCHW.shape[2:])
     kernels.pool_gradient_kernel[grid](dy_NCHW, place_NCHW, x_NCHW, coefficients_3C, dx_NCHW, **arguments)

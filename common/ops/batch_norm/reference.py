@@ -17,11 +17,11 @@ class Norm(NamedTuple):
     """Parameters and running statistics of one batch norm.
 
     Attributes:
-        weight, bias: (C,), scale and shift after normalising.
-        running_mean, running_var: (C,), updated in place: ``r <- (1 - momentum) r + momentum s`` with the unbiased
-            variance, as PyTorch does.
+        weight, bias: (C,), scale and shift of the normalised input.
+        running_mean, running_var: (C,), updated in place as in PyTorch: ``r <- (1 - momentum) r + momentum s`` with the
+            unbiased variance.
         momentum: weight of the new statistics (1 minus the decay of other frameworks).
-        eps: added to the variance.
+        eps: number that is added to the variance.
     """
 
     weight: Tensor
@@ -68,15 +68,13 @@ def batch_norm_reference(
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
 ) -> Tensor:
-    """Batch norm with batch statistics, then ReLU if ``relu``.
+    """Normalise with the statistics of the batch, then apply ReLU if ``relu``.
 
     Args:
-        x_NCHW: input.
         norm: parameters; its running statistics are updated.
-        relu: whether ReLU follows.
         group: ranks that share statistics; None for this rank alone.
-        moments: sums of x and of its square over N, H, W, fp32 (2, 1, C), if the convolution left them (see
-            :mod:`common.ops.convolution`); the reference takes its own.
+        moments: sums of x and of its square over N, H, W, fp32 (2, 1, C), if the convolution has computed them (see
+            :mod:`common.ops.convolution`). The reference ignores them.
 
     Returns:
         Tensor of the shape and dtype of ``x_NCHW``.
@@ -95,11 +93,14 @@ def batch_norm_add_relu_reference(
     moments: Tensor | None = None,
     residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The end of a residual block: ``relu(BN(x) + residual)``, the residual itself normalised where a
-    ``residual_norm`` is given. ``moments`` and ``residual_moments`` as in :func:`batch_norm_reference`.
+    """Return ``relu(BN(x) + residual)``, the end of a residual block.
+
+    Args:
+        residual_norm: batch norm of the residual, or None to add the residual unchanged.
+        group, moments, residual_moments: see :func:`batch_norm_reference`.
 
     Returns:
-        The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Neither may be changed in place.
+        The same values twice, shape and dtype of ``x_NCHW``: one for each consumer. Do not change them in place.
     """
     if residual_norm is not None:
         residual_NCHW = _normalise(residual_NCHW, residual_norm, group)
@@ -108,7 +109,7 @@ def batch_norm_add_relu_reference(
 
 
 def batch_norm_relu_max_pool_reference(x_NCHW: Tensor, norm: Norm, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """``max_pool(relu(BN(x)), kernel 3, stride 2, padding 1)``.
+    """Return ``max_pool(relu(BN(x)), kernel 3, stride 2, padding 1)``.
 
     Returns:
         (N, C, (H + 1) // 2, (W + 1) // 2), dtype of ``x_NCHW``.
@@ -124,13 +125,12 @@ def batch_norm_evaluate_reference(
     residual_NCHW: Tensor | None = None,
     residual_norm: Norm | None = None,
 ) -> Tensor:
-    """Batch norm with the running statistics, plus the residual, then ReLU if ``relu``.
+    """Normalise with the running statistics, add the residual, then apply ReLU if ``relu``.
 
     Args:
-        x_NCHW: input.
-        norm: parameters and statistics; nothing is updated.
-        relu: whether ReLU follows.
-        residual_NCHW: added before the ReLU; normalised itself where ``residual_norm`` is given.
+        norm: parameters and statistics, which are not updated.
+        residual_NCHW: tensor to add before ReLU, or None.
+        residual_norm: batch norm of the residual, or None to add the residual unchanged.
 
     Returns:
         Tensor of the shape and dtype of ``x_NCHW``.

@@ -1,6 +1,6 @@
-"""Batch norm through the Triton kernels of :mod:`common.ops.batch_norm.kernels`: launches and autograd functions.
+"""Batch norm with the Triton kernels of :mod:`common.ops.batch_norm.kernels`: launches and autograd functions.
 
-Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured.
+Everything is enqueued on the current stream and nothing waits for the device, so it can be captured in a CUDA graph.
 Activations are channels_last; others are copied into that format first. Shapes: M = N * H * W rows, C channels.
 """
 
@@ -30,14 +30,19 @@ TILES: dict[str, Tile] = {
     "input_gradient": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
     "input_gradient_dual": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
 }
-"""Pass to its tile, from a sweep over the layers of ResNet-50 at batch 400 on an H200."""
+"""Tiles by pass, from a sweep over the layers of ResNet-50 at batch 400 on an H200."""
 
 _FINALISE_COLUMNS = 16
 _FINALISE_CHUNK = 512
 
 
 class Cut(NamedTuple):
-    """A launch of one pass: grid, arguments that every pass takes after its own, and programs that share columns."""
+    """The launch of one pass.
+
+    Attributes:
+        arguments: keyword arguments that all passes have.
+        programs: number of programs that share a block of columns.
+    """
 
     grid: tuple[int]
     arguments: dict[str, Any]
@@ -45,14 +50,7 @@ class Cut(NamedTuple):
 
 
 def cut(tile: Tile, rows: int, channels: int, device: torch.device, reverse: bool) -> Cut:
-    """Cut a (rows, channels) matrix into tiles for one pass.
-
-    Args:
-        tile: from ``TILES``.
-        rows, channels: the matrix.
-        device: where it runs.
-        reverse: walk from the last tile to the first.
-    """
+    """Divide a (rows, channels) matrix into tiles for one pass; ``reverse`` starts with the last tile."""
     block_c = min(triton.next_power_of_2(channels), tile.columns)
     block_m = max(tile.elements // block_c, 1)
     column_blocks = triton.cdiv(channels, block_c)
@@ -82,7 +80,7 @@ def _channels_last(x_NCHW: Tensor) -> Tensor:
 
 
 def partial_moments(x_NCHW: Tensor) -> Tensor:
-    """Partial sums of x - pivot and of its square, fp32 (2, programs, C); the pivot is x of the first row."""
+    """Return partial sums of x - pivot and of its square, fp32 (2, programs, C). The pivot is the first row of x."""
     rows, channels = _rows(x_NCHW), x_NCHW.shape[1]
     pass_ = cut(TILES["moments"], rows, channels, x_NCHW.device, reverse=True)
     partial = x_NCHW.new_empty((2, pass_.programs, channels), dtype=torch.float32)
@@ -93,13 +91,11 @@ def partial_moments(x_NCHW: Tensor) -> Tensor:
 def statistics(
     x_NCHW: Tensor, norm: Norm, group: dist.ProcessGroup | None, moments_21C: Tensor | None = None
 ) -> Tensor:
-    """Statistics of a channels_last ``x_NCHW``; moves the running ones of ``norm``.
+    """Return the statistics of a channels_last ``x_NCHW`` and update the running ones of ``norm``.
 
     Args:
-        x_NCHW: the batch.
-        norm: its batch norm.
-        group: ranks that share statistics.
-        moments_21C: sums of x and of its square over the batch, fp32 (2, 1, C), if whatever made x left them.
+        group: ranks that share statistics; None for this rank alone.
+        moments_21C: sums of x and of its square over N, H, W, fp32 (2, 1, C), if a convolution has computed them.
 
     Returns:
         (5, C) fp32, as :mod:`common.ops.batch_norm.kernels` describes them.
@@ -132,10 +128,10 @@ def normalise(
     residual_NCHW: Tensor | None = None,
     residual_statistics_5C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``x * scale + shift``, with the residual added and ReLU applied where asked for.
+    """Return ``x * scale + shift``, plus the residual if there is one, then ReLU if ``relu``.
 
     Returns:
-        The result, and with a residual where it is positive: uint8 (M, C / 8), one bit for each channel.
+        The result, and with a residual a mask of positive results: uint8 (M, C / 8), one bit per channel.
     """
     rows, channels = _rows(x_NCHW), x_NCHW.shape[1]
     name = "normalise" + _suffix(residual_NCHW is not None, residual_statistics_5C is not None)
@@ -159,18 +155,16 @@ def gradient_sums(
     residual_NCHW: Tensor | None = None,
     residual_statistics_5C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The sums that the gradients need.
+    """Compute the sums of the batch norm gradient.
 
     Args:
         dy_NCHW, other_dy_NCHW: gradients from the two consumers of the result; the second may be None.
-        x_NCHW: input of the batch norm.
-        statistics_5C: its statistics.
-        relu: whether ReLU followed.
-        bits: where the result was positive, if there was a residual.
-        residual_NCHW, residual_statistics_5C: the residual, if it was normalised too.
+        relu: whether forward applied ReLU.
+        bits: mask of positive results of :func:`normalise`; None without a residual.
+        residual_NCHW, residual_statistics_5C: the residual and its statistics, if it has a batch norm.
 
     Returns:
-        Partial sums, fp32 (2 or 3, programs, C), and with a residual its gradient dz, the masked sum of both gradients.
+        Partial sums, fp32 (2 or 3, programs, C), and with a residual dz, the sum of both gradients masked by ReLU.
     """
     rows, channels = _rows(x_NCHW), x_NCHW.shape[1]
     name = "gradient_sums" + _suffix(bits is not None, residual_NCHW is not None)
@@ -188,15 +182,14 @@ def gradient_sums(
 def coefficients(
     total: Tensor, product: Tensor, statistics_5C: Tensor, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Finish the sums.
+    """Add the partial sums of the batch norm gradient.
 
     Args:
-        total, product: (programs, C) fp32, partial sums of dz and of dz * (x - mean).
-        statistics_5C: statistics of x.
-        group: ranks that share statistics.
+        total, product: partial sums of dz and of dz * (x - mean), fp32 (programs, C).
+        group: ranks that share statistics; None for this rank alone.
 
     Returns:
-        This rank's gradients of bias and weight, fp32 (2, C), and the (3, C) coefficients of dx.
+        Gradients of bias and weight on this rank, fp32 (2, C), and the (3, C) coefficients of dx.
     """
     programs, channels = total.shape
     gradients, result = total.new_empty((2, channels)), total.new_empty((3, channels))
@@ -221,10 +214,10 @@ def input_gradient(
     residual_NCHW: Tensor | None = None,
     residual_coefficients_3C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``a * dz + b * x + c``, dz first masked by the sign of the normalised x if ``relu``.
+    """Compute dx = ``a * dz + b * x + c``; with ``relu`` dz is first masked by the sign of the normalised x.
 
     Returns:
-        dx, and the gradient of the residual before its own batch norm where it had one.
+        dx, and the gradient of the input of the batch norm of the residual, if it has one.
     """
     rows, channels = _rows(x_NCHW), x_NCHW.shape[1]
     name = "input_gradient" + ("" if residual_NCHW is None else "_dual")
@@ -239,7 +232,7 @@ def input_gradient(
 
 
 def _finalise(programs: int) -> dict[str, int]:
-    """Sizes of a kernel that adds the partial sums of ``programs`` programs."""
+    """Return the size arguments of a kernel that adds the partial sums of ``programs`` programs."""
     chunk = min(max(triton.next_power_of_2(programs), 2), _FINALISE_CHUNK)
     return {"CHUNK": chunk, "BLOCK_C": _FINALISE_COLUMNS, "num_warps": 8 if chunk >= 128 else 2}
 
@@ -325,7 +318,7 @@ def batch_norm(
     group: dist.ProcessGroup | None = None,
     moments: Tensor | None = None,
 ) -> Tensor:
-    """Batch norm, then ReLU if ``relu``; see :func:`common.ops.batch_norm.reference.batch_norm_reference`."""
+    """See :func:`common.ops.batch_norm.reference.batch_norm_reference`."""
     result: Tensor = _BatchNorm.apply(x_NCHW, norm.weight, norm.bias, norm, relu, group, moments)
     return result
 
@@ -340,7 +333,7 @@ def batch_norm_add_relu(
     moments: Tensor | None = None,
     residual_moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The end of a residual block; see :func:`common.ops.batch_norm.reference.batch_norm_add_relu_reference`."""
+    """See :func:`common.ops.batch_norm.reference.batch_norm_add_relu_reference`."""
     weight, bias = (None, None) if residual_norm is None else (residual_norm.weight, residual_norm.bias)
     result: tuple[Tensor, Tensor] = _BatchNormAddReLU.apply(
         x_NCHW, norm.weight, norm.bias, norm, residual_NCHW, weight, bias, residual_norm, group, moments,
@@ -350,7 +343,7 @@ def batch_norm_add_relu(
 
 
 def _running_map(norm: Norm) -> Tensor:
-    """Scale and shift of the running statistics, fp32 (2, C): the first two rows of :func:`statistics`."""
+    """Return scale and shift of the running statistics, fp32 (2, C), in the layout of :func:`statistics`."""
     scale_C = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     return torch.stack((scale_C, norm.bias - norm.running_mean * scale_C))
 
@@ -363,7 +356,10 @@ def batch_norm_evaluate(
     residual_NCHW: Tensor | None = None,
     residual_norm: Norm | None = None,
 ) -> Tensor:
-    """See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`, which serves autograd."""
+    """See :func:`common.ops.batch_norm.reference.batch_norm_evaluate_reference`.
+
+    The kernels have no backward pass: if gradients are enabled, the reference runs.
+    """
     if torch.is_grad_enabled():
         return batch_norm_evaluate_reference(
             x_NCHW, norm, relu=relu, residual_NCHW=residual_NCHW, residual_norm=residual_norm

@@ -27,7 +27,7 @@ from common.ops.operation import REFERENCE, Operation
 EVERY = "all"
 WORKER = "common.ops.bench.worker"
 COMPILERS = 12
-"""Most processes that compile at once. Each holds the tensors of one case; the largest take some 10 GB."""
+"""Largest number of processes that compile at once. Each holds the tensors of one case, up to about 10 GB."""
 
 
 class Task(NamedTuple):
@@ -49,8 +49,8 @@ def operations_of(config_module: str, words: Sequence[str]) -> dict[str, Operati
 
     Args:
         config_module: module of a workload's configuration, which defines ``OPERATIONS``.
-        words: parts of the operations' names, or ``all`` for every operation of the suite; empty for the operations
-            that the workload uses.
+        words: parts of the names of operations or packages, or ``all`` for every operation of the suite; empty for the
+            operations that the workload uses.
 
     Raises:
         ConfigError: a word is part of no name.
@@ -62,7 +62,9 @@ def operations_of(config_module: str, words: Sequence[str]) -> dict[str, Operati
         return {name: each for name, each in known.items() if name.startswith(own) or each in used}
     found = {}
     for word in words:
-        matching = {package: each for package, each in known.items() if word == EVERY or word in package}
+        matching = {
+            package: each for package, each in known.items() if word == EVERY or word in package or word in each.name
+        }
         if not matching:
             raise ConfigError(f"bench.operations: no operation with cases has {word!r} in its name")
         found.update(matching)
@@ -120,8 +122,9 @@ def time_operations(
 
 
 def _fill_caches(tasks: Sequence[str]) -> None:
-    """Run each task once, in several processes. Failures are ignored here: the timed runs report them."""
-    processes = min(COMPILERS, os.cpu_count() or 1, len(tasks))
+    """Run each task that compiles something, in several processes. The timed runs report failures, not these."""
+    tasks = [task for task in tasks if Task(*json.loads(task)).implementation != REFERENCE]
+    processes = min(COMPILERS, os.cpu_count() or 1, len(tasks)) or 1
 
     def run(shard: int) -> None:
         for _ in supervise(WORKER, ["--compile"], list(tasks[shard::processes]), say=lambda text: None):
@@ -143,7 +146,7 @@ def line(measured: Measured, bandwidth: float, peak: float | None) -> str:
         f"{measured.operation:24s} {measured.case:28s} {measured.direction:16s} {measured.implementation:16s}"
         f" {measured.ms:9.4f} ms {measured.bytes * 1e-6:8.1f} MB"
     )
-    if measured.ms <= 0:  # a difference of two times that are equal but for noise
+    if measured.ms <= 0:  # the difference of two times that differ only by noise
         return text
     seconds = measured.ms * 1e-3
     text += f" {measured.bytes / seconds / bandwidth:5.0%} of a copy"

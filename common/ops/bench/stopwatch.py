@@ -1,4 +1,4 @@
-"""Time of captured work on a GPU, and the bandwidth of a copy to compare it with."""
+"""Measure the time of work in a CUDA graph, and the bandwidth of a copy for comparison."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 COPY_BYTES = 4 * 1024**3
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
-"""Dense bf16/fp16 matrix FLOP/s of a GPU, by a part of its name (vendor's data sheets)."""
+"""Peak FLOP/s of dense bf16/fp16 matrix products from data sheets, by a part of the name of the GPU."""
 
 
 def peak_flops(gpu: str) -> float | None:
-    """Of a GPU with this name; None where it is not known."""
+    """Return the peak FLOP/s of the GPU with this name, or None if unknown; see :data:`PEAK_FLOPS`."""
     return next((flops for part, flops in PEAK_FLOPS.items() if part in gpu), None)
 
 
 def time_graph(launches: Callable[[], int]) -> float:
-    """Median milliseconds per launch of a captured series; ``launches`` enqueues it and returns how many it holds."""
+    """Return the median milliseconds per launch in a CUDA graph of ``launches``, which returns their number."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -31,14 +31,14 @@ def time_graph(launches: Callable[[], int]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read plus written per second by a large device-to-device copy."""
+    """Return the bytes per second, read plus written, of a large device-to-device copy."""
     source = torch.empty(COPY_BYTES // 2, dtype=torch.float16, device="cuda").normal_()
     target = torch.empty_like(source)
     return 2 * COPY_BYTES / (median_ms(lambda: target.copy_(source), 8) * 1e-3)
 
 
 def median_ms(run: Callable[[], object], times: int) -> float:
-    """Median milliseconds of ``run`` on the current stream; waits for the device."""
+    """Return the median milliseconds of ``times`` calls of ``run`` on the current stream. Waits for the device."""
     events = []
     for _ in range(times):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""Measurements in a process of their own, and another one behind one that failed, hung or crashed."""
+"""Run measurements in a worker process. If it fails, hangs or crashes, a new process continues with the next task."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 from common.errors import SuiteError
 
 SILENCE_S = 300
-"""Seconds after which a process that prints nothing is ended."""
+"""Seconds without output after which the worker process is killed."""
 
 RESULT = "result "
-"""Begins the lines that :func:`supervise` hands back instead of printing them."""
+"""Prefix of lines that :func:`supervise` yields instead of printing them."""
 
 BUSY = "busy "
-"""Begins the lines that say only that the process goes on; nobody sees them."""
+"""Prefix of lines that only show that the worker makes progress. They are not printed."""
 
 _BEGIN = "begin "
 _FAILURES = (RuntimeError, ImportError, AttributeError, TypeError, ValueError, AssertionError, SuiteError)
 
 
 def failures() -> tuple[type[BaseException], ...]:
-    """What a case may raise without ending the others: ours, PyTorch's, and the compiler's where there is one."""
+    """Return the exceptions that count as a failed task: ours, those of PyTorch, and those of Triton if installed."""
     try:
         from triton.errors import TritonError
     except ImportError:
@@ -35,7 +35,7 @@ def failures() -> tuple[type[BaseException], ...]:
 
 
 def work(tasks: list[str], run: Callable[[str], None]) -> None:
-    """Run tasks one after the other up to the first that fails, which may leave the device in any state."""
+    """Run tasks in order and stop after the first failure, which may leave the device in any state."""
     for task in tasks:
         print(f"{_BEGIN}{task}", flush=True)
         try:
@@ -50,16 +50,16 @@ def work(tasks: list[str], run: Callable[[str], None]) -> None:
 def supervise(
     module: str, arguments: list[str], tasks: list[str], say: Callable[[str], object] | None = None
 ) -> Iterator[str]:
-    """Run tasks in a worker process. If a task ends it, start another one for the tasks behind it.
+    """Run tasks in a worker process. If a task ends the process, start another one for the remaining tasks.
 
     Args:
         module: module whose command line ``python -m module arguments --worker tasks`` calls :func:`work`.
         arguments: arguments of that command line.
         tasks: names without line breaks.
-        say: function that prints the worker's lines; by default ``print`` with a flush.
+        say: function that prints a line; by default ``print`` with a flush.
 
     Yields:
-        The rest of each line that begins with ``RESULT``. All other lines but those of ``BUSY`` are printed.
+        The rest of each line that begins with ``RESULT``. Lines that begin with ``BUSY`` are dropped, others printed.
     """
     if say is None:
         say = functools.partial(print, flush=True)
@@ -83,7 +83,7 @@ def supervise(
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    """Output of a process, which is killed when it is silent for too long."""
+    """Yield the output lines of a process. Kill the process if it prints nothing for ``SILENCE_S`` seconds."""
     assert process.stdout is not None
     while True:
         watch = threading.Timer(SILENCE_S, process.kill)

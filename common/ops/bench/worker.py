@@ -51,7 +51,7 @@ def function_of(operation: Operation, name: str) -> Any:
     """Return an implementation or the compiled reference: a function or a named tuple of functions."""
     if name != COMPILED:
         return operation.function(name)
-    torch._dynamo.reset()  # it stops to compile a function at the ninth set of shapes
+    torch._dynamo.reset()  # it compiles a function for at most eight sets of shapes
     reference = operation.reference
     if not isinstance(reference, tuple):
         return torch.compile(reference, dynamic=False)

@@ -2,11 +2,11 @@
 
 ``0.5 z (1 + tanh(sqrt(2 / pi) (z + 0.044715 z^3)))`` with z = x + bias: Hendrycks, Gimpel, arXiv:1606.08415, section 2.
 
-Between two products in FP8 the result and the gradient are written in FP8 at once, rounded from the arithmetic's own
-precision with delayed scales (:mod:`common.ops.fp8_cast`).
+Between two FP8 matrix products the kernels write the result and the gradient in FP8, rounded once from the fp32
+arithmetic, with delayed scales (:mod:`common.ops.fp8_cast`).
 
-There is one function with autograd, and a pair without, for a caller that writes the backward pass: it keeps ``saved``,
-the product itself, or z in e4m3, of which backward then takes its values.
+There is a function with autograd, and a pair of functions for callers with a hand-written backward pass. These keep
+``saved`` for backward: x itself, or z in e4m3.
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ BIAS_GELU_PASSES = Operation(
     },
     cases="common.ops.bias_gelu.cases:SEPARATE",
 )
-"""Functions: :class:`BiasGelu`."""
+"""Functions: those of :class:`BiasGelu`."""

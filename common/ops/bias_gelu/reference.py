@@ -25,12 +25,12 @@ from common.ops.triton_support import widen
 
 
 class Activated(NamedTuple):
-    """What forward gives.
+    """Results of the forward pass; either ``y`` or ``y8`` is None.
 
     Attributes:
-        y: (T, F), dtype of the product; None where FP8 was asked for.
-        y8: (T, F), e4m3; None where it was not asked for.
-        saved: (T, F), what backward takes: the product, or its sum with the bias in e4m3.
+        y: (T, F), dtype of x.
+        y8: (T, F), e4m3.
+        saved: (T, F), input of the backward pass: x, or x + bias in e4m3.
     """
 
     y: Tensor | None
@@ -39,12 +39,12 @@ class Activated(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What backward gives.
+    """Results of the backward pass; either ``dx`` or ``dx8`` is None.
 
     Attributes:
-        dx: (T, F), dtype of the result's gradient; None where FP8 was asked for.
-        dx8: (T, F), e5m2; None where it was not asked for.
-        bias: (F,), the sums of dx over tokens, fp32, or fp64 of fp64.
+        dx: (T, F), dtype of dy.
+        dx8: (T, F), e5m2.
+        bias: (F,), sum of dx over tokens, fp32, or fp64 for fp64 inputs.
     """
 
     dx: Tensor | None
@@ -62,16 +62,15 @@ class BiasGelu(NamedTuple):
 def bias_gelu_reference(
     x_TF: Tensor, bias_F: Tensor, *, fp8: Scaling | None = None, handover: Handover | None = None
 ) -> Tensor | Fp8Tensor:
-    """Reference implementation.
+    """Return ``gelu(x + bias)`` with autograd.
 
     Args:
-        x_TF: the product, without its bias.
-        bias_F: the bias.
-        fp8: scale of the result in e4m3, which then takes the place of the one in 16 bits.
-        handover: of the gradient of ``x_TF``, if that is wanted in e5m2.
+        x_TF: result of a matrix product without bias.
+        fp8: scale of a result in e4m3; None for a result in the dtype of ``x_TF``.
+        handover: receives the gradient of ``x_TF`` in e5m2 if it has a scale.
 
     Returns:
-        (T, F), dtype of ``x_TF``, or in FP8.
+        (T, F), dtype of ``x_TF``, or e4m3.
     """
     y_TF = F.gelu(widened(x_TF, handover) + widen(bias_F), approximate="tanh")
     if fp8 is None:
@@ -88,14 +87,14 @@ def forward_reference(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """Reference implementation.
+    """Compute ``gelu(x + bias)``.
 
     Args:
-        x_TF: the product; contiguous.
-        bias_F: its bias; None where there is none, or where the product has added it.
-        fp8: scale of the result in e4m3, which then takes the place of y.
-        save_fp8: scale of the product with its bias in e4m3, if that is what is to be saved.
-        frozen_scales: leave the scales as they are.
+        x_TF: result of a matrix product; contiguous.
+        bias_F: bias; None if there is none, or if the matrix product has added it.
+        fp8: scale of a result in e4m3; None for a result in the dtype of ``x_TF``.
+        save_fp8: scale of x + bias in e4m3 to save for backward; None to save ``x_TF``.
+        frozen_scales: do not update the scales.
     """
     dtype = x_TF.dtype
     z_TF = _sum(x_TF, bias_F)
@@ -114,19 +113,19 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Gradients:
-    """Reference implementation.
+    """Compute the gradients of x and of the bias.
 
     Args:
         dy_TF: gradient of the result; contiguous.
-        saved: of :class:`Activated`.
-        bias_F: as forward had it; what is saved in FP8 has it already.
-        fp8: scale of the gradient in e5m2, if that is wanted.
-        frozen_scales: leave the scale as it is.
+        saved: attribute of :class:`Activated`.
+        bias_F: bias of forward; ignored if ``saved`` is in FP8, because it includes the bias.
+        fp8: scale of a gradient in e5m2; None for the dtype of ``dy_TF``.
+        frozen_scales: do not update the scale.
     """
     dy_wide_TF = widen(dy_TF)
     z_TF = widen_fp8(saved).to(dy_wide_TF.dtype) if isinstance(saved, Fp8Tensor) else _sum(saved, bias_F)
     twice = 2 * math.sqrt(2 / math.pi)
-    # (1 + tanh u) / 2 is sigmoid(2 u), which has its digits where tanh is almost -1
+    # (1 + tanh u) / 2 is sigmoid(2 u), which is precise also where tanh is almost -1
     gate_TF = torch.sigmoid(twice * (z_TF + 0.044715 * z_TF**3))
     dx_TF = dy_wide_TF * gate_TF * (1 + z_TF * (1 - gate_TF) * twice * (1 + 3 * 0.044715 * z_TF**2))
     if fp8 is None:

@@ -1,4 +1,4 @@
-"""Tanh GELU after a bias through the Triton kernels of :mod:`common.ops.bias_gelu.kernels`.
+"""Tanh GELU after a bias with the Triton kernels of :mod:`common.ops.bias_gelu.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, F features.
 """
@@ -25,7 +25,7 @@ TILES: dict[str, Tile] = {
     "backward to fp8": Tile(rows=16, columns=256, warps=8, programs=4, stages=3),
     "save": Tile(rows=8, columns=512, warps=8, programs=2, stages=3),
 }
-"""Pass to its tile; ``save`` is forward where it leaves FP8 for backward."""
+"""Tiles by pass; ``save`` is the forward pass that also saves FP8 for backward."""
 
 
 def _launch(*arguments: Any, **options: Any) -> Any:
@@ -58,7 +58,7 @@ def backward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Gradients:
-    """See :func:`common.ops.bias_gelu.reference.backward_reference`. Two launches, no atomics but for the scale."""
+    """See :func:`common.ops.bias_gelu.reference.backward_reference`. Two launches; only the scale uses atomics."""
     dx_TF, dx8, partial = _backward(dy_TF, saved, bias_F, fp8, frozen_scales)
     return Gradients(dx_TF, dx8, column_sums(partial, torch.float32))
 
@@ -66,7 +66,7 @@ def backward(
 def _backward(
     dy_TF: Tensor, saved: Tensor | Fp8Tensor, bias_F: Tensor | None, fp8: Scaling | None, frozen_scales: bool
 ) -> tuple[Tensor | None, Fp8Tensor | None, Tensor]:
-    """Gradient of x (T, F) in one form, and partial sums of it over tokens, fp32 (programs, F)."""
+    """Return the gradient of x (T, F), in its dtype or in FP8, and partial sums over tokens, fp32 (programs, F)."""
     if isinstance(saved, Fp8Tensor):
         data, inverse, bias_F = saved.data, saved.scale_inverse, None
     else:

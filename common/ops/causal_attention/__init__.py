@@ -1,15 +1,14 @@
-"""Dense causal attention of grouped queries: ``softmax(scale q k^T + mask) v``, without dropout and without packing.
+"""Dense causal attention with grouped queries: ``softmax(scale q k^T + mask) v``, without dropout and packing.
 
-K heads of keys and values serve H heads of queries, H / K neighbours each (Ainslie et al., arXiv:2305.13245). There may
-be more keys than queries: the queries are then the last of the keys' positions, so query i of Sq sees keys
-0 ... Sk - Sq + i, as a part of a row does whose earlier keys are gathered from other ranks. The pair of functions works
-without autograd: the caller keeps :class:`Saved`, whose q, k and v it may drop and compute again. These may be views of
-one product, (B, S, H, 3, D) or another order, whose last dimension alone is dense: Transformer Engine is the one that
-copies them.
+Each of K key and value heads serves H / K neighbouring query heads (Ainslie et al., arXiv:2305.13245). There may be
+more keys than queries, for example if a rank has a part of a row and gathers the earlier keys from other ranks. The
+queries are then at the last positions: query i of Sq sees keys 0 ... Sk - Sq + i. The functions work without autograd:
+the caller keeps :class:`Saved`, and may drop its q, k and v and recompute them. These may be views of one tensor such
+as (B, S, H, 3, D), as long as their last dimension is contiguous; only Transformer Engine copies them.
 
-The libraries are called by the name of their operator, so that none silently takes the place of another. Those in
-PyTorch know the mask of a square only: what comes before is attended to without one, and the parts merge by
-log-sum-exp.
+Each implementation calls the operator of its library by name, so PyTorch cannot choose another. The operators in
+PyTorch support a causal mask only for Sq = Sk: for more keys, :mod:`common.ops.causal_attention.parts` merges two
+calls.
 """
 
 from __future__ import annotations
@@ -39,4 +38,4 @@ CAUSAL_ATTENTION = Operation(
     kernel_names=(("attention", r"cudnn.*(sdpa|fmha|flash)|(flash|pytorch_flash).*(fwd|bwd)|sdpa_sm"),),
     cases="common.ops.causal_attention.cases",
 )
-"""Functions: :class:`CausalAttention`. A request says ``head_size``."""
+"""Functions: those of :class:`CausalAttention`. Size of a request: ``head_size``."""

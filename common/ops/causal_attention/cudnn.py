@@ -1,7 +1,7 @@
-"""cuDNN's fused attention through PyTorch's operators of that name.
+"""cuDNN's fused attention through PyTorch's operators.
 
-It takes grouped queries as they are: K heads of keys beside H of queries, whose gradients come back in K heads. Its
-operators see (B, H, S, D), here views of memory in the order (B, S, H, D), which results keep.
+It supports grouped queries: keys, values and their gradients have K heads. The operators take (B, H, S, D), here as
+transposed views of (B, S, H, D); results have the same memory order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def forward(
     o, lse, *_, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, _NO_DROPOUT, causal, False, scale=scale
     )
-    # some versions of PyTorch have a last dimension of 1, and want it back
+    # in some versions of PyTorch lse has a last dimension of 1, which backward expects
     return o.transpose(1, 2), lse.view(q.shape[:3]), (seed, offset, lse.shape)
 
 

@@ -1,8 +1,8 @@
-"""cuDNN's fused attention as graphs of our own (``nvidia-cudnn-frontend``), which see keys before the queries.
+"""cuDNN's fused attention through graphs that we build (``nvidia-cudnn-frontend``), for any number of earlier keys.
 
-PyTorch's operators of the same kernels know the mask of a square only. A graph is built at the first use of its shapes
-and strides; that waits for the device and must come before a capture. cuDNN sees (B, H, S, D), here views of memory in
-the order (B, S, H, D).
+PyTorch's operators run the same kernels but support a causal mask only for Sq = Sk. A graph is built at the first use
+of its shapes and strides. This waits for the device, so it must happen before the capture of a CUDA graph. cuDNN takes
+(B, H, S, D), here as transposed views of (B, S, H, D).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from common.ops.libraries import cudnn_handle
 
 
 class Layout(NamedTuple):
-    """Shape and strides of a (B, S, H, D) tensor as cuDNN sees it."""
+    """Shape and strides of a (B, S, H, D) tensor, in cuDNN's order (B, H, S, D)."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 class Key(NamedTuple):
-    """What a graph is built for.
+    """Everything that a graph depends on, as a cache key.
 
     Attributes:
-        q, k, v: layouts; everything else but their gradients is contiguous as (B, S, H, D).
-        causal: otherwise every query sees every key.
-        deterministic: of backward.
+        q, k, v: layouts of the inputs. Other tensors are contiguous as (B, S, H, D), except gradients of q, k and v.
+        causal: whether the mask is causal; otherwise every query sees every key.
+        deterministic: whether the backward pass is deterministic.
     """
 
     device: torch.device
@@ -48,9 +48,9 @@ class Graph(NamedTuple):
     """A built graph.
 
     Attributes:
-        graph: cuDNN's.
+        graph: graph of cuDNN.
         operands: inputs, then outputs.
-        workspace: bytes.
+        workspace: size of the workspace in bytes.
     """
 
     graph: Any
@@ -58,7 +58,7 @@ class Graph(NamedTuple):
     workspace: int
 
     def run(self, *tensors: Tensor) -> None:
-        """Enqueue it; ``tensors`` are those of ``operands``."""
+        """Enqueue the graph with ``tensors`` in the order of ``operands``."""
         device = tensors[0].device
         workspace = torch.empty(max(self.workspace, 1), dtype=torch.uint8, device=device)
         pointers = {operand: tensor.data_ptr() for operand, tensor in zip(self.operands, tensors, strict=True)}
@@ -102,19 +102,19 @@ def _layout(x_BSHD: Tensor) -> Layout:
 
 
 def _contiguous(like: Layout) -> Layout:
-    """The layout of a contiguous (B, S, H, D) tensor of the same shape."""
+    """Return the layout of a contiguous (B, S, H, D) tensor of the same shape."""
     _, heads, length, size = like.shape
     return Layout(like.shape, (length * heads * size, size, heads * size, 1))
 
 
 def _statistics(q: Layout) -> Layout:
-    """Of the log-sum-exp, one number a query."""
+    """Return the layout of the log-sum-exp, which has one number per query."""
     rows, heads, queries, _ = q.shape
     return Layout((rows, heads, queries, 1), (heads * queries, queries, 1, 1))
 
 
 class _Builder:
-    """An empty graph for ``key``, and how it is finished."""
+    """Builder of a graph for ``key``: declares inputs and outputs and compiles the graph."""
 
     def __init__(self, key: Key) -> None:
         import cudnn

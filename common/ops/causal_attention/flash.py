@@ -1,6 +1,6 @@
-"""FlashAttention 2 through PyTorch's operators of that name (Dao, arXiv:2307.08691).
+"""FlashAttention 2 through PyTorch's operators (Dao, arXiv:2307.08691).
 
-It takes grouped queries as they are: K heads of keys beside H of queries, whose gradients come back in K heads.
+It supports grouped queries: keys, values and their gradients have K heads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FlashAttention 4, kernels in CuTe's Python language for Hopper and Blackwell (``flash-attn-4``).
 
-It takes grouped queries as they are, and aligns its mask to the last key. Its functions without autograd have no public
-name, so that only one version is used: ``pyproject.toml`` and :mod:`common.ops.libraries` name it. The first use of a
-dtype, head size and mask compiles and waits: it must come before a capture.
+It supports grouped queries, and aligns its mask to the last key. Its functions without autograd are private, so we use
+exactly one version, which ``pyproject.toml`` and :mod:`common.ops.libraries` name. The first use of a dtype, head size
+and mask compiles kernels and waits for the device, so it must happen before the capture of a CUDA graph.
 """
 
 from __future__ import annotations

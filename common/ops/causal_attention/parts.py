@@ -1,9 +1,8 @@
-"""Attention of queries to more keys than there are queries, through libraries.
+"""Attention with more keys than queries, by calls of a library.
 
-Where a library knows the mask of a square only, the last Sq keys, those of the queries themselves, take it, and those
-before take none. Each part gives
-its context and its log-sum-exp, from which those of all keys follow. Backward of a part with the context and the
-log-sum-exp of all keys gives its share of the gradients: probabilities are ``exp(score - lse)``.
+If a library supports a causal mask only for Sq = Sk, it is called twice: for the last Sq keys with the mask, and for
+the earlier keys without. The contexts merge by their log-sum-exp. In backward, each call gets the context and the
+log-sum-exp of all keys and returns its part of the gradients, because probabilities are ``exp(score - lse)``.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ __all__ = ["Library", "Saved", "merge", "through"]
 
 
 class Forward(Protocol):
-    """Attention of (B, Sq, H, D) to (B, Sk, K, D), all keys or causally; K divides H."""
+    """Attention of queries (B, Sq, H, D) to keys (B, Sk, K, D), with or without a causal mask. K divides H."""
 
     def __call__(
         self, q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float, causal: bool
     ) -> tuple[Tensor, Tensor, Any]:
-        """Context (B, Sq, H, D), log-sum-exp (B, H, Sq) in natural units, and what backward wants back."""
+        """Return context (B, Sq, H, D), natural log-sum-exp (B, H, Sq), and the state that backward needs."""
 
 
 class Backward(Protocol):
-    """Gradients of q, k and v by the context's."""
+    """Gradients of q, k and v, given that of the context."""
 
     def __call__(self, do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """``saved`` has the keys and values of the part, and context and log-sum-exp of all keys."""
+        """Return the gradients for the keys in ``saved``, whose context and log-sum-exp may include more keys."""
 
 
 class BackwardInto(Protocol):
-    """Gradients of q, k and v by the context's, written where they belong."""
+    """Like :class:`Backward`, but writes the gradients into given tensors."""
 
     def __call__(self, do_BQHD: Tensor, saved: Saved, causal: bool, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
-        """``gradients`` have the shapes of q, k and v, any strides but 1 of the last dimension, and get them."""
+        """Write to ``gradients``: shapes of q, k and v, any strides, but 1 for the last dimension."""
 
 
 class Library(NamedTuple):
-    """A library's pair.
+    """The functions of a library.
 
     Attributes:
-        forward, backward: functions.
-        prefixes: its causal mask lets query i of Sq see keys 0 ... Sk - Sq + i; otherwise Sk is Sq where it is causal.
-        into: backward into memory that is given, where the library can.
+        prefixes: whether its causal mask lets query i of Sq see keys 0 ... Sk - Sq + i. Otherwise causal calls need
+            Sk = Sq.
+        into: backward function that writes into given tensors, or None if the library has none.
     """
 
     forward: Forward
@@ -59,18 +58,18 @@ class Library(NamedTuple):
 
 
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Context and log-sum-exp over several sets of keys.
+    """Merge the attention to several sets of keys.
 
     Args:
-        parts: of each set of keys, context (B, S, H, D) and log-sum-exp (B, H, S); -inf where a query sees none of
-            them, whose context then counts nothing unless it isn't finite.
+        parts: context (B, S, H, D) and log-sum-exp (B, H, S) of each set of keys. The log-sum-exp is -inf where a query
+            sees no key of the set; the context there must be finite and is ignored.
 
     Returns:
-        The same of all keys, in the dtype of the first part's.
+        Context and log-sum-exp for all keys, in the dtypes of the first part.
     """
     lses = torch.stack([widen(lse_BHS) for _, lse_BHS in parts])
     total_BHS = lses.logsumexp(0)
-    # where a query sees no key at all every share is 0, and not exp(-inf + inf)
+    # if a query sees no key at all, every share is 0 instead of exp(-inf + inf)
     shares = (lses - total_BHS.masked_fill(total_BHS == float("-inf"), 0.0)).exp()
     o_BSHD = sum(
         widen(o) * share.transpose(1, 2).unsqueeze(-1) for (o, _), share in zip(parts, shares.unbind(), strict=True)
@@ -80,10 +79,10 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def through(library: Library) -> CausalAttention:
-    """The functions of an implementation, by a library's."""
+    """Return the functions of an implementation that calls a library."""
 
     def keys_before(q_BQHD: Tensor, k_BSKD: Tensor) -> int:
-        """Those that the library's causal mask leaves out."""
+        """Return the number of earlier keys that need a second call without a mask."""
         return 0 if library.prefixes else k_BSKD.shape[1] - q_BQHD.shape[1]
 
     @torch.no_grad()

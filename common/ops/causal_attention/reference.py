@@ -1,7 +1,7 @@
 """The reference of :mod:`common.ops.causal_attention`, in chunks of queries.
 
-Shapes: B rows, Sq queries and Sk keys of each, H query heads, K key and value heads, D their size; G = H / K queries
-share a key. q (B, Sq, H, D) is ``q_BQHD``, k and v (B, Sk, K, D) ``k_BSKD``.
+Shapes: B rows, Sq queries and Sk keys per row, H query heads, K key and value heads, D head size; G = H / K query heads
+share a key head. ``q_BQHD`` is (B, Sq, H, D); ``k_BSKD`` and ``v_BSKD`` are (B, Sk, K, D).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from common.ops.triton_support import widen
 
 MOST_SCORES = 1 << 26
-"""Scores that a chunk of queries has at most, unless one query has more: 256 MiB in fp32."""
+"""Largest number of scores of a chunk of queries (256 MiB in fp32). A chunk has at least one query."""
 
 
 class Saved(NamedTuple):
-    """What backward takes. q, k and v may be dropped and put back with ``_replace``.
+    """Input of the backward pass. Callers may drop tensors with ``_replace`` and restore them before backward.
 
     Attributes:
-        q, k, v: as forward took them.
-        o: the result, (B, Sq, H, D).
-        lse: logarithm of the sum of exponentials of each query's scores, (B, H, Sq), fp32, or fp64 of fp64.
-        scale: of the scores.
-        state: what a library wants back, small.
+        q, k, v: inputs of the forward pass.
+        o: context, (B, Sq, H, D).
+        lse: log-sum-exp of the scores of each query, (B, H, Sq), fp32, or fp64 for fp64 inputs.
+        scale: factor on the scores.
+        state: small values that a library needs in backward.
     """
 
     q: Tensor
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
 
 
 DROPPED: dict[str, Any] = dict.fromkeys(("q", "k", "v", "o"))
-"""``saved._replace(**DROPPED)`` keeps none of what a caller has anyway, and gives again for the backward pass."""
+"""Replacements that drop q, k, v and o: ``saved._replace(**DROPPED)``. The caller restores them before backward."""
 
 
 class CausalAttention(NamedTuple):
@@ -55,18 +55,18 @@ class CausalAttention(NamedTuple):
 
 @torch.no_grad()
 def forward_reference(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: float) -> tuple[Tensor, Saved]:
-    """Reference implementation.
+    """Compute causal attention.
 
     Args:
-        q_BQHD: queries, those of the last Sq positions of the keys.
+        q_BQHD: queries at the last Sq positions of the keys.
         k_BSKD, v_BSKD: keys and values; K divides H, and Sk is at least Sq.
-        scale: of the scores.
+        scale: factor on the scores.
 
     Returns:
-        The context (B, Sq, H, D), dtype of ``q_BQHD``, and what backward takes.
+        The context (B, Sq, H, D), dtype of ``q_BQHD``, and the input of the backward pass.
 
     Raises:
-        ValueError: the shapes don't fit.
+        ValueError: the shapes are inconsistent.
     """
     check(q_BQHD, k_BSKD, v_BSKD)
     o_BQHD = torch.empty_like(q_BQHD, memory_format=torch.contiguous_format)
@@ -81,17 +81,10 @@ def forward_reference(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor, scale: flo
 
 @torch.no_grad()
 def backward_reference(do_BQHD: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    """Reference implementation.
+    """Return the gradients of q, k and v in their dtypes, given that of the context.
 
-    With P the probabilities and dP = do v^T: dS = P (dP - sum(do o)), dq = scale dS k, dk = scale dS^T q, dv = P^T do
+    With probabilities P and dP = do v^T: dS = P (dP - sum(do o)), dq = scale dS k, dk = scale dS^T q, dv = P^T do
     (Dao et al., arXiv:2205.14135, appendix B.4).
-
-    Args:
-        do_BQHD: gradient of the context.
-        saved: of forward.
-
-    Returns:
-        Gradients of q, k and v, in their dtypes.
     """
     q_BQHD, k_BSKD, v_BSKD, o_BQHD, lse_BHQ, scale, _ = saved
     K = k_BSKD.shape[2]
@@ -112,28 +105,27 @@ def backward_reference(do_BQHD: Tensor, saved: Saved) -> tuple[Tensor, Tensor, T
 
 @torch.no_grad()
 def backward_into_reference(do_BQHD: Tensor, saved: Saved, gradients: tuple[Tensor, Tensor, Tensor]) -> None:
-    """The gradients of :func:`backward_reference` where they belong.
+    """Write the results of :func:`backward_reference` into given tensors.
+
+    Some implementations let their library write there, others copy.
 
     Args:
-        do_BQHD: gradient of the context.
-        saved: of forward.
-        gradients: of q, k and v, in their shapes and dtypes and any strides but 1 of the last dimension: get them.
-            Libraries that can write there; others, and those whose parts are added up, copy.
+        gradients: targets for q, k and v with their shapes and dtypes; any strides, but 1 for the last dimension.
     """
     copy_into(gradients, backward_reference(do_BQHD, saved))
 
 
 def copy_into(gradients: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor, Tensor]) -> None:
-    """What ``found`` has, in the memory of ``gradients``."""
+    """Copy the tensors of ``found`` into those of ``gradients``."""
     for target, source in zip(gradients, found, strict=True):
         target.copy_(source)
 
 
 def check(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> None:
-    """Refuse shapes that mean nothing.
+    """Check the shapes of queries, keys and values.
 
     Raises:
-        ValueError: heads of keys don't divide those of queries, keys and values differ, or queries outnumber keys.
+        ValueError: K does not divide H, the shapes of keys and values differ, or there are more queries than keys.
     """
     if k_BSKD.shape != v_BSKD.shape or q_BQHD.shape[2] % k_BSKD.shape[2] or q_BQHD.shape[1] > k_BSKD.shape[1]:
         q, k, v = (tuple(x.shape) for x in (q_BQHD, k_BSKD, v_BSKD))
@@ -141,7 +133,7 @@ def check(q_BQHD: Tensor, k_BSKD: Tensor, v_BSKD: Tensor) -> None:
 
 
 def _chunks(q_BQHD: Tensor, k_BSKD: Tensor) -> Iterator[tuple[slice, int]]:
-    """Queries of a chunk, and how many keys the last of them sees."""
+    """Yield the queries of each chunk, and how many keys the last of them sees."""
     rows, queries, heads, _ = q_BQHD.shape
     keys = k_BSKD.shape[1]
     size = max(1, MOST_SCORES // max(1, rows * heads * keys))
@@ -155,7 +147,7 @@ def _grouped(x_BQHD: Tensor, K: int) -> Tensor:
 
 
 def _scores(q_BQHD: Tensor, k_BSKD: Tensor, scale: float) -> Tensor:
-    """Scores (B, K, G, Q, S) of queries that are the last of the keys' positions; -inf for later keys."""
+    """Return the scores (B, K, G, Q, S) of queries at the last positions of the keys; -inf for later keys."""
     scores = torch.einsum("bqkgd,bskd->bkgqs", _grouped(q_BQHD, k_BSKD.shape[2]), widen(k_BSKD)) * scale
     queries, keys = scores.shape[-2:]
     hidden_QS = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)

@@ -1,4 +1,4 @@
-"""Why a library's attention cannot serve a request, which says ``head_size``; None where it can."""
+"""Checks whether libraries support a request with the size ``head_size``: the reason why not, or None if they do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from common.ops.operation import OperationRequest
 
 
 def library_unsupported(request: OperationRequest, name: str, capability: tuple[int, int]) -> str | None:
-    """What all libraries ask for: a GPU of at least ``capability``, 16 bit, and a head size up to 128."""
+    """Check common requirements: a GPU with at least ``capability``, 16-bit activations, a head size up to 128."""
     if request.device.type != "cuda":
         return f"{name} needs a CUDA device, not {request.device.type}"
     if request.dtype not in (torch.float16, torch.bfloat16):
@@ -23,7 +23,7 @@ def library_unsupported(request: OperationRequest, name: str, capability: tuple[
 
 
 def cudnn_unsupported(request: OperationRequest) -> str | None:
-    """cuDNN through PyTorch."""
+    """Check the requirements of cuDNN's attention in PyTorch."""
     reason = library_unsupported(request, "cuDNN's attention", (8, 0))
     if reason is None and not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
@@ -31,7 +31,7 @@ def cudnn_unsupported(request: OperationRequest) -> str | None:
 
 
 def flash_unsupported(request: OperationRequest) -> str | None:
-    """FlashAttention 2 through PyTorch."""
+    """Check the requirements of FlashAttention 2 in PyTorch."""
     reason = library_unsupported(request, "FlashAttention", (8, 0))
     if reason is None and not torch.backends.cuda.is_flash_attention_available():
         return "PyTorch was built without FlashAttention"
@@ -39,18 +39,18 @@ def flash_unsupported(request: OperationRequest) -> str | None:
 
 
 def frontend_unsupported(request: OperationRequest) -> str | None:
-    """cuDNN through its own frontend."""
+    """Check the requirements of cuDNN's attention through ``nvidia-cudnn-frontend``."""
     return library_unsupported(request, "cuDNN's attention", (8, 0)) or CUDNN_FRONTEND.unavailable()
 
 
 def te_unsupported(request: OperationRequest) -> str | None:
-    """Transformer Engine."""
+    """Check the requirements of attention in Transformer Engine."""
     reason = library_unsupported(request, "Transformer Engine's attention", (8, 0))
     return reason or TRANSFORMER_ENGINE.unavailable()
 
 
 def flash_4_unsupported(request: OperationRequest) -> str | None:
-    """FlashAttention 4."""
+    """Check the requirements of FlashAttention 4."""
     reason = library_unsupported(request, "FlashAttention 4", (9, 0))
     if reason is not None:
         return reason

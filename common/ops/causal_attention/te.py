@@ -1,7 +1,7 @@
-"""Fused attention of Transformer Engine, through the pair of functions behind its attention module.
+"""Fused attention of Transformer Engine, through the two functions that its attention module calls.
 
-It reads memory in the order (B, S, H, D) and no other. Where there are more keys than queries it aligns its mask to the
-last key. Every forward pass advances PyTorch's CUDA generator, though nothing is dropped.
+They need contiguous (B, S, H, D) tensors. With more keys than queries the mask is aligned to the last key. Every
+forward pass advances PyTorch's CUDA generator, although there is no dropout.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def backward(do_BQHD: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tenso
 
 
 def _lengths(q_BQHD: Tensor, k_BSKD: Tensor) -> tuple[int, int, Tensor, Tensor]:
-    """Longest queries and keys, and where each row's begin, int32 (B + 1,)."""
+    """Return the numbers of queries and keys per row, and the first query and key of each row, int32 (B + 1,)."""
     rows, queries, keys = q_BQHD.shape[0], q_BQHD.shape[1], k_BSKD.shape[1]
     firsts = torch.arange(rows + 1, dtype=torch.int32, device=q_BQHD.device)
     return queries, keys, firsts * queries, firsts * keys

@@ -1,9 +1,9 @@
-"""Convolution with bias, a residual and ReLU in its epilogue, and a backward pass of its own.
+"""Convolution with bias, a residual and ReLU in its epilogue, and a hand-written backward pass.
 
-``relu(conv(x, weight) + bias + residual)``. Autograd would keep the result of every step; here only x, the weight and
-the final result are kept, whose sign is the mask of the gradient. Where nothing needs a gradient nothing is kept. A
-frozen batch norm is a scale in the weight and a bias that needs no gradient.
-Shapes: N pictures, C channels (out, for the bias), H height, W width.
+``relu(conv(x, weight) + bias + residual)``. Autograd would keep the result of every step. Here backward keeps only x,
+the weight, and the final result, which is positive where the gradient passes ReLU. A frozen batch norm is a scale in
+the weight and a bias that needs no gradient.
+Shapes: N pictures, C channels (of the result, for the bias), H height, W width.
 """
 
 from __future__ import annotations
@@ -37,4 +37,5 @@ CONV_BIAS_RELU = Operation(
 )
 """Signature: ``conv_bias_relu(x_NCHW, weight, bias_C, stride, padding, groups, relu, residual_NCHW=None)``.
 
-One choice serves all convolutions of a network."""
+A network uses one implementation for all of its convolutions. On a CPU with Triton's interpreter, ``cudnn`` is
+PyTorch's convolution with our epilogue."""

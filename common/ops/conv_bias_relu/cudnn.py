@@ -1,9 +1,9 @@
-"""The convolution through cuDNN, its epilogue fused into it where cuDNN can, and Triton kernels for what it cannot.
+"""Convolution with cuDNN, with a fused epilogue if cuDNN supports it, otherwise with one in Triton.
 
-PyTorch's ``cudnn_convolution_relu`` and ``cudnn_convolution_add_relu`` run bias, residual and ReLU on the accumulators
-of the convolution; the former hands cuDNN its own result as a residual times 0. They have no kernels for groups, for
-channels that aren't multiples of 8, or without a ReLU: there the epilogue is one pass over the result (PyTorch's own,
-where it is a bias only).
+PyTorch's ``cudnn_convolution_relu`` and ``cudnn_convolution_add_relu`` apply bias, residual and ReLU to the
+accumulators of the convolution; the former passes its own output to cuDNN as a residual times 0. They do not support
+groups, channels that are not multiples of 8, or an epilogue without ReLU. In these cases the epilogue is one pass over
+the result (by PyTorch if it is only a bias).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from common.ops.conv_bias_relu import triton
 from common.ops.conv_bias_relu.reference import Passes, Shape, apply
 
 _CHANNELS = 8
-"""Channels in and out are multiples of it where the tensor cores compute the epilogue too."""
+"""Divisor of the input and output channels of convolutions with a fused epilogue."""
 
 
 def forward(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
-    """One kernel where cuDNN has it, otherwise the convolution and then one pass over its result."""
+    """Return the result of one fused kernel of cuDNN if possible, otherwise of a convolution and a second pass."""
     x_NCHW = triton.channels_last(x_NCHW)
     channels_fit = weight.shape[0] % _CHANNELS == weight.shape[1] % _CHANNELS == 0
     if x_NCHW.is_cuda and relu and shape.groups == 1 and channels_fit:

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs
-"""Triton kernel around a convolution whose result is V = N H W rows of C channels.
+"""Triton kernel for the epilogue of a convolution whose result is V = N H W rows of C channels.
 
-The epilogue, in place, where cuDNN has none of its own: a read and a write of the result, and a read of the residual.
+It works in place where cuDNN has no fused epilogue: it reads and writes the result, and reads the residual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def conv_epilogue_kernel(
     ADDED: tl.constexpr, RELU: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """y + bias + residual, and its ReLU. Grid (programs, C / BLOCK_C, 1)."""
+    """Write y + bias + residual, after ReLU if RELU. Grid (programs, C / BLOCK_C, 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     bias = load_row(bias_ptr, column, inside)
     tiles = tl.cdiv(V, BLOCK_V)

@@ -12,12 +12,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Shape(NamedTuple):
-    """Of a square 2-D convolution without dilation.
-
-    Attributes:
-        stride, padding: of both height and width.
-        groups: of the channels.
-    """
+    """Parameters of a square 2-D convolution without dilation; ``stride`` and ``padding`` are for height and width."""
 
     stride: int
     padding: int
@@ -25,12 +20,12 @@ class Shape(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """What an implementation is made of; none of it is seen by autograd.
+    """The functions of an implementation, without autograd.
 
     Attributes:
-        forward: (x, weight, bias, residual or None, shape, relu) to y.
-        masked: (dy, y or None, whether the bias needs a gradient) to dy where y is positive, everywhere without a y,
-            and its sum over N, H, W or None.
+        forward: computes y from (x, weight, bias, residual or None, shape, relu).
+        masked: computes the gradient before ReLU from (dy, y or None, whether the bias needs a gradient): dy where y is
+            positive, or all of dy if y is None. Also returns the gradient's sum over N, H, W, or None.
     """
 
     forward: Callable[[Tensor, Tensor, Tensor, Tensor | None, Shape, bool], Tensor]
@@ -38,7 +33,7 @@ class Passes(NamedTuple):
 
 
 class ConvBiasRelu(torch.autograd.Function):
-    """Autograd around the passes of an implementation; the convolution's gradients are PyTorch's own."""
+    """Autograd function of an implementation. PyTorch computes the gradients of the convolution."""
 
     @staticmethod
     def forward(
@@ -77,7 +72,7 @@ class ConvBiasRelu(torch.autograd.Function):
 def forward_reference(
     x_NCHW: Tensor, weight: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, shape: Shape, relu: bool
 ) -> Tensor:
-    """The convolution, then what follows it in place."""
+    """Return the result of the convolution, with residual and ReLU applied in place."""
     y_NCHW = F.conv2d(x_NCHW, weight, bias_C, shape.stride, shape.padding, 1, shape.groups)
     if residual_NCHW is not None:
         y_NCHW += residual_NCHW
@@ -85,7 +80,7 @@ def forward_reference(
 
 
 def masked_reference(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient in front of the ReLU, and the bias's."""
+    """Return the gradient before ReLU, and that of the bias or None; see :class:`Passes`."""
     dz_NCHW = dy_NCHW if y_NCHW is None else torch.where(y_NCHW > 0, dy_NCHW, 0.0)
     if not needs_bias:
         return dz_NCHW, None
@@ -106,19 +101,15 @@ def conv_bias_relu_reference(
     relu: bool,
     residual_NCHW: Tensor | None = None,
 ) -> Tensor:
-    """Square 2-D convolution without dilation, and what follows it.
+    """Return ``relu(conv(x, weight) + bias + residual)`` for a square 2-D convolution without dilation.
+
+    All tensors have one dtype. The gradient of the bias is summed in fp32, or fp64 for fp64 inputs.
 
     Args:
-        x_NCHW: input.
         weight: (C out, C in / groups, kernel, kernel).
-        bias_C: frozen or trained.
-        stride, padding: of both height and width.
-        groups: of the channels.
-        relu: whether negative results become 0.
-        residual_NCHW: added before the ReLU; of the result's shape.
-
-    Returns:
-        The result. All tensors have one dtype. Sums of the bias's gradient are in fp32, fp64 of fp64.
+        stride, padding: values for both height and width.
+        relu: whether to apply ReLU.
+        residual_NCHW: tensor of the shape of the result to add before ReLU, or None.
     """
     return apply(PASSES, x_NCHW, weight, bias_C, Shape(stride, padding, groups), relu, residual_NCHW)
 
@@ -132,6 +123,6 @@ def apply(
     relu: bool,
     residual_NCHW: Tensor | None,
 ) -> Tensor:
-    """An implementation with autograd."""
+    """Run an implementation with autograd."""
     y_NCHW: Tensor = ConvBiasRelu.apply(passes, x_NCHW, weight, bias_C, residual_NCHW, shape, relu)
     return y_NCHW

@@ -1,4 +1,4 @@
-"""What surrounds a convolution, through the Triton kernels of :mod:`common.ops.conv_bias_relu.kernels`.
+"""Epilogue of a convolution and gradient before ReLU, with Triton kernels.
 
 Everything is enqueued on the current stream and nothing waits for the device. Tensors are channels_last.
 """
@@ -17,16 +17,16 @@ TILES: dict[str, Tile] = {
     "epilogue": Tile(columns=64, elements=4096, warps=4, programs=8, stages=2),
     "gradient": Tile(columns=64, elements=4096, warps=4, programs=4, stages=2),
 }
-"""Pass to its tile."""
+"""Tiles by pass."""
 
 
 def channels_last(x_NCHW: Tensor) -> Tensor:
-    """The tensor in channels_last, a copy only where its memory is otherwise."""
+    """Return the tensor in channels_last, as a copy only if it has another format."""
     return x_NCHW.contiguous(memory_format=torch.channels_last)
 
 
 def epilogue_(y_NCHW: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, relu: bool) -> Tensor:
-    """Bias, residual and ReLU behind a convolution without them, in the memory of its result, which is returned."""
+    """Apply bias, residual and ReLU to the result of a convolution and return it. In place if it is channels_last."""
     y_NCHW = channels_last(y_NCHW)
     if y_NCHW.numel():
         residual = y_NCHW if residual_NCHW is None else channels_last(residual_NCHW)
@@ -41,7 +41,7 @@ def epilogue_(y_NCHW: Tensor, bias_C: Tensor, residual_NCHW: Tensor | None, relu
 
 
 def masked(dy_NCHW: Tensor, y_NCHW: Tensor | None, needs_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient in front of the ReLU, which is ``dy_NCHW`` itself without one, and the bias's in fp32."""
+    """Return the gradient before ReLU (``dy_NCHW`` itself without ReLU), and that of the bias in fp32 or None."""
     dy_NCHW = channels_last(dy_NCHW)
     if y_NCHW is None and not needs_bias:
         return dy_NCHW, None

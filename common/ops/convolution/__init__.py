@@ -1,8 +1,8 @@
-"""Convolution that also leaves the moments of its result, which the batch norm behind it would read it for.
+"""Convolution that also returns the moments of its result, to save the next batch norm a pass over it.
 
-``convolution`` returns ``(y, moments)``: moments are the sums of y and of its square over N, H, W, fp32 (2, 1, C), for
-the operations of :mod:`common.ops.batch_norm`, or None where they would cost more than they save. The reference never
-has them; ``cudnn`` takes them from the accumulators of the convolution.
+``convolution`` returns ``(y, moments)``. The moments are the sums of y and of its square over N, H, W, fp32 (2, 1, C),
+for the operations of :mod:`common.ops.batch_norm`, or None if they would cost more time than they save. The reference
+always returns None; ``cudnn`` computes moments from the accumulators of the convolution.
 Shapes: N images, C channels, H height, W width.
 """
 
@@ -27,14 +27,14 @@ def _cudnn_unsupported(request: OperationRequest) -> str | None:
         return f"{request.sizes['channels']} channels are not a multiple of 8"
     if not torch.backends.cudnn.is_available():
         return "PyTorch has no cuDNN"
-    return CUDNN_FRONTEND.unavailable() or no_triton(request.device)  # our kernels add up the moments
+    return CUDNN_FRONTEND.unavailable() or no_triton(request.device)  # our kernels read the moments
 
 
 CONVOLUTION = Operation(
     "convolution",
     convolution_reference,
     {
-        # cuDNN sums the moments with atomics: two runs differ in the last bits.
+        # not automatic: cuDNN sums the moments with atomics, so that two runs differ in the last bits
         "cudnn": Implementation("common.ops.convolution.cudnn:convolution", _cudnn_unsupported, automatic=False),
     },
 )

@@ -1,9 +1,9 @@
 """Convolution with the moments of its result through the graph API of cuDNN (``nvidia-cudnn-frontend``).
 
-cuDNN's engines for this pattern are neither the ones that PyTorch picks nor always as fast, so the first call with new
-shapes times both: the convolution with moments against PyTorch's followed by the pass over y that takes them. It must
-come before a capture and with ``torch.backends.cudnn.benchmark`` on, else PyTorch's runs. Nothing else waits for the
-device, so that all of it can be captured. Backward is PyTorch's.
+cuDNN has special engines for this pattern, which are not always faster. So the first call with new shapes times two
+variants: the convolution with moments, and PyTorch's convolution plus a pass over y. This call waits for the device and
+must happen before the capture of a CUDA graph, with ``torch.backends.cudnn.benchmark`` enabled; otherwise PyTorch's
+convolution runs. Later calls can be captured. PyTorch computes the backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.ops.batch_norm import triton as batch_norm_triton
 from common.ops.libraries import cudnn_handle
 
 LAUNCHES = 20
-"""Launches in a timed CUDA graph."""
+"""Number of launches in a timed CUDA graph."""
 
 ROUGH_LAUNCHES = 3
 WORKSPACE_LIMIT = 1 << 30
@@ -29,26 +29,25 @@ BYTE_ALIGNMENT = 16
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Those of channels_last; PyTorch's own may be anything in dimensions of size 1."""
+    """Return the strides of channels_last. In PyTorch, strides of dimensions of size 1 are arbitrary."""
     _, channels, height, width = tensor.shape
     return [channels * height * width, 1, width * channels, channels]
 
 
 def _usable(tensor: Tensor) -> Tensor:
-    """The tensor in channels_last, aligned for cuDNN."""
+    """Return the tensor in channels_last, aligned for cuDNN."""
     tensor = tensor.contiguous(memory_format=torch.channels_last)
     return tensor if tensor.data_ptr() % BYTE_ALIGNMENT == 0 else tensor.clone(memory_format=torch.channels_last)
 
 
 class Plan:
-    """y = convolution(x, weight) with moments, for fixed shapes and one of cuDNN's engines.
+    """A convolution with moments for fixed shapes, executed by one engine of cuDNN.
 
     Args:
-        x_NCHW, weight: fp16 tensors of the shapes.
-        stride, padding: of the convolution.
+        x_NCHW, weight: fp16 tensors with the shapes.
 
     Raises:
-        cudnn.cudnnGraphNotSupportedError: cuDNN has no engine for it.
+        cudnn.cudnnGraphNotSupportedError: cuDNN has no engine for these shapes.
     """
 
     def __init__(self, x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> None:
@@ -75,10 +74,10 @@ class Plan:
         self._workspace = 0
 
     def tune(self, x_NCHW: Tensor, weight: Tensor) -> None:
-        """Build cuDNN's candidates and keep the fastest.
+        """Build all engines of cuDNN, time them and select the fastest.
 
         Raises:
-            cudnn.cudnnGraphNotSupportedError: none can be built within ``WORKSPACE_LIMIT``.
+            cudnn.cudnnGraphNotSupportedError: no engine can be built within ``WORKSPACE_LIMIT``.
         """
         best = float("inf")
         for index in range(self._graph.get_execution_plan_count()):
@@ -100,7 +99,7 @@ class Plan:
             raise cudnn.cudnnGraphNotSupportedError("no candidate could be built")
 
     def __call__(self, x_NCHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """y (N, C, H, W) and its moments, fp32 (2, 1, C)."""
+        """Return y (N, C, H, W) and its moments, fp32 (2, 1, C)."""
         channels = self._shape[1]
         y_NCHW = torch.empty(self._shape, dtype=x_NCHW.dtype, device=x_NCHW.device, memory_format=torch.channels_last)
         moments = x_NCHW.new_empty((2, 1, channels), dtype=torch.float32)
@@ -116,7 +115,7 @@ class Plan:
 
 
 def _rough_ms(launch: Callable[[], object]) -> float:
-    """Shortest of a few launches in milliseconds; good enough between candidates with the same overhead."""
+    """Return the milliseconds of the fastest of a few launches. Good enough to compare engines of equal overhead."""
     launch()
     times = []
     for _ in range(ROUGH_LAUNCHES):
@@ -130,7 +129,7 @@ def _rough_ms(launch: Callable[[], object]) -> float:
 
 
 def _graph_ms(launch: Callable[[], object]) -> float:
-    """Milliseconds of a launch without the host's overhead: median of three replays of a CUDA graph."""
+    """Return milliseconds per launch without host overhead: the median of three replays of a CUDA graph."""
     launch()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -149,7 +148,7 @@ def _graph_ms(launch: Callable[[], object]) -> float:
 
 
 _PLANS: dict[tuple[Any, ...], Plan | None] = {}
-"""Shapes seen -> how to take moments; None where PyTorch's convolution and a pass over y are faster."""
+"""Plans by shapes; None if PyTorch's convolution and a pass over y are faster."""
 
 
 @torch.no_grad()
@@ -187,7 +186,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolution(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """Convolution, with moments where they pay; see :func:`common.ops.convolution.reference.convolution_reference`."""
+    """See :func:`common.ops.convolution.reference.convolution_reference`. Returns moments if this saves time."""
     key = (x_NCHW.device, tuple(x_NCHW.shape), tuple(weight.shape), stride, padding)
     if key not in _PLANS and torch.backends.cudnn.benchmark and not torch.cuda.is_current_stream_capturing():
         _PLANS[key] = _choose(_usable(x_NCHW.detach()), _usable(weight.detach()), stride, padding)

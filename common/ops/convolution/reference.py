@@ -7,14 +7,13 @@ from torch import Tensor
 
 
 def convolution_reference(x_NCHW: Tensor, weight: Tensor, stride: int, padding: int) -> tuple[Tensor, Tensor | None]:
-    """Square 2-D convolution without bias, dilation or groups. Reference implementation.
+    """Compute a square 2-D convolution without bias, dilation or groups.
 
     Args:
-        x_NCHW: input.
         weight: (C out, C in, kernel, kernel), dtype of the input.
-        stride, padding: of both height and width.
+        stride, padding: values for both height and width.
 
     Returns:
-        The result, and its moments if there are any.
+        The result, and None instead of its moments.
     """
     return F.conv2d(x_NCHW, weight, stride=stride, padding=padding), None

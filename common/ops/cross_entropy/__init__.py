@@ -1,10 +1,11 @@
-"""Cross-entropy of masked tokens over the vocabulary, and whether each is predicted right.
+"""Cross-entropy of masked tokens over the vocabulary, and whether each prediction is correct.
 
-The word table is padded, so logits have more columns than words: those never count, neither in the softmax nor in the
-argmax. Rows without a label (-1) have loss 0, gradient 0, and are not correct, whatever their logits are.
+The word table is padded, so logits have more columns than there are words. Softmax and argmax ignore the padding. Rows
+without a label (-1) have loss 0 and gradient 0 and are not correct, whatever their logits are.
 
-Where each of several ranks has the logits of some words, the pair of :data:`OF_A_PART` serves, without autograd: each
-rank's log-sum-exp, from which all together make that of all words, and with that the gradient of each one's logits.
+If the vocabulary is sharded over ranks, use the two functions of :data:`OF_A_PART`, which have no autograd. The first
+returns the log-sum-exp of the words of a rank, and the caller merges those of all ranks; with the result, the second
+returns the gradient of the logits of a rank.
 """
 
 from __future__ import annotations
@@ -37,4 +38,4 @@ OF_A_PART = Operation(
     },
     cases="common.ops.cross_entropy.cases:OF_A_PART",
 )
-"""Functions: :class:`OfAPart`."""
+"""Functions: those of :class:`OfAPart`."""

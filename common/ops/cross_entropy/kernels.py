@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the cross-entropy of M rows of logits over V columns, the first ``vocabulary`` of which count.
+"""Triton kernels of the cross-entropy of M rows of logits over V columns; those from ``vocabulary`` on are padding.
 
-A program owns a row and walks over it in chunks: forward with the online softmax (Milakov, Gimelshein 2018), backward
-writing ``d_loss * (softmax - one-hot)`` chunk by chunk, so that the gradient may overwrite the logits. No copy of the
-logits exists in fp32. Each pass is bound by memory: at 3,840 rows of 30,528 columns in 16 bit 234 MB forward and
-469 MB backward, 55 and 109 us at 4.3 TB/s on an H200.
+A program owns a row and loops over it in chunks. Forward is the online softmax (Milakov, Gimelshein 2018); backward
+writes ``d_loss * (softmax - one-hot)`` chunk by chunk, so that the gradient may overwrite the logits. There is no fp32
+copy of the logits. Memory bounds both passes: 3,840 rows of 30,528 columns in 16 bit are 234 MB forward and 469 MB
+backward, 55 and 109 us at 4.3 TB/s on an H200.
 
-Correct means that the label is the first of the largest logits, told without an argmax: no column before it is as
-large and none behind it is larger. The comparisons are written so that a NaN anywhere makes the row incorrect.
+A row is correct if the label is the first of the largest logits. This needs no argmax: no earlier logit is as large and
+no later one is larger. The comparisons are written so that a NaN makes the row incorrect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_LABEL: tl.constexpr = tl.constexpr(-1)
 
 @triton.jit
 def _load(row_ptr, column, V, vocabulary):
-    """Logits of a chunk, -inf in columns that do not count. V, a multiple of 64, allows loads of 16 bytes."""
+    """Return the logits of a chunk, -inf for padding. The mask uses V, a multiple of 64, to allow 16-byte loads."""
     logits = tl.load(row_ptr + column, mask=column < V, other=0.0).to(tl.float32)
     return tl.where(column < vocabulary, logits, float("-inf"))
 
@@ -35,7 +35,7 @@ def cross_entropy_forward_kernel(
     V, vocabulary,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (M,)."""
+    """Write losses, correctness and log-sum-exp. Grid (M,)."""
     row = tl.program_id(0)
     label = tl.load(labels_ptr + row).to(tl.int32)
     if label == NO_LABEL:
@@ -71,7 +71,7 @@ def cross_entropy_backward_kernel(
     V, vocabulary,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (M,)."""
+    """Write the gradient of the logits. Grid (M,)."""
     row = tl.program_id(0)
     label = tl.load(labels_ptr + row).to(tl.int32)
     row_ptr = logits_ptr + row.to(tl.int64) * V

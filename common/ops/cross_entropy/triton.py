@@ -1,4 +1,4 @@
-"""Masked cross-entropy through the Triton kernels of :mod:`common.ops.cross_entropy.kernels`.
+"""Masked cross-entropy with the Triton kernels of :mod:`common.ops.cross_entropy.kernels`.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes: M masked tokens, V columns.
 """
@@ -17,7 +17,7 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"forward": Tile(columns=4096, warps=8), "backward": Tile(columns=4096, warps=8)}
-"""Pass to its tile."""
+"""Tiles by pass."""
 
 
 def _launch(tile: Tile, columns: int) -> dict[str, int]:
@@ -25,7 +25,7 @@ def _launch(tile: Tile, columns: int) -> dict[str, int]:
 
 
 def forward(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses (M,) fp32, correct (M,) bool, and the logarithm of the softmax's sum (M,) fp32 for rows with a label."""
+    """Return losses (M,) fp32, correct (M,) bool, and log-sum-exp (M,) fp32, which only rows with a label have."""
     require_contiguous(logits=logits_MV, labels=labels_M)
     rows, columns = logits_MV.shape
     losses_M = logits_MV.new_empty(rows, dtype=torch.float32)
@@ -40,7 +40,7 @@ def forward(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> tuple[Tenso
 def backward(
     d_losses_M: Tensor, logits_MV: Tensor, labels_M: Tensor, lse_M: Tensor, vocabulary: int, inplace: bool
 ) -> Tensor:
-    """Gradient of the logits, in their memory if ``inplace``."""
+    """Return the gradient of the logits, which overwrites them if ``inplace``."""
     require_contiguous(d_losses=d_losses_M, logits=logits_MV, labels=labels_M, lse=lse_M)
     rows, columns = logits_MV.shape
     d_logits_MV = logits_MV if inplace else torch.empty_like(logits_MV)
@@ -72,8 +72,8 @@ def masked_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """See :func:`common.ops.cross_entropy.reference.masked_cross_entropy_reference`.
 
-    With ``inplace`` backward overwrites the logits with their gradient, so it can run only once and nothing else may
-    read them by then: neither the caller nor the operation that made them.
+    With ``inplace`` backward overwrites the logits with their gradient. So it can run only once, and afterwards neither
+    the caller nor the backward pass of the operation that computed the logits may read them.
     """
     result: tuple[Tensor, Tensor] = _CrossEntropy.apply(logits_MV, labels_M.contiguous(), vocabulary, inplace)
     return result
@@ -85,7 +85,7 @@ def log_sum_exp(logits_MV: Tensor, labels_M: Tensor, vocabulary: int) -> Tensor:
 
     Rows without a label stay uninitialised.
     """
-    any_label_M = torch.where(labels_M == NO_LABEL, NO_LABEL, 0)  # the kernel reads the label's logit, too
+    any_label_M = torch.where(labels_M == NO_LABEL, NO_LABEL, 0)  # the kernel also reads the logit of the label
     return forward(logits_MV, any_label_M, vocabulary)[2]
 
 

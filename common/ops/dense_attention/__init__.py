@@ -1,19 +1,20 @@
-"""Attention of every query to every key, ``softmax(q k^T / sqrt(D)) v``: no mask, no dropout, as many heads of keys as
-of queries, any number of keys.
+"""Attention of every query to every key, ``softmax(q k^T / sqrt(D)) v``, without mask, dropout and grouped queries.
 
-``function`` is an :class:`Attention`: called with q (B, S, H, D), k and v (B, T, H, D) it returns (B, S, H, D), and its
-``packed`` takes the three as one product gives them, (B, S, 3, H, D), whose gradient it returns as one tensor too. They
-may be views of wider rows; only the last dimension is contiguous.
+Implementations are :class:`Attention` objects. A call takes q (B, S, H, D), k and v (B, T, H, D) and returns
+(B, S, H, D). The method ``packed`` takes all three as one tensor (B, S, 3, H, D) and returns their gradient as one
+tensor. Inputs may be views of larger tensors; only the last dimension must be contiguous.
 
-Libraries are called by the name of their operators, so that none silently takes the place of another, and so that a
-compiler's cache, which does not see what is preferred within a context, cannot mix them up. They share the pairs of
-functions of :mod:`common.ops.causal_attention`. In order of what was measured on an H200 at a head size of 64:
-FlashAttention 4 has 542 and 557 TFLOP/s forward and backward at 32 rows of 4,096 tokens and 5 heads, cuDNN 482 and 464,
-FlashAttention 2 309 and 278; to 77 keys FlashAttention 4 takes 0.133 and 0.342 ms, cuDNN 0.097 and 0.408. cuDNN
-through its own frontend is ahead of PyTorch's operators: the same kernels, but a packed gradient is
-written in place, so that a backward pass takes 3.72 ms instead of 3.81 there, 0.60 instead of 0.66 at 1,024 tokens and
-10 heads, and 0.148 instead of 0.178 at 256 and 20; forward, and with 77 keys, they are equal. It needs a package more.
-FlashAttention 4 writes in place too.
+Each implementation calls the operator of its library by name, so that neither PyTorch nor the cache of a compiler can
+choose another. The libraries are those of :mod:`common.ops.causal_attention`, in order of their speed on an H200 with
+head size 64. Forward and backward with 32 rows of 4,096 tokens and 5 heads, and with 77 keys:
+
+- FlashAttention 4: 542 and 557 TFLOP/s; with 77 keys 0.133 and 0.342 ms;
+- cuDNN: 482 and 464 TFLOP/s; with 77 keys 0.097 and 0.408 ms;
+- FlashAttention 2: 309 and 278 TFLOP/s.
+
+cuDNN's frontend runs the same kernels as PyTorch's operators but writes packed gradients in place: backward takes
+3.72 ms instead of 3.81 at 4,096 tokens, 0.60 instead of 0.66 at 1,024 tokens and 10 heads, and 0.148 instead of 0.178
+at 256 tokens and 20 heads; otherwise they are equal. FlashAttention 4 writes in place, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common.ops.operation import Implementation, Operation, OperationRequest
 __all__ = ["DENSE_ATTENTION", "Attention"]
 
 ANY_LENGTH = 90000
-"""Version of cuDNN from which numbers of queries and keys need not be multiples of 64 (its SDPA's version checks)."""
+"""First version of cuDNN that does not need multiples of 64 queries and keys (from the version checks of its SDPA)."""
 
 _MULTIPLE = 64
 
@@ -58,4 +59,4 @@ DENSE_ATTENTION = Operation(
     kernel_names=CAUSAL_ATTENTION.kernel_names,
     cases="common.ops.dense_attention.cases",
 )
-"""Functions: :class:`Attention`. A request says ``head_size``, ``queries`` and ``keys``."""
+"""Function: an :class:`Attention`. Sizes of a request: ``head_size``, ``queries`` and ``keys``."""

@@ -1,8 +1,8 @@
-"""Autograd around a library's pair of functions without a mask.
+"""Attention with autograd, by the functions of a library without a mask.
 
-Memory is (B, S, H, D) throughout. The context's gradient is made contiguous like the context, which it is where a
-linear layer follows: cuDNN's operator would copy any other. Everything is enqueued on the current stream and nothing
-waits for the device. Shapes: B rows, S queries and T keys of each, H heads, D their size.
+All tensors are (B, S, H, D) in memory. The gradient of the context is made contiguous, because cuDNN's operator would
+copy it otherwise; after a linear layer it already is. Everything is enqueued on the current stream and nothing waits
+for the device. Shapes: B rows, S queries and T keys per row, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.autograd.function import once_differentiable
 from common.ops.causal_attention.parts import Library, Saved
 from common.ops.dense_attention.reference import check, check_packed
 
-_EVERY_KEY = False  # the functions' argument ``causal``
+_EVERY_KEY = False  # the argument ``causal`` of the functions
 
 
 class LibraryAttention:
-    """An :class:`common.ops.dense_attention.reference.Attention`."""
+    """An :class:`common.ops.dense_attention.reference.Attention` that calls a library."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -34,8 +34,8 @@ class LibraryAttention:
     def packed(self, qkv_BS3HD: Tensor) -> Tensor:
         """See :class:`common.ops.dense_attention.reference.Attention`.
 
-        A library that writes where it is told to writes the gradients into one tensor. Of the others, PyTorch's own
-        operators, each makes three, which one more pass joins.
+        A library with ``into`` writes the gradients into one tensor. PyTorch's operators return three tensors, which
+        another pass joins.
         """
         check_packed(qkv_BS3HD)
         o_BSHD: Tensor = _Packed.apply(self._library, qkv_BS3HD)

@@ -1,6 +1,6 @@
 """The reference of :mod:`common.ops.dense_attention`, and the interface of all implementations.
 
-Shapes: B rows, S queries and T keys of each, H heads, D their size.
+Shapes: B rows, S queries and T keys per row, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -13,32 +13,25 @@ from common.ops.triton_support import widen
 
 
 class Attention(Protocol):
-    """An implementation."""
+    """Interface of an implementation."""
 
     def __call__(self, q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
-        """Attention of queries to keys.
-
-        Args:
-            q_BSHD: queries.
-            k_BTHD, v_BTHD: keys and values, in the dtype of the queries.
-
-        Returns:
-            (B, S, H, D), contiguous, in the dtype of the queries.
+        """Return the attention of queries to keys: (B, S, H, D), contiguous. All tensors have one dtype.
 
         Raises:
-            ValueError: the shapes don't fit.
+            ValueError: the shapes are inconsistent.
         """
 
     def packed(self, qkv_BS3HD: Tensor) -> Tensor:
-        """Attention of tokens to each other: queries, keys and values in turn. Result as above.
+        """Return the same for queries, keys and values in one tensor, in this order.
 
         Raises:
-            ValueError: it isn't three of anything.
+            ValueError: the shape is not (B, S, 3, H, D).
         """
 
 
 class ReferenceAttention:
-    """Products and softmax in fp32, or fp64 of fp64. The reference takes B * H * S * T probabilities."""
+    """Attention in fp32, or fp64 for fp64 inputs. It stores B * H * S * T probabilities."""
 
     def __call__(self, q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         """See :class:`Attention`."""
@@ -55,10 +48,10 @@ class ReferenceAttention:
 
 
 def check(q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> None:
-    """Refuse shapes that mean nothing.
+    """Check the shapes of queries, keys and values.
 
     Raises:
-        ValueError: rows, heads or their size differ, or keys and values.
+        ValueError: rows, heads or head sizes differ, or the shapes of keys and values.
     """
     q, k, v = (tuple(x.shape) for x in (q_BSHD, k_BTHD, v_BTHD))
     if len(q) != 4 or k != v or (q[0], *q[2:]) != (k[0], *k[2:]):
@@ -66,10 +59,10 @@ def check(q_BSHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> None:
 
 
 def check_packed(qkv_BS3HD: Tensor) -> None:
-    """Refuse what isn't queries, keys and values.
+    """Check the shape of packed queries, keys and values.
 
     Raises:
-        ValueError: it isn't (B, S, 3, H, D).
+        ValueError: the shape is not (B, S, 3, H, D).
     """
     if qkv_BS3HD.dim() != 5 or qkv_BS3HD.shape[2] != 3:
         shape = tuple(qkv_BS3HD.shape)

@@ -1,7 +1,7 @@
-"""Moments on the device: when its stream reaches a point, inside of a captured iteration too.
+"""Time stamps on the device: the time at which a stream reaches a point, also in a captured CUDA graph.
 
-An event recorded during capture cannot be read between replays without racing the next one; a number in a tensor
-travels with the iteration's result instead.
+An event that was recorded during capture cannot be read between replays without racing the next replay. A number in a
+tensor is copied together with the other results of the iteration.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 def stamp(moment: Tensor) -> None:
-    """Write the time at which the current stream comes to this point.
+    """Write the time at which the current stream reaches this point.
 
-    On a GPU it is the nanosecond counter that all its multiprocessors share (PTX ``%globaltimer``, about 1 us fine);
-    on a CPU ``time.perf_counter_ns``. Only differences on one device mean anything.
+    On a GPU this is the nanosecond counter that its multiprocessors share (PTX ``%globaltimer``, resolution about 1
+    us), on a CPU ``time.perf_counter_ns``. Only differences between stamps of one device are meaningful.
 
     Args:
-        moment: int64 tensor of one element, nanoseconds.
+        moment: int64 tensor with one element, which gets the nanoseconds.
     """
     if moment.device.type == "cuda":
         from common.ops.device_clock.kernels import launch
@@ -30,5 +30,5 @@ def stamp(moment: Tensor) -> None:
 
 
 def milliseconds(before: Tensor, after: Tensor) -> Tensor:
-    """Milliseconds between two stamps, 0-d float32 on their device."""
+    """Return the milliseconds between two stamps, 0-d float32 on their device."""
     return (after - before).to(torch.float32).mul(1e-6).squeeze()

@@ -13,5 +13,5 @@ def _stamp_kernel(moment_ptr):  # type: ignore[no-untyped-def]
 
 
 def launch(moment: Tensor) -> None:
-    """Write the GPU's nanosecond counter into ``moment``, int64 of one element."""
+    """Write the nanosecond counter of the GPU into ``moment``, an int64 tensor with one element."""
     _stamp_kernel[(1,)](moment)

@@ -1,9 +1,8 @@
 """Dropout whose mask is a pure function of (seed, call site, index of the element).
 
 Element i is kept if and only if ``h16(i) >= threshold(p)``, where h16(i) is the low (even i) or high (odd i) half of
-``hash(i >> 1)``, the hash of :mod:`common.ops.random_bits`. The mask needs no state and no memory: backward, another
-rank, a replayed graph and every implementation compute the same one from the seed on the device. Indices stay below
-2**32.
+``hash(i >> 1)``, the hash of :mod:`common.ops.random_bits`. The mask is not stored: backward, other ranks, replayed
+graphs and all implementations compute the same mask from the seed on the device. Indices must be below 2**32.
 """
 
 from __future__ import annotations

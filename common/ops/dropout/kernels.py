@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
 """The dropout mask of :mod:`common.ops.dropout` for all Triton kernels, and the kernel of plain dropout.
 
-A hash of 32 bits decides on two elements, 2i with its low and 2i + 1 with its high half. A kernel whose neighbouring
-elements lie side by side therefore asks for pairs (``keep_of_pairs``: half the hashes); ``keep_of`` decides on single
-elements, wherever they lie. ``THRESHOLD`` is the dropped fraction in units of 1/65536, 0 for no dropout at all.
+A 32-bit hash decides about two elements: 2i with its low and 2i + 1 with its high half. Kernels with contiguous
+elements therefore use ``keep_of_pairs`` (half as many hashes); ``keep_of`` is for any elements. ``THRESHOLD`` is the
+dropped fraction in units of 1/65536, 0 for no dropout.
 
-On an H200 a decision costs about 6 operations of the integer unit, 64 of which start per multiprocessor and cycle: 25
-million elements (24,576 tokens, 1,024 features) take 10 us of it, a third of the time that the elements' bytes take.
+On an H200 a decision costs about 6 integer operations, 64 of which start per multiprocessor and cycle: 25 million
+elements (24,576 tokens, 1,024 features) take 10 us, a third of the time for moving the elements.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from common.ops.random_bits.kernels import unfinished_word, word
 
 @triton.jit
 def keep_of_pairs(pair, first, second, THRESHOLD: tl.constexpr):
-    """Whether elements 2 * pair and 2 * pair + 1 are kept, side by side: the last dimension doubles."""
+    """Return whether elements 2 * pair and 2 * pair + 1 are kept, interleaved: the last dimension doubles."""
     bits = unfinished_word(pair, first, second)
     return tl.interleave(((bits ^ (bits >> 16)) & 0xFFFF) >= THRESHOLD, bits >= (THRESHOLD << 16))
 
 
 @triton.jit
 def keep_of(index, first, second, THRESHOLD: tl.constexpr):
-    """Whether single elements are kept; ``index`` is uint32."""
+    """Return whether elements are kept; ``index`` is uint32."""
     bits = word(index >> 1, first, second)
     return ((bits >> ((index & 1) << 4)) & 0xFFFF) >= THRESHOLD
 
 
 @triton.jit
 def keep_of_rows(row_start, WIDTH: tl.constexpr, PAIRS: tl.constexpr, first, second, THRESHOLD: tl.constexpr):
-    """Whether the elements row_start[r] + c of a tile are kept, bool (rows, WIDTH).
+    """Return whether the elements row_start[r] + c of a tile are kept, bool (rows, WIDTH).
 
     Args:
         row_start: uint32 (rows,), all even if ``PAIRS``.
@@ -57,7 +57,7 @@ def dropout_kernel(
     INVERSE_KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Dropout over a flat tensor, and likewise of its gradient. Grid (count / BLOCK,)."""
+    """Apply dropout to a flat tensor or its gradient. Grid (count / BLOCK,)."""
     first, second = mask_keys(seed_ptr, site)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     offset = begin + tl.arange(0, BLOCK)

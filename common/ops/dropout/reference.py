@@ -11,16 +11,16 @@ from common.ops.random_bits.reference import words
 from common.ops.triton_support import widen
 
 LEVELS = 1 << 16
-"""Values of the 16 bits that decide on an element."""
+"""Number of values of the 16 bits that decide about an element."""
 
 
 class DropoutMask(NamedTuple):
-    """What a dropout drops.
+    """Parameters of the mask of one dropout.
 
     Attributes:
-        p: probability of dropping an element; with 0 the seed is not read.
+        p: probability of dropping an element; if 0, the seed is not read.
         seed: 0-d int64, on the device of the elements.
-        site: number of the call site, not negative; every dropout of a network has its own.
+        site: number of the call site, not negative, different for each dropout of a network.
     """
 
     p: float
@@ -29,10 +29,10 @@ class DropoutMask(NamedTuple):
 
 
 def threshold(p: float) -> int:
-    """How many of the ``LEVELS`` values drop an element: p to within 1 / (2 * LEVELS).
+    """Return how many of the ``LEVELS`` values drop an element: p rounded to a multiple of 1 / LEVELS.
 
     Raises:
-        ValueError: p is negative, or so close to 1 that nothing would be kept.
+        ValueError: p is negative, or so close to 1 that no element would be kept.
     """
     dropped = round(p * LEVELS)
     if p < 0 or dropped >= LEVELS:
@@ -41,27 +41,24 @@ def threshold(p: float) -> int:
 
 
 def scale_of_kept(p: float) -> float:
-    """Factor of kept elements, which makes the expectation that of no dropout."""
+    """Return the factor of kept elements, with which dropout does not change expected values."""
     return LEVELS / (LEVELS - threshold(p))
 
 
 def _hash(pairs: Tensor, seed: Tensor, site: int) -> tuple[Tensor, Tensor]:
-    """Low and high half of ``hash(pairs)``: 0 ... LEVELS - 1, int32."""
+    """Return the low and high half of ``hash(pairs)``: 0 ... LEVELS - 1, int32."""
     word = words(pairs, seed, site)
     return word & 0xFFFF, (word >> 16) & 0xFFFF
 
 
 def keep_mask(seed: Tensor, site: int, elements: int | Tensor, p: float) -> Tensor:
-    """Which elements are kept.
+    """Return a mask of kept elements, bool, of the shape of ``elements`` or (elements,).
 
     Args:
         seed: 0-d int64, on the device of the result.
-        site: number of the call site, not negative; every dropout of a network has its own.
-        elements: their indices (int64, any shape, 0 ... 2**32 - 1), or how many, counted from 0.
-        p: probability of dropping one.
-
-    Returns:
-        bool, of the shape of ``elements`` or (elements,).
+        site: see :class:`DropoutMask`.
+        elements: indices (int64, any shape, 0 ... 2**32 - 1), or the number of elements with indices from 0.
+        p: probability of dropping an element.
     """
     if isinstance(elements, int):
         pairs = (elements + 1) // 2
@@ -71,17 +68,17 @@ def keep_mask(seed: Tensor, site: int, elements: int | Tensor, p: float) -> Tens
 
 
 def keep_rows(seed: Tensor, site: int, rows: Tensor, width: int, p: float) -> Tensor:
-    """Which elements of whole rows are kept; row r holds elements r * width ... r * width + width - 1.
+    """Return a mask of kept elements for whole rows; row r has the elements r * width ... r * width + width - 1.
 
-    Rows of even width take one hash for two elements.
+    Rows of even width need one hash for two elements.
 
     Args:
         seed, site, p: see :func:`keep_mask`.
-        rows: numbers of the rows, int64, any shape.
-        width: elements of a row.
+        rows: indices of the rows, int64, any shape.
+        width: number of elements per row.
 
     Returns:
-        bool, the shape of ``rows`` and one more dimension of ``width``.
+        bool, the shape of ``rows`` with an additional last dimension ``width``.
     """
     if width % 2:
         columns = torch.arange(width, device=rows.device)
@@ -96,8 +93,8 @@ def dropout_reference(x: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
 
     Args:
         x: contiguous, any shape.
-        p: probability; with 0 ``x`` itself is returned and the seed is not read.
-        seed, site: see :func:`keep_mask`.
+        p: probability of dropping an element; for 0 the function returns ``x`` itself and does not read the seed.
+        seed, site: see :class:`DropoutMask`.
 
     Returns:
         Tensor of the shape and dtype of ``x``: kept elements times :func:`scale_of_kept`, zeros elsewhere.

@@ -1,6 +1,6 @@
-"""Dropout through the Triton kernels of :mod:`common.ops.dropout.kernels`.
+"""Dropout with the Triton kernels of :mod:`common.ops.dropout.kernels`.
 
-Nothing is stored for backward: the mask comes out of the hash again. Nothing waits for the device.
+Backward recomputes the mask from the hash. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARPS = 8
 
 
 class Rate(NamedTuple):
-    """A dropout probability as the kernels take it.
+    """A dropout probability in the form of kernel arguments.
 
     Attributes:
         THRESHOLD: dropped fraction in units of 1/65536.
@@ -31,10 +31,10 @@ class Rate(NamedTuple):
 
 
 def rate(p: float) -> Rate:
-    """The rate of a dropout probability.
+    """Return the kernel arguments for a dropout probability.
 
     Raises:
-        ValueError: p is outside [0, 1).
+        ValueError: see :func:`common.ops.dropout.reference.threshold`.
     """
     return Rate(threshold(p), scale_of_kept(p))
 
@@ -62,7 +62,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, seed: Tensor, site: int) -> Tensor:
-    """Dropout by flat index; see the reference in :mod:`common.ops.dropout`."""
+    """See :func:`common.ops.dropout.reference.dropout_reference`."""
     given = rate(p)
     if given.THRESHOLD == 0 or x.numel() == 0:
         return x

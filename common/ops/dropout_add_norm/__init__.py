@@ -1,10 +1,9 @@
-"""What ends every sub-layer of a post-norm transformer: ``LayerNorm(residual + dropout(x + bias))``.
+"""The end of every sub-layer of a post-norm transformer: ``LayerNorm(residual + dropout(x + bias))``.
 
 LayerNorm: Ba, Kiros, Hinton, arXiv:1607.06450, with the biased variance and epsilon inside the square root.
 
-Between products in FP8 the result is written in FP8 beside 16 bits, which the residual connection needs, and the
-gradient of ``x`` in FP8 alone, with delayed scales (:mod:`common.ops.fp8_cast`). Both leave their transposes to the
-products that want them.
+Between FP8 matrix products the kernels write the result in FP8 and, for the residual connection, in 16 bits, and the
+gradient of ``x`` only in FP8, with delayed scales (:mod:`common.ops.fp8_cast`). They do not write transposes.
 """
 
 from __future__ import annotations

@@ -25,22 +25,22 @@ def dropout_add_norm_reference(
     fp8: Scaling | None = None,
     handover: Handover | None = None,
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
-    """Reference implementation.
+    """Return ``LayerNorm(residual + dropout(x + bias))``.
 
     Args:
         x_TE: input; contiguous.
-        bias_E: added to it, or None for nothing.
-        residual_TE: added after the dropout, or None for nothing.
-        weight_E, norm_bias_E: scale and shift after normalising.
-        epsilon: added to the variance.
-        dropout: its elements count over (T, E).
-        twice: hand the result out twice, for two readers: a fused version then adds their gradients itself.
-        fp8: scale of the result in e4m3, if that is wanted: rounded to the dtype of ``x_TE`` first, as the source is.
-        handover: of the gradient of ``x_TE``, if that is wanted in e5m2.
+        bias_E: bias of x, or None.
+        residual_TE: matrix to add after dropout, or None.
+        weight_E, norm_bias_E: scale and shift of LayerNorm.
+        epsilon: number that is added to the variance.
+        dropout: mask whose indices are those of the flat (T, E) tensor.
+        twice: return the result twice, for two consumers, so that a fused implementation can add their gradients.
+        fp8: scale of a result in e4m3, or None. FP8 values are rounded to the dtype of ``x_TE`` first.
+        handover: receives the gradient of ``x_TE`` in e5m2 if it has a scale.
 
     Returns:
-        (T, E), dtype of ``x_TE``, or in FP8 without a transpose; with ``twice`` a pair of it, the second never in FP8,
-        which must not be written to.
+        (T, E), dtype of ``x_TE``, or FP8 without a transpose. With ``twice`` a pair, whose second tensor is never in
+        FP8. Do not change results in place.
     """
     y_TE = widened(x_TE, handover)
     if bias_E is not None:

@@ -1,5 +1,4 @@
-"""``LayerNorm(residual + dropout(x + bias))`` through the Triton kernels of
-:mod:`common.ops.dropout_add_norm.kernels`: launches and autograd function.
+"""``LayerNorm(residual + dropout(x + bias))`` with Triton kernels: launches and autograd function.
 
 Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
 """
@@ -29,11 +28,11 @@ TILES: dict[str, Tile] = {
     "forward to fp8": Tile(rows=1, warps=4, programs=8),
     "backward to fp8": Tile(rows=1, warps=4, programs=5),
 }
-"""Pass to its tile."""
+"""Tiles by pass."""
 
 
 class Call(NamedTuple):
-    """What forward and backward of one call share, besides tensors."""
+    """Numbers that forward and backward of one call share."""
 
     rate: Rate
     site: int
@@ -77,9 +76,9 @@ def forward(
     call: Call,
     fp8: Scaling | None = None,
 ) -> tuple[Tensor, Fp8Tensor | None, Tensor]:
-    """The result (T, E), the same in e4m3 if there is a scale, mean and 1 / standard deviation of rows, fp32 (2, T).
+    """Return y (T, E), y in e4m3 or None, and mean and 1 / standard deviation of each row, fp32 (2, T).
 
-    The FP8 tensor has the result for its source.
+    ``source`` of the FP8 tensor is y.
     """
     require_contiguous(bias=bias_E, weight=weight_E, norm_bias=norm_bias_E)
     tokens = x_TE.shape[0]
@@ -110,15 +109,15 @@ def backward(
     call: Call,
     fp8: Scaling | None = None,
 ) -> tuple[Tensor | Fp8Tensor, Tensor | None, Tensor]:
-    """Gradients of x and of the residual, and partial sums for the parameters.
+    """Compute the gradients of x and of the residual, and partial sums for those of the parameters.
 
     Args:
-        dy_TE, other_dy_TE: the result's gradient is their sum; None where it has one reader.
-        fp8: scale of dx in e5m2, which then takes the place of that in the dtype of x.
+        dy_TE, other_dy_TE: gradients from two consumers of the result; the second may be None.
+        fp8: scale of dx in e5m2; None for dx in the dtype of x.
 
     Returns:
-        dx (T, E); the residual's gradient, or None without one; fp32 (programs, K * E) with K = 2: weight and norm's
-        bias, or with a bias K = 3: and the bias.
+        dx (T, E); the gradient of the residual, or None; partial gradients of the parameters, fp32 (programs, K * E):
+        K = 2 for weight and bias of LayerNorm, or 3 with the bias of x.
     """
     tokens, features = x_TE.shape
     tile = _tile("backward", fp8)
@@ -151,7 +150,7 @@ class _DropoutAddNorm(torch.autograd.Function):
         ctx.save_for_backward(x_TE, bias_E, residual_TE, weight_E, moments_2T, seed)
         ctx.call, ctx.norm_bias_dtype, ctx.handover = call, norm_bias_E.dtype, handover
         ctx.set_materialize_grads(False)
-        # a view and not the same tensor: autograd would take both for one output and add its gradients itself
+        # a view: if both results were the same tensor, autograd would add their gradients before backward
         second_TE = y_TE.view_as(y_TE)
         return (y_TE, second_TE) if y8 is None else (*outputs(ctx, y8), second_TE)
 
@@ -168,7 +167,7 @@ class _DropoutAddNorm(torch.autograd.Function):
         )
         dx_TE = ctx.handover.leave(dx) if isinstance(dx, Fp8Tensor) else dx
         dtypes = [weight_E.dtype, ctx.norm_bias_dtype] + ([] if bias_E is None else [bias_E.dtype])
-        # one launch for all of them where they share a dtype, as they do in a model
+        # one launch writes all sums in the dtype of the parameters if they share one, as in our models
         widest = dtypes[0] if len(set(dtypes)) == 1 else torch.float32
         sums = column_sums(partial, widest).view(len(dtypes), -1).unbind()
         d_parameters = [total.to(dtype) for total, dtype in zip(sums, dtypes, strict=True)]
@@ -191,7 +190,7 @@ def dropout_add_norm(
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
     """See :func:`common.ops.dropout_add_norm.reference.dropout_add_norm_reference`.
 
-    Two results share one memory. Backward adds their gradients as it reads them.
+    Both results share memory. The backward kernel adds their gradients.
     """
     call = Call(rate(dropout.p), dropout.site)
     second: Tensor

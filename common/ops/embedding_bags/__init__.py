@@ -1,9 +1,14 @@
-"""Embedding bags: sums of rows of many tables by key, and updates of rows by the sums of their gradients.
+"""Embedding bags: sums of table rows selected by keys, and updates of rows by the sums of their gradients.
 
-Works without autograd: ``pool`` is the forward pass; ``sort`` finds out which keys have the same row, and needs no
-gradient, so that it may run beside whatever computes one; ``update`` adds up what all keys of a row contribute, in fp32
-and in the order of samples, and only then reads and writes the row and its optimizer's state, once;
-``dense_gradient`` leaves the sums for somebody else. Counts stay on the device, and shapes do not depend on keys.
+The functions work without autograd:
+
+- ``pool`` is the forward pass.
+- ``sort`` sorts keys by row. It needs no gradient, so it can run concurrently with other work.
+- ``update`` adds the gradients of all keys of a row in fp32 and in the order of samples, then reads and writes the row
+  and its optimizer state once.
+- ``dense_gradient`` writes these sums for all rows.
+
+Counts stay on the device, and shapes do not depend on keys.
 """
 
 from __future__ import annotations
@@ -31,4 +36,4 @@ EMBEDDING_BAGS = Operation(
     kernel_names=(("embeddings", r"^embedding_"),),
     cases="common.ops.embedding_bags.cases",
 )
-"""Functions: :class:`EmbeddingBags`."""
+"""Functions: those of :class:`EmbeddingBags`."""

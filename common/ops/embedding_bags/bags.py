@@ -1,7 +1,7 @@
-"""Which keys of a sample belong to which rows of a store, and what updates those rows.
+"""Mapping from the keys of a sample to the rows of a store, and the update rules of rows.
 
-A store holds the rows of many tables, or of parts of them, one behind the other. Shapes: N samples, L columns of keys,
-B bags, K lookups of a sample in all bags, M = N K keys, R rows of a store, W width.
+A store is the concatenation of many tables or shards of tables. Shapes: N samples, L columns of keys, B bags, K lookups
+per sample in all bags, M = N K keys, R rows of a store, W width.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bag:
-    """Keys of a sample whose rows are added up: those of one table.
+    """The keys of a sample for one table, whose rows are added.
 
-    A table may be dealt to several shards: a shard has the keys whose remainder by ``shards`` is its number, and key k
-    is row k // shards of it.
+    A table may be sharded: key k is row k // shards of the shard k % shards.
 
     Attributes:
-        column: of the bag's first key among a sample's.
-        hotness: keys of a sample.
-        base: row of the store at which the table, or this shard of it, begins.
-        rows: of the whole table. A key outside 0 ... rows - 1, such as the -1 of padding, is nobody's.
-        shard: the number of the shard that the store has.
-        shards: of the table.
+        column: column of the first key of the bag among the keys of a sample.
+        hotness: number of keys of the bag per sample.
+        base: row of the store at which the table or shard begins.
+        rows: number of rows of the whole table. Keys outside 0 ... rows - 1, such as padding with -1, are ignored.
+        shard: index of the shard in the store.
+        shards: number of shards of the table.
 
     Raises:
-        ValueError: there is no such bag.
+        ValueError: a number is out of range.
     """
 
     column: int
@@ -46,29 +45,28 @@ class Bag:
 
     @property
     def own_rows(self) -> int:
-        """Rows of the store that are this table's."""
+        """Number of rows of the store that belong to this table."""
         return max(0, -(-(self.rows - self.shard) // self.shards))
 
 
 class Bags:
-    """All bags of a store. Make it before anything is captured: it copies its tables to the device.
+    """All bags of a store. Create it before the capture of a CUDA graph, because it copies tensors to the device.
 
     Args:
-        bags: in the order of their vectors, at least one.
-        device: of the store.
+        bags: at least one bag, in the order of their vectors.
+        device: device of the store.
 
     Raises:
-        ValueError: there are none, or more rows than int32 counts.
+        ValueError: there are no bags, or too many rows for int32 indices.
 
     Attributes:
-        bags: as given.
-        rows: of the store.
-        lookups: keys of a sample in all bags (K).
-        columns: the least that the keys must have (L).
-        hotness: of the largest bag.
-        table_B6: int32 on the device, a row for each bag: column, hotness, base, rows, shard, shards.
-        lookup_K2: int32 on the device, a row for each lookup of a sample: bag, column.
-        largest_first_B: int32 on the device: the bags, those of the most keys first.
+        rows: number of rows of the store (R).
+        lookups: number of keys of a sample in all bags (K).
+        columns: smallest number of key columns that includes all bags (L).
+        hotness: largest hotness of the bags.
+        table_B6: column, hotness, base, rows, shard, shards of each bag; int32 on the device.
+        lookup_K2: bag and column of each lookup of a sample; int32 on the device.
+        largest_first_B: indices of the bags in order of falling hotness; int32 on the device.
     """
 
     def __init__(self, bags: Sequence[Bag], device: torch.device | str) -> None:
@@ -92,10 +90,10 @@ class Bags:
         return len(self.bags)
 
     def check(self, ids_NL: Tensor, vectors_NBW: Tensor | None = None) -> None:
-        """Refuse keys, and vectors of the bags, of other shapes than these bags have.
+        """Check the shapes of keys and of the vectors of bags.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: shapes or strides do not match the bags.
         """
         if ids_NL.dim() != 2 or ids_NL.shape[1] < self.columns or (ids_NL.shape[1] > 1 and ids_NL.stride(1) != 1):
             raise ValueError(
@@ -109,14 +107,14 @@ class Bags:
 
 
 class SortedKeys(NamedTuple):
-    """All keys of a batch, by row; equal rows in the order of samples and, within one, of lookups.
+    """All keys of a batch, sorted by row. Keys of the same row are in the order of samples, then of lookups.
 
     Attributes:
-        row_M: int32, row of the store; ``rows`` for a key that is not ours, so that those come last.
-        source_M: int32, sample * bags + bag.
-        ours: 0-d int32, on the device, how many keys are ours.
-        bags: the number of bags (B).
-        rows: of the store (R).
+        row_M: row of the store, int32; ``rows`` for keys without a row in this store, which are last.
+        source_M: sample * bags + bag, int32.
+        ours: number of keys with a row in this store, 0-d int32 on the device.
+        bags: number of bags (B).
+        rows: number of rows of the store (R).
     """
 
     row_M: Tensor
@@ -130,10 +128,7 @@ class SortedKeys(NamedTuple):
 class AdagradRows:
     """Element-wise Adagrad without decays: ``state += g g; row -= rate g / (sqrt(state) + epsilon)``.
 
-    Duchi, Hazan and Singer, JMLR 12 (2011), with epsilon outside the root as ``torch.optim.Adagrad`` has it.
-
-    Attributes:
-        epsilon: what is added to the root.
+    Duchi, Hazan and Singer, JMLR 12 (2011), with epsilon outside the root as in ``torch.optim.Adagrad``.
     """
 
     epsilon: float
@@ -141,18 +136,18 @@ class AdagradRows:
 
 @dataclass(frozen=True)
 class SgdRows:
-    """``row -= rate g``, without a state."""
+    """SGD without state: ``row -= rate g``."""
 
 
 Rule = AdagradRows | SgdRows
-"""What updates the rows."""
+"""Update rule of the rows."""
 
 
 def check_update(keys: SortedKeys, gradient_NBW: Tensor, rows_RW: Tensor, state_RW: Tensor | None, rule: Rule) -> None:
-    """Refuse what no update can work on.
+    """Check the tensors of an update.
 
     Raises:
-        ValueError: shapes, dtypes or strides do not fit one another or the rule.
+        ValueError: shapes, dtypes or strides do not match each other or the rule.
     """
     check_sums(keys, gradient_NBW, rows_RW)
     shape = rows_RW.shape
@@ -167,10 +162,10 @@ def check_update(keys: SortedKeys, gradient_NBW: Tensor, rows_RW: Tensor, state_
 
 
 def check_sums(keys: SortedKeys, gradient_NBW: Tensor, rows_RW: Tensor) -> None:
-    """Refuse gradients and rows of other shapes than the keys have.
+    """Check that gradients and rows match the keys.
 
     Raises:
-        ValueError: bags, rows or widths differ, or they are not dense.
+        ValueError: bags, rows or widths differ, rows are not contiguous, or the vectors of gradients are not.
     """
     if gradient_NBW.dim() != 3 or gradient_NBW.shape[1] != keys.bags or gradient_NBW.stride(2) != 1:
         raise ValueError(

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
 """Triton kernels of embedding bags: rows of keys, sums of rows, and updates by sums over runs of equal rows.
 
-Keys come sorted by row. The updating kernel has a program for every tile of keys: all their gradients are loaded at
-once, and the product of (row of key i is row of key j) and the gradients is, in the line of every key, the sum over
-its row. 0 and 1 are exact in 16 bit, so that it runs on tensor cores and sums in fp32; no program walks along a run.
-The first key of a run that lies in one tile updates its row there. A run that crosses tiles leaves a partial sum in
-each, which a second kernel adds up in their order, without atomics, for as many tiles as the run has.
+Keys are sorted by row. A program of the update kernel loads the gradients of all keys of a tile. It multiplies the
+matrix (row of key i == row of key j) by the gradients, which gives, for every key, the sum over the keys of its row in
+the tile. 0 and 1 are exact in 16 bit, so this runs on tensor cores and sums in fp32, without a loop over the run. If a
+run is within one tile, its first key updates the row. If it crosses tiles, each tile writes a partial sum, and a second
+kernel adds these in order, without atomics.
 
-Moved for every key: row, source and the gradient's vector, 264 bytes at 128 values in 16 bit; for every row 2,048.
+Bytes per key: 264 for row, source and a gradient of 128 values in 16 bit. Bytes per updated row: 2,048.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADAGRAD: tl.constexpr = tl.constexpr(2)
 
 @triton.jit
 def _bag_of(table_ptr, bag):
-    """Column, hotness, base, rows, shard and shards of bags."""
+    """Return column, hotness, base, rows, shard and shards of bags."""
     fields = table_ptr + bag * 6
     return (
         tl.load(fields),
@@ -45,7 +45,7 @@ def embedding_rows_kernel(
     keys, rows, ids_stride,
     LOOKUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Row of every key, or ``rows``. Grid (keys / BLOCK,)."""
+    """Write the row of every key; ``rows`` for keys without a row in the store. Grid (keys / BLOCK,)."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < keys
     sample, lookup = place // LOOKUPS, place % LOOKUPS
@@ -66,9 +66,9 @@ def embedding_sources_kernel(
     keys, rows,
     BAGS: tl.constexpr, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sample and bag of the keys that stood at these places; and how many keys have a row, which come first.
+    """Write sample and bag of every sorted key, given its position before sorting, and the number of keys with a row.
 
-    Grid (keys / BLOCK rounded up from keys + 1,): one position is the first behind those that have a row.
+    Grid ((keys + 1) / BLOCK,): the first position after the keys with a row, at most ``keys``, writes that number.
     """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = position < keys
@@ -91,9 +91,9 @@ def embedding_pool_kernel(
     samples, ids_stride, sample_stride, bag_stride,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, SAMPLES: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the rows of bags. Grid (samples / SAMPLES, bags); LOOKUPS rows of each sample are under way at a time.
+    """Write the sums of the rows of bags. Grid (samples / SAMPLES, bags); LOOKUPS rows per sample load at a time.
 
-    The next keys are known before a program waits for the rows of the present ones.
+    A program loads the next keys before it waits for the rows of the current ones.
     """
     bag = tl.load(largest_first_ptr + tl.program_id(1))
     column, hotness, base, table_rows, shard, shards = _bag_of(table_ptr, bag)
@@ -121,7 +121,7 @@ def embedding_pool_kernel(
 
 @triton.jit
 def _round_by_chance(x, row, column, seed_ptr):
-    """fp32 (rows, columns) to the grid of fp16, as :func:`common.ops.embedding_bags.rounding.round_by_chance`."""
+    """Round fp32 (rows, columns) to values of fp16 as :func:`common.ops.embedding_bags.rounding.round_by_chance`."""
     first, second = site_keys(seed_ptr, row)
     bits = word(column.to(tl.uint32)[None, :], first[:, None], second[:, None])
     chance = (bits >> 8).to(tl.float32) * (2.0**-24)
@@ -134,7 +134,7 @@ def _round_by_chance(x, row, column, seed_ptr):
 
 @triton.jit
 def _load_rows(rows_ptr, state_ptr, place, mask, RULE: tl.constexpr):
-    """Rows and state, fp32, as far as the rule needs them."""
+    """Return rows and state in fp32; 0 if the rule does not need them."""
     before, state = 0.0, 0.0
     if RULE != DENSE:
         before = tl.load(rows_ptr + place, mask=mask, other=0.0).to(tl.float32)
@@ -148,7 +148,7 @@ def _store_rows(
     rows_ptr, state_ptr, place, mask, before, state, sums, row, column,
     learning_rate_ptr, grad_factor_ptr, seed_ptr, epsilon, RULE: tl.constexpr,
 ):  # fmt: skip
-    """Update what was loaded by these sums (rows, columns), or store the sums. A seed means rounding by chance."""
+    """Update the loaded rows by the sums (rows, columns), or store the sums. With a seed, round stochastically."""
     if RULE == DENSE:
         after = sums
     else:
@@ -167,17 +167,17 @@ def _store_rows(
 def embedding_update_kernel(
     row_ptr,  # (M,) int32, sorted
     source_ptr,  # (M,) int32
-    ours_ptr,  # 0-d int32, keys that have a row
+    ours_ptr,  # 0-d int32, number of keys with a row
     gradient_ptr,  # (N, B, WIDTH)
     rows_ptr,  # (R, WIDTH), written
     state_ptr,  # (R, WIDTH) fp32, written, if ADAGRAD
-    partial_ptr,  # (2 tiles, WIDTH) fp32, written for runs that cross tiles: those from before, those that begin here
+    partial_ptr,  # (2 tiles, WIDTH) fp32, written for the runs that enter a tile, and for those that begin and leave it
     learning_rate_ptr, grad_factor_ptr, write_ptr, seed_ptr,
     sample_stride, bag_stride, epsilon,
     RULE: tl.constexpr, BAGS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
     TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Rows all of whose keys lie in one tile. Grid (programs,); every program visits each programs-th tile."""
+    """Update the rows whose keys are all in one tile. Grid (programs,); programs take tiles in turn."""
     count = tl.load(ours_ptr)
     if RULE != DENSE:
         count = tl.where(tl.load(write_ptr), count, 0)
@@ -203,7 +203,7 @@ def embedding_update_kernel(
 
         target = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
         whole = (inside & begins & (goes_out == 0))[:, None] & existing
-        rows_before, state = _load_rows(rows_ptr, state_ptr, target, whole, RULE)  # under way beside the gradients
+        rows_before, state = _load_rows(rows_ptr, state_ptr, target, whole, RULE)  # loads together with the gradients
         vector = (source // BAGS).to(tl.int64) * sample_stride + (source % BAGS).to(tl.int64) * bag_stride
         gradient = tl.load(gradient_ptr + vector[:, None] + column[None, :], mask=inside[:, None] & existing, other=0.0)
         same = tl.where(row[:, None] == row[None, :], 1.0, 0.0).to(gradient.dtype)
@@ -221,16 +221,16 @@ def embedding_update_kernel(
 @triton.jit
 def embedding_long_runs_kernel(
     row_ptr,  # (M,) int32, sorted
-    ours_ptr,  # 0-d int32, keys that have a row
+    ours_ptr,  # 0-d int32, number of keys with a row
     rows_ptr,  # (R, WIDTH), written
     state_ptr,  # (R, WIDTH) fp32, written, if ADAGRAD
     partial_ptr,  # (2 tiles, WIDTH) fp32
     learning_rate_ptr, grad_factor_ptr, write_ptr, seed_ptr, epsilon,
     RULE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Rows whose keys cross tiles, each by the program at the end of the tile in which its run begins.
+    """Update the rows whose run of keys crosses tiles. The program of the tile in which a run begins handles it.
 
-    Grid (programs,); every program visits each programs-th end of a tile.
+    Grid (programs,); programs take tiles in turn.
     """
     count = tl.load(ours_ptr)
     if RULE != DENSE:

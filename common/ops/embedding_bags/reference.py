@@ -1,7 +1,7 @@
 """The reference of :mod:`common.ops.embedding_bags`. Shapes: see :mod:`common.ops.embedding_bags.bags`.
 
-fp64 is computed in fp64, all else in fp32. Nothing has a shape that depends on keys. ``update`` and ``dense_gradient``
-add up with ``index_add_``, whose order is fixed on a CPU, and on a GPU with PyTorch's deterministic algorithms only.
+Arithmetic is fp64 for fp64 inputs, otherwise fp32. Shapes do not depend on keys. ``update`` and ``dense_gradient`` add
+with ``index_add_``, whose order is fixed on a CPU, but on a GPU only with PyTorch's deterministic algorithms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.ops.triton_support import widen
 
 
 class EmbeddingBags(NamedTuple):
-    """The functions of an implementation; see :func:`pool_reference` and those behind it."""
+    """The functions of an implementation; see :func:`pool_reference` and the functions after it."""
 
     pool: Callable[..., None]
     sort: Callable[..., SortedKeys]
@@ -28,16 +28,15 @@ class EmbeddingBags(NamedTuple):
 
 @torch.no_grad()
 def pool_reference(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
-    """Write the sum of the rows of every bag: 0 for a bag of which no key is ours.
+    """Write the sum of the rows of every bag; 0 for a bag without keys in this store.
 
     Args:
         rows_RW: the store; fp32 or fp16.
-        ids_NL: keys of the samples, integers, dense within a sample.
-        bags: of the store.
-        out_NBW: written; any float dtype, dense vectors any distance apart.
+        ids_NL: keys of the samples, integers, contiguous within a sample.
+        out_NBW: output of any float dtype; only the last dimension must be contiguous.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not match.
     """
     bags.check(ids_NL, out_NBW)
     if not bags.rows:
@@ -53,14 +52,13 @@ def pool_reference(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor)
 
 @torch.no_grad()
 def sort_reference(ids_NL: Tensor, bags: Bags) -> SortedKeys:
-    """Find the row of every key in every bag, and sort them by it.
+    """Find the row of every key in every bag, and sort the keys by row.
 
     Args:
-        ids_NL: keys of the samples, integers, dense within a sample.
-        bags: of the store.
+        ids_NL: keys of the samples, integers, contiguous within a sample.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not match.
     """
     bags.check(ids_NL)
     bag_K, column_K = bags.lookup_K2.long().unbind(1)
@@ -86,29 +84,27 @@ def update_reference(
     write: Tensor,
     rounding_seed: Tensor | None = None,
 ) -> None:
-    """Update the rows that have keys, each once, by the sum of its gradients over all keys.
+    """Update each row that has keys once, by the sum of the gradients of its keys.
 
     Args:
-        keys: of the batch.
-        gradient_NBW: gradient of each bag's vector, any float dtype, dense vectors any distance apart, all finite where
-            ``write`` is true.
+        keys: sorted keys of the batch.
+        gradient_NBW: gradients of the vectors of bags, any float dtype; only the last dimension must be contiguous.
+            Must be finite if ``write`` is true.
         rows_RW: the store, updated in place; fp32 or fp16; contiguous.
-        state_RW: fp32, updated in place; None for a rule without a state; contiguous.
-        rule: of the update.
+        state_RW: optimizer state, updated in place; fp32; contiguous; None for a rule without state.
         learning_rate: 0-d fp32, on the device.
-        grad_factor: 0-d fp32, on the device, that the sums are multiplied with.
-        write: 0-d bool, on the device; where it is false, rows and state stay as they are.
-        rounding_seed: 0-d int64, on the device: round fp16 rows by chance, with other bits for every seed; without it
-            they are rounded to the nearest.
+        grad_factor: factor on the sums, 0-d fp32, on the device.
+        write: whether to update rows and state, 0-d bool, on the device.
+        rounding_seed: seed of stochastic rounding of fp16 rows, 0-d int64, on the device; None to round to nearest.
 
     Raises:
-        ValueError: shapes, dtypes or strides do not fit.
+        ValueError: shapes, dtypes or strides do not match.
     """
     check_update(keys, gradient_NBW, rows_RW, state_RW, rule)
     if not keys.rows or not len(keys.row_M):
         return
-    # There are at most as many runs of equal rows as slots. Slots behind the last run of ours repeat it, so that each
-    # row is written by one value only; where no key is ours, row 0 is written as it was.
+    # There are at least as many slots as runs of equal rows. Slots after the last run with a row in this store repeat
+    # it, so that all writes to a row have the same value; if no key has a row, row 0 is written unchanged.
     slots = min(len(keys.row_M), keys.rows + 1)
     new_M = torch.ones_like(keys.row_M, dtype=torch.bool)
     new_M[1:] = keys.row_M[1:] != keys.row_M[:-1]
@@ -121,7 +117,7 @@ def update_reference(
     row_S = row_S[slot_S].clamp(max=keys.rows - 1).long()
     allowed = write & (runs > 0)
 
-    # in place where it can be: on a CPU most of the time goes into fresh memory
+    # in place where possible: on a CPU, allocating memory takes most of the time
     step_SW = sum_SW[slot_S].to(torch.promote_types(sum_SW.dtype, rows_RW.dtype)).mul_(grad_factor)
     if isinstance(rule, AdagradRows):
         assert state_RW is not None  # checked above
@@ -138,19 +134,19 @@ def update_reference(
 
 @torch.no_grad()
 def dense_gradient_reference(keys: SortedKeys, gradient_NBW: Tensor, out_RW: Tensor) -> None:
-    """Write the sum of the gradients of each row over all its keys, 0 for a row without one.
+    """Write the sum of the gradients of the keys of each row; 0 for a row without keys.
 
     Args:
-        keys: of the batch.
-        gradient_NBW: gradient of each bag's vector, any float dtype, dense vectors any distance apart. One that is not
-            finite may spoil other rows too.
-        out_RW: written; any float dtype; contiguous.
+        keys: sorted keys of the batch.
+        gradient_NBW: gradients of the vectors of bags, any float dtype; only the last dimension must be contiguous.
+            Values that are not finite may also change the sums of other rows.
+        out_RW: output of any float dtype; contiguous.
 
     Raises:
-        ValueError: shapes or strides do not fit.
+        ValueError: shapes or strides do not match.
     """
     check_sums(keys, gradient_NBW, out_RW)
     gradient_MW = widen(gradient_NBW[keys.source_M // keys.bags, keys.source_M % keys.bags])
-    sum_RW = gradient_MW.new_zeros((keys.rows + 1, gradient_MW.shape[1]))  # the last for keys that are not ours
+    sum_RW = gradient_MW.new_zeros((keys.rows + 1, gradient_MW.shape[1]))  # the last for keys without a row
     sum_RW.index_add_(0, keys.row_M, gradient_MW)
     out_RW.copy_(sum_RW[:-1])

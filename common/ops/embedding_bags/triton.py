@@ -1,7 +1,7 @@
-"""Embedding bags through the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
+"""Embedding bags with the Triton kernels of :mod:`common.ops.embedding_bags.kernels`.
 
-``pool`` is one launch, ``sort`` two around PyTorch's sort, ``update`` two, on the current stream; nothing waits for the
-device, and nothing is added up by atomics. Shapes: see :mod:`common.ops.embedding_bags.bags`.
+``pool`` is one launch, ``sort`` is two and PyTorch's sort between them, ``update`` is two, all on the current stream.
+Nothing waits for the device, and there are no atomics. Shapes: see :mod:`common.ops.embedding_bags.bags`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 BLOCK = 1024
-"""Keys of a program that looks at no vectors."""
+"""Keys per program of kernels that read no vectors."""
 
 NARROWEST = 16
-"""Columns of the least product of matrices."""
+"""Smallest number of columns of a matrix product."""
 
 
 TILES: dict[str, Tile] = {
@@ -27,13 +27,13 @@ TILES: dict[str, Tile] = {
     "update": Tile(keys=16, warps=4, programs=16, stages=3),
     "long_runs": Tile(partial_sums=16, warps=1, programs=32),
 }
-"""Pass to its tile.
+"""Tiles by pass.
 
-- ``samples``: samples of one bag in a program; ``lookups``: rows of each sample in flight;
-- ``keys``: keys of a tile, at least 16: the more there are, the fewer runs cross tiles;
-- ``stages`` of ``update``: with 3 the sources of a tile, then its gradients, rows and state are in flight while earlier
-  tiles are computed. A row is written in one tile only, so that none is read too early;
-- ``partial_sums``: partial sums of a run in flight.
+- ``samples``: samples of one bag per program; ``lookups``: rows of each sample that load at a time;
+- ``keys``: keys per tile, at least 16; with more keys, fewer runs cross tiles;
+- ``stages`` of ``update``: with 3 stages, the sources, then gradients, rows and state of a tile load while the program
+  computes earlier tiles. This is safe because only one tile writes a row;
+- ``partial_sums``: partial sums of a run that load at a time.
 """
 
 
@@ -61,9 +61,10 @@ def pool(rows_RW: Tensor, ids_NL: Tensor, bags: Bags, out_NBW: Tensor) -> None:
 
 @torch.no_grad()
 def sort(ids_NL: Tensor, bags: Bags) -> SortedKeys:
-    """See :func:`common.ops.embedding_bags.reference.sort_reference`, whose keys these are.
+    """See :func:`common.ops.embedding_bags.reference.sort_reference`. The result is the same.
 
-    Rows are sorted as 32 bits with their places beside them, in half the passes of row and place as one number.
+    The 32-bit rows are sorted with their positions as values. This takes half the passes of 64-bit sort keys that
+    contain row and position.
     """
     bags.check(ids_NL)
     keys = len(ids_NL) * bags.lookups
@@ -124,7 +125,7 @@ def _add_up(
     epsilon: float,
     rule: int,
 ) -> None:
-    """Both launches. ``scalars`` are rate, factor and permission."""
+    """Launch both kernels. ``scalars`` are ``learning_rate``, ``grad_factor`` and ``write``."""
     count, width = len(keys.row_M), rows_RW.shape[1]
     if not keys.rows or not count:
         return

@@ -1,15 +1,14 @@
 # mypy: allow-untyped-defs
-"""FP8 with delayed scaling for Triton kernels: what a kernel needs that writes its result in FP8 itself.
+"""Delayed FP8 scaling for Triton kernels that write their results in FP8.
 
-Such a kernel runs as a one-dimensional grid of programs that walk over tiles. Every program loads the scale first
-(0: unknown, then it takes one by :func:`first_scale` from a sample of its results), rounds with :func:`round_to_fp8`
-what it computes, keeps the largest magnitude with :func:`peak_of`, and ends with :func:`finish`, which writes the
-inverse of the scale that was used and replaces the scale for the next use.
+Such a kernel has a one-dimensional grid of programs that loop over tiles. Every program loads the scale first; if it is
+0 (unknown), :func:`first_scale` computes one from a sample of results. The program rounds results with
+:func:`round_to_fp8`, collects the largest magnitude with :func:`peak_of`, and ends with :func:`finish`, which writes
+the inverse of the used scale and the scale of the next use.
 
-The maximum has two stages: each program's own, over bit patterns (those of non-negative floats are ordered as integers,
-with NaN above infinity), and an atomic maximum of all programs, which is exact and so the same in whatever order they
-come. The program that comes last writes the scale: every other one has read the old scale by then, which saves a launch
-for each of a layer's results in FP8.
+The maximum has two stages: each program computes the maximum of bit patterns (those of non-negative floats have the
+order of integers, with NaN above infinity), then all programs update an atomic maximum, which is exact in any order.
+The last program writes the scale, because all others have read the old scale by then. This saves a launch per result.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ FIRST_MARGIN = tl.constexpr(reference.FIRST_MARGIN)
 
 @triton.jit
 def magnitude_bits(x):
-    """Bits of |x| of fp32, as int32."""
+    """Return the bits of |x| as int32, for x in fp32."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def no_peak(ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """The maximum of no tile: int32 (ROWS, COLUMNS / GROUP)."""
+    """Return the initial maximum, 0: int32 (ROWS, COLUMNS / GROUP)."""
     return tl.zeros((ROWS, COLUMNS // GROUP), tl.int32)
 
 
 @triton.jit
 def peak_of(peak, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """The maximum of ``peak`` and the magnitudes of a tile (ROWS, COLUMNS).
+    """Return the maximum of ``peak`` and the magnitudes of a tile (ROWS, COLUMNS).
 
     Args:
-        GROUP: neighbours of a row that share a maximum: those that one thread holds, so that they take one register.
+        GROUP: neighbours in a row that share a maximum; one thread holds them, so that it needs one register.
     """
     bits = magnitude_bits(x)
     if GROUP > 1:
@@ -53,7 +52,7 @@ def peak_of(peak, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.conste
 
 @triton.jit
 def scale_of(amax, otherwise, E5M2: tl.constexpr):
-    """The scale for ``amax``; ``otherwise`` where that is 0 or not finite."""
+    """Return the scale for ``amax``, or ``otherwise`` if ``amax`` is 0 or not finite."""
     largest: tl.constexpr = LARGEST_E5M2 if E5M2 else LARGEST_E4M3
     scale = tl.minimum(tl.div_rn(tl.full((), largest, tl.float32), amax), LARGEST_SCALE)
     return tl.where((amax > 0.0) & (amax < float("inf")), scale, otherwise)
@@ -61,17 +60,17 @@ def scale_of(amax, otherwise, E5M2: tl.constexpr):
 
 @triton.jit
 def first_scale(peak, E5M2: tl.constexpr):
-    """The scale of a first use, from the maximum over a sample."""
+    """Return the scale of a first use from the maximum of a sample."""
     amax = tl.max(tl.max(peak, 1), 0).to(tl.float32, bitcast=True)
     return scale_of(amax * FIRST_MARGIN, 1.0, E5M2)
 
 
 @triton.jit
 def round_to_fp8(x, scale, E5M2: tl.constexpr):
-    """The bytes of ``scale * x`` in FP8, saturated; NaN where x is not finite."""
+    """Return ``scale * x`` in FP8 as bytes, saturated; NaN where x is not finite."""
     largest: tl.constexpr = LARGEST_E5M2 if E5M2 else LARGEST_E4M3
     scaled = tl.clamp(x * scale, -largest, largest)
-    # here and not on the bytes, four of which share a register
+    # before the conversion to bytes, because four of them share a register
     scaled = tl.where(magnitude_bits(x) < INFINITY_BITS, scaled, float("nan"))
     if E5M2:
         return scaled.to(tl.float8e5).to(tl.uint8, bitcast=True)
@@ -80,26 +79,26 @@ def round_to_fp8(x, scale, E5M2: tl.constexpr):
 
 @triton.jit
 def widen_e4m3(byte):
-    """The numbers of bytes in e4m3fn, fp32."""
+    """Return the fp32 values of e4m3fn bytes."""
     return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
 
 @triton.jit
 def finish(
-    peak,  # of this program
-    known,  # the scale as loaded, 0 if unknown
-    scale,  # the scale as used
+    peak,  # maximum of this program
+    known,  # loaded scale, 0 if unknown
+    scale,  # used scale
     scale_ptr,  # 0-d fp32, updated
-    pending_ptr,  # (2,) int32, zeros: bits of the maximum, programs that are done; zeros again afterwards
+    pending_ptr,  # (2,) int32: bits of the maximum, number of finished programs; zeros before and after the kernel
     scale_inverse_ptr,  # 0-d fp32, written
     E5M2: tl.constexpr,
     FROZEN: tl.constexpr,
 ):
-    """The end of a program: its share in the scale of the next use; with ``FROZEN`` the scale stays as it is."""
+    """Finish a program: merge its maximum; the last program writes the next scale, unless ``FROZEN``."""
     if tl.program_id(0) == 0:
         tl.store(scale_inverse_ptr, tl.div_rn(1.0, scale))
     if not FROZEN:
-        tl.debug_barrier()  # every warp of this program has its scale before another program may replace it
+        tl.debug_barrier()  # all warps have loaded the scale before another program may replace it
         tl.atomic_max(pending_ptr, tl.max(tl.max(peak, 1), 0))
         if tl.atomic_add(pending_ptr + 1, 1) == tl.num_programs(0) - 1:
             amax = tl.atomic_xchg(pending_ptr, 0).to(tl.float32, bitcast=True)
@@ -109,7 +108,10 @@ def finish(
 
 @triton.jit
 def load_tile(pointer, row, columns, T, width, inverse=None):
-    """Rows and columns of a tensor (T, ``width``), fp32; 0 where there are none. In FP8 it has an ``inverse``."""
+    """Return a tile of a (T, ``width``) tensor in fp32, 0 outside. ``inverse`` is the inverse scale of FP8 tensors.
+
+    ``columns`` begins with the indices of the columns and the mask of the valid ones.
+    """
     mask = (row < T)[:, None] & columns[1][None, :]
     place = row.to(tl.int64)[:, None] * width + columns[0][None, :]
     x = tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
@@ -120,7 +122,7 @@ def load_tile(pointer, row, columns, T, width, inverse=None):
 
 @triton.jit
 def block_of_columns(given, block, F, BLOCK_F: tl.constexpr):
-    """Columns of a block, and which exist: ``COLUMNS`` of a formula that needs no more of a block."""
+    """Return the columns of a block and the mask of the valid ones. This is the default for ``COLUMNS``."""
     column = block * BLOCK_F + tl.arange(0, BLOCK_F)
     return column, column < F
 
@@ -138,7 +140,7 @@ def begin(
     output, result: tl.constexpr, given, inverse, T, F, BLOCKS, COLUMNS: tl.constexpr, FORMULA: tl.constexpr,
     SAMPLED_ROWS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """The scale as it was left, the scale to use, and the maximum of no tile; all unused but for FP8."""
+    """Return the loaded scale (0 if unknown), the scale to use, and the initial maximum. Used only for FP8."""
     known = 0.0
     scale = 0.0
     if output.data is not None:
@@ -158,7 +160,10 @@ def begin(
 
 @triton.jit
 def store_result(output, scale, peak, parts, columns, row, T, GROUP: tl.constexpr):
-    """Store parts of a tile in the forms that the output has; the maximum with them."""
+    """Store the parts of a tile in each format of the output, and return the maximum that includes them.
+
+    A part is a pair: the values and their first column in the output.
+    """
     mask = (row < T)[:, None] & columns[1][None, :]
     place = row.to(tl.int64)[:, None] * output.columns + columns[0][None, :]
     for number in tl.static_range(len(parts)):
@@ -179,7 +184,7 @@ def store_result(output, scale, peak, parts, columns, row, T, GROUP: tl.constexp
 
 @triton.jit
 def finish_result(output, known, scale, peak):
-    """:func:`finish` of an output in FP8."""
+    """Call :func:`finish` if the output has FP8."""
     if output.data is not None:
         e5m2: tl.constexpr = output.data.dtype.element_ty == tl.float8e5
         frozen: tl.constexpr = output.pending is None
@@ -193,18 +198,17 @@ def _name_of_formula(specialization):
 @triton.jit(repr=_name_of_formula)
 def tiles_kernel(
     given,  # inputs of the formula
-    inverse_ptr,  # 0-d fp32, of the scale of an input in FP8, or None
-    output, saved,  # what it computes, and what it keeps
+    inverse_ptr,  # 0-d fp32, inverse scale of an FP8 input, or None
+    output, saved,  # outputs for the result and for values that backward needs
     partial_ptr,  # (programs, columns of output) fp32: sums over rows, or None
     T, F,
     BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, FORMULA: tl.constexpr, OWN_COLUMNS: tl.constexpr,
     SAMPLED_ROWS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr,
     ONE_TILE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of a formula over T rows and BLOCKS blocks of columns. Grid (programs,), a multiple of BLOCKS if columns
-    are a program's own.
+    """Evaluate a formula on T rows and BLOCKS blocks of columns. Grid (programs,); programs take tiles in turn.
 
-    Every program visits each programs-th tile.
+    With OWN_COLUMNS a program stays in one block of columns, and the grid is a multiple of BLOCKS.
     """
     inverse = None
     if inverse_ptr is not None:
@@ -220,7 +224,7 @@ def tiles_kernel(
     first = tl.program_id(0) // STEPS
     own = COLUMNS(given, tl.program_id(0) % BLOCKS, F, BLOCK_F)
     total = tl.zeros((BLOCK_T, BLOCK_F), tl.float32)
-    # the compiler removes the loop over a single tile, and with it the registers that it would hold
+    # the compiler removes a loop over a single tile, which saves registers
     end = first + 1 if ONE_TILE else tl.cdiv(T, BLOCK_T) * WALKED
     for tile in tl.range(first, end, tl.num_programs(0) // STEPS, num_stages=STAGES):
         row = tile // WALKED * BLOCK_T + tl.arange(0, BLOCK_T)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of a cast to FP8 with its transpose, and of the scale that its amax gives.
+"""Triton kernel of a cast to FP8, with a transpose and the scale of the next use.
 
-Bound by memory: 2 bytes read and 1 + 1 written per element, 4 B at about 4.3 TB/s on an H200: 23 us for 24,576 tokens
-of 1,024 features. Every program walks over tiles; a tile is loaded once and stored twice, turned in shared memory so
-that both stores are contiguous.
+Memory bounds it: 2 bytes read and 1 + 1 written per element, 4 bytes at about 4.3 TB/s on an H200: 23 us for 24,576
+tokens of 1,024 features. Every program loops over tiles. A tile is loaded once and stored twice; it is transposed in
+shared memory so that both stores are contiguous.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ from common.ops.fp8_cast.device import load_tile
 
 @triton.jit
 def fp8_cast(given, columns, inverse, row, M, K):
-    """x (M, K)."""
+    """Return the tile of x (M, K) unchanged: ``FORMULA`` of :func:`common.ops.fp8_cast.device.tiles_kernel`."""
     return ((load_tile(given[0], row, columns, M, K), 0),), ()

@@ -15,19 +15,19 @@ E5M2 = torch.float8_e5m2
 
 SAMPLED_ROWS = 256
 SAMPLED_ROWS_OF_COMPUTED = 32
-"""Of results that a kernel computes, each of whose programs computes the sample first."""
+"""Number of sampled rows for results that a kernel computes. Smaller, because each program computes the sample."""
 
 FIRST_MARGIN = 4.0
 LARGEST_SCALE = 2.0**126
-"""A tensor of denormal numbers would ask for more; the inverse of this one is still a normal number."""
+"""Largest scale; only tensors of denormal numbers would need more. Its inverse is still a normal number."""
 
 
 class Scaling(NamedTuple):
-    """State of the scale of one tensor, on the tensor's device; casts update it in place.
+    """State of the scale of one tensor, on the device of the tensor. Casts update it in place.
 
     Attributes:
-        scale: 0-d fp32, for the next use; 0 before the first.
-        pending: int32 (2,), scratch of the Triton kernel: zeros between casts.
+        scale: scale of the next use, 0-d fp32; 0 before the first use.
+        pending: scratch memory of the Triton kernels, int32 (2,); zeros between casts.
     """
 
     scale: Tensor
@@ -40,10 +40,10 @@ class Fp8Tensor:
 
     Attributes:
         data: (M, K) FP8, rows contiguous.
-        transposed: (K, M) FP8, the same values, rows contiguous; None where nobody needs them.
-        scale_inverse: 0-d fp32, of the scale that the values were cast with; nobody writes to it again.
-        source: (M, K) in the dtype that the values stand for. Gradients go to it; its content is never read, so that a
-            kernel that writes FP8 alone may give an expanded scalar.
+        transposed: (K, M) FP8, the same values, rows contiguous; None if not needed.
+        scale_inverse: inverse of the scale of the cast, 0-d fp32; never modified.
+        source: tensor (M, K) that autograd sees, in the dtype before the cast. Its gradient is that of the matrix. Its
+            values are never read, so a kernel that writes only FP8 may use an expanded scalar.
     """
 
     data: Tensor
@@ -54,26 +54,26 @@ class Fp8Tensor:
 
 @dataclass
 class Handover:
-    """The gradient of a product's result in FP8, which the one operation that reads the result writes itself.
+    """Transfer of an FP8 gradient from the consumer of a matrix product's result to the matrix product.
 
-    Autograd casts a gradient to the dtype of what it belongs to; so the FP8 form goes past it, and autograd carries its
-    ``source``.
+    Autograd would cast the gradient to the dtype of the result. So the FP8 tensor is passed here, and autograd passes
+    its ``source``.
 
     Attributes:
-        scaling: of this gradient; None where it is cast later, or stays in 16 bits.
-        gradient: what the reader's backward pass left for the product's.
+        scaling: scale of this gradient; None if it is cast later or stays in 16 bits.
+        gradient: gradient that the backward pass of the consumer has left, or None.
     """
 
     scaling: Scaling | None
     gradient: Fp8Tensor | None = None
 
     def leave(self, gradient: Fp8Tensor) -> Tensor:
-        """Leave the gradient for the product; what autograd carries instead."""
+        """Store the gradient for the matrix product, and return the tensor for autograd."""
         self.gradient = gradient
         return gradient.source
 
     def take(self) -> Fp8Tensor | None:
-        """The gradient, once."""
+        """Return the gradient and remove it; None if there is none."""
         taken, self.gradient = self.gradient, None
         return taken
 
@@ -82,14 +82,14 @@ class Handover:
 def cast_reference(
     x_MK: Tensor, scaling: Scaling, dtype: torch.dtype, transpose: bool, frozen_scales: bool = False
 ) -> Fp8Tensor:
-    """Reference implementation.
+    """Cast a matrix to FP8.
 
     Args:
         x_MK: fp16 or bf16; contiguous.
-        scaling: of this tensor; it is left with the scale for the next use.
+        scaling: scale of this tensor, which is updated for the next use.
         dtype: ``E4M3`` or ``E5M2``.
-        transpose: whether the transpose is wanted too.
-        frozen_scales: leave the scale as it is.
+        transpose: whether to return the transpose, too.
+        frozen_scales: do not update the scale.
     """
     cast = _cast(x_MK.float(), scaling, dtype, SAMPLED_ROWS, x_MK, frozen_scales)
     return replace(cast, transposed=cast.data.t().contiguous()) if transpose else cast
@@ -103,25 +103,25 @@ def computed_reference(
     of: torch.dtype,
     frozen_scales: bool = False,
 ) -> Fp8Tensor:
-    """What a kernel writes that computes values and casts them itself.
+    """Cast computed values to FP8 like a kernel that computes and casts them.
 
     Args:
-        values_MK: in the dtype of the arithmetic, not rounded to half precision first.
-        scaling: of this tensor; it is left with the scale for the next use.
+        values_MK: values in the dtype of the arithmetic, not rounded to 16 bits.
+        scaling: scale of this tensor, which is updated for the next use.
         dtype: ``E4M3`` or ``E5M2``.
-        of: dtype that the values stand for.
-        frozen_scales: leave the scale as it is.
+        of: dtype of ``source``.
+        frozen_scales: do not update the scale.
     """
     source = torch.empty((), dtype=of, device=values_MK.device).expand(values_MK.shape)
     return _cast(values_MK.float(), scaling, dtype, SAMPLED_ROWS_OF_COMPUTED, source, frozen_scales)
 
 
 def widened(x_MK: Tensor, handover: Handover | None) -> Tensor:
-    """``x`` in the dtype of the arithmetic, for an operation whose gradient of ``x`` goes to ``handover``, if any.
+    """Return ``x`` in the dtype of the arithmetic.
 
     Args:
-        x_MK: a product's result.
-        handover: of its gradient, which is cast from the dtype of the arithmetic.
+        x_MK: result of a matrix product.
+        handover: receives the gradient of ``x_MK`` in e5m2 if it has a scale.
     """
     if handover is None or handover.scaling is None:
         return widen(x_MK)
@@ -142,7 +142,7 @@ class _Widened(torch.autograd.Function):
 
 
 def widen_fp8(x8: Fp8Tensor, to: torch.dtype = torch.float32) -> Tensor:
-    """The values of an FP8 tensor, rounded as fp32 products of data and inverse scale."""
+    """Return the values of an FP8 tensor: products of data and inverse scale in fp32, cast to ``to``."""
     return (x8.data.float() * x8.scale_inverse).to(to)
 
 
@@ -166,6 +166,9 @@ def _first_scale(wide_MK: Tensor, largest: float, sampled: int) -> Tensor:
 
 
 def scale_of(amax: Tensor, largest: float, otherwise: Tensor) -> Tensor:
-    """The scale that maps ``amax`` to a format's ``largest`` value; ``otherwise`` where that is 0 or not finite."""
-    scale = (torch.full_like(amax, largest) / amax).clamp(max=LARGEST_SCALE)  # largest / amax would round twice
+    """Return the scale that maps ``amax`` to the ``largest`` value of a format.
+
+    Where ``amax`` is 0 or not finite, return ``otherwise``.
+    """
+    scale = (torch.full_like(amax, largest) / amax).clamp(max=LARGEST_SCALE)  # a Python number / amax would round twice
     return torch.where((amax > 0) & (amax < float("inf")), scale, otherwise)

@@ -1,4 +1,4 @@
-"""Casts to FP8 through the Triton kernel of :mod:`common.ops.fp8_cast.kernels`."""
+"""Casts to FP8 with the Triton kernel of :mod:`common.ops.fp8_cast.kernels`, and launches of kernels that write FP8."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors
 
 TILES: dict[str, Tile] = {"cast": Tile(rows=64, columns=128, warps=8, programs=4, stages=3)}
-"""The best for 24,576 rows of 1,024 and of 4,096 columns on an H200, of those that a sweep tried."""
+"""Tiles by pass, from a sweep at 24,576 rows of 1,024 and of 4,096 columns on an H200."""
 
 
 class Result(NamedTuple):
-    """FP8 that a kernel is going to write.
+    """Buffers for an FP8 matrix that a kernel writes.
 
     Attributes:
-        data: of the result.
-        scaling: its scale.
-        scale_inverse: 0-d fp32.
+        scaling: state of the scale, which the kernel updates.
+        scale_inverse: inverse of the used scale, 0-d fp32, which the kernel writes.
     """
 
     data: Tensor
@@ -32,36 +31,36 @@ class Result(NamedTuple):
     scale_inverse: Tensor
 
     def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What such kernels take: bytes, scale, pending, inverse of the scale."""
+        """Return the arguments of the kernel: bytes, scale, pending, inverse of the scale."""
         return self.data.view(torch.uint8), *self.scaling, self.scale_inverse
 
     def tensor(self, of: torch.dtype) -> Fp8Tensor:
-        """The result, whose values stand for those of dtype ``of``."""
+        """Return the matrix; ``of`` is the dtype of its ``source``."""
         source = torch.empty((), dtype=of, device=self.data.device).expand(self.data.shape)
         return Fp8Tensor(self.data, None, self.scale_inverse, source)
 
 
 def result(scaling: Scaling, dtype: torch.dtype, shape: tuple[int, ...]) -> Result:
-    """Memory for FP8 of ``shape``."""
+    """Allocate an FP8 matrix of ``shape``."""
     device = scaling.scale.device
     inverse = torch.empty((), dtype=torch.float32, device=device)
     return Result(torch.empty(shape, dtype=dtype, device=device), scaling, inverse)
 
 
 def arguments(wanted: Result | None) -> tuple[Tensor | None, ...]:
-    """What such kernels take for a result that may not be wanted."""
+    """Return the kernel arguments of a result; None for each of them without a result."""
     return (None,) * 4 if wanted is None else wanted.arguments()
 
 
 class Output(NamedTuple):
-    """A matrix that :func:`common.ops.fp8_cast.device.tiles_kernel` writes, in each form that is not None.
+    """A matrix that :func:`common.ops.fp8_cast.device.tiles_kernel` writes, in each format that is not None.
 
     Attributes:
         half: (T, columns) in the dtype of the activations.
         data: (T, columns) in FP8.
-        transposed: (columns, T), the same.
+        transposed: transpose of ``data``, (columns, T).
         scale: 0-d fp32.
-        pending: (2,) int32; None if the scale stays as it is.
+        pending: (2,) int32; None if the scale is not updated.
         scale_inverse: 0-d fp32.
     """
 
@@ -74,7 +73,7 @@ class Output(NamedTuple):
     scale_inverse: Tensor | None = None
 
     def fp8(self, of: torch.dtype) -> Fp8Tensor | None:
-        """The FP8 form, whose values stand for those of dtype ``of``."""
+        """Return the matrix in FP8, or None without FP8; ``of`` is the dtype of its ``source``."""
         if self.data is None:
             return None
         assert self.scale_inverse is not None
@@ -95,12 +94,13 @@ def output(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> Output:
-    """Memory for a result.
+    """Allocate an output.
 
     Args:
-        like: tensor of T rows, whose dtype ``half`` has.
+        like: tensor with T rows; its dtype is that of ``half``.
         dtype: ``E4M3`` or ``E5M2``.
-        scaling: of the FP8 form; None for none.
+        scaling: scale of the FP8 format; None for an output without FP8.
+        half: whether the output has the format ``half``.
     """
     rows = like.shape[0]
     half_form = like.new_empty((rows, columns)) if half else None
@@ -138,19 +138,19 @@ def launch(
     """Launch :func:`common.ops.fp8_cast.device.tiles_kernel`.
 
     Args:
-        formula: computes a tile, or with ``saved`` two.
+        formula: Triton function that computes the parts of a tile of ``written`` and of ``saved``.
         given: tensors and numbers that the formula reads.
-        features: columns that blocks of ``tile.columns`` divide.
-        columns: what the formula needs of a block of columns.
-        block, blocks: columns of a tile and number of blocks, where ``features`` doesn't say.
+        features: number of columns to divide into blocks of ``tile.columns``.
+        columns: Triton function that returns the columns of a block, their mask, and more values for the formula.
+        block, blocks: columns per tile and number of blocks; by default they follow from ``features``.
         own_columns: whether a program stays in one block of columns.
-        sums: whether the sums of ``written`` over rows are wanted.
-        inverse: 0-d fp32, of the scale of an input in FP8.
-        sampled_rows: rows that give the first scale.
-        group: neighbours of a row that share a maximum.
+        sums: whether to return sums of ``written`` over rows.
+        inverse: inverse scale of an FP8 input, 0-d fp32.
+        sampled_rows: number of rows for the first scale.
+        group: neighbours in a row that share a maximum.
 
     Returns:
-        With ``sums`` partial sums, fp32 (programs, columns).
+        Partial sums, fp32 (programs, columns), or None without ``sums``.
     """
     block = block or min(tile.columns, triton.next_power_of_2(features))
     blocks = blocks or triton.cdiv(features, block)
@@ -170,8 +170,8 @@ def launch(
 
 
 def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
-    """The fields of an FP8 tensor as results of an autograd function, of which the last, the source, has a gradient."""
-    ctx.set_materialize_grads(False)  # the others' would be zeros in memory
+    """Return an FP8 tensor's fields as results of an autograd function; only the last, ``source``, has a gradient."""
+    ctx.set_materialize_grads(False)  # do not allocate zeros for the gradients of the others
     ctx.mark_non_differentiable(x8.data, x8.scale_inverse)
     return x8.data, None, x8.scale_inverse, x8.source
 

@@ -1,8 +1,8 @@
-"""GEGLU of a matrix product and its bias: ``value * gelu(gate)``, value and gate side by side, value first.
+"""GEGLU of a matrix product and its bias: ``value * gelu(gate)``. Each row holds all values, then all gates.
 
-Shazeer, arXiv:2002.05202, section 2, with the GELU of Hendrycks, Gimpel, arXiv:1606.08415, in its exact form
-``0.5 z (1 + erf(z / sqrt(2)))``. The bias of the product is added where the product is read, and its gradient comes out
-of the pass that writes the product's.
+GEGLU is from Shazeer, arXiv:2002.05202, section 2. The GELU is exact: ``0.5 z (1 + erf(z / sqrt(2)))`` (Hendrycks,
+Gimpel, arXiv:1606.08415). The bias of the product is added when the product is read. The pass that writes the gradient
+of the product also computes the gradient of the bias.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.geglu`. Shapes: R rows, C features, 2C: value and gate side by side."""
+"""Reference implementation of :mod:`common.ops.geglu`. Shapes: R rows, C features; 2C: the values, then the gates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from common.ops.triton_support import widen
 
 
 def geglu_reference(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    """Reference implementation.
+    """Return ``value * gelu(gate)`` as (R, C) in the dtype of ``x_R2C``.
 
     Args:
-        x_R2C: the product, without its bias.
-        bias_2C: the bias, or None for nothing.
-
-    Returns:
-        (R, C), dtype of ``x_R2C``.
+        x_R2C: matrix product, without its bias.
+        bias_2C: bias of the product; None for no bias.
     """
     wide_R2C = widen(x_R2C)
     if bias_2C is not None:

@@ -1,6 +1,6 @@
-"""GEGLU after a bias through the Triton kernels of :mod:`common.ops.geglu.kernels`.
+"""GEGLU after a bias with the Triton kernels of :mod:`common.ops.geglu.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: R rows, C features.
+All work is enqueued on the current stream, and the host never waits for the device. Shapes: R rows, C features.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TILES: dict[str, Tile] = {
     "forward": Tile(columns=512, elements=2048, warps=4, programs=8, stages=2),
     "backward": Tile(columns=512, elements=1024, warps=8, programs=4, stages=1),
 }
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def forward(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
-    """The result (R, C). One launch."""
+    """Return the result (R, C). Launches one kernel."""
     require_contiguous(bias=bias_2C)
     rows, features = x_R2C.shape[0], x_R2C.shape[1] // 2
     y_RC = x_R2C.new_empty((rows, features))
@@ -35,7 +35,7 @@ def forward(x_R2C: Tensor, bias_2C: Tensor | None) -> Tensor:
 
 
 def backward(dy_RC: Tensor, x_R2C: Tensor, bias_2C: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Gradient of x (R, 2C), and its sums over rows in the dtype of the bias, if there is one: then two launches."""
+    """Return the gradients of x (R, 2C) and of the bias, in its dtype. Launches one kernel, or two with a bias."""
     rows, features = dy_RC.shape
     dx_R2C = torch.empty_like(x_R2C)
     grid, arguments = cut(TILES["backward"], 1, rows, features, x_R2C.device, reverse=False)

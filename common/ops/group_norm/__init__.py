@@ -1,12 +1,14 @@
-"""Group norm over channels_last pictures, then SiLU: what stands in front of the convolutions of a latent U-Net.
+"""Group norm of channels_last pictures, optionally followed by SiLU, as used in latent U-Nets.
 
-Mean and variance (biased) are those of one group of channels of one sample (Wu, He, arXiv:1803.08494, section 3.1), in
-fp32 whatever the activations are.
+Mean and biased variance are those of one group of channels of one sample (Wu, He, arXiv:1803.08494, section 3.1). They
+are in fp32 also for 16-bit activations.
 
-It reads what others would have to write first. A pair of inputs stands for their concatenation, as of a skip connection
-(a group may straddle both). ``added`` is a value for every channel of a sample, such as the bias of the convolution
-before and the embedding of time. The result of ``keep`` hands the inputs on, to the residual connection or its 1x1
-shortcut, so that backward adds the gradient that comes from there where it writes that of the input.
+To save memory traffic, the operation includes some of its neighbours:
+
+- It reads a pair of inputs as their concatenation, such as that of a skip connection. A group may span both inputs.
+- ``added`` is one value per sample and channel, such as the bias of the previous convolution and the time embedding.
+- With ``keep`` it also returns the inputs, for the residual connection or its 1x1 shortcut. The backward pass then
+  adds the gradient of these outputs while it writes the gradient of the inputs.
 """
 
 from __future__ import annotations
@@ -26,5 +28,5 @@ GROUP_NORM = Operation(
     kernel_names=(("group norm", r"^group_norm_|^moments_kernel|group_norm_nhwc"),),
     cases="common.ops.group_norm.cases",
 )
-"""Signature: ``group_norm(inputs, weight_C, bias_C, groups, eps, *, silu, added_NC=None, keep=False)``. A request says
-``channels`` and ``groups``, and ``inputs`` and ``added`` where they are not 1 and 0."""
+"""Signature: ``group_norm(inputs, weight_C, bias_C, groups, eps, *, silu, added_NC=None, keep=False)``. Sizes of a
+request: ``channels``, ``groups``, ``inputs`` (default 1) and ``added`` (default 0)."""

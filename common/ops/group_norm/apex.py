@@ -1,8 +1,8 @@
-"""Group norm by apex's channels_last kernels, ``apex.contrib.group_norm``.
+"""Group norm with apex's channels_last kernels, ``apex.contrib.group_norm``.
 
-They take one input and add nothing; the gradients of an input that is kept are added by autograd. For what they don't
-know, apex calls PyTorch without a word: :func:`unsupported` and this function refuse it instead. The lists are those of
-apex's documentation of its ``GroupNorm``.
+The kernels take one input and add nothing to it. Autograd adds the gradients of an input that is returned (``keep``).
+For sizes without a kernel, apex silently calls PyTorch, so :func:`unsupported` and :func:`group_norm_apex` refuse
+them. The lists of sizes are from apex's documentation of its ``GroupNorm``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why apex cannot serve a request; None if it can."""
+    """Return why apex cannot serve a request; None if it can."""
     reason = _unsupported_sizes(
         request.sizes["channels"],
         request.sizes["groups"],
@@ -55,7 +55,7 @@ def _unsupported_sizes(channels: int, groups: int, inputs: int, added: bool) -> 
 
 @functools.cache
 def _layer(channels: int, groups: int, eps: float, silu: bool, device: torch.device) -> Any:
-    """apex's module, of whose kernels it chooses by size; its own parameters are not used."""
+    """Return apex's module, which chooses a kernel by size. Its own parameters are not used."""
     from apex.contrib.group_norm import GroupNorm
 
     return GroupNorm(groups, channels, eps, device=device, act="silu" if silu else "")
@@ -75,7 +75,7 @@ def group_norm_apex(
     """See :func:`common.ops.group_norm.reference.group_norm_reference`.
 
     Raises:
-        UnsupportedImplementation: apex has no kernel for this.
+        UnsupportedImplementation: apex has no kernel for these sizes.
     """
     check(inputs, weight_C, groups, added_NC)
     reason = _unsupported_sizes(weight_C.numel(), groups, len(inputs), added_NC is not None)

@@ -1,4 +1,4 @@
-"""Cases of the group norms of a latent U-Net: some sizes of each kind."""
+"""Cases of the group norms of a latent U-Net, with some sizes of each kind."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def passes(
     Args:
         side: height and width in pixels; one number if they are equal.
         channels: channels of all inputs together.
-        inputs: 1 or 2; the inputs are concatenated along the channels.
+        inputs: 1 or 2; two inputs are concatenated along the channels.
         first: channels of the first of two inputs.
         added: whether a value per sample and channel is added to the input.
         silu: whether SiLU follows.
-        keep: whether the inputs are returned, too, for another reader, so that they have gradients from it.
+        keep: whether the inputs are also returned, so that they receive a second gradient.
         channels_last: memory format of inputs and gradients.
-        parameters: dtype of weight and bias; None for that of the activations.
+        parameters: dtype of weight and bias; None for the dtype of the activations.
     """
     height, width = (side, side) if isinstance(side, int) else side
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs
-"""What the Triton kernels of group norm have in common: the activation, and rows of statistics by channel."""
+"""Functions that the Triton kernels of group norm share: the activation, and loading of statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _sigmoid(z):
 
 @triton.jit
 def activated(z, SILU: tl.constexpr):
-    """``z * sigmoid(z)``, or z."""
+    """Return SiLU of z, ``z * sigmoid(z)``, or z itself without SILU."""
     if SILU:
         return z * _sigmoid(z)
     else:
@@ -25,7 +25,7 @@ def activated(z, SILU: tl.constexpr):
 
 @triton.jit
 def before_activation(dy, z, SILU: tl.constexpr):
-    """Gradient of z, from that of what :func:`activated` made of it."""
+    """Return the gradient of z from the gradient of ``activated(z)``."""
     if SILU:
         sigmoid = _sigmoid(z)
         return dy * sigmoid * (1.0 + z * (1.0 - sigmoid))
@@ -37,7 +37,7 @@ def before_activation(dy, z, SILU: tl.constexpr):
 def load_statistics(
     statistics_ptr, added_ptr, channel, inside, sample, samples, C, G, WIDTH: tl.constexpr, ADDED: tl.constexpr
 ):
-    """What x lies about and 1 / deviation, for channels of a sample: the mean of x + added, less what is added."""
+    """Return mean(x + added) - added, which centres x, and 1 / standard deviation, for channels of a sample."""
     group = channel // WIDTH
     centre = tl.load(statistics_ptr + sample * G + group, mask=inside, other=0.0)
     rstd = tl.load(statistics_ptr + (samples + sample) * G + group, mask=inside, other=0.0)

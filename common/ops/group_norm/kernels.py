@@ -1,19 +1,20 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of group norm in several launches each way, for samples whose groups no program should read alone.
+"""Triton kernels of group norm that take several launches, for samples whose groups are too large for one program.
 
-Forward: moments of each channel in parts (:mod:`common.ops.norm.moments`), merged to those of a group, then x once
-more to normalise it. Backward: two sums over dy and x for each channel in parts, merged, then both once more to write
-the gradient of x. The second pass of either walks in the opposite direction of the first (``REVERSE``), with all
-programs side by side, so that it finds the end of the first pass in the L2 cache. Merges have a fixed order.
+Forward: moments of each channel in parts (:mod:`common.ops.norm.moments`), a merge to moments of each group, then a
+second pass over x that normalises it. Backward: two sums over dy and x for each channel in parts, a merge, then a
+second pass that writes the gradient of x. The merges add in a fixed order. The second pass walks in the opposite
+direction (``REVERSE``), so that it finds the tiles that were read last in the L2 cache.
 
-What is added to a sample's channel moves its mean and nothing else: the first pass does not read it, the merge does,
-and so its gradient, the sum of dx over the pixels, follows from three sums without a pass of its own.
+A value that is added to a channel of a sample only moves the mean of the channel. So only the merge reads ``added``,
+and its gradient, the sum of dx over the pixels, follows from three sums without another pass.
 
-The passes over pixels see one of the inputs, whose first channel is ``start`` of all ``C``; the merges see all, since a
-group may straddle a pair. ``statistics`` is (2, N, G) fp32: mean and 1 / standard deviation. Shapes: N samples, V
-pixels, G groups of WIDTH channels.
+Each pass over pixels reads one of the inputs: its ``own`` channels, of which the first is channel ``start`` of all
+``C``. The merges read the partial sums of both inputs, because a group may span the pair. ``statistics`` is (2, N, G)
+fp32: mean and 1 / standard deviation. Shapes: N samples, V pixels, G groups of WIDTH channels.
 
-Bytes at 32 x 64 x 64 x 320 and 16 bit: forward 252 MB, of which 168 MB at least from memory, backward 420 and 252 MB.
+Bytes moved at 32 x 64 x 64 x 320 in 16 bits: forward 252 MB, backward 420 MB. If the L2 cache held everything that is
+read twice, memory would move 168 MB and 252 MB.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from common.ops.tiling.kernels import load_row, load_tile, own_columns, store_ti
 
 @triton.jit
 def _load_partial(first_ptr, second_ptr, kind, program, programs, column, mask, C, SPLIT, PAIR: tl.constexpr):
-    """What the programs of this sample left of a group, (BLOCK_P, BLOCK_W), from (kinds, N, programs, channels)."""
+    """Return the partial sums of a group of this sample as (BLOCK_P, BLOCK_W), from (kinds, N, programs, channels)."""
     row = ((kind * tl.num_programs(1) + tl.program_id(1)) * programs + program)[:, None]
     first_mask = mask & (column < SPLIT)[None, :]
     value = tl.load(first_ptr + row * SPLIT + column[None, :], mask=first_mask, other=0.0)
@@ -40,14 +41,14 @@ def _load_partial(first_ptr, second_ptr, kind, program, programs, column, mask, 
 
 @triton.jit
 def group_norm_statistics_kernel(
-    first_ptr, second_ptr,  # (2, N, programs, SPLIT) fp32 from the first input, if PAIR the rest from the second
+    first_ptr, second_ptr,  # (2, N, programs, SPLIT) fp32, and (2, N, programs, C - SPLIT) if PAIR
     added_ptr,  # (N, C) if ADDED
     statistics_ptr,  # (2, N, G) fp32
     programs, V, C, SPLIT, eps,
     PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Merge what ``moments_kernel`` left. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    """Merge the partial results of ``moments_kernel``. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
     group, sample = tl.program_id(0), tl.program_id(1)
     local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
     column, inside, valid = group * WIDTH + local, local < WIDTH, program < programs
@@ -59,7 +60,7 @@ def group_norm_statistics_kernel(
     tiles = tl.cdiv(V, BLOCK_V)
     voxels = voxels_of(program, programs, tiles, V, BLOCK_V, REVERSE).to(tl.float32)
     count = tl.where(mask, voxels[:, None], 0.0)
-    # of about the group's mean, so that little is lost by adding up
+    # close to the group's mean, so that the sums below lose little precision
     pivot = tl.sum(tl.sum(tl.where((program == 0)[:, None] & inside[None, :], means, 0.0), 1), 0) / WIDTH
     shares = count / (V * WIDTH)
     mean = pivot + tl.sum(tl.sum((means - pivot) * shares, 1), 0)
@@ -101,7 +102,7 @@ def _normal_and_dz(
     dy_ptr, x_ptr, centre, rstd, weight, bias, index, tiles, column, inside, V, own, start, C,
     SILU: tl.constexpr, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """The standardised x of a tile, 0 where nothing is, and the gradient in front of the activation."""
+    """Return the standardised x of a tile (0 where no element exists) and the gradient in front of the activation."""
     base, offset, mask = tile_at(index, tiles, column, inside, V, own, BLOCK_V, EVEN, REVERSE)
     normal = (load_tile(x_ptr + base, offset, mask, EVEN) - centre) * rstd
     if not EVEN:
@@ -118,7 +119,7 @@ def group_norm_gradient_sums_kernel(
     added_ptr,  # (N, C) if ADDED
     weight_ptr, bias_ptr,  # (C,)
     statistics_ptr,  # (2, N, G) fp32
-    partial_ptr,  # (2 or with ADDED 3, N, programs, own) fp32: sums of dz, of dz * normal, of normal
+    partial_ptr,  # (3 if ADDED else 2, N, programs, own) fp32: sums of dz, dz * normal, normal
     V, own, start, C, G,
     ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
@@ -153,16 +154,16 @@ def group_norm_gradient_sums_kernel(
 
 @triton.jit
 def group_norm_coefficients_kernel(
-    first_ptr, second_ptr,  # (2 or with ADDED 3, N, programs, SPLIT) fp32, if PAIR the rest from the second input
+    first_ptr, second_ptr,  # (3 if ADDED else 2, N, programs, SPLIT) fp32, and (..., C - SPLIT) if PAIR
     weight_ptr,  # (C,)
     statistics_ptr,  # (2, N, G) fp32
-    sums_ptr,  # (N, 2, C) fp32: of dz and of dz * normal
+    sums_ptr,  # (N, 2, C) fp32: sums of dz and of dz * normal
     coefficients_ptr,  # (2, N, G) fp32: means over the group of weight * dz and of weight * dz * normal
     d_added_ptr,  # (N, C), written if ADDED
     programs, V, C, SPLIT,
     PAIR: tl.constexpr, ADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Add what the programs of the first pass left. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
+    """Merge the sums of the first pass. Grid (G, N), BLOCK_P >= programs, BLOCK_W >= WIDTH."""
     group, sample = tl.program_id(0), tl.program_id(1)
     local, program = tl.arange(0, BLOCK_W), tl.arange(0, BLOCK_P)
     column, inside = group * WIDTH + local, local < WIDTH

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.group_norm`, and the checks of all implementations."""
+"""Reference implementation of :mod:`common.ops.group_norm`, and the argument checks of all implementations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GroupNormResult = Tensor | tuple[Tensor, tuple[Tensor, ...]]
 
 
 def check(inputs: tuple[Tensor, ...], weight_C: Tensor, groups: int, added_NC: Tensor | None) -> None:
-    """Refuse what no implementation can normalise.
+    """Check the arguments of a group norm.
 
     Raises:
-        ValueError: there is neither one input nor a pair of one size, the channels are not those of the weight or do
-            not divide into the groups, or something is added to a pair, or in another shape.
+        ValueError: there is neither one input nor a pair of equal size, the number of channels differs from the weight
+            or is no multiple of ``groups``, or ``added_NC`` comes with a pair or has a wrong shape.
     """
     channels = sum(x_NCHW.shape[1] for x_NCHW in inputs)
     sizes = {(x_NCHW.shape[0], *x_NCHW.shape[2:]) for x_NCHW in inputs}
@@ -42,20 +42,21 @@ def group_norm_reference(
     added_NC: Tensor | None = None,
     keep: bool = False,
 ) -> GroupNormResult:
-    """PyTorch's group norm, in fp32, or in fp64 if the inputs are.
+    """Return PyTorch's group norm, computed in fp32, or in fp64 for fp64 inputs.
 
     Args:
-        inputs: one tensor or a pair, (N, C_i, H, W), taken as their concatenation over the channels.
+        inputs: one tensor or a pair, (N, C_i, H, W); a pair is concatenated along the channels.
         weight_C, bias_C: scale and shift after normalising.
-        groups: divide the C channels evenly.
+        groups: number of groups; divides C.
         eps: added to the variance.
         silu: whether SiLU follows.
-        added_NC: added to each channel of the one input, before its statistics; None for nothing.
-        keep: hand the inputs on, for their other reader: a fused version then adds its gradient in backward's own pass.
+        added_NC: added to each channel of the one input before its statistics; None for nothing.
+        keep: also return the inputs, for a second consumer. Fused implementations then add its gradient within their
+            backward pass.
 
     Returns:
-        (N, C, H, W), dtype of the inputs, channels_last; with ``keep`` also the inputs, as they are: without what was
-        added. None of them may be changed in place.
+        (N, C, H, W), dtype of the inputs, channels_last. With ``keep`` a pair: this result, and the inputs without
+        ``added_NC``. The caller must not change any of them in place.
 
     Raises:
         ValueError: see :func:`check`.
@@ -65,13 +66,13 @@ def group_norm_reference(
     wide = widen(x_NCHW)
     if added_NC is not None:
         wide = wide + widen(added_NC)[:, :, None, None]
-    # of channels_last tensors on a CPU PyTorch takes the variance as a difference of squares: at a mean of 30
-    # deviations the result is off by 0.002, at 1000 by 1000
+    # For channels_last tensors on a CPU, PyTorch computes the variance as a difference of squares: at a mean of 30
+    # standard deviations the error of the result is 0.002, at 1000 it is 1000. So the input is made contiguous.
     y_NCHW = F.group_norm(
         wide.contiguous(), groups, weight=weight_C.to(wide.dtype), bias=bias_C.to(wide.dtype), eps=eps
     )
     y_NCHW = y_NCHW.contiguous(memory_format=torch.channels_last)
-    if silu:  # in the memory format of its gradient: its backward is ten times slower on a CPU if they differ
+    if silu:  # on a CPU, the backward pass is ten times slower unless y and its gradient have one memory format
         y_NCHW = F.silu(y_NCHW)
     y_NCHW = y_NCHW.to(x_NCHW.dtype)
     return (y_NCHW, inputs) if keep else y_NCHW

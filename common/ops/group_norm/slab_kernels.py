@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of group norm in one launch each way, for samples whose groups are small.
+"""Triton kernels of group norm with one launch per direction, for samples whose groups are small.
 
-A program owns a slab: the channels of ``GROUPS`` groups of ``WIDTH``, over all V pixels of a sample. If a tile holds
-the slab (``HELD``), x is read once. Otherwise the slab is read again, the second time from the L2 cache, where a
-program that reads less than some hundred KB finds it. Forward takes the sums about the mean of the slab's first pixels.
+A program owns a slab: the channels of ``GROUPS`` groups of ``WIDTH``, over all V pixels of a sample. If one tile holds
+the slab (``HELD``), x is read once. Otherwise x is read twice, the second time from the L2 cache, which still contains
+slabs of up to some hundred KB. Forward computes the sums relative to the mean of the slab's first pixels.
 
-The channels of a pair, (N, V, SPLIT) and (N, V, C - SPLIT), are those of its concatenation, which a group may straddle:
-a tile is loaded from both, each where it has columns. With a single input SPLIT is C.
+A pair of inputs, (N, V, SPLIT) and (N, V, C - SPLIT), is read as its concatenation. A group may span both, so each
+tile is loaded from both with masks. With a single input SPLIT is C.
 
 ``statistics`` is (2, N, G) fp32: mean and 1 / standard deviation. Shapes: N samples, V pixels, C channels, G groups.
 """
@@ -21,7 +21,7 @@ from common.ops.group_norm.device import activated, before_activation, load_stat
 
 @triton.jit
 def _own_columns(WIDTH: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """This program's columns, which of them exist, and their groups."""
+    """Return this program's columns, a mask of those that exist, and their groups."""
     local = tl.arange(0, BLOCK_C)
     column = tl.program_id(0) * (WIDTH * GROUPS) + local
     return column, local < WIDTH * GROUPS, column // WIDTH
@@ -29,7 +29,7 @@ def _own_columns(WIDTH: tl.constexpr, GROUPS: tl.constexpr, BLOCK_C: tl.constexp
 
 @triton.jit
 def _over_group(value, group, inside, GROUPS: tl.constexpr):
-    """For each column the sum of ``value`` over the columns of its group."""
+    """Return for each column the sum of ``value`` over the columns of its group."""
     value = tl.where(inside, value, 0.0)
     if GROUPS == 1:
         return tl.sum(value, 0) + tl.zeros_like(value)
@@ -39,14 +39,14 @@ def _over_group(value, group, inside, GROUPS: tl.constexpr):
 
 @triton.jit
 def _tile(start, V, inside, BLOCK_V: tl.constexpr):
-    """Pixels of a tile, and which elements exist."""
+    """Return the pixels of a tile, and a mask of its elements that exist."""
     voxel = start + tl.arange(0, BLOCK_V)
     return voxel, (voxel < V)[:, None] & inside[None, :]
 
 
 @triton.jit
 def _load(first_ptr, second_ptr, voxel, column, mask, sample, V, C, SPLIT, PAIR: tl.constexpr):
-    """A tile of the concatenation, fp32."""
+    """Return a tile of the concatenated inputs in fp32."""
     first = first_ptr + sample * V * SPLIT
     if PAIR:
         second = second_ptr + sample * V * (C - SPLIT)
@@ -61,7 +61,7 @@ def _load(first_ptr, second_ptr, voxel, column, mask, sample, V, C, SPLIT, PAIR:
 
 @triton.jit
 def _store(first_ptr, second_ptr, value, voxel, column, mask, sample, V, C, SPLIT, PAIR: tl.constexpr):
-    """The reverse of :func:`_load`."""
+    """Store a tile of the concatenation to its parts, at the positions from which :func:`_load` reads."""
     first = first_ptr + sample * V * SPLIT
     value = value.to(first_ptr.dtype.element_ty)
     if PAIR:
@@ -140,7 +140,7 @@ def _normal_and_dz(
     dy_ptr, first_ptr, second_ptr, centre, rstd, weight, bias, voxel, column, mask, sample, V, C, SPLIT,
     PAIR: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    """The standardised x of a tile, 0 where nothing is, and the gradient in front of the activation."""
+    """Return the standardised x of a tile (0 where no element exists) and the gradient in front of the activation."""
     x = _load(first_ptr, second_ptr, voxel, column, mask, sample, V, C, SPLIT, PAIR)
     normal = tl.where(mask, (x - centre[None, :]) * rstd[None, :], 0.0)
     own_dy = dy_ptr + sample * V * C
@@ -153,7 +153,7 @@ def _with_kept(
     dx, kept_first_ptr, kept_second_ptr, voxel, column, mask, sample, V, C, SPLIT,
     KEPT_FIRST: tl.constexpr, KEPT_SECOND: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the inputs that were handed on, added."""
+    """Return ``dx`` plus the gradients of the returned inputs (``keep``)."""
     if KEPT_FIRST:
         first, place = kept_first_ptr + sample * V * SPLIT, voxel[:, None] * SPLIT + column[None, :]
         dx += tl.load(first + place, mask=mask & (column < SPLIT)[None, :], other=0.0).to(tl.float32)
@@ -167,20 +167,20 @@ def _with_kept(
 @triton.jit
 def group_norm_slab_backward_kernel(
     dy_ptr,  # (N, V, C)
-    kept_first_ptr, kept_second_ptr,  # as the inputs, if KEPT_FIRST and KEPT_SECOND: added to their gradients
+    kept_first_ptr, kept_second_ptr,  # shapes of the inputs, read if KEPT_FIRST, KEPT_SECOND: added to their gradients
     first_ptr, second_ptr,  # (N, V, SPLIT), and (N, V, C - SPLIT) if PAIR
     added_ptr,  # (N, C) if ADDED
     weight_ptr, bias_ptr,  # (C,)
     statistics_ptr,  # (2, N, G) fp32
-    dx_first_ptr, dx_second_ptr,  # as the inputs
+    dx_first_ptr, dx_second_ptr,  # shapes of the inputs
     d_added_ptr,  # (N, C), written if ADDED
-    sums_ptr,  # (N, 2, C) fp32: of dz and of dz * normal
+    sums_ptr,  # (N, 2, C) fp32: sums of dz and of dz * normal
     V, C, SPLIT,
     KEPT_FIRST: tl.constexpr, KEPT_SECOND: tl.constexpr,
     PAIR: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HELD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """All of backward but the sum of the parameters' gradients over samples. Grid as of the forward kernel."""
+    """Backward pass, except the sum of the parameters' gradients over the samples. Grid as in the forward kernel."""
     sample, samples, G = tl.program_id(1).to(tl.int64), tl.num_programs(1), tl.num_programs(0) * GROUPS
     column, inside, group = _own_columns(WIDTH, GROUPS, BLOCK_C)
     centre, rstd = load_statistics(statistics_ptr, added_ptr, column, inside, sample, samples, C, G, WIDTH, ADDED)

@@ -1,8 +1,8 @@
-"""Group norm through the Triton kernels of :mod:`common.ops.group_norm.kernels`, and for small samples those of
-:mod:`common.ops.group_norm.slab_kernels`.
+"""Group norm with the Triton kernels of :mod:`common.ops.group_norm`.
 
-Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured.
-Activations are channels_last; others are copied into that format first. Shapes: N samples, V pixels, C channels.
+Small samples use :mod:`common.ops.group_norm.slab_kernels`, others :mod:`common.ops.group_norm.kernels`. All work is
+enqueued on the current stream, and the host never waits for the device, so a CUDA graph can capture it. Activations in
+another memory format are first copied to channels_last. Shapes: N samples, V pixels, C channels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TILES: dict[str, Tile] = {
     "gradient_sums": Tile(columns=64, elements=2048, warps=4, programs=4, stages=3),
     "input_gradient": Tile(columns=64, elements=8192, warps=4, programs=0, stages=3),
 }
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 SLAB_TILES: dict[str, Tile] = {
     "forward": Tile(most=131072, columns=32, held=32768, elements=4096, elements_per_warp=512, stages=3, whole=1 << 21),
@@ -37,13 +37,14 @@ SLAB_TILES: dict[str, Tile] = {
         most=131072, columns=32, held=16384, elements=4096, elements_per_warp=512, stages=1, whole=1 << 21
     ),
 }
-"""Direction to the tile of kernels whose programs own whole groups of a sample (a slab).
+"""Tile of each direction for the slab kernels, whose programs own whole groups of a sample (a slab).
 
-- ``most``: most elements of a slab; larger samples take several launches, and 0 sends every sample there;
-- ``columns``: fewest channels of a slab, which takes in several groups if they are narrower;
-- ``held``: most elements that a program holds, so that it reads them once; ``elements``: size of its tile otherwise;
-- ``elements_per_warp``: elements of one warp, which gives the number of warps;
-- ``whole``: most elements of all samples; larger inputs take several launches, which fill a GPU better.
+- ``most``: largest number of elements of a slab; larger samples take several launches (0: all samples do);
+- ``columns``: smallest number of channels of a slab, which contains several groups if they are narrower;
+- ``held``: largest number of elements that a program keeps in registers, and so reads only once;
+- ``elements``: size of a tile of larger slabs;
+- ``elements_per_warp``: elements per warp, from which the number of warps follows;
+- ``whole``: largest number of elements of all samples; larger inputs take several launches, which fill a GPU better.
 """
 
 _MOST_WARPS = 16
@@ -51,7 +52,7 @@ _HEAD = 16
 
 
 class Sizes(NamedTuple):
-    """Of a call.
+    """Sizes of one call of the group norm.
 
     Attributes:
         samples, voxels: N and V.
@@ -66,27 +67,27 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Sequence[Tensor], groups: int) -> Sizes:
-        """The sizes of a call with these inputs."""
+        """Return the sizes of a call with these inputs."""
         samples, _, height, width = inputs[0].shape
         return cls(samples, height * width, tuple(x_NCHW.shape[1] for x_NCHW in inputs), groups)
 
     @property
     def channels(self) -> int:
-        """C, of all inputs."""
+        """Return C, the channels of all inputs."""
         return sum(self.parts)
 
     @property
     def width(self) -> int:
-        """Channels of a group."""
+        """Return the channels per group."""
         return self.channels // self.groups
 
 
 class Affine(NamedTuple):
-    """What a call has besides its inputs.
+    """Arguments of a call besides its inputs.
 
     Attributes:
         weight_C, bias_C: scale and shift.
-        added_NC: contiguous, or None for nothing.
+        added_NC: contiguous; None if nothing is added.
         silu: whether SiLU follows.
     """
 
@@ -97,7 +98,7 @@ class Affine(NamedTuple):
 
     @property
     def added(self) -> bool:
-        """Whether something is added."""
+        """Return whether something is added to the input."""
         return self.added_NC is not None
 
 
@@ -105,18 +106,18 @@ def _second(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return tensors[1] if len(tensors) == 2 else None
 
 
-# One launch: programs that own whole groups
+# One launch: programs own whole groups
 
 
 class Slabs(NamedTuple):
-    """A launch with a slab for each program: grid, and its constants."""
+    """Grid and constants of a launch in which each program owns a slab."""
 
     grid: tuple[int, int]
     arguments: dict[str, Any]
 
 
 def cut_slabs(tile: Tile, sizes: Sizes) -> Slabs | None:
-    """Cut each sample into slabs; None where they are too large."""
+    """Cut each sample into slabs. Return None if they are too large."""
     width, groups = sizes.width, sizes.groups
     counts = [count for count in range(1, groups + 1) if groups % count == 0]
     count = next((count for count in counts if count * width >= tile.columns), groups)
@@ -140,15 +141,15 @@ def cut_slabs(tile: Tile, sizes: Sizes) -> Slabs | None:
     return Slabs((groups // count, sizes.samples), arguments)
 
 
-# Several launches: passes over pixels, an input at a time, and merges of what their programs leave
+# Several launches: passes over the pixels of one input at a time, and merges of the programs' partial sums
 
 
 class Walk(NamedTuple):
-    """The launches of a pass over all inputs.
+    """Launches of one pass over all inputs.
 
     Attributes:
-        grids: of each input.
-        arguments: that every pass takes after its own.
+        grids: one grid per input.
+        arguments: common arguments of all passes, which follow the arguments of the pass.
     """
 
     grids: list[tuple[int, int, int]]
@@ -156,12 +157,12 @@ class Walk(NamedTuple):
 
     @property
     def programs(self) -> int:
-        """That share a column of a sample."""
+        """Return the number of programs that share a column of a sample."""
         return self.grids[0][0]
 
 
 def cut_parts(tile: Tile, sizes: Sizes, device: torch.device, reverse: bool) -> Walk:
-    """Cut each input into tiles for one pass, all alike, so that their partial sums are as many."""
+    """Cut each input into tiles of one size for one pass, so that all inputs have equally many partial sums."""
     block_c = min(block_of_columns(channels, tile.columns) for channels in sizes.parts)
     blocks = [triton.cdiv(channels, block_c) for channels in sizes.parts]
     whole = cut(
@@ -173,12 +174,12 @@ def cut_parts(tile: Tile, sizes: Sizes, device: torch.device, reverse: bool) -> 
 
 
 def _starts(sizes: Sizes) -> list[int]:
-    """First channel of each input."""
+    """Return the first channel of each input."""
     return [0, sizes.parts[0]][: len(sizes.parts)]
 
 
 def _merge(sizes: Sizes, programs: int) -> dict[str, Any]:
-    """Constants of a launch that merges what ``programs`` left."""
+    """Return the constants of a launch that merges the partial sums of ``programs`` programs."""
     block_p, block_w = triton.next_power_of_2(programs), triton.next_power_of_2(sizes.width)
     warps = min(max(block_p * block_w // 1024, 1), 8)
     return {
@@ -191,7 +192,7 @@ def _merge(sizes: Sizes, programs: int) -> dict[str, Any]:
 
 
 def _statistics(inputs: Sequence[Tensor], sizes: Sizes, added_NC: Tensor | None, eps: float) -> Tensor:
-    """Mean and 1 / standard deviation of every group, fp32 (2, N, G)."""
+    """Return mean and 1 / standard deviation of every group, fp32 (2, N, G)."""
     walk = cut_parts(TILES["moments"], sizes, inputs[0].device, reverse=True)
     block_v = walk.arguments["BLOCK_V"]
     partials = []
@@ -210,9 +211,9 @@ def _statistics(inputs: Sequence[Tensor], sizes: Sizes, added_NC: Tensor | None,
 
 
 def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """The result (N, C, H, W), and the statistics, fp32 (2, N, G), of channels_last inputs.
+    """Return the result (N, C, H, W) and the statistics, fp32 (2, N, G), of channels_last inputs.
 
-    One launch, or three, five of a pair.
+    Launches one kernel; for large samples three, or five with a pair of inputs.
     """
     require_contiguous(weight=affine.weight_C, bias=affine.bias_C)
     sizes = Sizes.of(inputs, groups)
@@ -232,7 +233,7 @@ def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -
         return y_NCHW, statistics_2NG
     statistics_2NG = _statistics(inputs, sizes, affine.added_NC, eps)
     walk = cut_parts(TILES["normalise"], sizes, first_NCHW.device, reverse=False)
-    # what was read last is read first
+    # the first pass read the last input last, so that input is still in the L2 cache
     for x_NCHW, start, grid in reversed(list(zip(inputs, _starts(sizes), walk.grids, strict=True))):
         kernels.group_norm_normalise_kernel[grid](
             x_NCHW, affine.added_NC, affine.weight_C, affine.bias_C, statistics_2NG, y_NCHW,
@@ -243,12 +244,12 @@ def forward(inputs: Sequence[Tensor], affine: Affine, groups: int, eps: float) -
 
 
 class Gradients(NamedTuple):
-    """What backward gives.
+    """Results of the backward pass.
 
     Attributes:
-        inputs: of each input, channels_last.
-        added_NC: of what was added; None without.
-        sums_N2C: of each sample those of bias and weight, fp32.
+        inputs: gradient of each input, channels_last.
+        added_NC: gradient of ``added_NC``; None if nothing was added.
+        sums_N2C: gradients of bias and weight per sample, fp32.
     """
 
     inputs: list[Tensor]
@@ -263,12 +264,14 @@ def backward(
     affine: Affine,
     statistics_2NG: Tensor,
 ) -> Gradients:
-    """Gradients from channels_last tensors. One launch, or three, five of a pair.
+    """Return the gradients, from channels_last tensors.
+
+    Launches one kernel; for large samples three, or five with a pair of inputs.
 
     Args:
-        dy_NCHW: of the result.
-        kept: of each input that was handed on; None for nothing.
-        inputs, affine, statistics_2NG: from forward.
+        dy_NCHW: gradient of the result.
+        kept: gradient of each returned input; None for no gradient.
+        inputs, affine, statistics_2NG: as in :func:`forward`.
     """
     samples, groups = statistics_2NG.shape[1:]
     sizes = Sizes.of(inputs, groups)
@@ -307,7 +310,7 @@ def backward(
         ADDED=affine.added, **_merge(sizes, walk.programs),
     )  # fmt: skip
     walk = cut_parts(TILES["input_gradient"], sizes, dy_NCHW.device, reverse=True)
-    # what was read last is read first
+    # the first pass read the last input last, so that input is still in the L2 cache
     each = zip(inputs, kept, found.inputs, _starts(sizes), walk.grids, strict=True)
     for x_NCHW, kept_NCHW, dx_NCHW, start, grid in reversed(list(each)):
         kernels.group_norm_input_gradient_kernel[grid](
@@ -343,10 +346,10 @@ class _GroupNorm(torch.autograd.Function):
         weight_C, bias_C, added_NC, statistics_2NG, *inputs = ctx.saved_tensors
         dy_NCHW, *kept = (None if given is None else _channels_last(given) for given in gradients)
         kept = kept or [None] * len(inputs)
-        if dy_NCHW is None:  # nobody read the result
+        if dy_NCHW is None:  # the result was not used
             return (None,) * 7 + tuple(kept)
         found = backward(dy_NCHW, kept, inputs, Affine(weight_C, bias_C, added_NC, ctx.silu), statistics_2NG)
-        # one launch for both
+        # one launch sums both gradients over the samples
         same = weight_C.dtype == bias_C.dtype
         sums = column_sums(found.sums_N2C.flatten(1), weight_C.dtype if same else torch.float32).view(2, -1)
         return (

@@ -1,4 +1,4 @@
-"""A linear layer whose matrix products are chosen by name, and whose bias the next operation may take over."""
+"""Linear layer whose implementation is chosen by name, and whose bias the next operation can add instead."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from common.ops.linear import fp8, te
 from common.ops.operation import Implementation, Operation, OperationRequest
 
 Product = Callable[..., Tensor]
-"""``product(x, weight, bias or None) -> x weight^T + bias``, differentiable. In FP8 a :class:`fp8.Fp8Product`."""
+"""Signature: ``product(x, weight, bias or None)``. Returns ``x weight^T + bias`` with autograd. In FP8 it is a
+:class:`fp8.Fp8Product`."""
 
 
 class Linear(nn.Module):
-    """``x weight^T + bias``, parameters as in ``torch.nn.Linear``.
+    """A linear layer, ``x weight^T + bias``, with the parameters of ``torch.nn.Linear``.
 
     Args:
         in_features, out_features: columns and rows of the weight.
-        device, dtype: of the parameters, which are left uninitialised.
+        device, dtype: device and dtype of the parameters, which are not initialised.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Linear(nn.Module):
         self.product: Product = F.linear
 
     def choose(self, requested: str) -> str:
-        """Choose how products run, for activations of the weight's dtype on its device. Returns the name chosen.
+        """Choose the implementation of the products and return its name.
+
+        The parameters must have their final device and dtype.
 
         Raises:
             UnsupportedImplementation: see :func:`common.ops.operation.Operation.select`.
@@ -48,11 +51,11 @@ class Linear(nn.Module):
         return chosen.name
 
     def input_scaling(self) -> Scaling | None:
-        """State of the scale of the input, for a producer that writes it in FP8; None where it is wanted in 16 bits."""
+        """Return the scaling state for a producer that writes the input in FP8; None if it must write 16 bits."""
         return self.product.input_scaling() if isinstance(self.product, fp8.Fp8Product) else None
 
     def handover(self) -> Handover | None:
-        """For the gradient of one result, whose reader writes it in FP8; None where it is wanted in 16 bits."""
+        """Return a handover for a consumer that writes one result's gradient in FP8; None if it must write 16 bits."""
         return self.product.handover() if isinstance(self.product, fp8.Fp8Product) else None
 
     def forward(
@@ -65,10 +68,10 @@ class Linear(nn.Module):
         """Map (..., in_features) to (..., out_features).
 
         Args:
-            x: input, in FP8 where :meth:`input_scaling` asked for it.
-            add_bias: without it the caller adds ``self.bias``.
-            bias_gradient: without it the bias is added, but its gradient is left to the caller.
-            handover: of :meth:`handover`, which the one reader of the result has too.
+            x: input; an FP8 tensor only if :meth:`input_scaling` returned a state.
+            add_bias: False if the caller adds ``self.bias``.
+            bias_gradient: False if the bias is added here but the caller computes its gradient.
+            handover: result of :meth:`handover`, which is also passed to the only consumer of the result.
         """
         bias = None if not add_bias else self.bias if bias_gradient else self.bias.detach()
         if handover is None:
@@ -89,5 +92,5 @@ LINEAR = Operation(
     },
     cases="common.ops.linear.cases",
 )
-"""Builders of products: ``build(weight) -> Product``. A product with state of its own (scales) is a module, and so
-becomes a part of the layer. ``auto`` never changes the precision, so ``fp8`` and ``te`` are asked for by name."""
+"""Functions ``build(weight) -> Product``. A product with state (scales) is a module, and so becomes a submodule of the
+layer. ``auto`` never changes the precision, so ``fp8`` and ``te`` must be requested by name."""

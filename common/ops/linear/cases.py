@@ -1,6 +1,6 @@
-"""Cases of the linear layers of an encoder layer, without biases; products in FP8 include their casts.
+"""Cases of the linear layers of an encoder layer, without biases. FP8 products include their casts.
 
-Errors of FP8 are some percent, so tests can only show that the operands are the right ones.
+FP8 has errors of some percent, so the tests can only show that the right operands are multiplied.
 """
 
 from __future__ import annotations

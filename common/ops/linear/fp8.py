@@ -1,25 +1,26 @@
-"""The products of a linear layer in FP8, forward and backward.
+"""Products of a linear layer in FP8, forward and backward.
 
 Activations and weights are cast to e4m3, gradients to e5m2, with one delayed scale per tensor and rank
-(:mod:`common.ops.fp8_cast`). Products accumulate the fast way (no promotion to fp32 registers between steps of
-the tensor cores) and give fp16 or bf16. A Hopper GPU multiplies FP8 only where both operands run along the summed
-dimension in memory, so each tensor is wanted in its own order and as its transpose (T tokens, K in, N out):
+(:mod:`common.ops.fp8_cast`). Products use fast accumulation (tensor cores do not promote partial sums to fp32
+registers) and return fp16 or bf16. A Hopper GPU multiplies FP8 matrices only if the summed dimension is contiguous in
+both operands, so each tensor is needed as it is and transposed (T tokens, K inputs, N outputs):
 
-    y  (T, N) = x (T, K) w (N, K)^T      of x and w
-    dx (T, K) = dy (T, N) w^T (K, N)^T   of dy and the transpose of w
-    dw (N, K) = dy^T (N, T) x^T (K, T)^T of the transposes of dy and x
+    y  (T, N) = x (T, K) w (N, K)^T      from x and w
+    dx (T, K) = dy (T, N) w^T (K, N)^T   from dy and the transpose of w
+    dw (N, K) = dy^T (N, T) x^T (K, T)^T from the transposes of dy and x
 
-Casts write both at once. Best is no cast: what makes an input writes it in FP8 itself (``input_scaling``), and what
-reads a result the gradient (:class:`common.ops.fp8_cast.reference.Handover`), without the transpose, which the product
-makes in backward (:mod:`common.ops.transpose_fp8`).
+A cast writes both versions at once. It is faster to avoid the cast: the producer of an input writes it in FP8
+(``input_scaling``), and the consumer of a result writes the gradient in FP8
+(:class:`common.ops.fp8_cast.reference.Handover`). They write no transpose; backward makes it
+(:mod:`common.ops.transpose_fp8`).
 
-Backward keeps x and w in FP8, once. In BERT-large (24 layers of QKV 1024 -> 3072, output 1024 -> 1024, FC1
-1024 -> 4096, FC2 4096 -> 1024) with 24,576 tokens that is 24 * 24,576 * 7,168 B = 4.23 GB of inputs, half of what bf16
-keeps, and 24 * 12.6 MB = 0.30 GB of weights; their other order, which the next cast replaces, takes as much again.
+Backward keeps one FP8 version of x and w. For BERT-large (24 layers of QKV 1024 -> 3072, output 1024 -> 1024,
+FC1 1024 -> 4096, FC2 4096 -> 1024) with 24,576 tokens, the inputs take 24 * 24,576 * 7,168 B = 4.23 GB, half of bf16.
+The weights take 24 * 12.6 MB = 0.30 GB, and as much again for their other version, which the next cast replaces.
 
-A scale belongs to its use: every cast hands on the inverse of the scale that it used, so several forward passes may
-come before their backward passes, in any order. Scales move with every use in training, also where the optimizer then
-skips its step. Without gradients, as in evaluation, products are those of the weights' dtype and no scale moves.
+Every cast returns the inverse of the scale that it used, so several forward passes may precede their backward passes,
+in any order. Scales change with every use in training, even if the optimizer skips the step. Without gradients, as in
+evaluation, products run in the dtype of the weights and scales do not change.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Handover, Scali
 from common.ops.operation import AUTO, OperationRequest
 
 MULTIPLE = 16
-"""Every dimension of an FP8 product is a multiple of it (cuBLASLt: 16-byte alignment of rows)."""
+"""Divisor of every dimension of an FP8 product (cuBLASLt: 16-byte alignment of rows)."""
 
 INPUT, WEIGHT, GRADIENT = range(3)
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why FP8 cannot serve ``request``; None if it may. A CPU is served too, slowly, for tests."""
+    """Return why FP8 cannot serve ``request``; None if it can. Also supports a CPU, slowly, for tests."""
     if request.dtype not in (torch.float16, torch.bfloat16):
         return f"FP8 products are of fp16 and bf16 tensors, not of {request.dtype}"
     if request.sizes["columns"] % MULTIPLE:
@@ -60,14 +61,14 @@ def unsupported(request: OperationRequest) -> str | None:
 
 
 class Fp8Product(nn.Module):
-    """``x weight^T + bias`` in FP8, with the scales of one layer.
+    """An FP8 product ``x weight^T + bias`` with the scales of one layer.
 
     Args:
-        weight: (N, K) of the layer, on the device and in the dtype that it will have.
+        weight: (N, K) weight of the layer, with its final device and dtype.
 
     Attributes:
-        scales: fp32 (3,), of the next input, weight and gradient; 0 before the first use. A checkpoint has them.
-        pending: int32 (3, 2), scratch of the casts, zeros between them.
+        scales: fp32 (3,), scales of the next input, weight and gradient; 0 before the first use. Saved in checkpoints.
+        pending: int32 (3, 2), scratch of the casts; zeros between casts.
 
     Raises:
         UnsupportedImplementation: N or K is not a multiple of 16.
@@ -91,21 +92,20 @@ class Fp8Product(nn.Module):
     def forward(
         self, x: Tensor | Fp8Tensor, weight: Tensor, bias: Tensor | None, handover: Handover | None = None
     ) -> Tensor:
-        """Multiply.
+        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight.
 
         Args:
-            x: (..., K) in the dtype of the weight, or (T, K) as a kernel has cast it. The number of rows is a multiple
-                of 16.
+            x: (..., K) in the dtype of the weight, or (T, K) in FP8. The number of rows is a multiple of 16.
             weight: (N, K).
             bias: (N,) or None.
-            handover: where the reader of the result leaves its gradient in FP8. It then leaves none in 16 bits, of
-                which a bias could have its own.
-
-        Returns:
-            (..., N), dtype of the weight.
+            handover: receives the gradient of the result in FP8 from the consumer. The gradient then does not exist in
+                16 bits, so the bias must not require a gradient.
 
         Raises:
             UnsupportedImplementation: the number of rows is not a multiple of 16, or 0.
+            RuntimeError: within :func:`same_weights` before the first forward pass.
+            ValueError: there is a handover, and the bias requires a gradient.
+            TypeError: x is in FP8 although gradients are disabled.
         """
         if handover is not None and bias is not None and bias.requires_grad:
             raise ValueError("a gradient that is handed over in FP8 gives the bias none: detach it")
@@ -122,24 +122,24 @@ class Fp8Product(nn.Module):
         return self._times_weight(x8, weight, bias, handover).view(*x.shape[:-1], -1)
 
     def scaling(self, role: int) -> Scaling:
-        """State of ``INPUT``, ``WEIGHT`` or ``GRADIENT``."""
+        """Return the scaling state of ``INPUT``, ``WEIGHT`` or ``GRADIENT``."""
         return Scaling(self.scales[role], self.pending[role])
 
     def input_scaling(self) -> Scaling | None:
-        """State of the scale of the input, for a producer that casts it; None without gradients, where nobody does."""
+        """Return the scaling state for a producer that casts the input; None if gradients are disabled."""
         return self.scaling(INPUT) if torch.is_grad_enabled() else None
 
     def handover(self) -> Handover | None:
-        """For the gradient of one result, which its reader casts; None without gradients."""
+        """Return a handover for a consumer that casts the gradient of one result; None if gradients are disabled."""
         return Handover(self.scaling(GRADIENT)) if torch.is_grad_enabled() else None
 
     def cast_gradient(self, dy_TN: Tensor, transpose: bool) -> Fp8Tensor:
-        """The gradient of the result in FP8."""
+        """Return the gradient of the result in FP8."""
         result: Fp8Tensor = self._cast(dy_TN.contiguous(), self.scaling(GRADIENT), E5M2, transpose)
         return result
 
     def transpose(self, data: Tensor) -> Tensor:
-        """The transpose of an FP8 matrix whose producer has left it."""
+        """Return the transpose of an FP8 matrix."""
         transposed: Tensor = self._transpose(data, torch.empty_like(data))
         return transposed
 
@@ -152,7 +152,7 @@ class Fp8Product(nn.Module):
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> Fp8Product:
-        """Move, but never cast: fp32 scales stay what they are in a model that is cast to half precision."""
+        """Move the buffers, but keep the scales in fp32 when the model is cast to half precision."""
         scales = self.scales
         super()._apply(fn, recurse)
         self.scales = scales.to(self.scales.device)
@@ -161,11 +161,11 @@ class Fp8Product(nn.Module):
 
 @contextlib.contextmanager
 def same_weights(model: nn.Module) -> Iterator[None]:
-    """Within it, forward passes use the FP8 weights that the last one before it has cast.
+    """Context in which forward passes reuse the FP8 weights that the last forward pass before it has cast.
 
-    For the second and further micro-batches of a step, between which no weight changes: the caller says so, since
-    optimizers write through flat buffers, which nothing in the model could notice. The host decides, so a captured
-    step casts in its first micro-batch, in every replay.
+    It is for the second and later micro-batches of a step, between which no weight changes. The caller must say so,
+    because optimizers write to the weights through flat buffers, which the model cannot detect. The host decides, so a
+    captured step casts the weights in its first micro-batch in every replay.
     """
     products = [module for module in model.modules() if isinstance(module, Fp8Product)]
     for product in products:
@@ -222,9 +222,9 @@ def multiply(
     bias: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``left right^T`` of two FP8 matrices, times both inverse scales, plus the bias: (M, N) in ``dtype``.
+    """Return ``left right^T`` of two FP8 matrices, times both inverse scales, plus the bias: (M, N) in ``dtype``.
 
-    ``out`` is where it goes; None for a new tensor.
+    ``out`` receives the result; None allocates a new tensor.
     """
     operands = (left_MK, right_NK.t(), left_inverse, right_inverse)
     if out is None:
@@ -233,7 +233,7 @@ def multiply(
 
 
 def check_weight(weight: Tensor) -> None:
-    """Refuse a weight that FP8 products cannot take, naming its size."""
+    """Raise UnsupportedImplementation unless FP8 products can take the weight. The message names the wrong size."""
     for size in weight.shape:
         if size % MULTIPLE:
             raise UnsupportedImplementation(
@@ -243,7 +243,7 @@ def check_weight(weight: Tensor) -> None:
 
 
 def check_rows(rows: int) -> None:
-    """Refuse a number of rows that FP8 products cannot take."""
+    """Raise UnsupportedImplementation unless FP8 products can take this number of rows."""
     if rows == 0 or rows % MULTIPLE:
         raise UnsupportedImplementation(
             f"a product of {rows} rows (tokens of a micro-batch) can't run in FP8, which needs a multiple of "

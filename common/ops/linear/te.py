@@ -1,15 +1,13 @@
-"""The products of a linear layer in FP8, with Transformer Engine's casts and products.
+"""Products of a linear layer in FP8, with Transformer Engine's casts and products.
 
-Formats and scales are those of :mod:`common.ops.linear.fp8`: e4m3 for inputs and weights, e5m2 for gradients, one scale
-per tensor and rank, from the largest magnitude of the last use. What differs is what the library brings: its kernel
-that casts and transposes, its first scale (whatever the tensor holds), cuBLASLt called by itself, and gradients that
-accumulate in fp32 registers between steps of the tensor cores. Without gradients, as in evaluation, products are those
-of the weights' dtype and no scale moves.
+Formats and scales are those of :mod:`common.ops.linear.fp8`: e4m3 for inputs and weights, e5m2 for gradients, one
+scale per tensor and rank, computed from the largest magnitude of the last use. The differences come from the library:
+a kernel that casts and transposes, a constant first scale, its own calls of cuBLASLt, and gradients that accumulate in
+fp32 registers between steps of the tensor cores. Without gradients, as in evaluation, products run in the dtype of the
+weights and scales do not change.
 
-State is ours, not that of the library's modules, which keep theirs where neither a checkpoint of buffers nor a warm-up
-that puts them back would find it.
-
-Legend: T tokens, K in, N out.
+The buffers here hold the state. The library's modules keep theirs outside of buffers, so neither checkpoints nor a
+warm-up that restores buffers would include it. Legend: T tokens, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -28,21 +26,21 @@ from common.ops.operation import OperationRequest
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why it cannot serve ``request``; None if it may."""
+    """Return why Transformer Engine cannot serve ``request``; None if it can."""
     if request.device.type != "cuda":
         return f"Transformer Engine needs a CUDA device, not {request.device.type}"
     return fp8.unsupported(request) or TRANSFORMER_ENGINE.unavailable()
 
 
 class TeProduct(nn.Module):
-    """``x weight^T + bias`` in FP8, with the scales of one layer.
+    """A product ``x weight^T + bias`` in FP8 with the scales of one layer.
 
     Args:
-        weight: (N, K) of the layer, on the device and in the dtype that it will have.
+        weight: (N, K) weight of the layer, with its final device and dtype.
 
     Attributes:
-        scales: fp32 (3,), of the next input, weight and gradient. A checkpoint has them.
-        amaxes: fp32 (1, 3), scratch of the casts, zeros between them.
+        scales: fp32 (3,), scales of the next input, weight and gradient. Saved in checkpoints.
+        amaxes: fp32 (1, 3), scratch of the casts; zeros between casts.
 
     Raises:
         UnsupportedImplementation: N or K is not a multiple of 16.
@@ -59,15 +57,12 @@ class TeProduct(nn.Module):
         self.register_buffer("amaxes", torch.zeros(1, 3, dtype=torch.float32, device=weight.device), persistent=False)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply.
+        """Return ``x weight^T + bias`` as (..., N) in the dtype of the weight.
 
         Args:
             x: (..., K) in the dtype of the weight; the number of rows is a multiple of 16.
             weight: (N, K).
             bias: (N,) or None.
-
-        Returns:
-            (..., N), dtype of the weight.
 
         Raises:
             UnsupportedImplementation: the number of rows is not a multiple of 16, or 0.
@@ -80,15 +75,15 @@ class TeProduct(nn.Module):
         return result.view(*x.shape[:-1], -1)
 
     def cast(self, tensor: Tensor, role: int, transpose: bool) -> Any:
-        """See :func:`cast`."""
+        """Return :func:`cast` of a tensor in the role ``INPUT``, ``WEIGHT`` or ``GRADIENT``."""
         return cast(tensor, self.scales[role], self.amaxes[0, role : role + 1], _format(role), transpose)
 
     def advance(self, first: int, last: int) -> None:
-        """See :func:`advance`; the roles from first to last have one format."""
+        """Call :func:`advance` for the roles from first to last, which must have one format."""
         advance(self.amaxes[:, first : last + 1], self.scales[first : last + 1], _format(first))
 
     def _apply(self, fn: Any, recurse: bool = True) -> TeProduct:
-        """Move, but never cast: fp32 scales stay what they are in a model that is cast to half precision."""
+        """Move the buffers, but keep them in fp32 when the model is cast to half precision."""
         scales, amaxes = self.scales, self.amaxes
         super()._apply(fn, recurse)
         self.scales, self.amaxes = scales.to(self.scales.device), amaxes.to(self.amaxes.device)
@@ -96,14 +91,14 @@ class TeProduct(nn.Module):
 
 
 def cast(tensor: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, transpose: bool) -> Any:
-    """A tensor of Transformer Engine.
+    """Return the FP8 tensor of Transformer Engine.
 
     Args:
         tensor: fp16 or bf16.
         scale: 0-d fp32.
         amax: fp32 (1,), raised to the largest magnitude.
         dtype: ``E4M3`` or ``E5M2``.
-        transpose: whether the transpose is wanted too.
+        transpose: whether the result includes the transpose.
     """
     from transformer_engine.pytorch import Float8Quantizer
     from transformer_engine.pytorch.constants import TE_DType
@@ -114,16 +109,18 @@ def cast(tensor: Tensor, scale: Tensor, amax: Tensor, dtype: torch.dtype, transp
 
 
 def advance(amaxes: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
-    """Turn the magnitudes that casts have seen into the next scales, which 0 and what isn't finite leave.
+    """Compute the next scales from the largest magnitudes.
+
+    A magnitude that is 0 or not finite leaves its scale unchanged.
 
     Args:
-        amaxes: fp32 (1, n), left with zeros.
+        amaxes: fp32 (1, n), set to zeros.
         scales: fp32 (n,).
-        dtype: of all of them.
+        dtype: FP8 format of all of them.
     """
     from transformer_engine.pytorch.constants import TE_DType, tex
 
-    # the first argument is for maxima over ranks: here a rank's own, which every thread reads before one clears them
+    # the first argument can hold maxima over ranks; here it is this rank's, which all threads read before one clears it
     tex.fused_amax_and_scale_update_after_reduction(amaxes[0], [amaxes], [scales], "most_recent", TE_DType[dtype], 0.0)
 
 
@@ -132,10 +129,10 @@ def _format(role: int) -> torch.dtype:
 
 
 def first_gradient_scale(dtype: torch.dtype) -> float:
-    """The gradients' first scale.
+    """Return the first scale of the gradients.
 
-    With 1 e5m2 would round all below 2^-17 to 0, and scales would become right one layer a step, from the last to the
-    first. fp16 has a loss scale against that, bf16 has not.
+    A scale of 1 would round everything below 2^-17 to 0 in e5m2, and then only one layer per step, from the last to
+    the first, would get a correct scale. fp16 has a loss scale against this, bf16 has none.
     """
     return 2.0**16 if dtype == torch.bfloat16 else 1.0
 

@@ -1,7 +1,7 @@
-"""Linear layer with bias and ReLU in the product's epilogue, and a backward pass of its own.
+"""Linear layer with bias and ReLU in the epilogue of its product, with a hand-written backward pass.
 
-The gradient in front of the ReLU and its sum for the bias are one pass. Of activations only input and result are kept.
-Shapes: B samples, K inputs, N outputs.
+One pass computes the gradient in front of the ReLU and the gradient of the bias. Of the activations only input and
+result are kept. Shapes: B samples, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ LINEAR_RELU = Operation(
     kernel_names=(("gradient of ReLU", r"^relu_gradient_"),),
     cases="common.ops.linear_relu.cases",
 )
-"""Signature: ``linear_relu(x_BK, weight_NK, bias_N)``. ``fused`` has its products from cuBLASLt, the forward one with
-an epilogue, and the pass in front of the ReLU from Triton."""
+"""Signature: ``linear_relu(x_BK, weight_NK, bias_N)``. In ``fused``, cuBLASLt computes the products, forward with an
+epilogue, and Triton the gradient in front of the ReLU."""

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.linear_relu`, and the autograd function of all implementations."""
+"""Reference implementation of :mod:`common.ops.linear_relu`, and the autograd function of all implementations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 
 
 class Passes(NamedTuple):
-    """What an implementation is made of; none of it is seen by autograd.
+    """Functions of an implementation, which run without autograd.
 
     Attributes:
-        forward: (x, weight, bias) to y.
-        masked: (dy, y) to dy where y is positive, and its column sums, in fp32 (fp64 of fp64).
+        forward: maps (x, weight, bias) to y.
+        masked: maps (dy, y) to dy where y is positive (else 0), and its column sums in fp32, or fp64 for fp64 inputs.
     """
 
     forward: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -23,7 +23,7 @@ class Passes(NamedTuple):
 
 
 class LinearRelu(torch.autograd.Function):
-    """Autograd around the passes of an implementation. Keeps x, the weight and y, whose sign is the ReLU's mask."""
+    """Autograd function of an implementation. Keeps x, the weight and y, whose sign is the mask of the ReLU."""
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
@@ -44,12 +44,12 @@ class LinearRelu(torch.autograd.Function):
 
 
 def forward_reference(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """The product with its bias, and the ReLU in place."""
+    """Return the product with its bias and ReLU, which is applied in place."""
     return torch.addmm(bias_N, x_BK, weight_NK.t()).relu_()
 
 
 def masked_reference(dy_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient in front of the ReLU, and the bias's."""
+    """Return the gradient in front of the ReLU, and the gradient of the bias."""
     dz_BN = torch.where(y_BN > 0, dy_BN, 0.0)
     return dz_BN, dz_BN.sum(0, dtype=torch.float64 if dz_BN.dtype == torch.float64 else torch.float32)
 
@@ -58,20 +58,15 @@ PASSES = Passes(forward_reference, masked_reference)
 
 
 def linear_relu_reference(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Reference implementation.
+    """Return ``relu(x weight^T + bias)``, (B, N), contiguous. All tensors have one dtype.
 
     Args:
-        x_BK: B samples of K inputs; rows may lie apart.
-        weight_NK: of N outputs.
-        bias_N: added.
-
-    Returns:
-        ``relu(x weight^T + bias)``, (B, N), contiguous. All tensors have one dtype.
+        x_BK: inputs; the stride between rows is arbitrary.
     """
     return apply(PASSES, x_BK, weight_NK, bias_N)
 
 
 def apply(passes: Passes, x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """An implementation with autograd."""
+    """Run an implementation with autograd."""
     y_BN: Tensor = LinearRelu.apply(passes, x_BK, weight_NK, bias_N)
     return y_BN

@@ -1,6 +1,6 @@
-"""Products by PyTorch, and the pass in front of the ReLU by the Triton kernel of :mod:`common.ops.tiling`.
+"""Linear layer with ReLU: products by PyTorch, and a Triton kernel for the gradient in front of the ReLU.
 
-Everything is enqueued on the current stream and nothing waits for the device.
+All work is enqueued on the current stream, and the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from common.ops.tile import Tile
 from common.ops.tiling.relu_gradient import relu_gradient
 
 TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, programs=4, stages=2)}
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def forward(x_BK: Tensor, weight_NK: Tensor, bias_N: Tensor) -> Tensor:
-    """Bias and ReLU in the epilogue of cuBLASLt's product; on a CPU one after another."""
+    """Return the result. Bias and ReLU are in the epilogue of cuBLASLt's product; on a CPU they follow it."""
     y_BN: Tensor = torch._addmm_activation(bias_N, x_BK, weight_NK.t())
     return y_BN
 
 
 def masked(dy_BN: Tensor, y_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient in front of the ReLU, and the bias's in fp32."""
+    """Return the gradient in front of the ReLU, and the gradient of the bias in fp32."""
     if dy_BN.stride(1) != 1:
         dy_BN = dy_BN.contiguous()
     dz_BN = torch.empty_like(y_BN)

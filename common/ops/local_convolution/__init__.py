@@ -1,7 +1,7 @@
-"""The convolution of one slab by itself, forward and gradients, and its implementations.
+"""Convolution of one slab of a volume with a 3x3x3 kernel without bias, and its gradients.
 
-3x3x3, padded with a plane of zeros on every side, without bias. :mod:`common.distributed.spatial.convolution` makes of
-it the convolution of a whole volume where it is split. Shapes: N samples, C channels, D H W slab.
+The slab is padded with one plane of zeros on every side. :mod:`common.distributed.spatial.convolution` uses it to
+convolve a volume that is split over ranks. Shapes: N samples, C channels, D H W slab.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ LOCAL_CONVOLUTION = Operation(
     kernel_names=(("convolution, either way", r"^single_channel_"),),
     cases="common.ops.local_convolution.cases",
 )
-"""``function`` returns a :class:`LocalConvolution`. Triton's is for 1 input channel. On a GPU
-``folded`` and ``reference`` call cuDNN; ``folded`` computes the weight's gradient in another way where there are few
+"""Each implementation is a function that returns a :class:`LocalConvolution`. ``triton`` supports 1 input channel
+only. On a GPU, ``folded`` and ``reference`` call cuDNN; ``folded`` computes the weight gradient differently for few
 output channels."""

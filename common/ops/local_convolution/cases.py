@@ -1,6 +1,6 @@
 """Cases of the convolution of a slab in 3D U-Net: its first layer, and its layers to 32 channels on 7 crops of 128^3.
 
-``triton`` has kernels for one input channel. ``folded`` computes the weight's gradient in another way, for few output
+``triton`` has kernels for one input channel. ``folded`` computes the weight gradient differently for few output
 channels.
 """
 

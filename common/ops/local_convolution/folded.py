@@ -1,4 +1,4 @@
-"""The gradient of the weight of narrow layers as that of a convolution of half the width and twice the channels."""
+"""Weight gradient of layers with few channels, computed by a convolution of half the width and twice the channels."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from common.ops.triton_support import widen
 
 
 def fold_width(x_NCDHW: Tensor) -> Tensor:
-    """Neighbours along W, W being even, as one voxel of twice the channels: a view of channels_last_3d memory."""
+    """Return x with pairs of neighbours along W as one voxel of twice the channels, a view of channels_last_3d memory.
+
+    W must be even.
+    """
     N, C, D, H, W = x_NCDHW.shape
     return x_NCDHW.permute(0, 2, 3, 4, 1).reshape(N, D, H, W // 2, 2 * C).permute(0, 4, 1, 2, 3)
 
 
 def folded_weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor) -> Tensor:
-    """Gradient of the weight, with stride 1, out of that of a convolution of half the width and twice the channels.
+    """Return the weight gradient for stride 1, computed by a convolution of half the width and twice the channels.
 
-    A pair of outputs 2 j, 2 j + 1 meets the pairs of inputs j - 1, j, j + 1. Tap k of the kernel joins output 2 j + p
-    with input 2 j + p + k - 1, which is number q of pair j + t - 1 for 2 (t - 1) + q = p + k - 1: every tap appears in
-    two of the twelve combinations of p, q and t, and six of them are none's. So cuDNN computes twice as much, but in
-    kernels for 64 channels, which use the tensor cores more than twice as well as those for 32. On an H200 (7 volumes
-    of 128^3, bf16, cuDNN 9.19) 32 -> 32 channels take 3.53 ms instead of 5.04, 64 -> 32 take 5.28 instead of 7.17;
-    folding forward or the gradient of x gains less than a tenth.
+    The pair of outputs 2j, 2j + 1 depends on the pairs of inputs j - 1, j, j + 1. Tap k of the kernel connects output
+    2j + p with input 2j + p + k - 1. This is element q of pair j + t - 1 if 2 (t - 1) + q = p + k - 1. So every tap
+    appears in two of the twelve combinations of p, q and t; the other six are not used.
+
+    So cuDNN computes twice as much, but with kernels for 64 channels, which use the tensor cores more than twice as
+    well as those for 32. On an H200 (7 volumes of 128^3, bf16, cuDNN 9.19) 32 -> 32 channels take 3.53 ms instead of
+    5.04, 64 -> 32 take 5.28 instead of 7.17. Folding the forward pass or the input gradient saves less than a tenth.
     """
     C_out, C_in = weight.shape[:2]
     folded = weight.new_empty((2 * C_out, 2 * C_in, 3, 3, 3)).to(memory_format=torch.channels_last_3d)
@@ -36,13 +40,13 @@ def folded_weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor) ->
 
 
 _FOLDED_TAPS = [[(p, (p + k - 1) % 2, (p + k - 1) // 2 + 1) for p in range(2)] for k in range(3)]
-"""Combinations (p, q, t) of each tap k."""
+"""Combinations (p, q, t) of each tap k; see :func:`folded_weight_gradient`."""
 FOLDED_CHANNELS = 32
-"""Output channels up to which the gradient of the weight is folded."""
+"""Largest number of output channels for which the weight gradient is folded."""
 
 
 def folded_convolution() -> LocalConvolution:
-    """The reference but for the gradient of the weight, where folding serves it."""
+    """Return the reference implementation, with the folded weight gradient where it applies."""
 
     def backward(
         dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]

@@ -1,15 +1,16 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the 3x3x3 convolution of one input channel, padded with zeros, forward and gradient of the weight.
+"""Triton kernels of the 3x3x3 convolution of one input channel, padded with zeros: forward and weight gradient.
 
-cuDNN has no kernel for a single channel that uses the matrix units. These make a matrix of patches in registers, whose
-rows are output voxels and whose 27 columns, padded to 32, are the taps of the kernel, and multiply it with the weight,
-or for the weight's gradient the transposed gradient of the output with it. Each voxel of the input is read 27 times,
-out of the L1 cache but for the first time; the output, C out times as large, is written or read once, which bounds both
-passes. All taps of a voxel belong to one thread where a tile has at least 32 voxels a warp: which of them exist is then
-known from the voxel's place by a few predicates, and a warp reads neighbouring voxels.
+cuDNN has no kernel for a single channel that uses the tensor cores. These kernels build a matrix of patches in
+registers. Its rows are output voxels, and its 27 columns, padded to 32, are the taps. Forward multiplies it by the
+weight; the weight gradient multiplies its transpose by the gradient of the output.
 
-Shapes: N samples, V input and U output voxels, C channels out. D H W are the sizes of the input, H_OUT and W_OUT those
-of the output.
+Each input voxel is read 27 times, mostly from the L1 cache. The output, which is C times as large, is read or written
+once and bounds the time of both passes. If a tile has at least 32 voxels per warp, one thread holds all taps of a
+voxel: a few predicates then determine which taps exist, and a warp reads neighbouring voxels.
+
+Shapes: N samples, V input and U output voxels, C output channels. D H W are the sizes of the input, H_OUT and W_OUT
+those of the output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PADDED: tl.constexpr = tl.constexpr(32)
 
 @triton.jit
 def _patches(x_ptr, voxel, D, H, W, H_OUT, W_OUT, STRIDE: tl.constexpr):
-    """What output voxels of a sample see of the input, (BLOCK_U, 32); zeros outside the volume."""
+    """Return the input patches of the output voxels of a sample, (BLOCK_U, 32); zeros outside the volume."""
     tap = tl.arange(0, PADDED)
     row = voxel // W_OUT
     d = (row // H_OUT * STRIDE - 1)[:, None] + (tap // 9)[None, :]
@@ -43,7 +44,7 @@ def single_channel_forward_kernel(
     D, H, W, H_OUT, W_OUT, U, C,
     STRIDE: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, C / BLOCK_C, N); each program visits each programs-th tile."""
+    """Grid (programs, C / BLOCK_C, N). Each program processes every ``programs``-th tile."""
     sample = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.arange(0, PADDED)
@@ -69,7 +70,7 @@ def single_channel_weight_kernel(
     D, H, W, H_OUT, W_OUT, U, C,
     STRIDE: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the weight from a program's voxels. Grid (programs, C / BLOCK_C, N)."""
+    """Write the weight gradient of this program's voxels. Grid (programs, C / BLOCK_C, N)."""
     sample = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((PADDED, BLOCK_C), tl.float32)
@@ -82,7 +83,7 @@ def single_channel_weight_kernel(
         else:
             dy = tl.load(place, mask=(voxel < U)[:, None] & (column < C)[None, :], other=0.0)
         patches = _patches(x_ptr, voxel, D, H, W, H_OUT, W_OUT, STRIDE)
-        if not EVEN:  # voxels that do not exist see real ones, and 0 times infinity would count
+        if not EVEN:  # voxels beyond U would read existing input, and 0 times infinity is NaN
             patches = tl.where((voxel < U)[:, None], patches, 0.0)
         total = tl.dot(tl.trans(patches), dy, total, input_precision="ieee")
     tap = tl.arange(0, PADDED)

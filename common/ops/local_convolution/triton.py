@@ -1,7 +1,7 @@
-"""The convolution of one input channel through the Triton kernels of :mod:`common.ops.local_convolution.kernels`.
+"""Convolution of one input channel with the Triton kernels of :mod:`common.ops.local_convolution.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured. The
-result is channels_last_3d. Shapes: N samples, C channels, D H W slab.
+All work is enqueued on the current stream, and the host never waits for the device, so a CUDA graph can capture it.
+The result is channels_last_3d. Shapes: N samples, C channels, D H W slab.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ TILES: dict[str, Tile] = {
     "forward": Tile(voxels=128, warps=4, programs=8, stages=1),
     "weight": Tile(voxels=64, warps=2, programs=12, stages=2),
 }
-"""Pass to its tile. ``voxels``: output voxels of a tile, at least 32 for each warp."""
+"""Tile of each pass. ``voxels``: output voxels per tile, at least 32 per warp."""
 
 _MOST_COLUMNS = 64
 _FEWEST_COLUMNS = 16
-"""That the matrix units take."""
+"""Smallest number of columns of a tensor core product."""
 
 
 class _Launch(NamedTuple):
-    """Grid (programs, columns, samples), the sizes that every kernel takes, and its constants."""
+    """Grid (programs, columns, samples), sizes and constants of a kernel launch."""
 
     grid: tuple[int, int, int]
     sizes: tuple[int, ...]
@@ -55,7 +55,7 @@ def _launch(tile: Tile, x_NCDHW: Tensor, y_shape: torch.Size, stride: int) -> _L
 
 
 def forward(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """The convolution, padded with zeros, of (N, 1, D, H, W) with (C out, 1, 3, 3, 3)."""
+    """Return the convolution, padded with zeros, of (N, 1, D, H, W) with (C out, 1, 3, 3, 3)."""
     volume = [(size - 1) // stride + 1 for size in x_NCDHW.shape[2:]]
     shape = torch.Size((len(x_NCDHW), len(weight), *volume))
     y_NCDHW = torch.empty(shape, dtype=x_NCDHW.dtype, device=x_NCDHW.device, memory_format=torch.channels_last_3d)
@@ -65,7 +65,7 @@ def forward(x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Gradient of the weight: partial sums per program in fp32, then these in a fixed order."""
+    """Return the weight gradient. Each program writes a partial sum in fp32; these are added in a fixed order."""
     tile = TILES["weight"]
     (programs, columns, samples), sizes, constants = _launch(tile, x_NCDHW, dy_NCDHW.shape, stride)
     partial = x_NCDHW.new_empty((samples, programs, *weight.shape), dtype=torch.float32)
@@ -77,12 +77,12 @@ def weight_gradient(dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: i
 
 
 def triton_convolution() -> LocalConvolution:
-    """The kernels, which are for one input channel."""
+    """Return the implementation, which supports one input channel only."""
 
     def backward(
         dy_NCDHW: Tensor, x_NCDHW: Tensor, weight: Tensor, stride: int, needs: tuple[bool, bool]
     ) -> tuple[Tensor | None, Tensor | None]:
-        # an image rarely needs a gradient, so it has no kernel
+        # a single input channel is usually the image, which needs no gradient, so there is no kernel for it
         dx_NCDHW, _ = reference.backward(dy_NCDHW, x_NCDHW, weight, stride, (True, False)) if needs[0] else (None, None)
         return dx_NCDHW, weight_gradient(dy_NCDHW, x_NCDHW, weight, stride) if needs[1] else None
 

@@ -1,7 +1,7 @@
-"""Linear layer with one output, the logit, in fp32 of inputs in any dtype.
+"""Linear layer with one output, the logit, computed in fp32 from inputs of any dtype.
 
-A product with one column is a sum over each row: it moves the inputs and little else. Neither they nor their gradient
-exist in fp32. Shapes: B samples, K inputs.
+The product is one sum per row, so its time is that of reading the inputs. Neither the inputs nor their gradient are
+stored in fp32. Shapes: B samples, K inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels
 
 MOST_INPUTS = 2048
-"""What a program holds of a sample at once."""
+"""Largest number of inputs, because a program holds whole rows."""
 
 
 LOGIT = Operation(

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of a linear layer with one output. A program walks over tiles of BLOCK_B whole rows.
+"""Triton kernels of a linear layer with one output. A program processes one tile of BLOCK_B whole rows.
 
-At 6,912 samples of 256 inputs in 16 bit forward reads 3.5 MB and backward reads and writes as much: a few microseconds,
-most of which are the launches'.
+At 6,912 samples of 256 inputs in 16 bits, forward reads 3.5 MB, and backward reads and writes as much. This takes a
+few microseconds, most of which is launch overhead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _tile(index, B, K, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr):
-    """First row, rows within, which of them exist, places from the first on, and mask, of a tile."""
+    """Return a tile's first row, its row numbers from there, which rows exist, element offsets, and element mask."""
     first = index.to(tl.int64) * BLOCK_B
     row = tl.arange(0, BLOCK_B)
     column = tl.arange(0, BLOCK_K)
@@ -45,7 +45,7 @@ def logit_backward_kernel(
     x_ptr,  # (B, K)
     weight_ptr,  # (K,)
     dx_ptr,  # (B, K)
-    partial_ptr,  # (B / BLOCK_B, K + 1) fp32: of weight and bias
+    partial_ptr,  # (B / BLOCK_B, K + 1) fp32: gradients of weight and bias
     B, K,
     BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.logit`."""
+"""Reference implementation of :mod:`common.ops.logit`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from common.ops.triton_support import widen
 
 
 def logit_reference(x_BK: Tensor, weight_1K: Tensor, bias_1: Tensor) -> Tensor:
-    """Reference implementation.
+    """Return ``x weight^T + bias``, (B,), in fp32, or fp64 for fp64 inputs.
 
     Args:
         x_BK: inputs, contiguous.
-        weight_1K, bias_1: of the layer, in the dtype of the inputs.
-
-    Returns:
-        ``x weight^T + bias``, (B,), fp32 (fp64 of fp64).
+        weight_1K, bias_1: parameters, in the dtype of the inputs.
     """
     return F.linear(widen(x_BK), widen(weight_1K), widen(bias_1)).squeeze(1)

@@ -1,6 +1,6 @@
-"""The logit through the Triton kernels of :mod:`common.ops.logit.kernels`.
+"""The logit with the Triton kernels of :mod:`common.ops.logit.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device.
+All work is enqueued on the current stream, and the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"forward": Tile(elements=4096, warps=4), "backward": Tile(elements=8192, warps=4)}
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def _launch(tile: Tile, samples: int, inputs: int) -> tuple[int, dict[str, Any]]:
-    """Programs and constants of a pass."""
+    """Return the number of programs and the constants of a pass."""
     columns = triton.next_power_of_2(inputs)
     rows = max(1, tile.elements // columns)
     return triton.cdiv(samples, rows), {"BLOCK_B": rows, "BLOCK_K": columns, "num_warps": tile.warps}
@@ -57,6 +57,6 @@ class _Logit(torch.autograd.Function):
 
 
 def logit(x_BK: Tensor, weight_1K: Tensor, bias_1: Tensor) -> Tensor:
-    """See :func:`common.ops.logit.reference.logit_reference`. One launch forward, two and two small casts backward."""
+    """See :func:`common.ops.logit.reference.logit_reference`. One launch forward; two and two small casts backward."""
     logit_B: Tensor = _Logit.apply(x_BK, weight_1K, bias_1)
     return logit_B

@@ -1,10 +1,10 @@
-"""The input of a low-rank adapter: dropout in front of it, and its gradient's way back past the dropout.
+"""Dropout in front of a low-rank adapter (LoRA), and the backward pass through this dropout.
 
-An adapter adds ``s B A drop(x)`` to ``W x`` (Hu et al., arXiv:2106.09685, section 4.1), with the dropout in its branch
-alone. The mask's element of row t and column c has index ``rows[t] * columns_total + column_offset + c``; see
-:mod:`common.ops.dropout`. With the numbers of rows and columns in the whole tensor, every split of it over ranks has
-the same mask. Nothing is stored: backward makes ``drop(x)`` again, from the norm's input where x was a norm's result.
-The functions work without autograd.
+An adapter adds ``s B A drop(x)`` to ``W x`` (Hu et al., arXiv:2106.09685, section 4.1); the dropout is only in its
+branch. The mask element of row t and column c has index ``rows[t] * columns_total + column_offset + c``; see
+:mod:`common.ops.dropout`. Rows and columns are counted in the whole tensor, so the mask does not depend on how ranks
+shard it. Nothing is stored: backward computes ``drop(x)`` again, from the input of the norm if x is the result of a
+norm. The functions work without autograd.
 """
 
 from __future__ import annotations

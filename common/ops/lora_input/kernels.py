@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
 """Triton kernels of the dropout in front of an adapter, over T rows of E columns.
 
-On an H200 at 8,192 tokens, E = 8192, 16 bit: dropout, of a norm's input or of x, 268 MB, 62 us at 4.3 TB/s; the
-gradient's way back reads and writes dx, 268 MB, 62 us, and its product with r = 16 is 2.1 GFLOP, 2 us.
+On an H200 at 8,192 tokens, E = 8192, 16 bits: dropout of x or of a norm's result moves 268 MB, 62 us at 4.3 TB/s. The
+backward pass reads and writes dx, 268 MB, 62 us; its product with r = 16 is 2.1 GFLOP, 2 us.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.ops.dropout.kernels import keep_of_rows, mask_keys
 
 @triton.jit
 def _tile(T, E, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Rows, columns, place and mask of this program's tile."""
+    """Return rows, columns, element offsets and mask of this program's tile."""
     blocks = tl.cdiv(E, BLOCK_E)
     row = tl.program_id(0) // blocks * BLOCK_T + tl.arange(0, BLOCK_T)
     column = tl.program_id(0) % blocks * BLOCK_E + tl.arange(0, BLOCK_E)
@@ -28,7 +28,7 @@ def _masked(
     GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """The tile with its kept elements scaled and the others 0."""
+    """Return the tile with dropout applied: kept elements are scaled, the others are 0."""
     if GIVEN:
         number = tl.load(rows_ptr + row, mask=row < T, other=0)
     else:
@@ -41,7 +41,7 @@ def _masked(
 
 @triton.jit(do_not_specialize=["site", "column_offset"])
 def lora_input_dropped_kernel(
-    x_ptr,  # (T, E); with NORM what was normalised
+    x_ptr,  # (T, E); with NORM the input of the norm
     inverse_rms_ptr,  # (T,) fp32, if NORM
     weight_ptr,  # (E,), if NORM
     rows_ptr,  # (T,) int64, if GIVEN

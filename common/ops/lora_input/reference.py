@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.lora_input`. Shapes: T rows, E columns, r rank."""
+"""Reference implementation of :mod:`common.ops.lora_input`. Shapes: T rows, E columns, r rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from common.ops.triton_support import widen
 
 
 class Region(NamedTuple):
-    """Where a part lies in the whole tensor, whose elements the mask counts; by default it is the whole.
+    """Position of a part within the whole tensor, which determines the dropout mask. By default the part is the whole.
 
     Attributes:
-        rows: number of each row, int64 (T,), on the device; None for 0 ... T - 1.
-        columns_total: columns of the whole; None for those of the part.
-        column_offset: of the first column of the part.
+        rows: index of each row in the whole tensor, int64 (T,), on the device; None for 0 ... T - 1.
+        columns_total: columns of the whole tensor; None if the part has all of them.
+        column_offset: index of the part's first column in the whole tensor.
     """
 
     rows: Tensor | None = None
@@ -27,7 +27,7 @@ class Region(NamedTuple):
 
 
 class LoraInput(NamedTuple):
-    """The functions of an implementation.
+    """Functions of an implementation.
 
     See :func:`dropped_reference`, :func:`dropped_norm_reference` and :func:`add_input_gradient_reference`.
     """
@@ -42,15 +42,12 @@ WHOLE = Region()
 
 @torch.no_grad()
 def dropped_reference(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -> Tensor:
-    """Reference implementation.
+    """Return dropout of x, (T, E), in the dtype of ``x_TE``: kept elements divided by the keep probability, else 0.
 
     Args:
         x_TE: contiguous.
-        mask: of the adapter's dropout; without any (p = 0) the result is ``x_TE`` itself.
-        region: where ``x_TE`` lies.
-
-    Returns:
-        (T, E), dtype of ``x_TE``: kept elements over the share that is kept, zeros elsewhere.
+        mask: dropout of the adapter; for p = 0 the result is ``x_TE`` itself.
+        region: position of ``x_TE`` in the whole tensor.
     """
     if mask.p == 0.0:
         return x_TE
@@ -61,15 +58,15 @@ def dropped_reference(x_TE: Tensor, mask: DropoutMask, region: Region = WHOLE) -
 def dropped_norm_reference(
     residual_TE: Tensor, inverse_rms_T: Tensor, weight_E: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
-    """Dropout of a norm's result, from what the norm kept; see :mod:`common.ops.row_norm`.
+    """Return dropout of a norm's result, (T, E), computed from the tensors that :mod:`common.ops.row_norm` kept.
 
     Args:
         residual_TE, inverse_rms_T: residual and moments of :class:`common.ops.row_norm.reference.Normed`.
-        weight_E: of the norm.
+        weight_E: weight of the norm.
         mask, region: see :func:`dropped_reference`.
 
     Returns:
-        (T, E), dtype of the residual. The norm's result is rounded to it first, as it was when it was the input.
+        (T, E), dtype of the residual. The norm's result is first rounded to this dtype, as in the forward pass.
     """
     y_TE = (widen(residual_TE) * inverse_rms_T.unsqueeze(1) * widen(weight_E)).to(residual_TE.dtype)
     return dropped_reference(y_TE, mask, region)
@@ -79,16 +76,13 @@ def dropped_norm_reference(
 def add_input_gradient_reference(
     dx_TE: Tensor, du_Tr: Tensor, a_rE: Tensor, mask: DropoutMask, region: Region = WHOLE
 ) -> Tensor:
-    """Add the adapter's share to the gradient of its input, in place.
+    """Add the adapter's part of the input gradient to ``dx_TE`` in place, and return ``dx_TE``.
 
     Args:
-        dx_TE: gradient of x by all else, contiguous; the masked and scaled ``du a`` is added to it.
-        du_Tr: gradient of ``u = drop(x) a^T``, the adapter's factor s included; contiguous.
+        dx_TE: gradient of x without the adapter, contiguous. The masked and scaled ``du a`` is added to it.
+        du_Tr: gradient of ``u = drop(x) a^T``, including the factor s of the adapter; contiguous.
         a_rE: contiguous.
         mask, region: see :func:`dropped_reference`.
-
-    Returns:
-        ``dx_TE``.
     """
     gradient_TE = widen(du_Tr) @ widen(a_rE)
     if mask.p > 0.0:

@@ -1,6 +1,6 @@
-"""The input of an adapter through the Triton kernels of :mod:`common.ops.lora_input.kernels`.
+"""Dropout in front of an adapter with the Triton kernels of :mod:`common.ops.lora_input.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: T rows, E columns, r rank.
+All work is enqueued on the current stream, and the host never waits for the device. Shapes: T rows, E columns, r rank.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _LEAST_RANK = 16
-"""Of the operands of a product in tensor cores; smaller ranks are filled up with zeros."""
+"""Smallest size of a dimension in a tensor core product. Smaller ranks are padded with zeros."""
 
 
 TILES: dict[str, Tile] = {
     "dropped": Tile(rows=4, columns=1024, warps=4),
     "gradient": Tile(rows=64, columns=128, warps=4),
 }
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def _launch(tile: Tile, x_TE: Tensor, mask: DropoutMask, region: Region) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid, and the arguments by name that both kernels have."""
+    """Return the grid, and the keyword arguments that both kernels share."""
     tokens, columns = x_TE.shape
     total = columns if region.columns_total is None else region.columns_total
     block = max(2, min(tile.columns, triton.next_power_of_2(columns)))

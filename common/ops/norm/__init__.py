@@ -1,1 +1,1 @@
-"""What batch, instance and other norms share; the passes over tiles are in :mod:`common.ops.tiling`."""
+"""Functions that batch, instance and other norms share. :mod:`common.ops.tiling` has the passes over tiles."""

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs
-"""Moments of channels over the voxels of a sample, in parts: the first pass of instance norm and of group norm.
+"""Moments of channels over the voxels of a sample, in parts: the first pass of instance norm and group norm.
 
-N samples of V voxels and C channels, in memory (N, V, C). A part is what a program walks over. Parts are merged from
-(mean, sum of squares about it), as in Chan, Golub, LeVeque 1979, updating formulae for variances. Within a part the
-sums are taken about the mean of its first voxels: fp32 then holds the variance of two million voxels whatever their
-mean is.
+N samples of V voxels and C channels are in memory as (N, V, C). Each program computes the mean of its voxels and the
+sum of squares about this mean. The results of the programs are merged as in Chan, Golub, LeVeque 1979, updating
+formulae for variances. A program's sums are relative to the mean of its first voxels, so fp32 is precise enough for
+the variance of two million voxels with any mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.ops.tiling.kernels import load_tile, own_columns, tile_at
 
 @triton.jit
 def voxels_of(program, programs, tiles, V, BLOCK_V: tl.constexpr, REVERSE: tl.constexpr):
-    """Voxels that a program, or each of several, walks over: whole tiles but for the volume's last."""
+    """Return the number of voxels that each program processes. All tiles are full except the last one of the volume."""
     own = (tiles - program + programs - 1) // programs
     last = 0 if REVERSE else (tiles - 1) % programs
     return own * BLOCK_V - (program == last).to(tl.int32) * (tiles * BLOCK_V - V)
@@ -31,7 +31,7 @@ def moments_kernel(
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HEAD: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Moments of each channel of a sample in parts. Grid (programs, columns / BLOCK_C, N)."""
+    """Compute the moments of each channel of a sample in parts. Grid (programs, columns / BLOCK_C, N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)

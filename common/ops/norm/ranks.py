@@ -1,4 +1,4 @@
-"""Statistics over several ranks."""
+"""Sums over ranks with autograd, for statistics over several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 class SumOverRanks(torch.autograd.Function):
-    """Sum over ranks; so is the gradient, since every rank's loss depends on every rank's input."""
+    """Sum of a tensor over ranks.
+
+    The gradient is summed too, because the loss of every rank depends on the input of every rank.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, sum_in_place: Callable[[Tensor], object]) -> Tensor:

@@ -1,4 +1,6 @@
-"""A result for two readers, so that backward gets their gradients apart and adds them where it reads them."""
+"""A second tensor for the second consumer of a result. Backward receives both gradients and adds them when it reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from torch import Tensor
 
 
 def second_reader(y: Tensor) -> Tensor:
-    """A second tensor on the storage of ``y`` that autograd does not see as a view: it has a gradient of its own."""
+    """Return a second tensor on the storage of ``y``. Autograd does not treat it as a view: it has its own gradient."""
     alias = torch.empty(0, dtype=y.dtype, device=y.device)
     alias.set_(y)  # type: ignore[call-overload]
     return alias

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""What Triton kernels of layer norm over T rows of E features have in common.
+"""Functions that Triton kernels of layer norm over T rows of E features share.
 
 A program holds a few whole rows at a time, in ``BLOCK_E`` columns, the next power of two. The variance is the biased
-one, of the centred row, with epsilon inside the square root (Ba, Kiros, Hinton, arXiv:1607.06450).
+variance of the row, with epsilon inside the square root (Ba, Kiros, Hinton, arXiv:1607.06450).
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import triton.language as tl
 
 @triton.jit
 def load_wide(pointer, place, mask):
-    """fp32, 0 where nothing is."""
+    """Load values as fp32, with 0 for masked elements."""
     return tl.load(pointer + place, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def place_of_rows(row, T, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Place of whole rows, in int64, and which elements exist."""
+    """Return the int64 element offsets of whole rows, and a mask of the elements that exist."""
     column = tl.arange(0, BLOCK_E)
     return row.to(tl.int64)[:, None] * E + column[None, :], (row < T)[:, None] & (column < E)[None, :]
 
 
 @triton.jit
 def standardised(total, epsilon, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Whole rows less their mean over their standard deviation, 0 behind their end; means and 1 / deviations."""
+    """Return the standardised rows, 0 beyond their end, with their means and 1 / standard deviations."""
     inside = tl.arange(0, BLOCK_E) < E
     mean = tl.sum(total, 1) / E
     centred = tl.where(inside[None, :], total - mean[:, None], 0.0)
@@ -36,26 +36,26 @@ def standardised(total, epsilon, E: tl.constexpr, BLOCK_E: tl.constexpr):
 
 @triton.jit
 def load_moments(moments_ptr, row, T):
-    """Means and 1 / standard deviations that :func:`store_moments` left, (rows, 1) each."""
+    """Load the means and 1 / standard deviations that :func:`store_moments` has stored, (rows, 1) each."""
     mean = tl.load(moments_ptr + row, mask=row < T, other=0.0)[:, None]
     return mean, tl.load(moments_ptr + T + row, mask=row < T, other=0.0)[:, None]
 
 
 @triton.jit
 def store_moments(moments_ptr, mean, rstd, row, T):
-    """Of whole rows, fp32 (2, T)."""
+    """Store means and 1 / standard deviations of whole rows to fp32 (2, T)."""
     tl.store(moments_ptr + row, mean, mask=row < T)
     tl.store(moments_ptr + T + row, rstd, mask=row < T)
 
 
 @triton.jit
 def standardised_again(total, mean, rstd, E: tl.constexpr, BLOCK_E: tl.constexpr):
-    """The rows of :func:`standardised` from their moments."""
+    """Return the rows of :func:`standardised`, computed from their moments."""
     return tl.where((tl.arange(0, BLOCK_E) < E)[None, :], (total - mean) * rstd, 0.0)
 
 
 @triton.jit
 def through_norm(d_normal, normal, rstd, E: tl.constexpr):
-    """Gradient of what was standardised, from that of the standardised rows."""
+    """Return the gradient of the input of :func:`standardised`, from the gradient of its result."""
     along = tl.sum(d_normal * normal, 1)[:, None] / E
     return rstd * (d_normal - tl.sum(d_normal, 1)[:, None] / E - normal * along)

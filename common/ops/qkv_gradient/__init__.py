@@ -1,9 +1,9 @@
-"""The gradient of a product whose columns are query, key and value of one head after another, and of its bias.
+"""Gradient of a product whose columns are query, key and value of one head after another, and of its bias.
 
-Megatron-LM's order of a fused product, (T, H, 3, D): a part of its heads is a part of its columns. Attention reads the
-three as views of the product. Their gradients come as three tensors, or as views of one, which the libraries that write
-where they are told to fill. One pass puts them together, sums them over tokens for the bias, and casts them to FP8 with
-a delayed scale (:mod:`common.ops.fp8_cast`), in both orders where the products want both.
+The columns have Megatron-LM's order of a fused product, (T, H, 3, D), so a range of heads is a range of columns.
+Attention reads queries, keys and values as views of the product. Their gradients are three tensors, or views of one
+tensor if the attention library writes to given memory. One pass joins them, sums them over tokens for the bias, and
+casts them to FP8 with a delayed scale (:mod:`common.ops.fp8_cast`), optionally also transposed.
 """
 
 from __future__ import annotations
@@ -24,4 +24,4 @@ QKV_GRADIENT = Operation(
     kernel_names=(("gradient of query, key and value", r"^qkv_gradient_"),),
     cases="common.ops.qkv_gradient.cases",
 )
-"""Functions: :data:`JoinQkv`, with the signature of :func:`common.ops.qkv_gradient.reference.join_reference`."""
+"""Signature: that of :func:`common.ops.qkv_gradient.reference.join_reference`."""

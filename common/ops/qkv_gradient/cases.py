@@ -1,7 +1,7 @@
 """Cases of the gradient of the QKV product, joined from the gradients of queries, keys and values.
 
-Passes: to FP8 with and without a transpose, joined in 16 bits, and only the sums for the bias where attention has
-written the joined gradient itself.
+Passes: to FP8 with and without a transpose, joined in 16 bits, and only the sums for the bias if attention has written
+the joined gradient itself.
 """
 
 from __future__ import annotations

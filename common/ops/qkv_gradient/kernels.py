@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
-"""The Triton kernel that puts the gradients of queries, keys and values together, head by head.
+"""Formula that joins the gradients of queries, keys and values, for :func:`common.ops.fp8_cast.device.tiles_kernel`.
 
-A program owns the D columns of one head's queries, keys or values, walks over tiles of tokens, adds them up element by
-element, and their rows once, at its end: the bias gradient's partial sums, which
-:mod:`common.ops.tiling.column_sums` adds in a fixed order. A tile is loaded once and stored in up to three forms: as it
-is, in FP8, and in FP8 turned in shared memory, so that all are contiguous. The first use of a scale has no maximum of a
-use before: every program then looks at a sample first.
+A program owns the D columns of one head's queries, keys or values and walks over tiles of tokens. It sums them in
+registers and writes one partial sum for the bias gradient; :mod:`common.ops.tiling.column_sums` adds these in a fixed
+order. A tile is loaded once and stored in up to three forms: as it is, in FP8, and in FP8 transposed in shared memory,
+so that all stores are contiguous. At the first use of a scale there is no earlier maximum, so every program first
+computes a scale from a sample.
 
-On an H200 at 4,096 tokens and 24 heads of 128, 16 bit: to FP8 113 MB, 26 us at 4.3 TB/s, with the transpose 151 MB,
+On an H200 at 4,096 tokens and 24 heads of 128 in 16 bits: to FP8 113 MB, 26 us at 4.3 TB/s; with the transpose 151 MB,
 35 us; the sums alone 75 MB, 18 us.
 """
 
@@ -21,9 +21,10 @@ from common.ops.fp8_cast.device import load_tile
 
 @triton.jit
 def columns_of_head(given, block, D, BLOCK_D: tl.constexpr):
-    """Columns of one head's queries, keys or values, which exist, where they are given, and how far apart tokens lie.
+    """Return a block of columns, their mask, the pointer to their gradient, and its token stride.
 
-    ``given``: queries, keys and values (T, H, D), D dense, and their strides.
+    A block is the queries, keys or values of one head. ``given``: pointers to the three gradients (T, H, D) with
+    contiguous D, and their strides of tokens and heads.
     """
     dq_ptr, dk_ptr, dv_ptr, q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h = given
     head, part = block // 3, block % 3
@@ -41,5 +42,5 @@ def columns_of_head(given, block, D, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def qkv_gradient(given, columns, inverse, row, T, D):
-    """The gradient (T, H, 3, D)."""
+    """Return a tile of the joined gradient (T, H, 3, D)."""
     return ((load_tile(columns[2], row, columns, T, columns[3]), 0),), ()

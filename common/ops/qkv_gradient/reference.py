@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.qkv_gradient`. Shapes: T tokens, H heads, D their size, N = 3 H D."""
+"""Reference implementation of :mod:`common.ops.qkv_gradient`. Shapes: T tokens, H heads, D head size, N = 3 H D."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from common.ops.triton_support import widen
 
 
 class QkvGradient(NamedTuple):
-    """The gradient of a product of heads of query, key and value.
+    """Gradient of a product of heads of query, key and value.
 
     Attributes:
-        d_qkv: (T, N), dtype of the parts; None where it was not wanted.
-        d_qkv8: (T, N), e5m2; None where it was not wanted.
-        bias: (N,), its sums over tokens, fp32, or fp64 of fp64.
+        d_qkv: (T, N), dtype of the three gradients; None if not requested.
+        d_qkv8: (T, N), e5m2; None if not requested.
+        bias: (N,), sums over tokens, fp32, or fp64 for fp64 inputs.
     """
 
     d_qkv: Tensor | None
@@ -41,18 +41,18 @@ def join_reference(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> QkvGradient:
-    """Reference implementation.
+    """Return the joined gradient and its sums over tokens.
 
     Args:
-        dq_THD, dk_THD, dv_THD: gradients of queries, keys and values, in any strides but 1 of the last dimension: of
-            tensors of their own, or views of one (T, H, 3, D).
-        half: whether the gradient is wanted in their dtype; views of one tensor are given as that tensor.
-        fp8: scale of it in e5m2, if that is wanted.
-        transpose: whether FP8 has its transpose too.
+        dq_THD, dk_THD, dv_THD: gradients of queries, keys and values: separate tensors, or views of one (T, H, 3, D).
+            The last dimension is contiguous; the other strides are arbitrary.
+        half: return the gradient in the input dtype. For views of one tensor, that tensor is returned without a copy.
+        fp8: scale of the gradient in e5m2; None for no FP8.
+        transpose: whether the FP8 tensor includes its transpose.
         frozen_scales: leave the scale as it is.
 
     Raises:
-        ValueError: the shapes differ, or a last dimension is not dense.
+        ValueError: the shapes differ, or a last dimension is not contiguous.
     """
     check(dq_THD, dk_THD, dv_THD)
     d_qkv_TN = joined(dq_THD, dk_THD, dv_THD)
@@ -66,10 +66,10 @@ def join_reference(
 
 
 def check(dq_THD: Tensor, dk_THD: Tensor, dv_THD: Tensor) -> None:
-    """Refuse what would be misread.
+    """Check shapes and strides of the three gradients.
 
     Raises:
-        ValueError: the shapes differ, or a last dimension is not dense.
+        ValueError: the shapes differ, or a last dimension is not contiguous.
     """
     shapes = [tuple(x.shape) for x in (dq_THD, dk_THD, dv_THD)]
     if len(set(shapes)) > 1 or len(shapes[0]) != 3:
@@ -80,7 +80,7 @@ def check(dq_THD: Tensor, dk_THD: Tensor, dv_THD: Tensor) -> None:
 
 
 def joined(dq_THD: Tensor, dk_THD: Tensor, dv_THD: Tensor) -> Tensor | None:
-    """The tensor (T, N) that the three are all of, each head's side by side; None where there is none."""
+    """Return the tensor (T, N) whose views the three gradients are, or None if they are not views of one tensor."""
     tokens, heads, size = dq_THD.shape
     columns = 3 * heads * size
     first = dq_THD.storage_offset()

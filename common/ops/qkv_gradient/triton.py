@@ -1,6 +1,6 @@
-"""The gradient of a product of heads through the Triton kernel of :mod:`common.ops.qkv_gradient.kernels`.
+"""Gradient of a product of heads with the Triton kernel of :mod:`common.ops.qkv_gradient.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes as in
+All work is enqueued on the current stream, and the host never waits for the device. Shapes as in
 :mod:`common.ops.qkv_gradient.reference`.
 """
 
@@ -19,7 +19,7 @@ from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 
 TILES: dict[str, Tile] = {"join": Tile(rows=64, warps=8, programs=4, stages=3)}
-"""``rows``: tokens of one head in a tile."""
+"""Tile of the pass. ``rows``: tokens of one head per tile."""
 
 
 def join(
@@ -32,7 +32,7 @@ def join(
     transpose: bool = False,
     frozen_scales: bool = False,
 ) -> QkvGradient:
-    """See :func:`common.ops.qkv_gradient.reference.join_reference`. Two launches, no atomics but for the scale."""
+    """See :func:`common.ops.qkv_gradient.reference.join_reference`. Two launches; only the scale uses atomics."""
     check(dq_THD, dk_THD, dv_THD)
     tokens, heads, size = dq_THD.shape
     columns = 3 * heads * size

@@ -1,4 +1,4 @@
-"""Random bits that are a pure function of (seed, site, index): a hash in place of a generator.
+"""Random bits that are a pure function of (seed, site, index): a hash instead of a generator.
 
 In uint32, with a 64-bit seed::
 
@@ -8,13 +8,13 @@ In uint32, with a 64-bit seed::
     hash(x)   = mix(mix(x ^ k1) ^ k2)
 
 ``mix`` is the integer hash "lowbias32" of C. Wellons' hash prospector. The bits need no state and no memory: backward,
-another rank, a replayed graph and every implementation compute the same ones from the seed on the device. Indices stay
-below 2**32. :mod:`common.ops.random_bits.kernels` has the same for Triton.
+other ranks, replayed graphs and all implementations compute the same bits from the seed on the device. Indices are
+below 2**32. :mod:`common.ops.random_bits.kernels` is the same for Triton.
 
-Pairs of independent normal numbers are Box's and Muller's of two words each: with u = (word + 1/2) / 2**32 in fp32,
-which is at most 1 and never 0::
+Pairs of independent normal numbers are computed from two words each by the method of Box and Muller. With u = (word +
+1/2) / 2**32 in fp32, which is at most 1 and never 0::
 
     sqrt(-2 log u(2 index)) * (cos, sin)(2 pi u(2 index + 1))
 
-Words and u are the same everywhere; the rest differs between devices in how logarithm, sine and cosine are rounded.
+Words and u are the same on all devices; logarithm, sine and cosine may be rounded differently.
 """

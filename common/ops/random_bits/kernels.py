@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _mix(x):
-    """A bijection of uint32 that spreads every bit (the constants are those of lowbias32)."""
+    """Return ``mix`` of x, a bijection of uint32 that changes about half of the bits if one bit changes (lowbias32)."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x ^= x >> 15
@@ -20,7 +20,7 @@ def _mix(x):
 
 @triton.jit
 def site_keys(seed_ptr, site):
-    """The two words that the hash of a site takes: first and second, each mixed with its upper half.
+    """Return the two keys of a site for :func:`word`, each combined with its upper half (``k ^ (k >> 16)``).
 
     Args:
         seed_ptr: one int64, on the device.
@@ -37,10 +37,10 @@ def site_keys(seed_ptr, site):
 
 @triton.jit
 def unfinished_word(index, first, second):
-    """The hash of ``index`` (uint32) but for its last step, v ^= v >> 16.
+    """Return the hash of ``index`` (uint32) without its last step, v ^= v >> 16.
 
-    ``v ^= v >> 16`` is linear and its own inverse. The one that ends the inner mix therefore cancels the one that
-    starts the outer mix, if the keys are taken as :func:`site_keys` returns them: a third less to compute.
+    The step ``v ^= v >> 16`` is linear and its own inverse. So the one at the end of the inner mix cancels the one at
+    the start of the outer mix, if the keys are from :func:`site_keys`. This saves a third of the work.
     """
     index ^= (index >> 16) ^ first
     index *= 0x7FEB352D
@@ -55,20 +55,22 @@ def unfinished_word(index, first, second):
 
 @triton.jit
 def word(index, first, second):
-    """The hash of ``index`` (uint32), with the keys of :func:`site_keys`."""
+    """Return the hash of ``index`` (uint32), with the keys of :func:`site_keys`."""
     bits = unfinished_word(index, first, second)
     return bits ^ (bits >> 16)
 
 
 @triton.jit
 def uniform(bits):
-    """Numbers in (0, 1] of hashes: exact steps but for one rounding to fp32."""
+    """Return numbers in (0, 1] computed from hashes, with a single rounding to fp32."""
     return (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2**-32
 
 
 @triton.jit
 def normal_pair(index, first, second):
-    """Two independent normal numbers, fp32, of ``index`` (uint32, below 2**31), with the keys of :func:`site_keys`."""
+    """Return two independent normal numbers, fp32, for ``index`` (uint32, below 2**31), with keys of
+    :func:`site_keys`.
+    """
     radius = tl.sqrt_rn(-2.0 * tl.log(uniform(word(2 * index, first, second))))
     angle = 6.283185307179586 * uniform(word(2 * index + 1, first, second))
     return radius * tl.cos(angle), radius * tl.sin(angle)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.random_bits`."""
+"""Reference implementation of :mod:`common.ops.random_bits`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
-    """``hash(index)``.
+    """Return the hash of each index.
 
     Args:
         index: integers, 0 ... 2**32 - 1.
-        seed: int64, on the device of ``index``; its shape and that of ``index`` broadcast.
-        site: number of the place that asks, not negative; each has bits of its own. A tensor of them, on the same
-            device, broadcasts too.
+        seed: int64, on the device of ``index``; broadcasts with it.
+        site: number of the caller's site, not negative; different sites have different bits. A tensor on the same
+            device broadcasts too.
 
     Returns:
-        int32 with the 32 bits of the hash, of the shape that all broadcast to.
+        int32 with the 32 bits of the hash, in the broadcast shape.
     """
     if isinstance(site, Tensor):
         number = (site.long() * 0x9E3779B9 + 1).to(torch.int32)
@@ -34,15 +34,12 @@ def words(index: Tensor, seed: Tensor, site: int | Tensor = 0) -> Tensor:
 def normal_pairs(
     index: Tensor, seed: Tensor, site: int | Tensor = 0, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Two independent normal numbers of every index.
+    """Return two independent normal numbers for every index, each in the broadcast shape.
 
     Args:
         index: integers, 0 ... 2**31 - 1.
-        seed, site: as :func:`words` takes them.
-        dtype: fp32, or fp64 where more digits of the same numbers are wanted.
-
-    Returns:
-        Both, of the shape that all broadcast to.
+        seed, site: as in :func:`words`.
+        dtype: fp32, or fp64 for more digits of the same numbers.
     """
     dims = max(index.dim(), seed.dim(), site.dim() if isinstance(site, Tensor) else 0)
     both = torch.arange(2, device=index.device).view(2, *[1] * dims)
@@ -52,19 +49,20 @@ def normal_pairs(
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """Numbers in (0, 1] of hashes, fp32."""
+    """Return numbers in (0, 1] computed from hashes, fp32."""
     return ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
 
 
 def _int32(word: int) -> int:
-    """The int32 with the low 32 bits of ``word``."""
+    """Return the int32 with the low 32 bits of ``word``."""
     return (word + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """``mix`` of words in int32, whose products wrap and whose shifts need the sign cut off.
+    """Return ``mix`` of words that are stored as int32.
 
-    Three times as fast on a CPU as int64, which has no vector product there.
+    Products wrap around, and shifts are masked to remove the sign. On a CPU this is three times as fast as int64,
+    which has no vector product there.
     """
     x = x ^ ((x >> 16) & 0xFFFF)
     x *= 0x7FEB352D

@@ -1,9 +1,9 @@
-"""Rotary positions on queries and keys, and the split of their fused product, also back in FP8.
+"""Rotary positions of queries and keys, and the split of their fused product; the gradient can be in FP8.
 
-Su et al., arXiv:2104.09864, section 3.4.2, in the pairing of dimension i with i + D/2 (GPT-NeoX, Llama): a pair is
-turned by ``position * base^(-2i / D)``. One pass takes a product ``q | k | v`` apart into contiguous tensors and turns
-q and k; backward turns their gradients back and puts them together. Without autograd: nothing but the tables is kept.
-FP8 results are rounded from the arithmetic's own precision, with a delayed scale (:mod:`common.ops.fp8_cast`).
+Su et al., arXiv:2104.09864, section 3.4.2. Dimensions i and i + D/2 form a pair (GPT-NeoX, Llama), which is rotated by
+``position * base^(-2i / D)``. One pass splits a product ``q | k | v`` into contiguous tensors and rotates q and k. The
+backward pass rotates their gradients back and joins them. The functions work without autograd, and the caller keeps
+only the tables. FP8 results are rounded from fp32, with a delayed scale (:mod:`common.ops.fp8_cast`).
 """
 
 from __future__ import annotations

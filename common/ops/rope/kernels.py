@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that take a product q | k | v apart and turn q and k, and that put the gradients together again.
+"""Triton kernels that split a product q | k | v and rotate q and k, and that join and rotate back the gradients.
 
 A tile is ``BLOCK_T`` tokens of one head, loaded as its two halves. Neighbouring tiles are heads of the same tokens, so
-that the tables come out of the caches. The first use of a scale has no maximum of a use before: every program then
-computes a sample of the results first.
+that the tables are in the caches. At the first use of a scale there is no earlier maximum, so every program first
+computes a sample of the results.
 
-On an H200 at 8,192 tokens, 64 + 16 heads of 128, 16 bit: forward 336 MB, 78 us at 4.3 TB/s; backward to FP8 252 MB,
+On an H200 at 8,192 tokens, 64 + 16 heads of 128, 16 bits: forward 336 MB, 78 us at 4.3 TB/s; backward to FP8 252 MB,
 59 us.
 """
 
@@ -19,7 +19,7 @@ from common.ops.fp8_cast.device import finish, first_scale, no_peak, peak_of, ro
 
 @triton.jit
 def _angles(cos_ptr, sin_ptr, row, T, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Tables of a tile, and which of its elements exist."""
+    """Return the cosines and sines of a tile, and a mask of its elements that exist."""
     column = tl.arange(0, BLOCK_D)
     mask = (row < T)[:, None] & (column < HALF_D)[None, :]
     place = row[:, None] * HALF_D + column[None, :]
@@ -28,14 +28,14 @@ def _angles(cos_ptr, sin_ptr, row, T, HALF_D: tl.constexpr, BLOCK_D: tl.constexp
 
 @triton.jit
 def _place(row, head, heads, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """First half of a head in a tensor of ``heads`` heads; the second lies HALF_D behind."""
+    """Return the offsets of a head's first half in a tensor of ``heads`` heads; the second half starts HALF_D later."""
     begin = (row.to(tl.int64) * heads + head) * (2 * HALF_D)
     return begin[:, None] + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
 def _head(q_ptr, k_ptr, v_ptr, head, H: tl.constexpr, K: tl.constexpr):
-    """Tensor of a head of the product, its number in there, and how many heads are there."""
+    """Return the tensor that contains a head of the product, the index of the head in it, and its number of heads."""
     pointer = q_ptr
     if head >= H:
         pointer = k_ptr
@@ -50,7 +50,7 @@ def _gradient(
     dq_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr, row, head, T,
     H: tl.constexpr, K: tl.constexpr, HALF_D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of the product's gradient in one head, and which elements exist."""
+    """Return both halves of a head of the product's gradient, and a mask of the elements that exist."""
     cos, sin, mask = _angles(cos_ptr, sin_ptr, row, T, HALF_D, BLOCK_D)
     pointer, index, count = _head(dq_ptr, dk_ptr, dv_ptr, head, H, K)
     place = _place(row, index, count, HALF_D, BLOCK_D)
@@ -99,7 +99,7 @@ def rope_backward_kernel(
     SAMPLED_ROWS: tl.constexpr,
     HALF_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,); every program visits each programs-th tile."""
+    """Grid (programs,). Each program processes every ``programs``-th tile."""
     all_heads: tl.constexpr = H + 2 * K
     if FP8:
         known = tl.load(scale_ptr)

@@ -1,6 +1,6 @@
-"""The reference of :mod:`common.ops.rope`.
+"""Reference implementation of :mod:`common.ops.rope`.
 
-Shapes: T tokens, H query heads, K key and value heads, D their size, N = (H + 2K) D columns of the product.
+Shapes: T tokens, H query heads, K key and value heads, D head size, N = (H + 2K) D columns of the product.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from common.ops.triton_support import widen
 
 
 class Rope(NamedTuple):
-    """The functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
+    """Functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
 
     forward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor | None, Fp8Tensor | None]]
@@ -26,16 +26,16 @@ class Rope(NamedTuple):
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Slower rotation of the slow dimensions, as Llama 3.1 has it for rows longer than those it was first trained on.
+    """Scaling of rotary frequencies as in Llama 3.1, for longer sequences than in its first training.
 
-    With the number of turns that a dimension makes over the original context: those of fewer than ``slow_turns`` are
-    ``factor`` times slower, those of more than ``fast_turns`` are left, and between the two the share is linear in the
+    A dimension makes some number of turns over the original context. Below ``slow_turns`` it becomes ``factor`` times
+    slower, above ``fast_turns`` it stays unchanged, and in between the frequency is interpolated linearly in the
     number of turns (Meta's reference implementation of Llama 3.1, ``apply_scaling``; Hugging Face's rope type
-    ``llama3``, whose low and high frequency factors these are).
+    ``llama3``).
 
     Attributes:
-        factor: by which slow dimensions are slowed down.
-        slow_turns, fast_turns: over the original context.
+        factor: divisor of slow frequencies.
+        slow_turns, fast_turns: turns over the original context; Hugging Face's low and high frequency factors.
         original_context: tokens.
     """
 
@@ -45,7 +45,7 @@ class RopeScaling:
     original_context: int
 
     def scaled(self, frequencies: Tensor) -> Tensor:
-        """Radians per token, from those without scaling."""
+        """Return the scaled frequencies, in radians per token like ``frequencies``."""
         turns = frequencies * (self.original_context / (2.0 * math.pi))
         kept = ((turns - self.slow_turns) / (self.fast_turns - self.slow_turns)).clamp(0.0, 1.0)
         return frequencies * (kept + (1.0 - kept) / self.factor)
@@ -54,13 +54,13 @@ class RopeScaling:
 def tables(
     positions_T: Tensor, head_size: int, base: float, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all angles, fp32 (T, D / 2) each; computed in fp64.
+    """Return cosines and sines of all angles, fp32 (T, D / 2) each. They are computed in fp64.
 
     Args:
-        positions_T: integers; of a rank's tokens, wherever they lie in their row.
+        positions_T: integer position of each of the rank's tokens in its sequence.
         head_size: D, even.
-        base: of the frequencies, 10,000 in the paper.
-        scaling: of the frequencies; None for none.
+        base: base of the frequencies, 10,000 in the paper.
+        scaling: scaling of the frequencies; None for none.
 
     Raises:
         ValueError: ``head_size`` is odd.
@@ -79,15 +79,12 @@ def tables(
 def forward_reference(
     qkv_TN: Tensor, cos_TD2: Tensor, sin_TD2: Tensor, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Reference implementation.
+    """Return q (T, H, D), k (T, K, D) and v (T, K, D), contiguous, in the dtype of the product; q and k are rotated.
 
     Args:
-        qkv_TN: the product: H heads of queries, K of keys, K of values; contiguous.
+        qkv_TN: product: H heads of queries, K of keys, K of values; contiguous.
         cos_TD2, sin_TD2: see :func:`tables`.
         heads, kv_heads: H and K.
-
-    Returns:
-        q (T, H, D), k (T, K, D), v (T, K, D), contiguous, in the dtype of the product; q and k turned.
     """
     wide_THD = widen(qkv_TN).unflatten(1, (heads + 2 * kv_heads, -1))
     q_THD, k_TKD, v_TKD = wide_THD.split([heads, kv_heads, kv_heads], 1)
@@ -108,17 +105,15 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """Reference implementation.
+    """Return the gradient of the product, (T, N), in the dtype of the inputs and in FP8.
+
+    The first is None without ``half``, the second without ``fp8``.
 
     Args:
         dq_THD, dk_TKD, dv_TKD: gradients of the three results; contiguous.
         cos_TD2, sin_TD2: see :func:`tables`.
-        half: whether the gradient is wanted in the dtype of those.
-        fp8: scale of it in e5m2, if that is wanted.
+        fp8: scale of the gradient in e5m2; None for no FP8.
         frozen_scales: leave the scale as it is.
-
-    Returns:
-        Gradient of the product, (T, N), and in FP8; None where it was not wanted.
     """
     back = -sin_TD2
     parts = (_turn(widen(dq_THD), cos_TD2, back), _turn(widen(dk_TKD), cos_TD2, back), widen(dv_TKD))

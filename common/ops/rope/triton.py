@@ -1,6 +1,6 @@
-"""Rotary positions through the Triton kernels of :mod:`common.ops.rope.kernels`.
+"""Rotary positions with the Triton kernels of :mod:`common.ops.rope.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes as in
+All work is enqueued on the current stream, and the host never waits for the device. Shapes as in
 :mod:`common.ops.rope.reference`.
 """
 
@@ -16,7 +16,7 @@ from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 TILES: dict[str, Tile] = {"forward": Tile(rows=32, warps=4, programs=0), "backward": Tile(rows=32, warps=4, programs=7)}
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def forward(

@@ -32,7 +32,7 @@ def passes(
 
     Args:
         half, fp8: whether results are in 16 bits, in FP8, or in both.
-        mean: whether the norm is LayerNorm; otherwise it is RMSNorm.
+        mean: True for LayerNorm, False for RMSNorm.
         delta: whether the result of a linear layer is added to the residual.
         added: whether the bias of that layer is added to the residual.
         scale: FP8 scale that the previous use left; 0 before the first use.

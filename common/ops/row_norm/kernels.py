@@ -1,28 +1,28 @@
 # mypy: allow-untyped-defs, disable-error-code="assignment"
-# (a tuple grows within a kernel)
+# (kernels append to tuples, which changes their type)
 """Triton kernels of a residual addition and a norm over T rows of E features.
 
-``MEAN`` chooses the norm: LayerNorm with weights centred on zero and a bias, or RMSNorm. A pointer is None where its
-matrix is not wanted.
+``MEAN`` chooses LayerNorm with weights centred on zero and a bias; otherwise the norm is RMSNorm. A pointer is None if
+its matrix is not needed.
 
-A program of a pass that looks at whole rows holds ``ROWS`` of them at a time and visits many groups, so that the
-maximum for a scale in FP8 is one atomic of a program. The first use of a scale has no maximum of a use before: every
-program then computes a sample of the results first.
+In passes over whole rows, a program holds ``ROWS`` rows at a time and processes many groups of rows, so that it
+updates the maximum for an FP8 scale with a single atomic. At the first use of a scale there is no earlier maximum, so
+every program first computes a sample of the results.
 
-Rows are held in ``PARTS`` equal parts. Triton's blocks are powers of two: a row of 12,288 in one of them would be a
-quarter air, in registers and in what is loaded. In three parts of 4,096 it is none. Parts are a tuple, of which every
-thread has the same columns of each.
+Rows are held as a tuple of ``PARTS`` equal parts, of which every thread has the same columns. Triton's blocks are
+powers of two, so one block for a row of 12,288 would waste a quarter of its registers and loads. Three parts of 4,096
+waste nothing.
 
-The sums over rows are a pass of their own, of programs that own columns. In the backward pass itself every program
-would hold three sums of a whole row, 147 kB of 12,288 features, more than half of a multiprocessor's registers, and the
-partial sums of 132 programs would be 19 MB to write and to read, where 1,024 rows (what a rank has with sequence
-parallelism over 4) have 25 MB in a tensor of 16 bits.
+The sums over rows are a separate pass, whose programs own columns. In the backward pass, every program would hold
+three sums of a whole row: 147 kB for 12,288 features, more than half of a multiprocessor's registers. The partial sums
+of 132 programs would be 19 MB to write and to read. For comparison, a tensor of 1,024 rows (a rank's share with
+sequence parallelism over 4) in 16 bits has 25 MB.
 
-On an H200 at 4.3 TB/s, 16 bit, RMSNorm of 8,192 tokens of 8,192: forward reads residual and delta and writes the sum
-and FP8, 470 MB, 109 us; backward reads dy, the sum and the residual's gradient and writes dx, in FP8 too, 604 MB, 140
-us; recomputing y 268 MB, 62 us; the weight's gradient reads dy and the sum, 268 MB, 62 us. LayerNorm of 4,096 tokens of
-12,288: forward 352 MB, 82 us; backward 453 MB, 105 us; recomputing y 201 MB, 47 us; the parameters' gradients read dy,
-the sum and dx, 302 MB, 70 us.
+On an H200 at 4.3 TB/s in 16 bits, RMSNorm of 8,192 tokens of 8,192: forward reads residual and delta and writes the
+sum and FP8, 470 MB, 109 us; backward reads dy, the sum and the residual's gradient and writes dx, also in FP8, 604 MB,
+140 us; recomputing y 268 MB, 62 us; the weight gradient reads dy and the sum, 268 MB, 62 us. LayerNorm of 4,096 tokens
+of 12,288: forward 352 MB, 82 us; backward 453 MB, 105 us; recomputing y 201 MB, 47 us; the parameter gradients read
+dy, the sum and dx, 302 MB, 70 us.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SAMPLED_ROWS = tl.constexpr(SAMPLED_ROWS_OF_COMPUTED)
 
 @triton.jit
 def _place(row, T, part, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Place of a part of rows, in int64, and which of its elements exist."""
+    """Return the int64 element offsets of a part of rows, and a mask of the elements that exist."""
     column = part * BLOCK + tl.arange(0, BLOCK)
     mask = (row < T)[:, None] & (column < E)[None, :]
     return row.to(tl.int64)[:, None] * E + column[None, :], mask
@@ -47,7 +47,7 @@ def _place(row, T, part, E: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _parameter(pointer, part, E: tl.constexpr, BLOCK: tl.constexpr):
-    """A part of a parameter, fp32 (1, BLOCK); 0 behind its end."""
+    """Return a part of a parameter, fp32 (1, BLOCK); 0 beyond its end."""
     column = part * BLOCK + tl.arange(0, BLOCK)
     return load_wide(pointer, column, column < E)[None, :]
 
@@ -63,7 +63,7 @@ def _parameters(pointer, E: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit
 def _mean(parts, E: tl.constexpr, PARTS: tl.constexpr):
-    """Means of whole rows, (rows, 1)."""
+    """Return the means of whole rows, (rows, 1)."""
     total = parts[0]
     for part in tl.static_range(1, PARTS):
         total += parts[part]
@@ -72,7 +72,7 @@ def _mean(parts, E: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def _moments(moments_ptr, row, T, MEAN: tl.constexpr):
-    """Means, 0 of RMSNorm, and 1 / standard deviations of rows, (rows, 1) each."""
+    """Return means (0 for RMSNorm) and 1 / standard deviations of rows, (rows, 1) each."""
     mean = 0.0
     if MEAN:
         mean = tl.load(moments_ptr + row, mask=row < T, other=0.0)[:, None]
@@ -90,7 +90,10 @@ def _normed(
     given, row, T, WRITE: tl.constexpr,
     MEAN: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y in parts, 0 of what doesn't exist, as it is rounded for ``y_ptr``; writes the sum and the moments."""
+    """Return y in parts, rounded to the dtype of ``y_ptr``, 0 where no element exists.
+
+    With WRITE, also store the sum and the moments.
+    """
     residual_ptr, delta_ptr, sum_ptr, moments_ptr, y_ptr, weight, bias, added, epsilon = given
     xs, squares, ys, mean = (), (), (), 0.0
     for part in tl.static_range(PARTS):
@@ -134,14 +137,14 @@ def _gradient(
     given, row, T, WRITE: tl.constexpr,
     MEAN: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx in parts, 0 of what doesn't exist."""
+    """Return dx in parts, 0 where no element exists."""
     dy_ptr, residual_ptr, moments_ptr, d_residual_ptr, weight = given
     mean, rstd = _moments(moments_ptr, row, T, MEAN)
     d_normals, normals, products, gradients, along_one = (), (), (), (), 0.0
     for part in tl.static_range(PARTS):
         place, mask = _place(row, T, part, E, BLOCK)
         normal = (load_wide(residual_ptr, place, mask) - mean) * rstd
-        # 0 behind the end of a row through its dy
+        # 0 beyond the end of a row, because dy is 0 there
         d_normal = load_wide(dy_ptr, place, mask) * _factor(weight[part], MEAN)
         d_normals += (d_normal,)
         normals += (normal,)
@@ -164,7 +167,7 @@ def _visit_rows(
     FROZEN: tl.constexpr, MEAN: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write what ``parts_of`` makes of each programs-th group of ROWS rows, in 16 bits and in FP8."""
+    """Store the results of ``parts_of`` for every ``programs``-th group of ROWS rows, in 16 bits and in FP8."""
     GROUP: tl.constexpr = 8 if BLOCK > 8 else BLOCK
     if x8_ptr is not None:
         known = tl.load(scale_ptr)
@@ -200,7 +203,7 @@ def row_norm_forward_kernel(
     delta_ptr,  # (T, E) or None
     added_ptr,  # (E,) or None
     weight_ptr, bias_ptr,  # (E,); the bias is None without MEAN
-    sum_ptr,  # (T, E); None where nothing is added
+    sum_ptr,  # (T, E); None if nothing is added
     moments_ptr,  # (T,), with MEAN (2, T), fp32
     y_ptr,  # (T, E) or None
     y8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr,  # (T, E) e4m3 and its scale, or None
@@ -266,11 +269,11 @@ def row_norm_parameter_gradients_kernel(
     residual_ptr,  # (T, E)
     moments_ptr,  # (T,), with MEAN (2, T), fp32
     dx_ptr,  # (T, E) or None
-    partial_ptr,  # (P, KINDS, E) fp32: sums for the weight, the bias if MEAN, and what was added if there is dx
+    partial_ptr,  # (P, KINDS, E) fp32: gradients of weight, of bias if MEAN, of added if dx_ptr is given
     T, KINDS: tl.constexpr, MEAN: tl.constexpr,
     E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (PARTS, P); every program adds up some columns of each P-th group of ROWS rows."""
+    """Grid (PARTS, P). Each program sums some columns of every P-th group of ROWS rows."""
     part = tl.program_id(0)
     d_weight = tl.zeros((ROWS, BLOCK), tl.float32)
     if MEAN:

@@ -1,6 +1,6 @@
-"""The references of :mod:`common.ops.row_norm`. Shapes: T tokens, E features.
+"""Reference implementation of :mod:`common.ops.row_norm`. Shapes: T tokens, E features.
 
-A bias, or a second moment of each row, says that the norm is LayerNorm 1p; without it is RMSNorm.
+The norm is LayerNorm 1p if there is a bias, or a second moment of each row; otherwise it is RMSNorm.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Normed(NamedTuple):
     """Result of the forward pass.
 
     Attributes:
-        residual: (T, E), the sum, in the dtype of the residual; the residual itself where nothing was added.
-        moments: fp32, or fp64 of fp64. RMSNorm: (T,), 1 / sqrt(mean(x^2) + epsilon) of each row. LayerNorm: (2, T),
-            mean and 1 / sqrt(variance + epsilon).
-        y: (T, E), dtype of the residual; None where it was not wanted.
-        y8: (T, E), e4m3; None where it was not wanted.
+        residual: (T, E), the sum, in the dtype of the residual; the residual itself if nothing was added.
+        moments: fp32, or fp64 for fp64 inputs. RMSNorm: (T,), 1 / sqrt(mean(x^2) + epsilon) of each row. LayerNorm:
+            (2, T), mean and 1 / sqrt(variance + epsilon).
+        y: (T, E), dtype of the residual; None if not requested.
+        y8: (T, E), e4m3; None if not requested.
     """
 
     residual: Tensor
@@ -33,7 +33,7 @@ class Normed(NamedTuple):
 
 
 class RowNorm(NamedTuple):
-    """The functions of an implementation.
+    """Functions of an implementation.
 
     See :func:`forward_reference`, :func:`backward_reference`, :func:`recompute_reference` and
     :func:`parameter_gradients_reference`.
@@ -58,20 +58,21 @@ def forward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """Reference implementation.
+    """Add to the residual and normalise the sum.
 
     Args:
         residual_TE: contiguous.
-        delta_TE: added to it, or None for nothing; contiguous. The sum is rounded to the dtype of the residual first.
-        weight_E: of the norm; LayerNorm's scale is ``1 + weight_E``.
+        delta_TE: added to the residual; None for nothing; contiguous.
+        weight_E: weight of the norm; the scale of LayerNorm is ``1 + weight_E``.
         epsilon: added to the mean square, or to the variance.
-        bias_E: of LayerNorm.
-        added_E: added to every row, the bias of the product that made ``delta_TE``, or None for nothing.
-        half: whether y is wanted.
-        fp8: scale of y in e4m3, if that is wanted; where ``half`` is wanted too it is of the rounded y, so that a cast
-            of that gives the same.
+        bias_E: bias of LayerNorm; None for RMSNorm.
+        added_E: added to every row (the bias of the product that computed ``delta_TE``); None for nothing.
+        half: whether y is requested.
+        fp8: scale of y in e4m3; None for no FP8. With ``half``, FP8 is rounded from the rounded y, as a cast of y
+            would be.
         frozen_scales: leave the scale as it is.
     """
+    # the sum is rounded to the dtype of the residual before the norm
     x_TE = residual_TE
     given = [widen(each) for each in (delta_TE, added_E) if each is not None]
     if given:
@@ -101,21 +102,19 @@ def backward_reference(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> tuple[Tensor, Fp8Tensor | None]:
-    """Reference implementation.
+    """Return the gradient of the sum, (T, E), in the dtype of ``dy_TE`` and in FP8; FP8 is None if not requested.
 
-    With n the normalised row: RMSNorm has g = dy weight and dx = (g - n mean(g n)) / rms, LayerNorm has g = dy (1 +
-    weight) and dx = (g - mean(g) - n mean(g n)) / deviation.
+    It is also the gradient of the residual and of the tensors that were added to it. With n the normalised row:
+    RMSNorm has g = dy weight and dx = (g - n mean(g n)) / rms; LayerNorm has g = dy (1 + weight) and dx = (g - mean(g)
+    - n mean(g n)) / deviation.
 
     Args:
         dy_TE: gradient of y; contiguous.
-        residual_TE, moments: of :class:`Normed`.
-        weight_E: of the norm.
-        d_residual_TE: gradient of the sum by its other readers, or None; contiguous.
-        fp8: scale of the result in e5m2, if that is wanted.
+        residual_TE, moments: from :class:`Normed`.
+        weight_E: weight of the norm.
+        d_residual_TE: gradient of the sum from its other consumers, which is added; None for none; contiguous.
+        fp8: scale of the result in e5m2; None for no FP8.
         frozen_scales: leave the scale as it is.
-
-    Returns:
-        Gradient of the sum, and so of the residual and of what was added to it: (T, E), dtype of ``dy_TE``, and in FP8.
     """
     normal_TE, dy_wide_TE, wide_E = _normal(residual_TE, moments), widen(dy_TE), widen(weight_E)
     if moments.dim() == 1:
@@ -133,12 +132,7 @@ def backward_reference(
 
 @torch.no_grad()
 def recompute_reference(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, bias_E: Tensor | None = None) -> Tensor:
-    """Recompute y, (T, E).
-
-    Args:
-        residual_TE, moments: of :class:`Normed`.
-        weight_E, bias_E: of the norm.
-    """
+    """Return y, (T, E), recomputed from the sum and the moments of :class:`Normed`."""
     return _scaled(residual_TE, moments, weight_E, bias_E).to(residual_TE.dtype)
 
 
@@ -146,12 +140,13 @@ def recompute_reference(residual_TE: Tensor, moments: Tensor, weight_E: Tensor, 
 def parameter_gradients_reference(
     dy_TE: Tensor, residual_TE: Tensor, moments: Tensor, dx_TE: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Gradients of the weight, of LayerNorm's bias, and of what was added to every row, (E,) fp32, or fp64 of fp64.
+    """Return the gradients of weight, bias (LayerNorm) and ``added_E``, (E,) each, fp32, or fp64 for fp64 inputs.
 
     Args:
         dy_TE: gradient of y; contiguous.
-        residual_TE, moments: of :class:`Normed`.
-        dx_TE: what backward gave, for the gradient of what was added to every row; contiguous. None where nothing was.
+        residual_TE, moments: from :class:`Normed`.
+        dx_TE: result of the backward pass, for the gradient of ``added_E``; contiguous. None if there is no
+            ``added_E``.
     """
     of_weight_E = (widen(dy_TE) * _normal(residual_TE, moments)).sum(0)
     summed = (dy_TE if moments.dim() == 2 else None, dx_TE)

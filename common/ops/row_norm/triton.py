@@ -1,7 +1,7 @@
-"""Residual addition and norms of rows through the Triton kernels of :mod:`common.ops.row_norm.kernels`.
+"""Residual addition and norms of rows with the Triton kernels of :mod:`common.ops.row_norm.kernels`.
 
 Each function serves both norms: LayerNorm has a bias and two moments of each row, RMSNorm has no bias and one moment.
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, E features.
+All work is enqueued on the current stream, and the host never waits for the device. Shapes: T tokens, E features.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ TILES: dict[str, Tile] = {
     "recompute": Tile(rows=4, columns=1024, warps=4),
     "parameter_gradients": Tile(rows=8, columns=256, warps=4, programs=8),
 }
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 _MOST_PARTS = 5
 
 _ROW_OF_TILES = 8192
-"""Features that the tiles of whole rows are meant for; narrower rows take as many more at a time, up to 8."""
+"""Features per row for which the tiles of whole rows are meant. Programs hold up to 8 times as many narrower rows."""
 
 _SHARED_FOR_SUMS = 8 << 10
-"""Bytes of shared memory beside the rows in flight, through which warps exchange their sums."""
+"""Bytes of shared memory besides the rows in flight, through which warps exchange their sums."""
 
 
 def _parts(features: int) -> tuple[int, int]:
-    """Number of parts of a row and columns of each: those that leave the least air, and of these the fewest."""
+    """Return the number of parts of a row and the columns of each: the least padding, then the fewest parts."""
     choices = [
         (number, triton.next_power_of_2(triton.cdiv(features, number))) for number in range(1, _MOST_PARTS + 1, 2)
     ]
@@ -52,20 +52,20 @@ def _parts(features: int) -> tuple[int, int]:
 
 @functools.cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have; of a GPU like Hopper where kernels are interpreted on a CPU."""
+    """Return the shared memory of a program in bytes; that of a Hopper GPU if kernels are interpreted on a CPU."""
     if device.type != "cuda":
         return 227 << 10
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def _rows(name: str, mean: bool, read: Sequence[Tensor | None]) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and constants of a pass over whole rows.
+    """Return the grid and the constants of a pass over whole rows.
 
     Args:
-        name: of the pass.
-        mean: whether the norm is LayerNorm.
-        read: matrices (T, E) that a program reads whole rows of; the first is one. The tile has fewer stages where
-            shared memory has no room for the rows in flight.
+        name: name of the pass.
+        mean: True for LayerNorm, False for RMSNorm.
+        read: matrices (T, E) whose whole rows a program reads; the first is not None. If shared memory is too small
+            for the rows in flight, the pass has fewer stages.
     """
     given = [x for x in read if x is not None]
     device, (tokens, features) = given[0].device, given[0].shape
@@ -86,7 +86,7 @@ def _rows(name: str, mean: bool, read: Sequence[Tensor | None]) -> tuple[tuple[i
 
 
 def _blocks(tile: Tile, features: int) -> dict[str, int]:
-    """Constants of a pass whose programs hold some columns."""
+    """Return the constants of a pass whose programs hold some of the columns."""
     columns = min(tile.columns, triton.next_power_of_2(features))
     parts = triton.cdiv(features, columns)
     return {"E": features, "PARTS": parts, "ROWS": tile.rows, "BLOCK": columns, "num_warps": tile.warps}

@@ -1,1 +1,1 @@
-"""Sizes of the recipes. Cases of operations and tests share them."""
+"""Sizes of the recipes, which cases of operations and tests share."""

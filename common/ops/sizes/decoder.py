@@ -1,4 +1,4 @@
-"""Sizes of Llama-2-70B for the operations of a decoder. A case has one sequence, whatever the recipe's batch."""
+"""Sizes of Llama-2-70B for the operations of a decoder. A case has one sequence, whatever the recipe's batch size."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ LINEAR = {
     "gate and up": (2 * FEED_FORWARD, HIDDEN),
     "down": (HIDDEN, FEED_FORWARD),
 }
-"""Name of a linear layer to the rows and columns of its weight."""
+"""Rows and columns of the weight of each linear layer."""

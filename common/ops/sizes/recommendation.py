@@ -18,4 +18,4 @@ LAYERS = {
     "top 3": (1024, 512),
     "top 4": (512, 256),
 }
-"""Name of a linear layer to its inputs and outputs. The inputs of the first layer are padded."""
+"""Inputs and outputs of each linear layer. The inputs of the first layer are padded."""

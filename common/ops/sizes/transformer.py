@@ -34,7 +34,7 @@ LINEAR = {
     "FC1": (HIDDEN, FEED_FORWARD),
     "FC2": (FEED_FORWARD, HIDDEN),
 }
-"""Name of a linear layer of an encoder layer to the columns and rows of its weight."""
+"""Columns and rows of the weight of each linear layer of an encoder layer."""
 
 
 def sequence_lengths(packs: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Non-maximum suppression of many pictures at fixed shapes, without a wait for the device."""
+"""Non-maximum suppression of many pictures at fixed shapes, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,5 @@ SUPPRESSION = Operation(
     kernel_names=(("suppression", r"^suppression_"),),
     cases="common.ops.suppression.cases",
 )
-"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``.
-
-A request's dtype is that of the boxes.
-"""
+"""Signature: ``suppress(boxes_BN4, score_BN, class_BN, threshold, keep, pixel, presorted)``. The dtype of a request is
+that of the boxes."""

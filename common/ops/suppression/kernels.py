@@ -1,19 +1,19 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of non-maximum suppression, in two ways.
+"""Triton kernels of non-maximum suppression, with two algorithms.
 
-Walking suits a few kept of many candidates: a program a picture goes over its candidates from the best on, BLOCK at a
-time, and ends when it has kept as many as may be. A block is compared with all that were kept before it, whose places
-the program leaves in memory, and then with itself. The work is BLOCK times those kept for every block, not the square
-of the candidates: at 5,000 candidates and 300 to keep at most 1.7 million overlaps of a picture, but one after the
-other.
+Walking is for few kept of many candidates. One program per picture processes the candidates from the best on, BLOCK at
+a time, and ends when it has kept K. It compares each block with all kept candidates, whose indices are in memory, and
+then with itself. So the work is not quadratic in the candidates: with 5,000 candidates and 300 to keep, it is at most
+1.7 million overlaps per picture, but they are sequential.
 
-Masks suit many kept: programs all over the GPU compare all pairs and leave a bit for each, 32 of a candidate to a word.
-Then a program a picture goes over 32 candidates at a time and needs their words alone: those of the kept ones are taken
-together to what they suppress of all that follow. At 2,000 candidates the bits of a picture are 0.5 MB.
+Masks are for many kept candidates. First, programs on the whole GPU compare all pairs and store one bit per pair, 32
+bits per word. Then one program per picture processes 32 candidates at a time and reads only their words: the words of
+the kept candidates, combined by OR, mark the later candidates that they suppress. With 2,000 candidates the bits of a
+picture take 0.5 MB.
 
-What a candidate suppresses depends on whether it was suppressed. So within a block each pass may change later
-candidates, and the passes end with the first that changes none: that is what going through them one by one gives, since
-a candidate depends on earlier ones only, and after n passes the first n are right.
+A candidate suppresses others only if it is not suppressed itself. So within a block, passes are repeated until one
+changes nothing. This gives the same result as processing the candidates one by one: a candidate depends on earlier
+ones only, so after n passes the first n are right.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import triton.language as tl
 from common.ops.box_kernels import intersection_over_union, load_corners
 
 WORD: tl.constexpr = tl.constexpr(32)
-"""Candidates whose bits are one word."""
+"""Candidates per word of bits."""
 
 
 @triton.jit
 def _any(bits):
-    """Over the first axis."""
+    """Return whether any bit along the first axis is set, as int32."""
     return tl.max(bits.to(tl.int32), 0)
 
 
 @triton.jit
 def _candidates(order_ptr, score_ptr, place, N, SORTED: tl.constexpr):
-    """The candidates at these places of the order, and whether they exist."""
+    """Return the candidates at these positions of the order, and whether they exist."""
     exists = place < N
     if SORTED:
         candidate = place.to(tl.int64)
@@ -50,7 +50,7 @@ def _covers(
     boxes_ptr, class_ptr, rows, rows_exist, columns, columns_exist, threshold,
     CLASSES: tl.constexpr, PIXEL: tl.constexpr,
 ):  # fmt: skip
-    """Which candidates in ``rows`` overlap which of their class in ``columns`` by more than the threshold."""
+    """Return (rows, columns): whether the pair has one class and overlaps by more than the threshold."""
     x1, y1, x2, y2 = load_corners(boxes_ptr, rows, rows_exist)
     u1, v1, u2, v2 = load_corners(boxes_ptr, columns, columns_exist)
     overlap = intersection_over_union(
@@ -66,7 +66,7 @@ def _covers(
 
 @triton.jit
 def _settled(before, covers):
-    """Which candidates of a block are out: those out ``before``, and those that one which stays covers."""
+    """Return which candidates are suppressed: those in ``before``, and those that a kept one of this block covers."""
     out = before
     changed = tl.full((), 1, tl.int32)
     while changed > 0:
@@ -78,7 +78,7 @@ def _settled(before, covers):
 
 @triton.jit
 def _keep(kept_ptr, there_ptr, candidate, stays, found, K):
-    """Write those that stay behind the ``found`` ones; how many there are then."""
+    """Append the candidates that stay to the ``found`` kept ones, and return the new number of kept ones."""
     place = found + tl.cumsum(stays, 0) - 1
     written = (stays > 0) & (place < K)
     tl.store(kept_ptr + place, candidate, mask=written)
@@ -88,7 +88,7 @@ def _keep(kept_ptr, there_ptr, candidate, stays, found, K):
 
 @triton.jit
 def _leave_empty(kept_ptr, there_ptr, found, K, BLOCK: tl.constexpr):
-    """Write the places behind the ``found`` ones."""
+    """Fill the result after its first ``found`` entries with 0 and False."""
     slot = tl.arange(0, BLOCK)
     for start in range(0, K, BLOCK):
         place = start + slot
@@ -108,7 +108,7 @@ def suppression_kernel(
     N, K, threshold,
     CLASSES: tl.constexpr, SORTED: tl.constexpr, PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Walking. Grid (B,)."""
+    """The algorithm that walks. Grid (B,)."""
     picture = tl.program_id(0).to(tl.int64)
     boxes_ptr += picture * N * 4
     score_ptr += picture * N
@@ -130,7 +130,7 @@ def suppression_kernel(
         covers = _covers(boxes_ptr, class_ptr, candidate, exists, candidate, exists, threshold, CLASSES, PIXEL)
         stays = tl.where(_settled(before, covers & earlier) == 0, 1, 0)
         found = _keep(kept_ptr, there_ptr, candidate, stays, found, K)
-        tl.debug_barrier()  # what a warp has written is read by the others
+        tl.debug_barrier()  # other warps read the kept candidates that a warp has written
         first += BLOCK
     _leave_empty(kept_ptr, there_ptr, found, K, BLOCK)
 
@@ -145,10 +145,10 @@ def suppression_masks_kernel(
     N, words, threshold,
     CLASSES: tl.constexpr, SORTED: tl.constexpr, PIXEL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Bit c of word w at n: whether the n-th best overlaps the (32 w + c)-th too much. Grid (N / ROWS, WORDS, B).
+    """Store the masks: bit c of word w at n says whether the n-th best candidate overlaps the (32 w + c)-th too much.
 
-    Places in the order, not candidates. What is not written is about pairs in which the first is not the better, or
-    one does not exist: as scores fall, none does behind one that does not.
+    Grid (N / ROWS, WORDS, B). A program writes nothing if in none of its pairs the better candidate is first, or if
+    each pair lacks a candidate. Scores descend, so no candidate exists after an absent one.
     """
     picture = tl.program_id(2).to(tl.int64)
     boxes_ptr += picture * N * 4
@@ -176,7 +176,7 @@ def suppression_by_masks_kernel(
     N, K, words,
     SORTED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """What the masks leave. WIDTH is the power of two that holds the words. Grid (B,)."""
+    """Select the kept candidates with the masks. WIDTH is the power of two that holds the words. Grid (B,)."""
     picture = tl.program_id(0).to(tl.int64)
     score_ptr += picture * N
     order_ptr += picture * N

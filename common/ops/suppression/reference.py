@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.suppression`. Shapes: B pictures, N candidates, K kept, C of a block."""
+"""Reference implementation of :mod:`common.ops.suppression`. Shapes: B pictures, N candidates, K kept, C of a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from common.ops.boxes import intersection_over_union
 
 BLOCK = 64
-"""Candidates that are judged one after the other before what they suppress is taken out of all that follow."""
+"""Candidates per block. They are processed one by one; then all that they suppress are removed from later blocks."""
 
 
 @torch.no_grad()
@@ -21,23 +21,23 @@ def suppress_reference(
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The best candidates that no better one of their class overlaps too much.
+    """Return the best candidates that no better candidate of their class overlaps too much.
 
-    In order of score, the first of equals first, a candidate is kept unless one of its class that was kept overlaps it
+    In descending order of score, ties in input order, a candidate is kept unless a kept one of its class overlaps it
     by more than ``threshold`` (intersection over union).
 
     Args:
         boxes_BN4: corners x1, y1, x2, y2.
         score_BN: -inf where there is no candidate.
-        class_BN: their classes; None if all are of one.
-        threshold: the largest overlap that two kept candidates of a class may have; rounded to fp32.
-        keep: candidates that are kept of a picture at most.
-        pixel: of the overlaps, see :mod:`common.ops.boxes`.
-        presorted: whether the scores fall already, so that they need no sort.
+        class_BN: classes; None if all candidates have the same.
+        threshold: largest overlap that two kept candidates of a class may have; rounded to fp32.
+        keep: largest number of kept candidates per picture.
+        pixel: added to the lengths of sides, see :mod:`common.ops.boxes`.
+        presorted: whether the scores descend already, so that no sort is needed.
 
     Returns:
-        (B, K), int64: the kept ones, best first; 0 where a picture has no more. (B, K), bool: whether there is one.
-        K is the smaller of ``keep`` and N.
+        Indices of the kept candidates, int64 (B, K), best first, and whether each exists, bool (B, K). Absent ones
+        have index 0. K is the smaller of ``keep`` and N.
     """
     candidates = score_BN.shape[1]
     if presorted:

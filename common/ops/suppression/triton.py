@@ -1,7 +1,7 @@
-"""Suppression through the Triton kernels of :mod:`common.ops.suppression.kernels`.
+"""Suppression with the Triton kernels of :mod:`common.ops.suppression.kernels`.
 
-A sort, unless the candidates are sorted, and one launch or two for all pictures, on the current stream; nothing waits
-for the device. Shapes: B pictures, N candidates, K kept.
+It takes a sort, unless the candidates are sorted, and one or two launches for all pictures, on the current stream. The
+host never waits for the device. Shapes: B pictures, N candidates, K kept.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ TILES: dict[str, Tile] = {
     "masks": Tile(candidates=128, warps=4),
     "by_masks": Tile(candidates=32, warps=4),
 }
-"""Kernel to its tile. ``candidates``: candidates judged at a time; for ``by_masks`` always a word of 32."""
+"""Tile of each kernel. ``candidates``: candidates processed at a time; for ``by_masks`` always a word of 32."""
 
 MASK_SHARE = 0.5
-"""From this share of the candidates on that may be kept, masks are made."""
+"""Masks are used if ``keep`` is at least this fraction of the candidates."""
 
 
 @torch.no_grad()
@@ -34,7 +34,7 @@ def suppress(
     pixel: float = 0.0,
     presorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`common.ops.suppression.reference.suppress_reference`, whose choice this is bit by bit."""
+    """See :func:`common.ops.suppression.reference.suppress_reference`. The result is bit-identical."""
     pictures, candidates = score_BN.shape
     keep = min(keep, candidates)
     kept_BK = torch.empty((pictures, keep), dtype=torch.int64, device=score_BN.device)
@@ -42,7 +42,7 @@ def suppress(
     if not kept_BK.numel():
         return kept_BK, there_BK
     boxes_BN4, score_BN = boxes_BN4.contiguous(), score_BN.contiguous()
-    # Kernels get something in the place of what they do not read.
+    # kept_BK is a placeholder for tensors that the kernels do not read
     order_BN = kept_BK if presorted else score_BN.sort(dim=1, descending=True, stable=True).indices.contiguous()
     classes_BN = kept_BK if class_BN is None else class_BN.contiguous()
     if keep < MASK_SHARE * candidates:

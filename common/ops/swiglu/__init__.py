@@ -1,9 +1,8 @@
-"""SwiGLU of a fused product: ``silu(gate) up`` of rows ``gate | up``, also in FP8.
+"""SwiGLU of a fused product: ``silu(gate) up`` of rows ``gate | up``, optionally in FP8.
 
-Shazeer, arXiv:2002.05202, section 2, without biases. The pair of functions works without autograd: the caller keeps
-``saved``, the product itself or its e4m3 form, of which backward then takes its values: half the memory for one more
-rounding. FP8 results are rounded from the arithmetic's own precision, with a delayed scale
-(:mod:`common.ops.fp8_cast`).
+Shazeer, arXiv:2002.05202, section 2, without biases. The functions work without autograd. The caller keeps ``saved``
+for the backward pass: the product itself, or its e4m3 form, which takes half the memory for one more rounding. FP8
+results are rounded directly from fp32, with a delayed scale (:mod:`common.ops.fp8_cast`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.swiglu`. Shapes: T tokens, F features, 2F: gate and up side by side."""
+"""Reference implementation of :mod:`common.ops.swiglu`. Shapes: T tokens, F features; 2F: gates, then values ("up")."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from common.ops.triton_support import widen
 
 
 class Activated(NamedTuple):
-    """What forward gives.
+    """Result of the forward pass.
 
     Attributes:
-        y: (T, F), dtype of the product; None where FP8 was asked for.
-        y8: (T, F), e4m3; None where it was not asked for.
-        saved: (T, 2F), what backward takes: the product, or its e4m3 form.
+        y: (T, F), dtype of the product; None if FP8 was requested.
+        y8: (T, F), e4m3; None if FP8 was not requested.
+        saved: (T, 2F), input of the backward pass: the product, or its e4m3 form.
     """
 
     y: Tensor | None
@@ -27,7 +27,7 @@ class Activated(NamedTuple):
 
 
 class SwiGlu(NamedTuple):
-    """The functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
+    """Functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
 
     forward: Callable[..., Activated]
     backward: Callable[..., tuple[Tensor | None, Fp8Tensor | None]]
@@ -41,12 +41,12 @@ def forward_reference(
     save_fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Activated:
-    """Reference implementation.
+    """Compute SwiGLU, and the tensor to save for the backward pass.
 
     Args:
-        gate_up_T2F: the product; contiguous.
-        fp8: scale of the result in e4m3, which then takes the place of y.
-        save_fp8: scale of the product in e4m3, if that is what is to be saved.
+        gate_up_T2F: product; contiguous.
+        fp8: scale of the result in e4m3, which then replaces y; None for no FP8.
+        save_fp8: scale of the product in e4m3; None to save the product itself.
         frozen_scales: leave the scales as they are.
     """
     dtype = gate_up_T2F.dtype
@@ -62,16 +62,13 @@ def forward_reference(
 def backward_reference(
     dy_TF: Tensor, saved: Tensor | Fp8Tensor, *, fp8: Scaling | None = None, frozen_scales: bool = False
 ) -> tuple[Tensor | None, Fp8Tensor | None]:
-    """Reference implementation.
+    """Return the gradient of the product, (T, 2F), as a pair: in the dtype of ``dy_TF``, or in FP8. The other is None.
 
     Args:
         dy_TF: gradient of the result; contiguous.
-        saved: of :class:`Activated`.
-        fp8: scale of the gradient in e5m2, if that is wanted.
+        saved: from :class:`Activated`.
+        fp8: scale of the gradient in e5m2; None for no FP8.
         frozen_scales: leave the scale as it is.
-
-    Returns:
-        Gradient of the product, (T, 2F): in the dtype of ``dy_TF``, or in FP8; None for the other.
     """
     dy_wide_TF = widen(dy_TF)
     wide_T2F = widen_fp8(saved).to(dy_wide_TF.dtype) if isinstance(saved, Fp8Tensor) else widen(saved)

@@ -1,6 +1,6 @@
-"""SwiGLU through the Triton kernels of :mod:`common.ops.swiglu.kernels`.
+"""SwiGLU with the Triton kernels of :mod:`common.ops.swiglu.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: T tokens, F features.
+All work is enqueued on the current stream, and the host never waits for the device. Shapes: T tokens, F features.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TILES: dict[str, Tile] = {
     "forward": Tile(rows=1, columns=2048, warps=4, programs=8, stages=1),
     "backward": Tile(rows=1, columns=2048, warps=4, programs=8, stages=1),
 }
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def forward(

@@ -1,1 +1,1 @@
-"""How kernels cut tensors into tiles, read and write them, and add up what their programs leave."""
+"""Cutting of tensors into tiles, access to tiles in kernels, and sums of the partial results of programs."""

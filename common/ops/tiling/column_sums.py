@@ -1,4 +1,4 @@
-"""Second stage of every sum over tokens: adds the rows of partial sums in a fixed order, so without atomics."""
+"""Second stage of every sum over tokens: it adds the rows of partial sums in a fixed order, without atomics."""
 
 # mypy: disable-error-code=no-untyped-def
 # (Triton kernels take pointers and constexpr values, for which there are no types.)
@@ -21,7 +21,7 @@ def column_sums_kernel(
     P, C,
     CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Column sums of a matrix of partial sums. Grid (C / BLOCK_C,)."""
+    """Compute the column sums of a matrix of partial sums. Grid (C / BLOCK_C,)."""
     column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = column < C
     total = tl.zeros((CHUNK, BLOCK_C), tl.float32)
@@ -33,7 +33,7 @@ def column_sums_kernel(
 
 
 def column_sums(partial_PC: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums over the rows of fp32 partial sums, (C,) of ``dtype``."""
+    """Return the sums over the rows of fp32 partial sums, (C,) in ``dtype``."""
     rows, columns = partial_PC.shape
     sums_C = partial_PC.new_empty(columns, dtype=dtype)
     chunk = min(max(triton.next_power_of_2(rows), 2), _CHUNK)

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""What Triton kernels over N samples of V voxels and C channels, in memory (N, V, C), have in common.
+"""Shared functions of Triton kernels over N samples of V voxels and C channels, in memory (N, V, C).
 
-A program owns ``BLOCK_C`` columns of a sample and walks over tiles of ``BLOCK_V`` voxels; the grid is (programs,
-columns / BLOCK_C, N), as :func:`common.ops.tiling.tiles.cut` makes it.
+A program owns ``BLOCK_C`` columns of a sample and walks over tiles of ``BLOCK_V`` voxels. The grid is (programs,
+columns / BLOCK_C, N), as returned by :func:`common.ops.tiling.tiles.cut`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import triton.language as tl
 
 @triton.jit
 def own_columns(axis: tl.constexpr, C, BLOCK_C: tl.constexpr):
-    """This program's columns, and which of them exist."""
+    """Return this program's columns, and a mask of those that exist."""
     column = tl.program_id(axis) * BLOCK_C + tl.arange(0, BLOCK_C)
     return column, column < C
 
 
 @triton.jit
 def tile_at(index, tiles, column, inside, V, stride, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr):
-    """First element, offsets within and mask of a tile of this program's sample.
+    """Return the offset of a tile of this program's sample, the offsets of its elements from there, and their mask.
 
-    ``stride`` is elements from a voxel to the next: C, or more in a part of wider rows.
+    ``stride``: elements from one voxel to the next: C, or more if the tensor is a part of wider rows.
     """
     if REVERSE:
         index = tiles - 1 - index
@@ -55,5 +55,5 @@ def store_tile(pointer, offset, value, mask, EVEN: tl.constexpr):
 
 @triton.jit
 def load_row(pointer, column, inside):
-    """A row over this program's columns, fp32 (1, BLOCK_C)."""
+    """Return a row over this program's columns, fp32 (1, BLOCK_C)."""
     return tl.load(pointer + column, mask=inside, other=0.0).to(tl.float32)[None, :]

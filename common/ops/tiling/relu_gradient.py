@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""The gradient in front of a ReLU, and its sums over the rows for a bias, in one pass.
+"""Gradient in front of a ReLU, and its sums over the rows for a bias, in one pass.
 
-The gradient and the result are read, the masked gradient is written, and a program's sums stay in registers until its
-end, as in :mod:`common.ops.bias_gelu.kernels`. At 32 pictures of 100 x 100 and 256 channels in 16 bit the pass moves
-492 MB, 115 us at 4.26 TB/s on an H200.
+The pass reads the gradient and the result and writes the masked gradient. Each program keeps its sums in registers
+until its end, as in :mod:`common.ops.bias_gelu.kernels`. For 32 pictures of 100 x 100 and 256 channels in 16 bits, the
+pass moves 492 MB, 115 us at 4.26 TB/s on an H200.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def relu_gradient_kernel(
     MASKED: tl.constexpr, SUMMED: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """dy where y is positive, and its column sums. Grid (programs, C / BLOCK_C, 1)."""
+    """Write dy where y is positive (else 0), and its column sums. Grid (programs, C / BLOCK_C, 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(V, BLOCK_V)
@@ -47,20 +47,20 @@ def relu_gradient_kernel(
 
 
 def relu_gradient(tile: Tile, dy_MC: Tensor, y_MC: Tensor | None, dz_MC: Tensor, summed: bool) -> Tensor | None:
-    """Write the gradient in front of a ReLU.
+    """Write the gradient in front of a ReLU, and return its sums over the rows.
 
     Args:
-        tile: how the pass is cut.
-        dy_MC: gradient of the result; its rows may lie apart, each is dense.
-        y_MC: the result, contiguous; None where there is no ReLU.
-        dz_MC: takes the gradient, contiguous; is not written without a ``y_MC``.
-        summed: whether the sums are wanted.
+        tile: cut of the pass.
+        dy_MC: gradient of the result; each row is contiguous, with any stride between rows.
+        y_MC: result, contiguous; None if there is no ReLU.
+        dz_MC: output, contiguous; not written if ``y_MC`` is None.
+        summed: whether to compute the sums; this takes a second launch.
 
     Returns:
-        Sums over the rows, (C,) fp32, or None. One launch, two if ``summed``.
+        Sums over the rows, (C,) fp32; None unless ``summed``.
 
     Raises:
-        ValueError: a tensor's memory is otherwise.
+        ValueError: a tensor has another memory layout.
     """
     rows, columns = dy_MC.shape
     if (

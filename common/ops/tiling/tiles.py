@@ -1,4 +1,4 @@
-"""How the passes of our kernels cut N samples of V voxels and C channels, and tensors as rows of channels."""
+"""Cutting of tensors into tiles: N samples of V voxels and C channels, or rows of channels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ _MOST_PROGRAMS = 512
 
 
 def block_of_columns(channels: int, most: int) -> int:
-    """Columns of a program: the largest power of two up to ``most`` that wastes none, unless that is below 16."""
+    """Return the columns of a program: the largest power of two that divides ``channels``, at most ``most``.
+
+    If that is below 16, return the power of two that holds all channels, at most ``most``.
+    """
     whole = channels & -channels
     return min(whole if whole >= 16 else triton.next_power_of_2(channels), most)
 
 
 class Cut(NamedTuple):
-    """A launch of one pass: grid, and the arguments that every pass takes after its own."""
+    """Launch of one pass: its grid, and the common arguments of all passes, which follow those of the pass."""
 
     grid: tuple[int, int, int]
     arguments: dict[str, Any]
@@ -31,9 +34,7 @@ def cut(tile: Tile, samples: int, voxels: int, channels: int, device: torch.devi
     """Cut (samples, voxels, channels) into tiles for one pass.
 
     Args:
-        tile: from the ``TILES`` of the operation.
-        samples, voxels, channels: the tensor.
-        device: where it runs.
+        tile: tile of the pass, from the ``TILES`` of the operation.
         reverse: walk from the last tile to the first.
     """
     block_c = block_of_columns(channels, tile.columns)
@@ -55,9 +56,9 @@ def cut(tile: Tile, samples: int, voxels: int, channels: int, device: torch.devi
 
 
 def channels_last_rows(x_NCDHW: Tensor) -> Tensor:
-    """The tensor as (M, C) rows over all voxels, dense within a row; a copy only where its memory allows no other way.
+    """Return the tensor as (M, C) rows over all voxels, each contiguous. Copy only if necessary.
 
-    A part of the channels of a wider channels_last_3d tensor is such rows already, farther apart.
+    A range of the channels of a wider channels_last_3d tensor needs no copy: its rows have a larger stride.
     """
     rows_MC = x_NCDHW.movedim(1, -1).reshape(-1, x_NCDHW.shape[1])
     return rows_MC if rows_MC.stride(1) == 1 else rows_MC.contiguous()

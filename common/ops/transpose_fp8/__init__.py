@@ -1,12 +1,12 @@
-"""The transpose of an FP8 matrix, in memory that is given.
+"""Transpose of an FP8 matrix into given memory.
 
-A Hopper GPU multiplies FP8 only where both operands run along the summed dimension in memory. The input gradient
-``dy w`` sums over the rows of ``w``, and so takes its transpose, which for a frozen weight is made where it is needed,
-in a scratch that all layers share, and not kept. The weight's gradient sums over tokens, and takes the transposes of
-input and gradient, which those kernels leave out whose programs hold whole rows.
+A Hopper GPU multiplies FP8 matrices only if the summed dimension is contiguous in both operands. The input gradient
+``dy w`` sums over the rows of ``w``, so it needs the transpose of w. For a frozen weight the transpose is computed
+when it is needed, in a scratch buffer that all layers share, and is not kept. The weight gradient sums over tokens, so
+it needs the transposes of input and gradient, which kernels whose programs hold whole rows do not write.
 
-Rows that ranks have cast with scales of their own come to one scale on the way: each run of rows has a factor of at
-most 1. Where the scales were equal the factor is 1, and changes nothing.
+If ranks have cast their rows with different scales, the transpose also converts them to one scale: each run of rows
+has a factor of at most 1. For equal scales the factor is 1 and changes nothing.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ TRANSPOSE_FP8 = Operation(
     kernel_names=(("transposes in FP8", r"^transpose_fp8_"),),
     cases="common.ops.transpose_fp8.cases",
 )
-"""Signature: ``transpose(matrix_NK, scratch, factors_R=None) -> (K, N)`` in the memory of ``scratch``. The request has
-the matrix's dtype."""
+"""Signature: ``transpose(matrix_NK, scratch, factors_R=None) -> (K, N)`` in the memory of ``scratch``. The dtype of a
+request is that of the matrix."""

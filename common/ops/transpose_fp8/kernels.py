@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernel that transposes bytes: tiles are turned in shared memory, so that both accesses are contiguous.
+"""Triton kernel that transposes bytes. Tiles are transposed in shared memory, so that loads and stores are contiguous.
 
-1 byte read and 1 written per element: the four weights of a layer of Llama-2-70B, 0.86 GB, take 1.71 GB and 0.40 ms at
-4.3 TB/s on an H200.
+It reads 1 byte and writes 1 byte per element: for the four weights of a layer of Llama-2-70B, 0.86 GB, it moves 1.71
+GB, 0.40 ms at 4.3 TB/s on an H200.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common.ops.fp8_cast.device import round_to_fp8, widen_e4m3
 def transpose_fp8_kernel(
     matrix_ptr,  # (N, K) uint8
     transposed_ptr,  # (K, N) uint8
-    factors_ptr,  # fp32, of each run of ROWS_OF_FACTOR rows; None for none
+    factors_ptr,  # fp32, factor of each run of ROWS_OF_FACTOR rows; or None
     N, K, ROWS_OF_FACTOR,
     E5M2: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.transpose_fp8`."""
+"""Reference implementation of :mod:`common.ops.transpose_fp8`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ from torch import Tensor
 
 
 def transpose_reference(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | None = None) -> Tensor:
-    """Reference implementation.
+    """Return the transpose (K, N) as a view of the scratch buffer.
 
     Args:
         matrix_NK: FP8, contiguous.
-        scratch: of the same dtype, contiguous, with room for as many elements; overwritten.
-        factors_R: fp32, contiguous, none above 1: of each of R equal runs of rows, which come out times it, rounded
-            again.
-
-    Returns:
-        (K, N), a view of the scratch.
+        scratch: same dtype, contiguous, at least as many elements; overwritten.
+        factors_R: fp32, contiguous, at most 1: one factor for each of R equal runs of rows, which are multiplied by it
+            and rounded again; None for no factors.
 
     Raises:
-        ValueError: the scratch is too small, or of another dtype, or the runs are not equally long.
+        ValueError: the scratch is too small or has another dtype, or the runs are not equally long.
     """
     target_KN = room(matrix_NK, scratch)
     if factors_R is None:
@@ -29,7 +26,7 @@ def transpose_reference(matrix_NK: Tensor, scratch: Tensor, factors_R: Tensor | 
 
 
 def run_length(matrix_NK: Tensor, factors_R: Tensor) -> int:
-    """Rows of each run that has a factor.
+    """Return the number of rows of each run that has a factor.
 
     Raises:
         ValueError: the runs are not equally long.
@@ -41,10 +38,10 @@ def run_length(matrix_NK: Tensor, factors_R: Tensor) -> int:
 
 
 def room(matrix_NK: Tensor, scratch: Tensor) -> Tensor:
-    """The part of the scratch that the transpose takes, (K, N).
+    """Return the part of the scratch that holds the transpose, (K, N).
 
     Raises:
-        ValueError: the scratch is too small, or of another dtype.
+        ValueError: the scratch is too small or has another dtype.
     """
     if scratch.dtype != matrix_NK.dtype:
         raise ValueError(f"a scratch of {scratch.dtype} can't hold a matrix of {matrix_NK.dtype}")

@@ -1,4 +1,4 @@
-"""Transposes of FP8 matrices through the Triton kernel of :mod:`common.ops.transpose_fp8.kernels`."""
+"""Transposes of FP8 matrices with the Triton kernel of :mod:`common.ops.transpose_fp8.kernels`."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Nearest upsampling by two and the 3x3 convolution behind it, padded with zeros, as one.
+"""Nearest upsampling by two and a 3x3 convolution, padded with zeros, as one operation.
 
-A place of the result sees 9 places of the upsampled picture, but those are 4 places of the picture itself. Along an
-axis, with weights w0 w1 w2 and x the picture::
+An element of the result depends on 9 elements of the upsampled picture, but these are only 4 different elements of the
+picture. Along an axis, with weights w0 w1 w2 and x the picture::
 
     y[2i]     = w0 x[i - 1] + (w1 + w2) x[i]          y[2i + 1] = (w0 + w1) x[i] + w2 x[i + 1]
 
-So four 2x2 convolutions of summed weights, one for each parity of row and column, are the same function at 4/9 of the
-products, borders included. They are one transposed convolution of stride 2 and padding 1, whose four taps along an axis
-are ``(w2, w1 + w2, w0 + w1, w0)``: nothing is upsampled, and nothing is interleaved afterwards. Its kernels are those
-of a strided convolution's gradient.
+So the same function, including borders, is four 2x2 convolutions with summed weights, one for each parity of row and
+column, with 4/9 of the multiplications. They are one transposed convolution of stride 2 and padding 1, whose four taps
+along an axis are ``(w2, w1 + w2, w0 + w1, w0)``: nothing has to be upsampled or interleaved. It runs the kernels of a
+strided convolution's input gradient.
 
-Shapes: N pictures, I channels in, O out, H W of the input. The result is (N, O, 2H, 2W).
+Shapes: N pictures, I input and O output channels, H W of the input. The result is (N, O, 2H, 2W).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from common.ops.upsample_convolution.taps import summed_taps
 
 
 def _transposed(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
-    # triton is imported only where it is used
+    # imported here because only this implementation needs Triton
     from common.ops.upsample_convolution.triton import summed_taps as summed_taps_triton
 
     return F.conv_transpose2d(x_NIHW, summed_taps_triton(weight_OI33), bias_O, stride=2, padding=1)
@@ -46,5 +46,5 @@ UPSAMPLE_CONVOLUTION = Operation(
     former={"transposed_torch": "transposed_library"},
     cases="common.ops.upsample_convolution.cases",
 )
-"""Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``. ``transposed`` sums the weights by a kernel, the
-other by PyTorch; no bias is added where it is None."""
+"""Signature: ``upsample_convolution(x_NIHW, weight_OI33, bias_O)``; ``bias_O`` may be None. ``transposed`` sums the
+weights with a Triton kernel, ``transposed_library`` with PyTorch."""

@@ -12,7 +12,7 @@ from common.ops.cases import Case, Draw, Pass, size_of, with_gradients
 from common.ops.sizes import diffusion
 
 _TAPS = 4
-"""Multiplications per element of the result and input channel. On the upsampled picture there would be 9."""
+"""Multiplications per element of the result and input channel. A convolution of the upsampled picture has 9."""
 
 
 def passes(

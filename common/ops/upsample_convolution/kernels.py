@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that sum the weights of an upsampling convolution, and deal the sums' gradient out.
+"""Triton kernels that sum the weights of an upsampling convolution, and that compute the gradient of these weights.
 
-A program has a tile of filters and channels and all taps of it, nine of the convolution and sixteen sums. The sums lie
-as a transposed convolution wants them, channels first and filters last: tiles turn over on their way. At 1,280 channels
-and filters in 16 bit either kernel moves 82 MB, 20 us at 4.1 TB/s on an H200; PyTorch's operations take seven passes.
+A program owns a tile of filters and channels with all its taps: nine of the convolution and sixteen sums. The sums
+have the order of a transposed convolution, channels before filters, so tiles are transposed. At 1,280 channels and
+filters in 16 bits each kernel moves 82 MB, 20 us at 4.1 TB/s on an H200. PyTorch's operations take seven passes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _rows(ptr, filter_stride, channel_stride, FILTERS, CHANNELS, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr):
-    """Addresses of a tile of (filters, channels) and which of them exist."""
+    """Return the addresses of a tile of (filters, channels), and a mask of its elements that exist."""
     filter_ = (tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O))[:, None]
     channel = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I))[None, :]
     place = filter_.to(tl.int64) * filter_stride + channel.to(tl.int64) * channel_stride
@@ -23,7 +23,7 @@ def _rows(ptr, filter_stride, channel_stride, FILTERS, CHANNELS, BLOCK_O: tl.con
 
 @triton.jit
 def _columns(ptr, filter_stride, channel_stride, FILTERS, CHANNELS, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr):
-    """The same of a tile of (channels, filters)."""
+    """Return the addresses of a tile of (channels, filters), and a mask of its elements that exist."""
     filter_ = (tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O))[None, :]
     channel = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I))[:, None]
     place = filter_.to(tl.int64) * filter_stride + channel.to(tl.int64) * channel_stride
@@ -37,7 +37,7 @@ def _load(ptr, mask):
 
 @triton.jit
 def _store_four(ptr, mask, step, first, middle, last):
-    """The four taps of three weights of a row, turned over."""
+    """Store the four taps of three weights of a row, transposed."""
     dtype = ptr.dtype.element_ty
     tl.store(ptr, tl.trans(last.to(dtype)), mask=mask)
     tl.store(ptr + step, tl.trans((middle + last).to(dtype)), mask=mask)
@@ -74,7 +74,7 @@ def sum_taps_kernel(
 
 @triton.jit
 def _load_four(ptr, mask, step):
-    """What each of three weights of a row gets from its four taps."""
+    """Return the gradients of three weights of a row, from the gradients of its four taps."""
     d0 = _load(ptr, mask)
     d1 = _load(ptr + step, mask)
     d2 = _load(ptr + 2 * step, mask)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`common.ops.upsample_convolution`."""
+"""Reference implementation of :mod:`common.ops.upsample_convolution`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from torch import Tensor
 
 
 def upsample_convolution_reference(x_NIHW: Tensor, weight_OI33: Tensor, bias_O: Tensor | None) -> Tensor:
-    """``conv(upsample(x)) + bias``. The reference writes the upsampled picture.
+    """Return ``conv(upsample(x)) + bias``, (N, O, 2H, 2W). The reference writes the upsampled picture.
 
     Args:
-        x_NIHW: input.
-        weight_OI33, bias_O: of the convolution, in the dtype of the input; None for no bias.
-
-    Returns:
-        (N, O, 2H, 2W), same dtype.
+        weight_OI33, bias_O: parameters of the convolution, in the dtype of the input; None for no bias.
     """
     return F.conv2d(F.interpolate(x_NIHW, scale_factor=2.0, mode="nearest"), weight_OI33, bias_O, padding=1)

@@ -1,6 +1,6 @@
-"""Summed weights through the Triton kernels of :mod:`common.ops.upsample_convolution.kernels`.
+"""Summed weights with the Triton kernels of :mod:`common.ops.upsample_convolution.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Weights and gradients may have any
+All work is enqueued on the current stream, and the host never waits for the device. Weights and gradients may have any
 strides.
 """
 
@@ -20,7 +20,7 @@ TILES: dict[str, Tile] = {
     "sum": Tile(filters=32, channels=32, warps=4),
     "spread": Tile(filters=32, channels=32, warps=4),
 }
-"""Pass to its tile. ``filters``, ``channels``: of the weight, powers of 2."""
+"""Tile of each pass. ``filters``, ``channels``: size of the tile in the weight, powers of 2."""
 
 
 def _run(kernel: Any, tile: Tile, source: Tensor, target: Tensor, weight_OI33: Tensor, taps_IO44: Tensor) -> None:
@@ -54,6 +54,6 @@ class _SummedTaps(torch.autograd.Function):
 
 
 def summed_taps(weight_OI33: Tensor) -> Tensor:
-    """See :func:`common.ops.upsample_convolution.taps.summed_taps`. One launch in either direction."""
+    """See :func:`common.ops.upsample_convolution.taps.summed_taps`. One launch per direction."""
     taps_IO44: Tensor = _SummedTaps.apply(weight_OI33)
     return taps_IO44

@@ -1,9 +1,9 @@
-"""A weight's gradient out of operands in FP8, added to what micro-batches before have left.
+"""Weight gradient from FP8 operands, added to the gradient of earlier micro-batches.
 
-``gradient += dy^T x``: both operands come transposed, since a Hopper GPU multiplies FP8 only where they run along the
-summed dimension in memory. ``torch._scaled_mm`` cannot add: its product is written and then added, which moves 8 bytes
-for each weight of a gradient in bf16 where 4 would do. cuBLASLt, called by itself, adds within the product, and rounds
-once to the gradient's dtype. Of operands in 16 bits PyTorch's product adds (:mod:`.half`).
+``gradient += dy^T x``. Both operands are given transposed, because a Hopper GPU multiplies FP8 matrices only if the
+summed dimension is contiguous in both. ``torch._scaled_mm`` cannot add: its product is written and then added, which
+moves 8 bytes per weight of a bf16 gradient instead of 4. A direct call of cuBLASLt adds within the product and rounds
+once to the dtype of the gradient. For 16-bit operands PyTorch's product can add (:mod:`.half`).
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ WEIGHT_GRADIENT = Operation(
     },
     cases="common.ops.weight_gradient.cases",
 )
-"""Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The request has the weight's
-dtype; the gradient has it too, or fp32, to which all of them add."""
+"""Signature: ``accumulate(dy_OT, x_IT, dy_inverse, x_inverse, gradient_OI, room)``. The dtype of a request is that of
+the weight. The gradient has this dtype, or fp32, which all implementations support."""

@@ -1,10 +1,10 @@
-"""Weight gradients through cuBLASLt's product, called by itself: it adds to what is there, ``D = A B + C`` with C = D.
+"""Weight gradients by direct calls of cuBLASLt's product, which adds to its output: ``D = A B + C`` with C = D.
 
-``torch._scaled_mm`` calls the same function with no C. The library is the one that PyTorch has loaded; constants and
-structures are those of ``cublasLt.h`` and ``library_types.h`` of CUDA 12 and 13. cuBLASLt counts matrices by columns:
-what it calls A is our x (T, I), to be transposed, B our dy (T, O), and D the gradient (I, O).
+``torch._scaled_mm`` calls the same function without C. The library is the one that PyTorch has loaded; constants and
+structures are those of ``cublasLt.h`` and ``library_types.h`` of CUDA 12 and 13. cuBLASLt stores matrices by columns:
+its A is our x (T, I), to be transposed, its B our dy (T, O), and its D the gradient (I, O).
 
-A call enqueues one kernel on the current stream, or two where the sum over tokens is split, and can be captured.
+A call enqueues one kernel on the current stream, or two if the sum over tokens is split. A CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from common.ops.triton_support import require_contiguous
 from common.ops.weight_gradient.reference import Room
 
 WORKSPACE = 32 * 1024**2
-"""Bytes: what NVIDIA recommends for Hopper GPUs."""
+"""Size of the workspace in bytes; NVIDIA's recommendation for Hopper GPUs."""
 
 ALIGNMENT = 16
-"""Bytes, of matrices and scales."""
+"""Alignment of matrices and scales in bytes."""
 
 _TYPES = {
     torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28, torch.float8_e5m2: 29,
 }  # fmt: skip
-"""``cudaDataType``."""
+"""``cudaDataType`` of each dtype."""
 
 _COMPUTE_32F, _R_32F, _TRANSPOSE = 68, 0, 1
 _TRANSA, _A_SCALE_POINTER, _B_SCALE_POINTER, _FAST_ACCUM = 3, 17, 18, 25
-"""``CUBLASLT_MATMUL_DESC_...``."""
+"""Attributes ``CUBLASLT_MATMUL_DESC_...``."""
 
 _MAX_WORKSPACE_BYTES, _MIN_ALIGNMENTS = 1, (5, 6, 7, 8)
-"""``CUBLASLT_MATMUL_PREF_...``: of A, B, C and D."""
+"""Attributes ``CUBLASLT_MATMUL_PREF_...``; the alignments are those of A, B, C and D."""
 
 _MOST_ALIGNED = 256
-"""Bytes, from which on it makes no difference."""
+"""Alignment in bytes above which more makes no difference."""
 
 
 class _Algorithm(ctypes.Structure):
@@ -62,13 +62,13 @@ class _Heuristic(ctypes.Structure):
 
 
 class _Shape(NamedTuple):
-    """What a plan is for.
+    """Key of a plan.
 
     Attributes:
-        device: index.
+        device: index of the GPU.
         outputs, inputs, tokens: O, I, T.
         x, dy, gradient: dtypes.
-        alignments: bytes, of x, dy and gradient.
+        alignments: alignment of x, dy and gradient in bytes.
     """
 
     device: int
@@ -82,11 +82,11 @@ class _Shape(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How products of one shape run.
+    """Plan for products of one shape.
 
     Attributes:
         x, dy, gradient: ``cublasLtMatrixLayout_t``.
-        chosen: the algorithm, and the bytes that it works in.
+        chosen: algorithm, and its workspace in bytes.
     """
 
     x: ctypes.c_void_p
@@ -96,7 +96,7 @@ class _Plan(NamedTuple):
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why it can't serve ``request``; None if it may."""
+    """Return why cuBLASLt cannot serve ``request``; None if it can."""
     if request.device.type != "cuda":
         return f"cuBLASLt needs a CUDA device, not {request.device.type}"
     if request.dtype not in (torch.bfloat16, torch.float32):
@@ -113,11 +113,11 @@ def unsupported(request: OperationRequest) -> str | None:
 def accumulate(
     dy_OT: Tensor, x_IT: Tensor, dy_inverse: Tensor, x_inverse: Tensor, gradient_OI: Tensor, room: Room
 ) -> None:
-    """See :func:`common.ops.weight_gradient.reference.accumulate_reference`; the room is cuBLASLt's workspace.
+    """See :func:`common.ops.weight_gradient.reference.accumulate_reference`. ``room`` provides cuBLASLt's workspace.
 
     Raises:
         RuntimeError: cuBLASLt has no kernel for these matrices, or refuses them.
-        ValueError: a matrix or a scale that it would misread.
+        ValueError: a matrix or scale has a wrong shape, dtype or memory layout.
     """
     require_contiguous(dy=dy_OT, x=x_IT, gradient=gradient_OI)
     if dy_inverse.dtype != torch.float32 or x_inverse.dtype != torch.float32:
@@ -152,10 +152,10 @@ def accumulate(
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """The library that PyTorch has loaded.
+    """Return the library that PyTorch has loaded.
 
     Raises:
-        OSError: there is none for its version of CUDA.
+        OSError: there is no library for PyTorch's version of CUDA.
     """
     return ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).split('.')[0]}")
 
@@ -180,14 +180,14 @@ def _status_name(status: int) -> str:
 
 @functools.cache
 def _handle(device: int) -> ctypes.c_void_p:
-    """The process's handle of a device, which is the current one."""
+    """Return the handle of this process for the current device, whose index is ``device``."""
     handle = ctypes.c_void_p()
     _call("cublasLtCreate", ctypes.byref(handle))
     return handle
 
 
 def _description(x_inverse: int, dy_inverse: int) -> ctypes.c_void_p:
-    """A ``cublasLtMatmulDesc_t`` of our product, with the addresses of both scales."""
+    """Return a ``cublasLtMatmulDesc_t`` of our product, with the addresses of both scales."""
     description = ctypes.c_void_p()
     _call("cublasLtMatmulDescCreate", ctypes.byref(description), ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_R_32F))
     attributes: tuple[tuple[int, ctypes.c_int32 | ctypes.c_int8 | ctypes.c_void_p], ...] = (
@@ -205,7 +205,7 @@ def _description(x_inverse: int, dy_inverse: int) -> ctypes.c_void_p:
 
 
 def _alignment(tensor: Tensor) -> int:
-    """Bytes, a power of two."""
+    """Return the alignment of a tensor in bytes, a power of two."""
     address = tensor.data_ptr()
     return min(address & -address, _MOST_ALIGNED)
 
@@ -215,7 +215,7 @@ _LOCK = threading.Lock()
 
 
 def _plan(shape: _Shape) -> _Plan:
-    """The first that cuBLASLt proposes, asked for once a shape; on the current device."""
+    """Return the plan for a shape on the current device: cuBLASLt's first proposal, requested once per shape."""
     with _LOCK:
         if shape not in _PLANS:
             _PLANS[shape] = _proposed(shape)
@@ -226,7 +226,7 @@ def _proposed(shape: _Shape) -> _Plan:
     x, dy = _layout(shape.x, shape.tokens, shape.inputs), _layout(shape.dy, shape.tokens, shape.outputs)
     gradient = _layout(shape.gradient, shape.inputs, shape.outputs)
     preference, found, count = ctypes.c_void_p(), _Heuristic(), ctypes.c_int()
-    # any aligned addresses: what is chosen depends on there being scales, and on how they lie
+    # any aligned addresses: the choice depends only on the presence of scales and on their alignment
     description = _description(_MOST_ALIGNED, _MOST_ALIGNED)
     _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
     try:
@@ -251,7 +251,7 @@ def _prefer(preference: ctypes.c_void_p, name: int, value: ctypes.c_uint64 | cty
 
 
 def _layout(dtype: torch.dtype, rows: int, columns: int) -> ctypes.c_void_p:
-    """A matrix whose columns lie one after another."""
+    """Return the layout of a matrix whose columns are contiguous and adjacent."""
     layout = ctypes.c_void_p()
     _call(
         "cublasLtMatrixLayoutCreate", ctypes.byref(layout), ctypes.c_int(_TYPES[dtype]), ctypes.c_uint64(rows),

@@ -111,3 +111,11 @@ def test_noising_is_capturable() -> None:
     given, seed, ids = moments(2, 4, 2, 2), torch.tensor(3), torch.tensor([1, 2])
     with Capturable():
         noised(given, seed, ids, *SCHEDULE, torch.float32)
+
+
+def test_moments_of_16_bits_are_widened_first() -> None:
+    given, seed, ids = moments(2, 4, 2, 2).bfloat16(), torch.tensor(3), torch.tensor([1, 2])
+    found, expected = (noised(each, seed, ids, *SCHEDULE, torch.float32) for each in (given, given.float()))
+    assert found.v_NCHW.dtype == torch.float32
+    assert torch.equal(found.v_NCHW, expected.v_NCHW)
+    assert torch.equal(found.x_t_NCHW, expected.x_t_NCHW)

@@ -40,3 +40,8 @@ def test_both_directions_are_capturable() -> None:
     prediction, target = given(torch.float32)
     with Capturable():
         torch.autograd.grad(velocity_loss(prediction, target), prediction)
+
+
+def test_a_prediction_of_another_shape_is_an_error():
+    with pytest.raises(ValueError, match=r"a prediction \(2, 4, 8, 8\) for a velocity \(1, 4, 8, 8\)"):
+        velocity_loss(torch.zeros(2, 4, 8, 8), torch.zeros(1, 4, 8, 8))

@@ -139,7 +139,7 @@ def test_a_table_has_a_line_for_each_pass_and_the_sum_of_each_case(monkeypatch: 
             compiled.extend(tasks)
             return
         assert arguments == []
-        assert sorted(compiled) == sorted(tasks)
+        assert sorted(compiled) == sorted(task for task in tasks if Task(*json.loads(task)).implementation != REFERENCE)
         for task in tasks:
             _, case, name = Task(*json.loads(task))
             for direction, ms in (("forward", 2.0), ("backward", 1.0)):

@@ -98,3 +98,11 @@ def test_interactions_are_capturable(operation: Operation, name: str) -> None:
     with Capturable():
         for each in passes:
             each.run()
+
+
+def test_cross_networks_take_no_samples_and_refuse_other_memory() -> None:
+    function = cross_network.CROSS_NETWORK.function("fused")
+    parameters = [[torch.ones(shape)] for shape in ((16, 32), (32, 16), (32,))]
+    assert function(torch.zeros(0, 32), *parameters).shape == (0, 32)
+    with pytest.raises(ValueError, match="x0 must be contiguous"):
+        function(torch.ones(32, 16).t(), *parameters)

@@ -1,7 +1,7 @@
-"""Dot interaction: the products of all pairs of a sample's vectors, behind the first of these vectors.
+"""Dot interaction: products of all pairs of a sample's vectors, appended to the first vector.
 
-Naumov et al., arXiv:1906.00091, section 2.1. Shapes: B samples, F vectors (the bottom MLP's and one of every table), W
-width of a vector, Y columns of the result.
+Naumov et al., arXiv:1906.00091, section 2.1. Shapes: B samples, F vectors (one of the bottom MLP and one per table),
+W width of a vector, Y columns of the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases of the dot interaction at the sizes of DLRM."""
+"""Test and benchmark cases of the dot interaction at the sizes of DLRM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from common.ops.sizes import recommendation
 def passes(
     function: Callable[..., Tensor], draw: Draw, samples: int, vectors: int, width: int, columns: int, transposed: bool
 ) -> list[Pass]:
-    """Make the forward and backward pass. The gradient of the result is ``transposed`` in memory, or contiguous."""
+    """Return the forward and backward pass. If ``transposed``, the gradient of the result is not contiguous."""
     x, dy = draw.normal(samples, vectors, width), draw.normal(samples, columns)
     if transposed:
         dy = dy.t().contiguous().t()

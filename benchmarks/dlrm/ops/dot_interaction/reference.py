@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.dlrm.ops.dot_interaction`, and the autograd function of all implementations."""
+"""Reference implementation of the dot interaction, and the autograd function that all implementations use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.ops.triton_support import widen
 
 
 class Passes(NamedTuple):
-    """What an implementation is made of; none of it is seen by autograd.
+    """Forward and backward pass of an implementation. Autograd does not record them.
 
     Attributes:
-        forward: (x, columns) to y.
-        backward: (dy, x) to dx.
+        forward: computes y from (x, columns).
+        backward: computes dx from (dy, x).
     """
 
     forward: Callable[[Tensor, int], Tensor]
@@ -26,7 +26,7 @@ class Passes(NamedTuple):
 
 
 class DotInteraction(torch.autograd.Function):
-    """Autograd around the passes of an implementation. Keeps x."""
+    """Autograd function that calls the passes of an implementation. It saves x for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, x_BFW: Tensor, columns: int) -> Tensor:
@@ -41,14 +41,14 @@ class DotInteraction(torch.autograd.Function):
 
 
 def _triangle(x_BFW: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the strictly lower triangle, row by row: (1, 0), (2, 0), (2, 1), ..."""
+    """Return row and column indices of the strictly lower triangle, row by row: (1, 0), (2, 0), (2, 1), ..."""
     vectors = x_BFW.shape[1]
     row, column = torch.tril_indices(vectors, vectors, -1, device=x_BFW.device)
     return row, column
 
 
 def forward_reference(x_BFW: Tensor, columns: int) -> Tensor:
-    """The whole Gram matrix, and what is wanted of it."""
+    """Return y, taken from the complete Gram matrix."""
     row, column = _triangle(x_BFW)
     wide_BFW = widen(x_BFW)
     gram_BFF = wide_BFW @ wide_BFW.transpose(1, 2)
@@ -57,7 +57,7 @@ def forward_reference(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def backward_reference(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
-    """The Gram matrix's gradient, which is symmetric, times x."""
+    """Return dx: the symmetric gradient of the Gram matrix times x, plus the gradient of the first vector."""
     samples, vectors, width = x_BFW.shape
     row, column = _triangle(x_BFW)
     dy_BY = widen(dy_BY)
@@ -72,11 +72,11 @@ PASSES = Passes(forward_reference, backward_reference)
 
 
 def dot_interaction_reference(x_BFW: Tensor, columns: int) -> Tensor:
-    """Reference implementation.
+    """Compute the dot interaction.
 
     Args:
-        x_BFW: F vectors of W of every sample, the bottom MLP's first; contiguous.
-        columns: of the result, W + F (F - 1) / 2 or more; those beyond are zeros.
+        x_BFW: F vectors of width W per sample, the bottom MLP's first; contiguous.
+        columns: columns of the result, at least W + F (F - 1) / 2; the rest is zero.
 
     Returns:
         (B, columns), in the dtype of ``x_BFW``: the first vector, then the products of all pairs of vectors, row by
@@ -86,10 +86,10 @@ def dot_interaction_reference(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def apply(passes: Passes, x_BFW: Tensor, columns: int) -> Tensor:
-    """An implementation with autograd.
+    """Compute the dot interaction with the passes of an implementation, differentiable by autograd.
 
     Raises:
-        ValueError: the columns do not hold the result.
+        ValueError: ``columns`` is too small for the result.
     """
     _, vectors, width = x_BFW.shape
     needed = width + vectors * (vectors - 1) // 2

@@ -1,6 +1,6 @@
-"""The dot interaction through the Triton kernels of :mod:`benchmarks.dlrm.ops.dot_interaction.kernels`.
+"""Dot interaction with the Triton kernels of :mod:`benchmarks.dlrm.ops.dot_interaction.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device.
+All work is queued on the current stream, without synchronization.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _LEAST = 16
-"""Of each side of a product in matrix units; what is smaller is filled up with zeros."""
+"""Smallest side of a matrix product on tensor cores; smaller sides are padded with zeros."""
 
 
 TILES: dict[str, Tile] = {"forward": Tile(samples=4, warps=2, stages=2), "backward": Tile(samples=4, warps=2, stages=2)}
-"""Pass to its tile. ``samples``: samples of a program, one after another."""
+"""Tile of each pass. ``samples``: samples per program, computed one after another."""
 
 
 def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:
-    """Grid and constants of a pass."""
+    """Return the grid and the kernel constants of a pass."""
     samples, vectors, width = x_BFW.shape
     return (triton.cdiv(samples, tile.samples),), {
         "F": vectors,
@@ -39,7 +39,7 @@ def _launch(tile: Tile, x_BFW: Tensor) -> tuple[tuple[int], dict[str, Any]]:
 
 
 def forward(x_BFW: Tensor, columns: int) -> Tensor:
-    """One launch."""
+    """Compute the forward pass in one launch."""
     require_contiguous(x=x_BFW)
     samples, vectors, width = x_BFW.shape
     spare = columns - width - vectors * (vectors - 1) // 2
@@ -53,7 +53,7 @@ def forward(x_BFW: Tensor, columns: int) -> Tensor:
 
 
 def backward(dy_BY: Tensor, x_BFW: Tensor) -> Tensor:
-    """One launch."""
+    """Compute the backward pass in one launch."""
     dy_BY = dy_BY.contiguous()
     dx_BFW = torch.empty_like(x_BFW)
     grid, constants = _launch(TILES["backward"], x_BFW)

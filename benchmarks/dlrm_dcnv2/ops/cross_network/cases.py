@@ -1,4 +1,4 @@
-"""Cases of the cross network at the sizes of DLRM-DCNv2: all layers together."""
+"""Test and benchmark cases of the cross network (all layers together) at the sizes of DLRM-DCNv2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common.ops.sizes import recommendation
 def passes(
     function: Callable[..., Tensor], draw: Draw, samples: int, inputs: int, rank: int, layers: int, training: bool
 ) -> list[Pass]:
-    """Make both passes of ``training``, or the forward pass of an evaluation, which keeps nothing for backward."""
+    """Return both passes of ``training``, or the forward pass of an evaluation, which saves nothing for backward."""
     x0, dy = draw.normal(samples, inputs), draw.normal(samples, inputs)
     v = [draw.normal(rank, inputs, scale=inputs**-0.5) for _ in range(layers)]
     w = [draw.normal(inputs, rank, scale=rank**-0.5) for _ in range(layers)]
@@ -28,7 +28,7 @@ def passes(
     narrow = unit * rank / inputs
     flops = 2.0 * layers * samples * 2 * inputs * rank
     # Each layer's forward pass reads x twice and x0 once, and writes h and y. Its backward pass reads dy, x0, h and
-    # dx0, and writes dy, dh and dx0; its products read dh twice and x once. One layer has one tensor less to move.
+    # dx0, and writes dy, dh and dx0; its products read dh twice and x once. The last layer reads no dx0.
     moved = layers * (5 * unit + 2 * narrow), layers * (10 * unit + 4 * narrow) - unit
     if not training:
         return [Pass("evaluation", evaluate, layers * (4 * unit + 2 * narrow), flops)]

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.dlrm_dcnv2.ops.cross_network`, and the autograd function of all implementations."""
+"""Reference implementation of the cross network, and the autograd function that all implementations use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Gradient = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], tuple[Tensor,
 
 
 class _CrossLayer(torch.autograd.Function):
-    """A layer with a backward pass of its own.
+    """Autograd function of one layer, with a hand-written backward pass.
 
-    Each layer has a node, so the gradients of its weights are final, and may be reduced over ranks, while the layers
-    before it are differentiated. The gradient of x0, of which each layer has a part, goes from node to node in
-    ``handed``; the first layer returns the sum.
+    Each layer is one node, so the gradients of its weights are final, and can be reduced over ranks, while earlier
+    layers are still being differentiated. Every layer contributes to the gradient of x0: the list ``handed`` passes
+    the sum from node to node, and the first layer returns it.
     """
 
     @staticmethod
@@ -51,13 +51,11 @@ class _CrossLayer(torch.autograd.Function):
 def gradient_reference(
     dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor | None, first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Differentiate ``y = x0 * h + x`` by h, x0 and b.
+    """Return the gradients of ``y = x0 * h + x`` by h, x0 and b.
 
     Args:
-        dy_BX: gradient of y.
-        x0_BX, h_BX: inputs.
-        dx0_BX: gradient of x0 by the layers behind this one, which may be overwritten; None in the last layer.
-        first: whether x is x0, whose gradient then has ``dy`` added.
+        dx0_BX: gradient of x0 from later layers, which may be overwritten; None in the last layer.
+        first: whether x is x0; then ``dy`` is added to the gradient of x0.
 
     Returns:
         ``dy * x0``; ``dx0 + dy * h``; the column sums of ``dy * x0`` in fp32, or fp64 for fp64 inputs.
@@ -72,20 +70,20 @@ def gradient_reference(
 
 
 def cross_network_reference(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Compute all layers.
+    """Compute all layers. All tensors have one dtype.
 
     Args:
         x0_BX: input, contiguous.
         v, w, b: for each layer, tensors (R, X), (X, R) and (X,).
 
     Returns:
-        Result of the last layer, (B, X). All tensors have one dtype.
+        Output of the last layer, (B, X).
     """
     return apply(gradient_reference, x0_BX, v, w, b)
 
 
 def apply(gradient: Gradient, x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Compute all layers with an implementation of :func:`gradient_reference` in the backward pass."""
+    """Compute all layers; ``gradient`` is the implementation of :func:`gradient_reference` for the backward pass."""
     handed: list[Tensor] = []
     x_BX = x0_BX
     for number, parameters in enumerate(zip(v, w, b, strict=True)):

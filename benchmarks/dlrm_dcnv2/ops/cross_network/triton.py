@@ -1,4 +1,4 @@
-"""Backward pass of a cross layer with the Triton kernel of :mod:`benchmarks.dlrm_dcnv2.ops.cross_network.kernels`."""
+"""Cross network whose backward pass uses the Triton kernel of this package."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"gradient": Tile(columns=128, elements=4096, warps=4, programs=6, stages=1)}
-"""Pass to its tile."""
+"""Tile of each pass."""
 
 
 def gradient(
     dy_BX: Tensor, x0_BX: Tensor, h_BX: Tensor, dx0_BX: Tensor | None, first: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.reference.gradient_reference`. Two launches."""
+    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.reference.gradient_reference`. Takes two launches."""
     dy_BX = dy_BX.contiguous()
     require_contiguous(x0=x0_BX, h=h_BX)
     added = dx0_BX is not None
@@ -38,5 +38,10 @@ def gradient(
 
 
 def cross_network(x0_BX: Tensor, v: Sequence[Tensor], w: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.reference.cross_network_reference`."""
+    """See :func:`benchmarks.dlrm_dcnv2.ops.cross_network.reference.cross_network_reference`.
+
+    Raises:
+        ValueError: ``x0_BX`` is not contiguous.
+    """
+    require_contiguous(x0=x0_BX)
     return apply(gradient, x0_BX, v, w, b)

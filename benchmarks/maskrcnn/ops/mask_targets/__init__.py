@@ -1,21 +1,20 @@
-"""Mask targets: the outline of each RoI's object, cut to the RoI and drawn at the mask head's resolution.
+"""Mask targets: the outline of each RoI's object, clipped to the RoI and drawn at the mask head's resolution.
 
-What is drawn is what the reference draws, bit for bit. Its steps, in fp32 as it takes them, move a point of the
-published picture to the RoI's raster of ``size`` x ``size``:
+The result is bit-identical to the reference's. Its steps, in the same fp32 operations, move a point of the published
+picture to the RoI's raster of ``size`` x ``size``:
 
-1. the resized picture: times the scale; where it is mirrored x becomes W - x - 1, W being its width in px;
-2. the RoI: minus its first corner;
-3. the raster: times size / max(x2 - x1, 1), without the 1 that legacy widths have otherwise.
+1. Resized picture: multiply by the scale. If mirrored, x becomes W - x - 1 for a width of W px.
+2. RoI: subtract its first corner.
+3. Raster: multiply by size / max(x2 - x1, 1), without the 1 that legacy widths add elsewhere.
 
-COCO's rasteriser (``rleFrPoly`` of its mask API) takes the points from there in float64. It rounds them to a grid five
-times as fine, walks along every edge in unit steps of the axis along which it is longer, and notes the first row below
-the line wherever the line passes the middle of a column of the raster, which is between 5 n + 2 and 5 n + 3 on the fine
-grid. From there on down the column what was outside is inside and the other way round. The parts of an object are
-joined.
+COCO's rasteriser (``rleFrPoly`` of its mask API) continues in float64. It rounds points to a grid that is five times
+finer and walks along every edge in unit steps of the longer axis. Where the line crosses the middle of a raster
+column, which is between 5 n + 2 and 5 n + 3 on the fine grid, it records the first row below the line. From that row
+downwards, the edge swaps inside and outside. The parts of an object are united.
 
-The reference and the Triton kernel draw without walking. An edge passes the middle of a column once at most, at a step
-that follows from its slope, and the same float64 expression in the same order of operations, nothing fused, gives that
-step's row.
+The reference and the Triton kernel draw without walking: an edge crosses the middle of a column at most once, at a
+step that follows from its slope. The same float64 expression, in the same order and without fused operations, gives
+the row of this step.
 """
 
 from __future__ import annotations
@@ -35,4 +34,4 @@ MASK_TARGETS = Operation(
     kernel_names=(("mask targets", r"^mask_targets_"),),
     cases="benchmarks.maskrcnn.ops.mask_targets.cases",
 )
-"""Signature: ``mask_targets(table, object_R, boxes_R4, transform_R4, size)``; a request's sizes have ``size``."""
+"""Signature: ``mask_targets(table, object_R, boxes_R4, transform_R4, size)``. A request has the size ``size``."""

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of the mask targets, one program a RoI.
+"""Triton kernel of the mask targets, with one program per RoI.
 
-A program goes through the polygons of its object and their edges, EDGES at a time, against all columns of the mask at
-once. A column is the bits of an int32, row 0 the lowest: an edge that flips it from a row on is the exclusive or with
-ones from that bit upwards, in any order. So nothing is sorted, no run-length comes up, and the mask is in registers
-until it is written.
+A program loops over the polygons of its object and over their edges, EDGES at a time, for all columns of the mask at
+once. A column is the bits of an int32, row 0 the lowest. An edge that flips the column from a row downwards is an XOR
+with ones from that bit upwards, and the order of edges does not matter. So the kernel needs neither sorting nor run
+lengths, and the mask stays in registers until it is written.
 
-At 1,536 RoIs, 24 points an object and 28 columns it is a million pairs of edge and column of some 30 operations in
-float64; what takes time is the chain of three loads to the first point.
+For 1,536 RoIs, 24 points per object and 28 columns there are a million pairs of edge and column, with about 30 float64
+operations each. The time is dominated by the chain of three dependent loads to the first point.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FINER: tl.constexpr = tl.constexpr(5)
 
 @triton.jit
 def _on_the_fine_grid(xy_ptr, point, exists, scale, mirrored, last, corner, to_raster, AXIS: tl.constexpr):
-    """A coordinate of points as float64 integers; every step before the last is rounded to fp32."""
+    """Return a coordinate of points as float64 integers; every step before the last is rounded to fp32."""
     resized = tl.load(xy_ptr + 2 * point + AXIS, mask=exists, other=0.0) * scale
     if AXIS == 0:
         resized = tl.where(mirrored, last - resized - 1.0, resized)
@@ -30,13 +30,13 @@ def _on_the_fine_grid(xy_ptr, point, exists, scale, mirrored, last, corner, to_r
 
 @triton.jit
 def _before(xs, slope, step, left, rising):
-    """Whether x after so many steps has not yet passed from one side of the column's middle to the other."""
+    """Return whether x has not yet crossed the middle of the column after ``step`` steps."""
     return ((xs + slope * step) + 0.5 >= left + 1) != rising
 
 
 @triton.jit
 def _flips(x0, y0, x1, y1, left, SIZE: tl.constexpr):
-    """Bits of the rows of each column that each edge (EDGES, 1) flips; none where it does not pass the middle."""
+    """Return the bits of the rows that each edge (EDGES, 1) flips in each column; 0 if it does not cross the middle."""
     along_x = tl.abs(x1 - x0) >= tl.abs(y1 - y0)
     backwards = tl.where(along_x, x0 > x1, y0 > y1)
     xs = tl.where(backwards, x1, x0)
@@ -51,7 +51,7 @@ def _flips(x0, y0, x1, y1, left, SIZE: tl.constexpr):
     row_along_x = tl.minimum((ys + slope * step) + 0.5, (ys + slope * (step + 1)) + 0.5)
 
     slope = (xe - xs) / tl.maximum(ye - ys, 1.0)
-    guess = tl.floor((left + 0.5 - xs) * (1.0 / tl.where(xe == xs, 1.0, slope)))  # may be off by rounding
+    guess = tl.floor((left + 0.5 - xs) * (1.0 / tl.where(xe == xs, 1.0, slope)))  # can have a rounding error
     missed = _before(xs, slope, guess, left, rising)
     missed_again = missed & _before(xs, slope, guess + 1, left, rising)
     row_along_y = ys + guess + missed.to(tl.float64) + missed_again.to(tl.float64) - 1
@@ -59,7 +59,7 @@ def _flips(x0, y0, x1, y1, left, SIZE: tl.constexpr):
     row = tl.where(along_x, row_along_x, row_along_y)
     row = tl.minimum(tl.maximum(row, 0.0), FINER * SIZE).to(tl.int32)
     from_bit = (row + 2) // FINER
-    return tl.where(passes, -1 << from_bit, 0)  # bits beyond the last row are never read
+    return tl.where(passes, -1 << from_bit, 0)  # bits after the last row are never read
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def mask_targets_kernel(
     target_ptr,  # (R, SIZE, SIZE) uint8
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,). COLUMNS is the power of two from SIZE on."""
+    """Grid: (R,). COLUMNS is SIZE rounded up to a power of two."""
     roi = tl.program_id(0).to(tl.int64)
     owner = tl.load(object_ptr + roi)
     there = owner >= 0

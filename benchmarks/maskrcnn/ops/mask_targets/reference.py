@@ -1,7 +1,7 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.mask_targets`.
+"""Reference of :mod:`benchmarks.maskrcnn.ops.mask_targets`.
 
-Legend: R RoIs, P polygons of all of them, E edges of all of them, which is one a point, S rows and columns of a mask.
-On a GPU it waits for the device, since P and E are shapes here.
+Legend: R RoIs, P polygons of all RoIs, E edges (as many as points) of all RoIs, S rows and columns of a mask. On a GPU
+it waits for the device, since P and E are shapes here.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from torch import Tensor
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 
 FINER = 5
-"""Steps of the fine grid to a pixel of the mask."""
+"""Steps of the fine grid per pixel of the mask."""
 MOST_ROWS = 31
-"""That the kernel draws: a column is the bits of an int32."""
+"""Maximum number of rows in the Triton kernel, where a column is the bits of an int32."""
 
 
 @torch.no_grad()
 def mask_targets_reference(
     table: PolygonTable, object_R: Tensor, boxes_R4: Tensor, transform_R4: Tensor, size: int
 ) -> Tensor:
-    """What the mask head has to find in each RoI. Reference implementation.
+    """Return the target of the mask head for each RoI. Reference implementation.
 
     Args:
         table: outlines of all objects.
-        object_R: int64, the object of each RoI as a row of the table; -1: none.
+        object_R: int64, table row of each RoI's object, or -1.
         boxes_R4: fp32 corners of the RoIs in the resized picture, px.
-        transform_R4: fp32; what became of the published picture: scales of x and of y, 1 if it was mirrored, and its
-            width before that, px. The resized width is the product of width and scale, to the nearest integer.
+        transform_R4: fp32; scales of x and y, 1 if the picture was mirrored, and width of the published picture. The
+            resized width is the product of width and scale, rounded to the nearest integer.
         size: S.
 
     Returns:
-        (R, S, S) uint8, rows before columns: 1 inside, 0 outside and where there is no object.
+        (R, S, S) uint8, rows before columns: 1 inside; 0 outside and for RoIs without an object.
     """
     device = object_R.device
     row_R = object_R.clamp(min=0)
@@ -60,14 +60,14 @@ def mask_targets_reference(
 
 
 def _enumerate(first_N: Tensor, count_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Owner and number of all of ``first`` ... ``first + count - 1`` of each owner, one owner after the other."""
+    """Return owner and number for all numbers ``first`` ... ``first + count - 1`` of each owner, sorted by owner."""
     owner = torch.repeat_interleave(torch.arange(len(count_N), device=count_N.device), count_N)
     before_N = count_N.cumsum(0) - count_N
     return owner, torch.arange(len(owner), device=count_N.device) - before_N[owner] + first_N[owner]
 
 
 def _on_the_fine_grid(xy_E2: Tensor, boxes_E4: Tensor, transform_E4: Tensor, size: int) -> Tensor:
-    """Points of the published picture as float64 integers of the RoI's fine grid."""
+    """Return points of the published picture as float64 integers in the RoI's fine grid."""
     resized_E2 = xy_E2 * transform_E4[:, :2]
     width_E = (transform_E4[:, 3] * transform_E4[:, 0]).round()
     x_E = torch.where(transform_E4[:, 2] > 0, width_E - resized_E2[:, 0] - 1, resized_E2[:, 0])
@@ -78,7 +78,7 @@ def _on_the_fine_grid(xy_E2: Tensor, boxes_E4: Tensor, transform_E4: Tensor, siz
 
 
 def _crossings(start_E2: Tensor, end_E2: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Whether each edge passes the middle of each column, and the row, 0 ... S, from which on it flips the column."""
+    """Return whether each edge crosses the middle of each column, and from which row, 0 ... S, it flips the column."""
     long_x_E = (end_E2 - start_E2).abs()
     along_x_E = long_x_E[:, 0] >= long_x_E[:, 1]
     backwards_E = torch.where(along_x_E, start_E2[:, 0] > end_E2[:, 0], start_E2[:, 1] > end_E2[:, 1])[:, None]
@@ -90,12 +90,13 @@ def _crossings(start_E2: Tensor, end_E2: Tensor, size: int) -> tuple[Tensor, Ten
     rising_E = xe > xs
     passes_ES = (torch.minimum(xs, xe) <= left_S) & (torch.maximum(xs, xe) > left_S)
 
-    # where it is longer along x, y follows at the steps on both sides of the middle
+    # For edges that are longer along x, y is computed for the steps on both sides of the middle.
     slope_E = (ye - ys) / (xe - xs).clamp(min=1)
     step_ES = left_S - xs
     row_along_x_ES = torch.minimum(ys + slope_E * step_ES + 0.5, ys + slope_E * (step_ES + 1) + 0.5)
 
-    # where it is longer along y, x follows: the first step at which it has passed. The quotient may be off by rounding
+    # For edges that are longer along y, x is computed: the first step after the middle. The quotient can have rounding
+    # errors.
     slope_E = (xe - xs) / (ye - ys).clamp(min=1)
     guess_ES = ((left_S + 0.5 - xs) / torch.where(rising_E | (xe < xs), slope_E, 1)).floor()
     missed_ES = _before(xs, slope_E, guess_ES, left_S, rising_E)
@@ -107,5 +108,5 @@ def _crossings(start_E2: Tensor, end_E2: Tensor, size: int) -> tuple[Tensor, Ten
 
 
 def _before(xs: Tensor, slope: Tensor, step: Tensor, left: Tensor, rising: Tensor) -> Tensor:
-    """Whether x after so many steps has not yet passed from one side of the column's middle to the other."""
+    """Return whether x has not yet crossed the middle of the column after ``step`` steps."""
     return (xs + slope * step + 0.5 >= left + 1) != rising

@@ -1,6 +1,6 @@
-"""Mask targets through the Triton kernel of :mod:`benchmarks.maskrcnn.ops.mask_targets.kernels`.
+"""Mask targets with the Triton kernel of :mod:`benchmarks.maskrcnn.ops.mask_targets.kernels`.
 
-One launch for all RoIs, on the current stream; nothing waits for the device. Shapes: R RoIs, S rows and columns.
+One launch handles all RoIs; nothing waits for the device. Shapes: R RoIs, S rows and columns.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"targets": Tile(edges=32, warps=2)}
-"""``edges``: edges of a polygon that a program takes at a time."""
+"""``edges``: edges of a polygon that a program handles at a time."""
 
 
 @torch.no_grad()
 def mask_targets(table: PolygonTable, object_R: Tensor, boxes_R4: Tensor, transform_R4: Tensor, size: int) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.mask_targets.reference.mask_targets_reference`; equal to it bit by bit.
+    """See :func:`benchmarks.maskrcnn.ops.mask_targets.reference.mask_targets_reference`; bit-identical to it.
 
     Raises:
-        ValueError: a mask has more rows than a column has bits.
+        ValueError: a mask has more than :data:`MOST_ROWS` rows.
     """
     if size > MOST_ROWS:
         raise ValueError(f"masks have at most {MOST_ROWS} rows, not {size}")

@@ -1,20 +1,19 @@
-"""Masks of detections as COCO's run-lengths of the published picture, without the picture: a virtual paste.
+"""Virtual paste: detection masks as COCO's run lengths in the published picture, without drawing the picture.
 
-The rules' steps for one detection, in fp32 as the reference takes them: a border of one zero around the S x S
-probabilities; the box grown about its middle by (S + 2) / S; its corners cut to integers, towards zero; the
-probabilities resized to the box's width and height, x2 - x1 + 1 each and at least 1, bilinearly between half-pixel
-centres; 1 where they exceed the threshold; and that laid onto a picture of zeros, what is outside of it cut off.
+The steps of the rules for a detection, in fp32 as in the reference: Pad the S x S probabilities with a border of one
+zero. Enlarge the box around its centre by (S + 2) / S. Truncate its corners to integers. Resize the probabilities to
+the width and height of the box, which are x2 - x1 + 1 etc. and at least 1, bilinearly between half-pixel centres. Set
+pixels above the threshold to 1. Place the result in a picture of zeros and clip it.
 
-A run-length code counts alternating runs of zeros and ones, column after column, beginning with zeros. All that happens
-in it happens in the box: a run ends where a pixel differs from the one before, which is found by looking at the pixels
-of the box and at the one below each of its columns. Nothing else of the picture is visited, and no bitmap is stored.
+A run-length code counts alternating runs of zeros and ones, column by column, beginning with zeros. A run ends where a
+pixel differs from the previous one. This can happen only at the pixels of the box and at the pixel below each of its
+columns, so that no other pixel is visited, and no bitmap is stored.
 
-Two passes: how many runs each detection has, and, when their sums say where, the places at which they end. So many
-detections share one buffer, and the host waits once for its size.
+The first pass counts the runs of each detection, and the second writes their ends at offsets that are sums of the
+counts. So all detections share one buffer, and the host waits once, for its size.
 
-No product is fused with a sum, so the reference and the Triton kernels agree bit for bit. PyTorch's resizing on CPUs
-fuses products with sums where the CPU can, and differs in the last bit: pixels within 2e-7 of the threshold may fall on
-the other side.
+Products and sums are not fused, so that the reference and the Triton kernels are bit-identical. PyTorch's resize on
+CPUs fuses them if the CPU can and differs in the last bit: pixels within 2e-7 of the threshold can change.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ PASTE = Operation(
     kernel_names=(("paste", r"^paste_"),),
     cases="benchmarks.maskrcnn.ops.paste.cases",
 )
-"""Functions of a :class:`Paste`:
+"""Functions of :class:`Paste`:
 
-``count_runs(masks, threshold)`` gives (D,) int32;
-``write_ends(masks, threshold, first_D, ends_T)`` fills ``ends_T``, int32."""
+``count_runs(masks, threshold)`` returns (D,) int32;
+``write_ends(masks, threshold, first_D, ends_T)`` fills ``ends_T``, int32.
+"""

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of the virtual paste, one program a detection, for both passes.
+"""Triton kernel of the virtual paste, for both passes, with one program per detection.
 
-A program walks over the columns of its box within the picture, PIXELS at a time, each column with the pixel below it,
-and asks at each pixel whether it differs from the one before it in the picture's order of columns. Both values are
-computed from the mask, four loads each that the first-level cache serves: at 500,000 detections of 20,000 px it is
-10^10 pixels a pass, against 3 ms for all bytes that come from memory.
+A program loops over the columns of its box inside the picture, PIXELS at a time, including the pixel below each
+column. For each pixel it checks whether it differs from the previous one in the picture's column order. Both values
+are computed from the mask with four loads each, which the L1 cache serves. For 500,000 detections of 20,000 px there
+are 10^10 pixels per pass, compared with 3 ms for all bytes from memory.
 
-The kernel is one so that what is counted is what is written.
+Both passes use the same kernel, so that counted and written runs agree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def _between(place, scale, SIZE: tl.constexpr):
-    """First and second row or column of the mask with its border, and the weight of the second."""
+    """Return the first and second row or column of the mask with its border, and the weight of the second."""
     real = tl.maximum(scale * (place.to(tl.float32) + 0.5) - 0.5, 0.0)
     first = tl.minimum(real.to(tl.int32), SIZE + 1)
     return first, tl.minimum(first + 1, SIZE + 1), real - first.to(tl.float32)
@@ -25,14 +25,14 @@ def _between(place, scale, SIZE: tl.constexpr):
 
 @triton.jit
 def _load(mask_ptr, row, column, needed, SIZE: tl.constexpr):
-    """Probabilities, zero on the border."""
+    """Load probabilities, which are zero on the border."""
     inner = needed & (row >= 1) & (row <= SIZE) & (column >= 1) & (column <= SIZE)
     return tl.load(mask_ptr + (row - 1) * SIZE + (column - 1), mask=inner, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _inside(mask_ptr, x, y, needed, scale_x, scale_y, threshold, SIZE: tl.constexpr):
-    """Whether pixels of the box belong to the object; False where not ``needed``."""
+    """Return whether pixels of the box belong to the object; False for pixels that are not ``needed``."""
     left, right, rest_x = _between(x, scale_x, SIZE)
     top, bottom, rest_y = _between(y, scale_y, SIZE)
     share_x = 1.0 - rest_x
@@ -54,7 +54,7 @@ def paste_kernel(
     growth, threshold,
     SIZE: tl.constexpr, WRITES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (D,). ``growth`` is (SIZE + 2) / SIZE."""
+    """Grid: (D,). ``growth`` is (SIZE + 2) / SIZE."""
     detection = tl.program_id(0).to(tl.int64)
     mask_ptr = probability_ptr + detection * SIZE * SIZE
     height = tl.load(size_ptr + 2 * detection)
@@ -79,7 +79,7 @@ def paste_kernel(
     nonempty = there & (right > left) & (bottom > top)
     column_length = tl.maximum(bottom - top, 0) + 1
     pixels = tl.where(nonempty, (right - left) * column_length, 0)
-    # full columns follow each other without zeros between them: the pixel below one is the next one's first
+    # Between full columns there are no zeros: the pixel below a column is the first of the next column.
     full = (top == 0) & (bottom == height)
     wraps_after = tl.where(full, left, right)
     below_from = tl.where(full, right - 1, left)

@@ -1,7 +1,7 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.paste`: one detection after another in numpy, on the CPU.
+"""Reference of :mod:`benchmarks.maskrcnn.ops.paste`: one detection at a time in numpy, on the CPU.
 
-Legend: D detections, S rows and columns of a mask, H W height and width of a box within its picture, T runs of all.
-Tensors of a GPU are waited for and copied.
+Legend: D detections, S rows and columns of a mask, H W height and width of a box inside its picture, T runs of all
+detections. Tensors on a GPU are waited for and copied.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.maskrcnn.ops.paste.masks import Masks
 
 @torch.no_grad()
 def count_runs_reference(masks: Masks, threshold: float) -> Tensor:
-    """How many runs each detection's mask has in its whole picture. Reference implementation.
+    """Return the number of runs of each detection's mask in its whole picture. Reference implementation.
 
     Args:
-        masks: of D detections.
+        masks: masks of D detections.
         threshold: probability above which a pixel belongs to the object.
 
     Returns:
-        (D,) int32; 0 where there is no detection.
+        (D,) int32; 0 for slots without a detection.
     """
     counts = [0 if ends is None else len(ends) for ends in _ends(masks, threshold)]
     return torch.tensor(counts, dtype=torch.int32, device=masks.there_D.device)
@@ -35,13 +35,14 @@ def count_runs_reference(masks: Masks, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def write_ends_reference(masks: Masks, threshold: float, first_D: Tensor, ends_T: Tensor) -> None:
-    """Write where each run ends, the picture's pixels counted column by column. Reference implementation.
+    """Write the end of each run, counting the picture's pixels column by column. Reference implementation.
 
     Args:
-        masks: of D detections.
-        threshold: that the runs were counted with.
-        first_D: int64, where in ``ends_T`` each detection's runs begin.
-        ends_T: int32; the number of pixels before and in each run. The last one of a detection is its picture's area.
+        masks: masks of D detections.
+        threshold: threshold with which the runs were counted.
+        first_D: int64, index in ``ends_T`` of each detection's first run.
+        ends_T: int32; receives the number of pixels up to the end of each run. The last one of a detection is the area
+            of its picture.
     """
     for first, ends in zip(first_D.tolist(), _ends(masks, threshold), strict=True):
         if ends is not None:
@@ -49,7 +50,7 @@ def write_ends_reference(masks: Masks, threshold: float, first_D: Tensor, ends_T
 
 
 def _ends(masks: Masks, threshold: float) -> Iterator[NDArray[np.int32] | None]:
-    """Where each run of each detection ends; None where there is no detection."""
+    """Yield the run ends of each detection, or None for slots without a detection."""
     padded_DSS = functional.pad(masks.probability_DSS.float(), (1, 1, 1, 1)).cpu().numpy()
     there_D = masks.there_D.cpu().numpy()
     corners_D4 = _grown(np.where(there_D[:, None], masks.boxes_D4.cpu().numpy(), 0), masks.probability_DSS.shape[1])
@@ -59,7 +60,7 @@ def _ends(masks: Masks, threshold: float) -> Iterator[NDArray[np.int32] | None]:
 
 
 def _grown(boxes_D4: NDArray[np.float32], size: int) -> NDArray[np.int32]:
-    """Integer corners of the boxes with the border."""
+    """Return integer corners of the boxes including the border."""
     half = np.float32(0.5)
     extent = (boxes_D4[:, 2:] - boxes_D4[:, :2]) * half * np.float32((size + 2) / size)
     middle = (boxes_D4[:, 2:] + boxes_D4[:, :2]) * half
@@ -89,7 +90,7 @@ def _ends_of(
 
 
 class _Between(NamedTuple):
-    """Two rows or columns of a mask, and their weights, for each one of a box."""
+    """Two rows or columns of a mask, and their weights, for each row or column of a box."""
 
     first: NDArray[np.int32]
     second: NDArray[np.int32]
@@ -98,7 +99,7 @@ class _Between(NamedTuple):
 
 
 def _between(place: NDArray[np.int64], extent: int, size: int) -> _Between:
-    """Where the places of a box of so many px lie in a mask of ``size``, as PyTorch's interpolation has it."""
+    """Return the mask rows or columns for positions in a box of ``extent`` px, as in PyTorch's interpolation."""
     half, one = np.float32(0.5), np.float32(1)
     real = np.maximum(np.float32(size) / np.float32(extent) * (place.astype(np.float32) + half) - half, np.float32(0))
     first = np.minimum(real.astype(np.int32), size - 1)

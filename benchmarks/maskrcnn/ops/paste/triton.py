@@ -1,7 +1,6 @@
-"""The virtual paste through the Triton kernel of :mod:`benchmarks.maskrcnn.ops.paste.kernels`.
+"""Virtual paste with the Triton kernel of :mod:`benchmarks.maskrcnn.ops.paste.kernels`.
 
-One launch a pass for all detections, on the current stream; nothing waits for the device. Shapes: D detections, T runs
-of all.
+One launch per pass handles all detections; nothing waits for the device. Shapes: D detections, T runs of all.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from benchmarks.maskrcnn.ops.paste.masks import Masks
 from common.ops.tile import Tile
 
 TILES: dict[str, Tile] = {"paste": Tile(pixels=512, warps=4)}
-"""``pixels``: pixels of a box that a program takes at a time."""
+"""``pixels``: pixels of a box that a program handles at a time."""
 
 
 @torch.no_grad()
 def count_runs(masks: Masks, threshold: float) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.paste.reference.count_runs_reference`."""
+    """Triton implementation; see :func:`benchmarks.maskrcnn.ops.paste.reference.count_runs_reference`."""
     counts_D = torch.empty(len(masks.there_D), dtype=torch.int32, device=masks.there_D.device)
     _launch(masks, threshold, counts_D, counts_D, writes=False)
     return counts_D
@@ -27,7 +26,7 @@ def count_runs(masks: Masks, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def write_ends(masks: Masks, threshold: float, first_D: Tensor, ends_T: Tensor) -> None:
-    """See :func:`benchmarks.maskrcnn.ops.paste.reference.write_ends_reference`."""
+    """Triton implementation; see :func:`benchmarks.maskrcnn.ops.paste.reference.write_ends_reference`."""
     _launch(masks, threshold, first_D.contiguous(), ends_T, writes=True)
 
 

@@ -1,9 +1,9 @@
-"""Decoded pictures to a batch: resized, mirrored, blue first, less their mean, and zero beyond the picture.
+"""Resize decoded pictures to a batch: mirrored, blue first, minus the mean, and zero outside the pictures.
 
-Bilinear between the centres of pixels, and rounded to levels as Pillow rounds them: first along the width, then along
-the height, with weights in units of 2**-22. A picture that is enlarged gets the levels that ``Image.resize`` gives it,
-bit for bit. One that is made smaller does not: Pillow widens its filter then, which nothing here does, since no picture
-of COCO is larger than it is resized to.
+Resizing is bilinear between pixel centres, first along the width, then along the height, with weights in units of
+2**-22 and Pillow's rounding to levels. For enlarged pictures, the levels are bit-identical to ``Image.resize``. For
+reduced pictures they are not, because Pillow then widens its filter. This is not implemented, since no picture of COCO
+is reduced.
 """
 
 from __future__ import annotations
@@ -21,5 +21,7 @@ RESIZE = Operation(
     kernel_names=(("resize", r"^resize_"),),
     cases="benchmarks.maskrcnn.ops.resize.cases",
 )
-"""Signature: ``resize(pixels_BSS3, decoded_size_B2, size_B2, mirrored_B, mean, shape, dtype)``; a request's dtype is
-that of the batch."""
+"""Signature: ``resize(pixels_BSS3, decoded_size_B2, size_B2, mirrored_B, mean, shape, dtype)``.
+
+The dtype of a request is that of the batch.
+"""

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs
-"""Triton kernel that makes a batch of decoded pictures, with the bits of the reference.
+"""Triton kernel that builds a batch from decoded pictures, bit-identical to the reference.
 
-A program writes BLOCK neighbouring values, channels of pixels, of ROWS rows of a picture: where its columns come from
-is found once, in float64, and used for all of them. Reads of neighbours meet in the cache; each value is written once.
-What decides a weight must not be fused with what it goes into, so launch it with ``enable_fp_fusion=False``.
+A program writes BLOCK adjacent values (channels of pixels) in each of ROWS rows of a picture. It computes the source
+columns once, in float64, for all rows. The cache serves neighbouring reads; each value is written once. Launch with
+``enable_fp_fusion=False``, because fused operations would change the weights.
 
-Bytes at 12 pictures of 640 x 480 px, 800 x 1344 and 16 bit: 11 MB in, 77 MB out.
+Bytes for 12 pictures of 640 x 480 px, 800 x 1344 and 16 bit: 11 MB in, 77 MB out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _triangle(distance):
 
 @triton.jit
 def _taps(place, decoded, size):
-    """Two lines of the original, and their weights in units of 2**-22, of the lines ``place`` (float64) of ``size``."""
+    """Return two source lines and their weights, in units of 2**-22, for line ``place`` (float64) of ``size``."""
     center = (place + 0.5) * (decoded.to(tl.float64) / size)
     first = tl.maximum(((center - 1.0) + 0.5).to(tl.int32), 0)
     end = tl.minimum(((center + 1.0) + 0.5).to(tl.int32), decoded)
@@ -40,7 +40,7 @@ def _taps(place, decoded, size):
 
 @triton.jit
 def _between(one, near, other, far):
-    """Levels, int32."""
+    """Return the interpolated levels, int32."""
     return (one * near + other * far + _HALF) >> _BITS
 
 
@@ -60,7 +60,7 @@ def resize_kernel(
     blue, green, red,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of 3 W values, blocks of H rows, B)."""
+    """Grid: (blocks of 3 W values, blocks of H rows, B)."""
     picture = tl.program_id(2).to(tl.int64)
     pixels_ptr += picture * S * S * 3
     image_ptr += picture * H * W * 3
@@ -75,7 +75,7 @@ def resize_kernel(
     place = tl.minimum(column, width - 1.0)
     place = tl.where(mirrored, width - 1.0 - place, place)
     left, right, left_weight, right_weight = _taps(place, decoded_width, width)
-    left = left * 3 + 2 - channel  # the original's red comes first
+    left = left * 3 + 2 - channel  # red comes first in the source
     right = right * 3 + 2 - channel
     mean = tl.where(channel == 0, blue, tl.where(channel == 1, green, red))
     for step in range(ROWS):

@@ -1,6 +1,6 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.resize`.
+"""Reference of :mod:`benchmarks.maskrcnn.ops.resize`.
 
-Shapes: B pictures in slots of S x S px, H x W px of the batch, L lines along one of its sides.
+Shapes: B pictures in slots of S x S px, H x W px of the batch, L rows or columns (lines) of the result.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 WEIGHT_BITS = 22
-"""Of Pillow's weights behind the point, ``PRECISION_BITS`` in its Resample.c."""
+"""Fractional bits of Pillow's weights: ``PRECISION_BITS`` in its Resample.c."""
 
 
 class Taps(NamedTuple):
-    """The two lines of the original between which each line of the result lies.
+    """The two source lines that are interpolated for each line of the result.
 
     Attributes:
-        first_BL, second_BL: their numbers, int64; equal at the border.
-        near_BL, far_BL: their weights, int32, in units of 2**-22.
+        first_BL, second_BL: indices of the source lines, int64; equal at the border.
+        near_BL, far_BL: weights of both, int32, in units of 2**-22.
     """
 
     first_BL: Tensor
@@ -29,13 +29,13 @@ class Taps(NamedTuple):
 
 
 def taps_of(lines: int, decoded_B: Tensor, size_B: Tensor, mirrored_B: Tensor | None = None) -> Taps:
-    """Where each of ``lines`` lines comes from, computed in float64 as Pillow does; beyond ``size_B`` without meaning.
+    """Return the source lines of each result line, in float64 as in Pillow. Lines after ``size_B`` have no meaning.
 
     Args:
         lines: L.
-        decoded_B: lines of the original, int32.
-        size_B: lines that it becomes.
-        mirrored_B: whether the first one becomes the last one.
+        decoded_B: lines of the source, int32.
+        size_B: lines after resizing.
+        mirrored_B: whether to reverse the order of the lines.
     """
     decoded_B1, size_B1 = decoded_B.long().unsqueeze(1), size_B.double().unsqueeze(1)
     place_BL = torch.minimum(torch.arange(lines, dtype=torch.float64, device=size_B.device), size_B1 - 1)
@@ -60,16 +60,16 @@ def resize_reference(
     shape: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """Reference implementation.
+    """Reference implementation of the resize.
 
     Args:
         pixels_BSS3: uint8 levels, red first; each picture at the top left of its slot.
-        decoded_size_B2: height and width of the pictures there, px, int32, at least 1 and at most S.
-        size_B2: height and width that they are resized to, px, whole numbers in fp32, at least 1 and within ``shape``.
+        decoded_size_B2: height and width of the source pictures, px, int32, 1 ... S.
+        size_B2: height and width after resizing, px, whole numbers in fp32, at least 1 and within ``shape``.
         mirrored_B: bool, whether a picture is mirrored left to right.
-        mean: of the levels of blue, green and red.
+        mean: mean levels of blue, green and red.
         shape: H and W.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         (B, 3, H, W), blue first, channels_last.
@@ -91,13 +91,13 @@ def _triangle(distance: Tensor) -> Tensor:
 
 
 def _between(levels_BXY3: Tensor, taps: Taps, dim: int) -> Tensor:
-    """Levels, int32, with the lines along ``dim`` replaced by what ``taps`` say."""
+    """Return int32 levels, interpolated along ``dim`` with ``taps``."""
     along = [len(taps.first_BL), 1, 1, 1]
     along[dim] = taps.first_BL.shape[1]
     wanted = list(levels_BXY3.shape)
     wanted[dim] = along[dim]
     first, second = (line_BL.view(along).expand(wanted) for line_BL in (taps.first_BL, taps.second_BL))
     near, far = (weight_BL.view(along) for weight_BL in (taps.near_BL, taps.far_BL))
-    # The weights' sum is 2**22 or one off, so that 255 times it fits int32 and rounds to 255 at most
+    # The sum of the weights is 2**22 or differs by one, so that 255 times it fits int32 and rounds to 255 at most.
     total = levels_BXY3.gather(dim, first) * near + levels_BXY3.gather(dim, second) * far
     return (total + 2 ** (WEIGHT_BITS - 1)) >> WEIGHT_BITS

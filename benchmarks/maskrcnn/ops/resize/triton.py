@@ -1,4 +1,4 @@
-"""Resizing through the Triton kernel of :mod:`benchmarks.maskrcnn.ops.resize.kernels`: one launch a batch."""
+"""Resize with the Triton kernel of :mod:`benchmarks.maskrcnn.ops.resize.kernels`, with one launch per batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 TILES: dict[str, Tile] = {"resize": Tile(values=512, rows=8, warps=4)}
-"""``values``: channel values of a row that a program writes at a time; ``rows``: rows of a picture."""
+"""``values``: channel values of a row that a program writes at a time; ``rows``: rows of a picture per program."""
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def resize(
     shape: tuple[int, int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """See :func:`benchmarks.maskrcnn.ops.resize.reference.resize_reference`, whose bits these are.
+    """Triton implementation, bit-identical to :func:`benchmarks.maskrcnn.ops.resize.reference.resize_reference`.
 
     Raises:
         ValueError: an input is not contiguous.

@@ -69,8 +69,7 @@ def passes(
     Forward reads levels and writes features. Backward reads the gradient of features and writes that of levels.
 
     Args:
-        height: of a picture, in pixels.
-        width: of a picture, in pixels.
+        height, width: size of a picture, in pixels.
         strides: pixels between the cells of each level.
         samples: sampling points along each side of a bin.
         heads: for each head: slots per picture, number of slots that have a region, and bins along each side. Slots

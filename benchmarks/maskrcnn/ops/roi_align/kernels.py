@@ -1,19 +1,19 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of RoIAlign over four levels.
+"""Triton kernels of RoIAlign on four levels.
 
-Forward, a program has a row of bins of a region and a block of channels, which lie behind one another, and reads the
-corners of the row's samples. At 12 pictures, 512 regions of 7 x 7 bins and 128 of 14 x 14 each gives 154 MB in 16 bit,
-out of patches of some 20 x 20 places, of which most come from a cache.
+Forward: a program handles a row of bins of a region and a block of channels, which are contiguous, and reads the
+corners of the row's samples. For 12 pictures, 512 regions of 7 x 7 bins and 128 of 14 x 14 give 154 MB each in 16 bit,
+from patches of about 20 x 20 cells, mostly from caches.
 
-Backward, a program has a tile of places of a level and a block of channels, and adds up what every region that touches
-the tile gives it, in the order of slots. Interpolation is a product of weights along both axes, so that a bin gives a
-place its gradient times two numbers, whatever its samples are; a tile of P places takes the product of a (P, bins)
-matrix of weights and the (bins, C) gradients. Each gradient of a level is written once, in its own dtype: 0.55 GB of
-four levels at 12 pictures of 800 x 1344, where atomics need a buffer of 1.1 GB in fp32 that is zeroed, added to, and
-read again to be rounded. Which regions touch a tile a kernel before has listed.
+Backward: a program handles a tile of cells of a level and a block of channels, and adds the contributions of all
+regions that touch the tile, in the order of slots. A preceding kernel lists these regions. Because interpolation is a
+product of weights along both axes, a bin contributes its gradient times two numbers to a cell, for any number of
+samples. For a tile of P cells this is the product of a (P, bins) matrix of weights and the (bins, C) gradients. Each
+gradient of a level is written once, in its own dtype: 0.55 GB for four levels of 12 pictures of 800 x 1344. Atomics
+would need a zeroed fp32 buffer of 1.1 GB, which is added to and read again for rounding.
 
-Weights in 16 bit are two numbers, the second one what rounding the first has left, so that the matrix units give the
-sums of fp32 weights but for 2^-16 with bf16 and 2^-22 with fp16.
+A 16-bit weight is represented by two numbers, of which the second is the rounding error of the first. The matrix units
+then give the sums of fp32 weights with an error of 2^-16 for bf16 and 2^-22 for fp16.
 
 Legend: B pictures, R regions of a picture, C channels, S bins along each side, K samples of a bin along each side, T
 tiles of a picture.
@@ -27,26 +27,26 @@ import triton.language as tl
 
 @triton.jit
 def _of_level(level, first, second, third, fourth):
-    """The one of four scalars that a level has."""
+    """Return the one of four scalars that belongs to ``level``."""
     return tl.where(level == 0, first, tl.where(level == 1, second, tl.where(level == 2, third, fourth)))
 
 
 @triton.jit
 def _level_of(x1, y1, x2, y2, least_1, least_2, least_3):
-    """Index of the level that regions are taken from."""
+    """Return the index of the level of each region."""
     area = (x2 - x1 + 1) * (y2 - y1 + 1)
     return (area >= least_1).to(tl.int32) + (area >= least_2).to(tl.int32) + (area >= least_3).to(tl.int32)
 
 
 @triton.jit
 def _bin_size(first, last, S):
-    """Of regions with these ends along one axis, in places of their level."""
+    """Return the bin size along one axis, in cells, of regions with these ends."""
     return tl.maximum(last - first, 1.0) / S
 
 
 @triton.jit
 def _corners(position, size):
-    """Places before and behind samples along one axis, their weights, and 1 for samples within the level, else 0."""
+    """Return the cells before and after samples on one axis, their weights, and 1 for samples in the level, else 0."""
     inside = (position >= -1.0) & (position <= size)
     position = tl.where(inside, tl.minimum(tl.maximum(position, 0.0), size - 1.0), 0.0)
     before = position.to(tl.int32)
@@ -57,7 +57,7 @@ def _corners(position, size):
 
 @triton.jit
 def _weight(place, bin, first, bin_size, size, K: tl.constexpr):
-    """What a place counts for the mean of a bin's samples along one axis."""
+    """Return the weight of a cell in the mean of a bin's samples along one axis."""
     total = tl.zeros((place + bin).shape, tl.float32)
     for sample in tl.static_range(K):
         position = first + (bin.to(tl.float32) + (sample + 0.5) / K) * bin_size
@@ -78,7 +78,7 @@ def roi_align_forward_kernel(
     R, C,
     S: tl.constexpr, K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B R S, C / BLOCK_C)."""
+    """Grid: (B R S, C / BLOCK_C)."""
     region = tl.program_id(0) // S
     row = tl.program_id(0) % S
     bin = tl.arange(0, BLOCK_S)
@@ -124,7 +124,7 @@ def roi_align_forward_kernel(
 
 @triton.jit
 def _tile(tile, start_0, start_1, start_2, across_0, across_1, across_2, across_3):
-    """Level of a picture's tile, and its row and column among those of the level. The coarsest level comes first."""
+    """Return the level of a picture's tile, and the tile's row and column in it. The coarsest level comes first."""
     level = 3 - (tile >= start_2).to(tl.int32) - (tile >= start_1).to(tl.int32) - (tile >= start_0).to(tl.int32)
     own = tile - _of_level(level, start_0, start_1, start_2, 0)
     across = _of_level(level, across_0, across_1, across_2, across_3)
@@ -133,7 +133,7 @@ def _tile(tile, start_0, start_1, start_2, across_0, across_1, across_2, across_
 
 @triton.jit
 def _touches(first, bin_size, size, S, tile, K: tl.constexpr, TILE: tl.constexpr):
-    """Whether regions see a place of a tile along one axis, or might, within rounding."""
+    """Return whether regions touch, or within rounding might touch, a tile along one axis."""
     begin = first + 0.5 / K * bin_size
     end = first + (S - 0.5 / K) * bin_size
     in_level = (begin <= size) & (end >= -1.0)
@@ -154,7 +154,7 @@ def roi_align_lists_kernel(
     R, T,
     S: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Regions that touch a tile, in order. Grid (T, B)."""
+    """List the regions that touch a tile, in order. Grid: (T, B)."""
     tile = tl.program_id(0)
     picture = tl.program_id(1).to(tl.int64)
     level, tile_y, tile_x = _tile(tile, start_0, start_1, start_2, across_0, across_1, across_2, across_3)
@@ -184,7 +184,7 @@ def roi_align_lists_kernel(
 
 @triton.jit
 def _first_and_last(first, bin_size, S, tile, TILE: tl.constexpr):
-    """Bins along one axis that may give places of a tile a gradient: those with a sample less than a place away."""
+    """Return the first and last bin along one axis with a sample less than one cell away from the tile."""
     begin = tl.floor((tile * TILE - 1 - first) / bin_size).to(tl.int32)
     end = tl.floor(((tile + 1) * TILE - first) / bin_size).to(tl.int32)
     return tl.maximum(begin, 0), tl.minimum(end, S - 1)
@@ -196,7 +196,7 @@ def _add_regions(
     height, width, R, T, C,
     S: tl.constexpr, K: tl.constexpr, BLOCK_S: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Add to a tile's gradient what one set of regions gives it."""
+    """Add the contributions of one set of regions to the gradient of a tile."""
     boxes_ptr += picture * R * 4
     gradient_ptr += picture * R * (S * S) * C
     list_ptr += (picture * T + tile) * R
@@ -235,7 +235,7 @@ def roi_align_backward_kernel(
     boxes_ptr,  # (B, R, 4) fp32
     count_ptr,  # (B, T) int32
     list_ptr,  # (B, T, R) int16
-    other_gradient_ptr, other_boxes_ptr, other_count_ptr, other_list_ptr,  # of a second set, or the first once more
+    other_gradient_ptr, other_boxes_ptr, other_count_ptr, other_list_ptr,  # second set, or the first again
     height_0, width_0, height_1, width_1, height_2, width_2, height_3, width_3,
     scale_0, scale_1, scale_2, scale_3,
     start_0, start_1, start_2, across_0, across_1, across_2, across_3,
@@ -244,8 +244,8 @@ def roi_align_backward_kernel(
     OTHER_S: tl.constexpr, OTHER_BLOCK_S: tl.constexpr, OTHER_ROWS: tl.constexpr,
     SETS: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B T, C / BLOCK_C); the same tile of all pictures is behind one another, tiles of the coarsest level first,
-    which have the most regions."""
+    """Grid: (B T, C / BLOCK_C). Tiles of the coarsest level, which have the most regions, come first."""
+    # The same tile of all pictures is adjacent.
     tile = tl.program_id(0) // B
     picture = (tl.program_id(0) % B).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)

@@ -1,7 +1,7 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.roi_align`, and what both have in common.
+"""Reference of :mod:`benchmarks.maskrcnn.ops.roi_align`, and code that both implementations share.
 
-Legend: B pictures, R regions of a picture, N of all pictures, C channels, S bins along each side, K samples of a bin
-along each side, P places of all levels and pictures.
+Legend: B pictures, R regions of a picture, N regions of all pictures, C channels, S bins along each side, K samples of
+a bin along each side, P cells of all levels and pictures.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEVELS = 4
-"""Levels of the pyramid that regions are taken from."""
+"""Number of pyramid levels from which regions are taken."""
 _CANONICAL_SIZE, _CANONICAL_STRIDE = 224, 16
-"""A region of this size, px, is taken from the level of this stride."""
+"""A region of size 224 px is taken from the level of stride 16."""
 _EPSILON = 1e-6
 _CORNERS = 4
 
 
 class Regions(NamedTuple):
-    """The regions that one head looks at.
+    """Regions of one head.
 
     Attributes:
         boxes_BR4: corners, px of the padded pictures, fp32.
-        there_BR: bool; where it is False the slot holds no region, and its box may be anything.
-        resolution: bins along each side, S.
+        there_BR: bool; False for slots without a region, whose box can have any value.
+        resolution: number of bins along each side, S.
     """
 
     boxes_BR4: Tensor
@@ -36,10 +36,11 @@ class Regions(NamedTuple):
 
 
 class RoiAlign(NamedTuple):
-    """An implementation.
+    """An implementation of RoIAlign.
 
     Attributes:
-        several: ``several(levels, regions, strides, samples)`` with up to two sets of regions, and a result for each.
+        several: ``several(levels, regions, strides, samples)`` for up to two sets of regions; returns one result per
+            set.
     """
 
     several: Callable[[Sequence[Tensor], Sequence[Regions], Sequence[int], int], tuple[Tensor, ...]]
@@ -53,17 +54,17 @@ class RoiAlign(NamedTuple):
         resolution: int,
         samples: int,
     ) -> Tensor:
-        """One set of regions; see :func:`roi_align_reference`."""
+        """Run one set of regions; see :func:`roi_align_reference`."""
         (features_NCSS,) = self.several(levels, [Regions(boxes_BR4, there_BR, resolution)], strides, samples)
         return features_NCSS
 
 
 def check(levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], most: int) -> None:
-    """Refuse what does not fit together.
+    """Check the arguments.
 
     Raises:
-        ValueError: not four levels of the same pictures and channels, each with a stride; regions of other pictures,
-            or another number of sets than 1 to ``most``.
+        ValueError: there are not four levels of the same pictures and channels, each with a stride; the regions belong
+            to other pictures; or the number of sets is not 1 ... ``most``.
     """
     shapes = [tuple(level.shape) for level in levels]
     if len(levels) != LEVELS or len(strides) != LEVELS or len({shape[:2] for shape in shapes}) != 1:
@@ -78,16 +79,16 @@ def check(levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequenc
 
 
 def least_areas(strides: Sequence[int]) -> list[float]:
-    """Area, px^2, from which on a region is taken from each level but the first.
+    """Return the smallest area in px^2 of the regions of each level but the first.
 
-    ``4 + log2(sqrt(area) / 224 + 1e-6) >= level`` solved for the area: no logarithm that one device rounds otherwise
-    than another decides.
+    This is ``4 + log2(sqrt(area) / 224 + 1e-6) >= level``, solved for the area: a logarithm could be rounded
+    differently on each device.
     """
     return [(_CANONICAL_SIZE * (stride / _CANONICAL_STRIDE - _EPSILON)) ** 2 for stride in strides[1:]]
 
 
 def level_of(boxes_BR4: Tensor, strides: Sequence[int]) -> Tensor:
-    """Index of the level that each region is taken from, (B, R) int64."""
+    """Return the index of each region's level, (B, R) int64."""
     x1_BR, y1_BR, x2_BR, y2_BR = boxes_BR4.unbind(2)
     area_BR = (x2_BR - x1_BR + 1) * (y2_BR - y1_BR + 1)
     level_BR = torch.zeros_like(area_BR, dtype=torch.int64)
@@ -97,15 +98,16 @@ def level_of(boxes_BR4: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _along(first_BR: Tensor, last_BR: Tensor, size_BR: Tensor, bins: int, samples: int) -> tuple[Tensor, Tensor]:
-    """Places and weights of what samples see along one axis.
+    """Return the cells that samples interpolate along one axis, and their weights.
 
     Args:
-        first_BR, last_BR: ends of the regions, places of their levels.
-        size_BR: places of the levels.
-        bins, samples: of a region, and of a bin.
+        first_BR, last_BR: ends of the regions, in cells of their levels.
+        size_BR: sizes of the levels, in cells.
+        bins: bins of a region.
+        samples: samples of a bin.
 
     Returns:
-        (B, R, S, K, 2): the places before and behind each sample, and their weights, 0 outside the level.
+        (B, R, S, K, 2) each: the cells before and after each sample, and their weights, 0 outside the level.
     """
     bin_BR11 = ((last_BR - first_BR).clamp(min=1) / bins)[..., None, None]
     whole_S1 = torch.arange(bins, device=first_BR.device, dtype=first_BR.dtype).unsqueeze(1)
@@ -122,7 +124,7 @@ def _along(first_BR: Tensor, last_BR: Tensor, size_BR: Tensor, bins: int, sample
 
 
 def _joined(levels: Sequence[Tensor]) -> Tensor:
-    """Rows of channels of all places, level by level, and a last one of zeros, (P + 1, C), in fp32, or fp64 of fp64."""
+    """Return the channels of all cells, level by level, and a last row of zeros: (P + 1, C), fp32 (or fp64)."""
     wide = torch.promote_types(levels[0].dtype, torch.float32)
     rows = [level.permute(0, 2, 3, 1).flatten(0, 2).to(wide) for level in levels]
     return torch.cat([*rows, rows[0].new_zeros((1, rows[0].shape[1]))])
@@ -131,7 +133,7 @@ def _joined(levels: Sequence[Tensor]) -> Tensor:
 def _aligned(
     rows_PC: Tensor, levels: Sequence[Tensor], regions: Regions, strides: Sequence[int], samples: int
 ) -> Tensor:
-    """One set of regions, (B R, C, S, S), in the dtype of the rows."""
+    """Return the features of one set of regions, (B R, C, S, S), in the dtype of the rows."""
     boxes_BR4, there_BR, bins = regions
     pictures, device = len(boxes_BR4), rows_PC.device
     boxes_BR4 = torch.where(there_BR.unsqueeze(2), boxes_BR4, 0).to(rows_PC.dtype)
@@ -152,7 +154,7 @@ def _aligned(
     x_BRSK2, x_weight_BRSK2 = _along(x1_BR, x2_BR, width_BR, bins, samples)
     row_BRSK2 = y_BRSK2 * width_BR[:, :, None, None, None] + start_BR[:, :, None, None, None]
     y_weight_BRSK2 = y_weight_BRSK2 * there_BR[:, :, None, None, None] / samples**2
-    # (B, R, S, S, K, K, 2, 2): what the samples of a bin see, down before across
+    # (B, R, S, S, K, K, 2, 2): cells that the samples of a bin interpolate, rows before columns
     place = row_BRSK2[:, :, :, None, :, None, :, None] + x_BRSK2[:, :, None, :, None, :, None, :]
     weight = y_weight_BRSK2[:, :, :, None, :, None, :, None] * x_weight_BRSK2[:, :, None, :, None, :, None, :]
     nowhere = len(rows_PC) - 1
@@ -167,17 +169,17 @@ def _aligned(
 def roi_align_reference(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """Reference implementation.
+    """Reference implementation of RoIAlign.
 
     Args:
         levels: the four finest levels of the pyramid, (B, C, H, W) each.
         regions: sets of regions of the same pictures.
-        strides: px between places of each level.
-        samples: of a bin along each side.
+        strides: px between cells of each level.
+        samples: samples of a bin along each side.
 
     Returns:
-        For each set the mean of every bin's samples, interpolated bilinearly, (B R, C, S, S), channels_last, regions of
-        a picture behind one another, in the dtype of the levels. Arithmetic is fp32, fp64 of fp64.
+        For each set the mean of every bin's bilinear samples, (B R, C, S, S), channels_last, sorted by picture, in the
+        dtype of the levels. Arithmetic is fp32, or fp64 for fp64 levels.
 
     Raises:
         ValueError: the shapes don't fit.

@@ -1,7 +1,7 @@
-"""RoIAlign through the Triton kernels of :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
+"""RoIAlign with the Triton kernels of :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
 
-A launch for each set of regions forward, one for each and one for all backward, on the current stream; nothing waits
-for the device, nothing is added up by atomics, and gradients are the same bits in every run. Legend: see
+Forward has one launch per set of regions; backward has one per set and one for all. Nothing waits for the device, sums
+use no atomics, and gradients are bit-identical in every run. Legend: see
 :mod:`benchmarks.maskrcnn.ops.roi_align.kernels`.
 """
 
@@ -20,11 +20,11 @@ from benchmarks.maskrcnn.ops.roi_align.reference import Regions, RoiAlign, check
 from common.ops.tile import Tile
 
 _SETS = 2
-"""Sets of regions that share a pass."""
+"""Maximum number of region sets in a pass."""
 _MOST_REGIONS = 1 << 15
-"""Of a picture, that 16 bit number."""
+"""Maximum number of regions per picture, whose indices are 16-bit."""
 _LEAST = 16
-"""Of a product of matrices along each side."""
+"""Minimum size of each side in a matrix product."""
 
 
 TILES: dict[str, Tile] = {
@@ -32,12 +32,12 @@ TILES: dict[str, Tile] = {
     "lists": Tile(regions=256, warps=2),
     "backward": Tile(side=8, channels=128, bins=32, warps=4),
 }
-"""Pass to its tile.
+"""Name of the pass to its tile.
 
-- ``channels``: channels of a program;
-- ``regions``: regions that a program looks at together;
-- ``side``: places along a side of a tile, at least 4;
-- ``bins``: bins of a region that a program takes at a time.
+- ``channels``: channels per program;
+- ``regions``: regions that a program handles together;
+- ``side``: cells along a side of a tile, at least 4;
+- ``bins``: bins of a region that a program handles at a time.
 """
 
 
@@ -114,7 +114,7 @@ class _RoiAlign(Function):
 def _lists(
     boxes_BR4: Tensor, there_BR: Tensor, tiles: int, geometry: tuple[float, ...], bins: int, ctx: Any
 ) -> tuple[Tensor, Tensor]:
-    """How many and which regions touch each tile of each picture, (B, T) int32 and (B, T, R) int16."""
+    """Return number and list of the regions that touch each tile of each picture: (B, T) int32, (B, T, R) int16."""
     pictures, regions = there_BR.shape
     count_BT = torch.empty((pictures, tiles), dtype=torch.int32, device=there_BR.device)
     list_BTR = torch.empty((pictures, tiles, regions), dtype=torch.int16, device=there_BR.device)
@@ -130,10 +130,10 @@ def _lists(
 def roi_align(
     levels: Sequence[Tensor], regions: Sequence[Regions], strides: Sequence[int], samples: int
 ) -> tuple[Tensor, ...]:
-    """See :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
+    """Triton implementation; see :func:`benchmarks.maskrcnn.ops.roi_align.reference.roi_align_reference`.
 
     Raises:
-        ValueError: the shapes don't fit, or there are more than 32,768 regions of a picture or more than two sets.
+        ValueError: the shapes don't fit, or there are more than 32,768 regions per picture or more than two sets.
     """
     check(levels, regions, strides, most=_SETS)
     for own in regions:
@@ -144,4 +144,4 @@ def roi_align(
 
 
 ROI_ALIGN = RoiAlign(roi_align)
-"""The implementation; see :class:`benchmarks.maskrcnn.ops.roi_align.reference.RoiAlign`."""
+"""Triton implementation; see :class:`benchmarks.maskrcnn.ops.roi_align.reference.RoiAlign`."""

@@ -1,8 +1,8 @@
-"""The mask head's last layer for the class of each region's object alone.
+"""The mask head's last layer, only for the class of each region's object.
 
-The loss looks at one of the channels that a 1x1 convolution to all classes gives. Here a region's pixels meet the one
-row of the weight that they need: 1 / K of the products, and no tensor of K channels either way. Slots without an object
-are not read.
+The loss uses one channel of the 1x1 convolution to all classes. This operation multiplies a region's pixels only by
+the weight row of that class: 1 / K of the products, and no tensor of K channels in either direction. Slots without an
+object are not read.
 
 Legend: R regions, P pixels of a region, in any order, C channels, K classes with background.
 """
@@ -14,7 +14,7 @@ from common.ops.operation import Operation
 from common.ops.triton_support import triton_kernels
 
 MOST_CHANNELS = 2048
-"""What a program holds of a pixel at once."""
+"""Maximum number of channels, which a program holds for a pixel at once."""
 
 
 SELECTED_LOGITS = Operation(
@@ -28,4 +28,4 @@ SELECTED_LOGITS = Operation(
     kernel_names=(("mask logits", r"^selected_logits_"),),
     cases="benchmarks.maskrcnn.ops.selected_logits.cases",
 )
-"""Signature: ``selected_logits(x_RPC, weight_KC, bias_K, class_R)``. Sizes of a request: ``channels``."""
+"""Signature: ``selected_logits(x_RPC, weight_KC, bias_K, class_R)``. A request has the size ``channels``."""

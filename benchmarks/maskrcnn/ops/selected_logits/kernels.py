@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the mask head's last layer for one class of each region.
+"""Triton kernels of the mask head's last layer for one class per region.
 
-A program has a share of a region's pixels, whose C channels lie behind one another, and the one row of the weight.
-Forward reads the features once, backward reads them again and writes their gradient: at 1,536 slots of 784 pixels with
-256 channels in 16 bit 617 MB and 1.2 GB, 145 and 290 us at 4.3 TB/s on an H200, and of slots without an object nothing
-but the zeros of the gradient.
+A program handles a share of a region's pixels, whose C channels are contiguous, and one row of the weight. Forward
+reads the features once; backward reads them again and writes their gradient. For 1,536 slots of 784 pixels with 256
+channels in 16 bit these are 617 MB and 1.2 GB, 145 and 290 us at 4.3 TB/s on an H200. For slots without an object,
+only the zeros of the gradient are written.
 
-The weight's gradient is added up in two stages, without atomics: every program leaves its sums, and a program for each
-class then adds up those of its regions, in their order.
+The weight gradient is reduced in two stages, without atomics: every program stores its sums, and one program per class
+then adds the sums of its regions in order.
 
 Legend: R regions, P pixels of a region, C channels, K classes, S shares of a region's pixels.
 """
@@ -28,7 +28,7 @@ def selected_logits_forward_kernel(
     P, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (P / BLOCK, R)."""
+    """Grid: (P / BLOCK, R)."""
     region = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = pixel < P
@@ -50,11 +50,11 @@ def selected_logits_backward_kernel(
     weight_ptr,  # (K, C)
     class_ptr,  # (R,) int64
     dx_ptr,  # (R, P, C)
-    partial_ptr,  # (R, S, C + 1) fp32: of weight and bias; not written where there is no object
+    partial_ptr,  # (R, S, C + 1) fp32 sums for weight and bias; not written for slots without an object
     P, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S, R); a program has each S-th block of BLOCK pixels."""
+    """Grid: (S, R). A program handles every S-th block of BLOCK pixels."""
     region = tl.program_id(1).to(tl.int64)
     own = tl.load(class_ptr + region)
     channel = tl.arange(0, BLOCK_C)
@@ -94,7 +94,7 @@ def selected_logits_sums_kernel(
     R, S, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the regions of a class. Grid (K, (C + 1) / BLOCK_C)."""
+    """Sum over the regions of a class. Grid: (K, (C + 1) / BLOCK_C)."""
     own = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK, BLOCK_C), tl.float32)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.maskrcnn.ops.selected_logits`, and what both have in common."""
+"""Reference of :mod:`benchmarks.maskrcnn.ops.selected_logits`, and code that both implementations share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from common.ops.triton_support import widen
 
 
 def check(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> None:
-    """Refuse what does not fit together.
+    """Check the shapes.
 
     Raises:
-        ValueError: the shapes don't.
+        ValueError: the shapes don't fit.
     """
     regions, _, channels = x_RPC.shape
     classes = len(weight_KC)
@@ -24,16 +24,15 @@ def check(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> 
 
 
 def selected_logits_reference(x_RPC: Tensor, weight_KC: Tensor, bias_K: Tensor, class_R: Tensor) -> Tensor:
-    """Reference implementation.
+    """Reference implementation of the selected logits.
 
     Args:
-        x_RPC: features.
-        weight_KC, bias_K: of the last layer, in the dtype of the features.
-        class_R: of each region's object, int64; -1 where a slot holds none.
+        weight_KC, bias_K: weight and bias of the last layer, in the dtype of the features.
+        class_R: class of each region's object, int64; -1 for slots without an object.
 
     Returns:
-        ``x weight[class]^T + bias[class]``, (R, P), fp32 (fp64 of fp64); 0 in slots without an object, which give and
-        get no gradient.
+        ``x weight[class]^T + bias[class]``, (R, P), fp32 (fp64 for fp64 features). The logits of slots without an
+        object are 0 and have no gradient.
 
     Raises:
         ValueError: the shapes don't fit.

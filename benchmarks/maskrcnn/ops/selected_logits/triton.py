@@ -1,7 +1,6 @@
-"""Logits of one class through the Triton kernels of :mod:`benchmarks.maskrcnn.ops.selected_logits.kernels`.
+"""Selected logits with the Triton kernels of :mod:`benchmarks.maskrcnn.ops.selected_logits.kernels`.
 
-One launch forward, two backward, on the current stream; nothing waits for the device, and nothing is added up by
-atomics.
+There is one launch forward and two backward. Nothing waits for the device, and sums use no atomics.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TILES: dict[str, Tile] = {
     "backward": Tile(elements=8192, shares=4, warps=4),
     "sums": Tile(rows=64, columns=64, warps=4),
 }
-"""Pass to its tile, which consists of whole pixels. ``shares``: most programs of a region, each with its own sums."""
+"""Name of the pass to its tile of whole pixels. ``shares``: maximum programs per region, each with its own sums."""
 
 
 class _SelectedLogits(Function):
@@ -67,7 +66,7 @@ class _SelectedLogits(Function):
 
 
 def _block(elements: int, pixels: int, channels: int) -> tuple[int, int]:
-    """Pixels and channels of a tile."""
+    """Return the pixels and channels of a tile."""
     width = triton.next_power_of_2(channels)
     return max(min(elements // width, triton.next_power_of_2(pixels)), 1), width
 

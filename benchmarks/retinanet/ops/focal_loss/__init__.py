@@ -2,17 +2,17 @@
 
     loss = sum over pictures n of weight[n] * sum over anchors, classes of a_t (1 - p_t)^gamma * -log p_t
 
-with p the sigmoid of logit plus bias, t whether the class is the anchor's, p_t = p and a_t = alpha where it is, 1 - p
-and 1 - alpha where it is not (Lin et al., arXiv:1708.02002, section 3). Anchors that are ignored have no loss and no
-gradient, whatever their logits are.
+p is the sigmoid of logit plus bias. For the class of the anchor, p_t = p and a_t = alpha; for all other classes, p_t =
+1 - p and a_t = 1 - alpha (Lin et al., arXiv:1708.02002, section 3). Ignored anchors have neither loss nor gradient,
+whatever their logits are.
 
-The classifier's convolution gives (N, H W anchors of a cell * K) rows in channels_last memory, which is one row of K
-logits an anchor: no level is permuted, copied or joined with another. Its bias is added here, and the bias's gradient
-is the column sums of the pass that writes the logits' gradient.
+In channels_last memory, the output of the classifier's convolution has one row of K logits per anchor, so that levels
+are not permuted, copied or concatenated. The bias is added here; its gradient is the column sums of the logits'
+gradient.
 
-The gradient is multiplied by the loss scale before it is rounded: that of most negatives, about 5e-8, is below fp16's
-smallest number. So the loss must be differentiated with exactly this scale as the gradient that comes in, and a bias
-whose gradient is NaN says that it was not.
+The gradient is multiplied by the loss scale before it is rounded, because that of most negatives, about 5e-8, is below
+the smallest number of fp16. The loss must therefore be differentiated with exactly this scale as incoming gradient.
+Otherwise the gradient of the bias is NaN.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of the focal loss of one level: loss, gradient of the logits and of the bias in one pass.
+"""Triton kernel for the focal loss of one level: loss and gradients of logits and bias in one pass.
 
-A row is a place of a picture, C = anchors of a cell * classes logits next to each other, of which VECTOR at a time
-belong to one anchor and are loaded at once. A period is as many rows as fill a whole number of blocks best: 2,376
-columns in blocks of 1,024 would leave 23 % of the lanes without work, three rows of them in seven blocks 0.6 %. A
-program has one block of the period and walks over periods, so that what a lane adds up belongs to one column: the
-bias's gradient is a sum in registers, written once. :mod:`common.ops.tiling.column_sums` adds those of the programs in
-a fixed order.
+A row is the C = anchors per cell * classes logits of a cell. VECTOR adjacent logits of one anchor are loaded at once.
+A period is the number of rows that fills a whole number of blocks best: 2,376 columns in blocks of 1,024 would leave
+23 % of the lanes idle, three rows in seven blocks 0.6 %. A program handles one block of the period and loops over
+periods, so that a lane always has the same column. The bias gradient is therefore a sum in registers, which is written
+once; :mod:`common.ops.tiling.column_sums` adds the programs' sums in a fixed order.
 
-The pass reads the logits and writes their gradient: at 32 pictures, 120,087 anchors and 264 classes in 16 bit 4.06 GB,
-0.95 ms at 4.26 TB/s on an H200. One exponential and one reciprocal an element, 16 of either a cycle and multiprocessor,
-take 0.55 ms; the logarithm of softplus is a polynomial, which takes the place of a third.
+The pass reads logits and writes their gradient: for 32 pictures, 120,087 anchors and 264 classes in 16 bit these are
+4.06 GB, 0.95 ms at 4.26 TB/s on an H200. One exponential and one reciprocal per element take 0.55 ms, at 16 of either
+per cycle and multiprocessor. The logarithm of softplus is a polynomial, which avoids a third such operation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ _MINUS_LOG2_E: tl.constexpr = tl.constexpr(-1.4426950408889634)
 
 @triton.jit
 def _log1p(e):
-    """log(1 + e) for e in [0, 1], 3e-7 off at most: e times log(1 + e) / e at its Chebyshev nodes."""
+    """Return log(1 + e) for e in [0, 1], with an error of at most 3e-7."""
+    # The quotient approximates log(1 + e) / e by interpolation at Chebyshev nodes.
     quotient = 0.0434938998 - 0.00837115255 * e
     quotient = -0.106850029 + quotient * e
     quotient = 0.176874767 + quotient * e
@@ -36,7 +36,7 @@ def _log1p(e):
 
 @triton.jit
 def _power(s, GAMMA: tl.constexpr):
-    """s^gamma of s in [0, 1]."""
+    """Return s^gamma for s in [0, 1]."""
     if GAMMA == 2.0:
         return s * s
     elif GAMMA == 0.0:
@@ -59,7 +59,7 @@ def focal_loss_kernel(
     GAMMA: tl.constexpr, PLACES: tl.constexpr, ANCHORS: tl.constexpr, CLASSES: tl.constexpr,
     PERIOD: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks of a period, programs). ``others`` is 1 - alpha, PLACES are those of a picture."""
+    """Grid: (blocks of a period, programs). ``others`` is 1 - alpha, PLACES the number of cells of a picture."""
     vectors_of_row: tl.constexpr = ANCHORS * CLASSES // VECTOR
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, VECTOR)[None, :]
@@ -87,7 +87,7 @@ def focal_loss_kernel(
         x = tl.load(logits_ptr + start + offset, mask=exists[:, None], other=0.0).to(tl.float32) + bias
         is_own = own_class == class_of_anchor[:, None]
 
-        # where the class is the anchor's, y = -x, and otherwise x: s is 1 - p_t, rest p_t
+        # y is -x for the anchor's class and x otherwise. s is 1 - p_t and rest is p_t.
         y = tl.where(counts[:, None], tl.where(is_own, -x, x), 0.0)
         e = tl.exp2(tl.abs(y) * _MINUS_LOG2_E)
         share = 1.0 / (1.0 + e)

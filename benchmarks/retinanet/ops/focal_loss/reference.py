@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.retinanet.ops.focal_loss`, and what both have in common."""
+"""Reference of :mod:`benchmarks.retinanet.ops.focal_loss`, and code that both implementations share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.autograd.function import once_differentiable
 from common.ops.triton_support import widen
 
 BACKGROUND = -1
-"""Class of anchors without a box: every class is absent."""
+"""Class of anchors without a box, for which every class is a negative."""
 IGNORED = -2
-"""Class of anchors that do not count."""
+"""Class of anchors that the loss ignores."""
 
 
 class Scaled(NamedTuple):
-    """The loss, and its gradients times the loss scale.
+    """Loss, and its gradients multiplied by the loss scale.
 
     Attributes:
-        loss: 0-d fp32 (fp64 of fp64).
-        d_logits: (N, C, H, W), like the logits.
-        d_bias: (C,), dtype of the loss, not yet rounded.
+        loss: 0-d fp32 (fp64 for fp64 logits).
+        d_logits: (N, C, H, W), in the dtype of the logits.
+        d_bias: (C,), in the dtype of the loss, not yet rounded.
     """
 
     loss: Tensor
@@ -36,7 +36,7 @@ Compute = Callable[[Tensor, Tensor, Tensor, Tensor, float, float, Tensor], Scale
 
 
 class FocalLoss(torch.autograd.Function):
-    """Autograd around a pass that has computed the gradients already."""
+    """Autograd function of the focal loss. Its forward pass already computes the gradients."""
 
     @staticmethod
     def forward(
@@ -60,18 +60,19 @@ class FocalLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         d_logits_NCHW, d_bias_C, loss_scale = ctx.saved_tensors
-        # a caller who scales otherwise gets a step that is not finite, not a wrong one, and nobody waits for the device
+        # With another loss scale, the gradient becomes NaN instead of wrong, and nothing waits for the device.
         expected = torch.where(gradients[0] == loss_scale, 1.0, torch.nan)
-        if not ctx.needs_input_grad[2]:  # nothing but the logits can say so: a pass over them
+        if not ctx.needs_input_grad[2]:  # only the gradient of the logits can carry the NaN, which costs a pass over it
             d_logits_NCHW = d_logits_NCHW * expected
         return None, d_logits_NCHW, (d_bias_C * expected).to(ctx.bias_dtype), None, None, None, None, None
 
 
 def anchors_of_a_cell(logits_NCHW: Tensor, class_NA: Tensor) -> int:
-    """How many anchors share a place of the level.
+    """Return the number of anchors per cell of the level.
 
     Raises:
-        ValueError: the anchors are no multiple of the places, or the channels none of these.
+        ValueError: the anchors are not a multiple of the cells, or the channels not a multiple of the anchors per
+            cell.
     """
     pictures, channels, height, width = logits_NCHW.shape
     anchors, rest = divmod(class_NA.shape[1], height * width)
@@ -89,9 +90,10 @@ def compute_reference(
     gamma: float,
     loss_scale: Tensor,
 ) -> Scaled:
-    """Loss and gradients as formulas of y, which is the logit, negated where the class is the anchor's.
+    """Compute loss and gradients from y, the logit, negated where the class is that of the anchor.
 
-    With s = sigmoid(y), which is 1 - p_t, a_t s^gamma times softplus(y) and s + gamma softplus(y) (1 - s).
+    With s = sigmoid(y) = 1 - p_t, the loss is a_t s^gamma softplus(y), and its derivative by y is a_t s^gamma (s +
+    gamma softplus(y) (1 - s)).
     """
     pictures, channels, height, width = logits_NCHW.shape
     classes = channels // anchors_of_a_cell(logits_NCHW, class_NA)
@@ -125,21 +127,20 @@ def focal_loss_reference(
     gamma: float,
     loss_scale: Tensor,
 ) -> Tensor:
-    """Reference implementation.
+    """Reference implementation of the focal loss.
 
     Args:
-        logits_NCHW: the classifier's convolution, without its bias; channels are K classes of each of a cell's anchors.
-        bias_C: the bias.
-        class_NA: class of every anchor, row-major over cells, 0 ... K - 1, :data:`BACKGROUND` or :data:`IGNORED`; may
-            be some columns of a wider tensor.
+        logits_NCHW: output of the classifier's convolution without bias. Channels are (anchors per cell, K classes).
+        class_NA: class of every anchor, row-major over cells: 0 ... K - 1, :data:`BACKGROUND` or :data:`IGNORED`. Can
+            be a column slice of a wider tensor.
         weight_N: factor of each picture, fp32.
-        alpha: weight of the classes that are there; 1 - alpha is that of the others.
+        alpha: weight of positives; negatives have 1 - alpha.
         gamma: exponent of the modulating factor.
-        loss_scale: 0-d; the gradient that backward will be called with.
+        loss_scale: 0-d; the gradient with which backward will be called.
 
     Returns:
-        The weighted sum, 0-d fp32 (fp64 for fp64 logits), not scaled. Its gradients are those of the scaled loss; where
-        backward is called with anything but ``loss_scale`` the bias's is NaN.
+        The weighted sum, 0-d fp32 (fp64 for fp64 logits), not scaled. Its gradients are those of the scaled loss. If
+        backward is called with another gradient than ``loss_scale``, the bias gradient is NaN.
 
     Raises:
         ValueError: the shapes don't fit.

@@ -1,7 +1,6 @@
-"""Focal loss through the Triton kernel of :mod:`benchmarks.retinanet.ops.focal_loss.kernels`.
+"""Focal loss with the Triton kernel of :mod:`benchmarks.retinanet.ops.focal_loss.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: N pictures, C channels, H W a
-level's height and width, A its anchors.
+Nothing waits for the device. Shapes: N pictures, C channels, H W height and width of a level, A anchors of a level.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors
 
 _VECTOR = 8
-"""Elements that are loaded at once: 16 bytes of 16 bit."""
+"""Maximum number of elements per load: 16 bytes of 16-bit logits."""
 _LONGEST_PERIOD = 16
 
 
 TILES: dict[str, Tile] = {"loss": Tile(vectors=128, warps=4, programs=7, stages=3)}
-"""Pass to its tile. ``vectors``: vectors of up to 8 logits in a block."""
+"""Name of the pass to its tile. ``vectors``: vectors of up to 8 logits per block."""
 
 
 def period_of(vectors: int, block: int) -> int:
-    """Rows of so many vectors that fill a whole number of blocks best, the fewest of equals."""
+    """Return how many rows of ``vectors`` vectors fill a whole number of blocks best; the smallest such number."""
     return min(range(1, _LONGEST_PERIOD + 1), key=lambda rows: triton.cdiv(rows * vectors, block) * block / rows)
 
 
@@ -41,7 +40,7 @@ def compute(
     gamma: float,
     loss_scale: Tensor,
 ) -> Scaled:
-    """Loss and gradients; see :func:`benchmarks.retinanet.ops.focal_loss.reference.compute_reference`."""
+    """Return loss and gradients; see :func:`benchmarks.retinanet.ops.focal_loss.reference.compute_reference`."""
     pictures, channels, height, width = logits_NCHW.shape
     anchors = anchors_of_a_cell(logits_NCHW, class_NA)
     classes, rows = channels // anchors, pictures * height * width
@@ -76,7 +75,7 @@ def focal_loss(
     gamma: float,
     loss_scale: Tensor,
 ) -> Tensor:
-    """See :func:`benchmarks.retinanet.ops.focal_loss.reference.focal_loss_reference`."""
+    """Triton implementation; see :func:`benchmarks.retinanet.ops.focal_loss.reference.focal_loss_reference`."""
     anchors_of_a_cell(logits_NCHW, class_NA)
     loss: Tensor = FocalLoss.apply(compute, logits_NCHW, bias_C, class_NA, weight_N, alpha, gamma, loss_scale)
     return loss

@@ -1,19 +1,18 @@
-"""Attention over the edges of a sampled block: what a convolution does once its rows are projected.
+"""Attention over the edges of a sampled block: the part of a convolution after the projection of rows.
 
-Velickovic et al., arXiv:1710.10903, section 2.1, for each relation, and sums over the relations into a type
-(Schlichtkrull et al., arXiv:1703.06103, section 2.1, without their norm and self-connection). Target i of a type gets
-from the relations r into it
+Velickovic et al., arXiv:1710.10903, section 2.1, per relation, summed over the relations into a type (Schlichtkrull
+et al., arXiv:1703.06103, section 2.1, without norm and self-connection). The relations r into its type give target i
 
     sum_r ( sum_e alpha_e z[row(e)] + bias_r )
     alpha = softmax_e( leaky_relu(source_term[row(e)] + target_term[r, i]) )
 
-e being its edges of the relation, and alpha one number a head; then perhaps a leaky ReLU, then dropout. A target
-without edges in a relation gets that one's bias alone. Terms, shares and sums are fp32.
+where e are the target's edges in the relation, and alpha has one number per head. An optional leaky ReLU and dropout
+follow. A target without edges in a relation gets only its bias. Terms, attention weights and sums are fp32.
 
-The functions work without autograd. Shapes, for the convolution whose inputs lie at ``level`` of a block: M rows of all
-relations (``shape.row_offsets(level)``), T targets of all relations (``shape.target_offsets(level)``), P output nodes,
-those within level - 1 hops of all types (``shape.node_offsets(level - 1)``), R relations, A heads, d features of a
-head, D = A d. Of rows, targets and nodes only those that the block's counts say are read.
+The functions work without autograd. Shapes, for the convolution with inputs at ``level`` of a block: M rows of all
+relations (``shape.row_offsets(level)``), T targets of all relations (``shape.target_offsets(level)``), P output
+nodes, those within level - 1 hops of all types (``shape.node_offsets(level - 1)``), R relations, A heads, d features
+per head, D = A d. Only entries that the block's counts include are read.
 """
 
 from __future__ import annotations
@@ -39,4 +38,4 @@ EDGE_ATTENTION = Operation(
     kernel_names=(("attention over edges", r"^edge_attention_"),),
     cases="benchmarks.rgat.ops.edge_attention.cases",
 )
-"""Functions: :class:`EdgeAttention`; a request's size is ``heads``."""
+"""Functions: :class:`EdgeAttention`; the request needs the size ``heads``."""

@@ -1,4 +1,4 @@
-"""Cases of attention over edges: a block of IGBH's proportions, at the three levels of the network."""
+"""Test and benchmark cases of edge attention: a block in IGBH's proportions, at the network's three levels."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def passes(
     p: float | None,
     compared: bool = False,
 ) -> list[Pass]:
-    """Make the forward and backward pass.
+    """Return the forward and backward pass.
 
-    Bytes count a row for each edge, and indices and terms for each edge, target and row.
+    Bytes include a row for each edge, and indices and terms for each edge, target and row.
 
     Args:
         level: level of the inputs, which is their distance from the seeds in hops.
@@ -39,9 +39,9 @@ def passes(
             ``skew``.
         activation: whether the result goes through a leaky ReLU.
         p: probability of dropout; None for no dropout.
-        compared: whether results are made comparable for tests: forward also returns the logarithms of sums of targets
-            with edges, and backward returns fp32 gradients in the dtype of the activations, because the kernels sum
-            rounded values. This takes launches that the bench must not measure.
+        compared: whether to make results comparable for tests. Forward then also returns the logarithms of sums of
+            targets with edges. Backward returns fp32 gradients in the dtype of the activations, because the kernels
+            sum rounded values. This takes launches that the bench must not measure.
     """
     block = block_of_cases(draw.device, seeds, papers, fanouts, skew)
     shape, relations, columns = block.shape, len(block.shape.schema.relations), heads * head_size
@@ -102,7 +102,7 @@ SIZES = {
 LAST = {**SIZES, "activation": False, "p": None}
 FEW = {"seeds": 1, "papers": 60, "fanouts": (3, 1, 1), "compared": True}
 HUB = {**FEW, "seeds": 36, "fanouts": (8, 1, 1), "skew": 0.95}
-"""Most edges come from one node, so its list of edges spans several chunks. Level 1 uses the first entries."""
+"""Sizes with most edges at one node, so its list of edges spans several chunks. Level 1 uses the first entries."""
 
 GPU = {"seeds": 64, "papers": IGBH_EIGHTH // 16, "compared": True}
 DTYPES = (torch.float32, torch.bfloat16)

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of attention over edges, forward, and what the kernels of its backward pass share.
+"""Triton kernel of the forward pass of edge attention, and helpers that the backward kernels share.
 
-A program has one target of one type and goes over the relations into it, and over the edges of each, ``EDGES`` at a
-time: their rows of z lie in registers as [EDGES, A, d]; the maximum, denominator and weighted sum of the softmax run
-along per head. Biases, activation and dropout happen there too, so that a result is written once.
+A program computes one target of one type. It loops over the relations into the type and over their edges, ``EDGES``
+at a time, with rows of z in registers as [EDGES, A, d]; maximum, denominator and weighted sum of the softmax are
+updated online per head. Biases, activation and dropout are fused, so each result is written once.
 
-What counts is bytes: with 2,048 seeds the first convolution reads 3.7 million rows of 512 bf16, 3.8 GB: 0.9 ms on an
-H200 at 4.3 TB/s. The rest is small beside it: terms, indices and results are about 0.8 GB.
+The kernel is bound by memory bandwidth: with 2,048 seeds, the first convolution reads 3.7 million rows of 512 bf16,
+3.8 GB, which takes 0.9 ms on an H200 at 4.3 TB/s. Terms, indices and results add only about 0.8 GB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def record_of(program, table_ptr, RECORDS: tl.constexpr, LENGTH: tl.constexpr):
-    """Number of the record that ``program`` belongs to: the last whose first number is not above it."""
+    """Return the index of the record of ``program``: the last record whose first program is not greater."""
     found = 0
     for record in tl.static_range(1, RECORDS):
         found = tl.where(program >= tl.load(table_ptr + record * LENGTH), record, found)
@@ -30,8 +30,11 @@ def record_of(program, table_ptr, RECORDS: tl.constexpr, LENGTH: tl.constexpr):
 
 @triton.jit
 def leaky(x, slope):
-    """Leaky ReLU with a slope up to 1. No product is left that could be fused with a difference that follows: the
-    logit of an only edge equals the logarithm of its sum in every kernel."""
+    """Return the leaky ReLU of x, with a slope of at most 1.
+
+    Written without a product that the compiler could fuse with a following difference, so that the logit of a
+    target's only edge equals its ``log_sum`` in every kernel.
+    """
     return tl.maximum(x, x * slope)
 
 
@@ -39,7 +42,7 @@ def leaky(x, slope):
 def load_rows(
     pointer, row, exists, A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, EVICT: tl.constexpr
 ):  # fmt: skip
-    """Rows of A heads, [rows, A, BLOCK_D], as they are stored; zeros where there are none."""
+    """Return rows of A heads in their stored dtype, [rows, A, BLOCK_D]; zeros where ``exists`` is false."""
     column = tl.arange(0, BLOCK_D)
     place = tl.arange(0, A)[:, None] * WIDTH + column[None, :]
     offset = row.to(tl.int64)[:, None, None] * (A * WIDTH) + place[None, :, :]
@@ -49,7 +52,7 @@ def load_rows(
 
 @triton.jit
 def load_row(pointer, row, A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A row of A heads, fp32 [A, BLOCK_D]."""
+    """Return a row of A heads, fp32 [A, BLOCK_D]."""
     column = tl.arange(0, BLOCK_D)
     offset = row.to(tl.int64) * (A * WIDTH) + tl.arange(0, A)[:, None] * WIDTH + column[None, :]
     return tl.load(pointer + offset, mask=(column < WIDTH)[None, :], other=0.0).to(tl.float32)
@@ -77,7 +80,7 @@ def edge_attention_forward_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
     ACTIVATION: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (P,)."""
+    """Write the result and ``log_sum`` of one target per program. Grid (P,)."""
     program = tl.program_id(0)
     kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     node = program - tl.load(kind_ptr)

@@ -1,7 +1,7 @@
-"""The reference of :mod:`benchmarks.rgat.ops.edge_attention`; its legend holds here. E edges, m
-rows and n targets of a relation.
+"""Reference implementation of edge attention, with the legend of :mod:`benchmarks.rgat.ops.edge_attention`.
 
-Everything has the size of the room, and what a block does not fill is masked, so that nothing waits for the device.
+Also: E edges, m rows and n targets of a relation. Tensors have the size of the capacities, and unfilled entries are
+masked, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from common.ops.triton_support import widen
 
 
 class EdgeAttention(NamedTuple):
-    """The functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
+    """Functions of an implementation; see :func:`forward_reference` and :func:`backward_reference`."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
 class RelationEdges(NamedTuple):
-    """The edges of a relation at a level.
+    """Edges of a relation at a level.
 
     Attributes:
-        relation: its number.
-        exists_E: bool.
-        row_E, target_E: row in the relation, and target in its type; 0 where there is no edge.
-        first_n1: [n + 1], where each target's edges begin; targets that are not filled have none.
-        rows: of the relation in a tensor of all rows at the level.
-        targets: of the relation in a tensor of all relations' targets at the level.
-        nodes: its targets in a tensor of all output nodes.
+        relation: index of the relation.
+        exists_E: bool, whether the edge is filled.
+        row_E, target_E: row in the relation, and target in its type; 0 for unfilled edges.
+        first_n1: [n + 1], first edge of each target; unfilled targets have no edges.
+        rows: slice of the relation in a tensor of all rows at the level.
+        targets: slice of the relation in a tensor of all relations' targets at the level.
+        nodes: slice of its targets in a tensor of all output nodes.
     """
 
     relation: int
@@ -48,7 +48,7 @@ class RelationEdges(NamedTuple):
 
 
 def relations_at(block: Block, level: int) -> Iterator[RelationEdges]:
-    """The relations that have room at ``level``."""
+    """Yield the relations with nonzero capacity at ``level``."""
     shape = block.shape
     row_start, target_start = shape.row_offsets(level), shape.target_offsets(level)
     node_start = shape.node_offsets(level - 1)
@@ -76,33 +76,33 @@ def relations_at(block: Block, level: int) -> Iterator[RelationEdges]:
 
 
 def sum_by_target(values_E: Tensor, edges: RelationEdges) -> Tensor:
-    """Sums over each target's edges, (n, ...); values of edges that don't exist are not read."""
+    """Return sums over each target's edges, (n, ...); values of unfilled edges are not read."""
     return torch.segment_reduce(values_E, "sum", offsets=edges.first_n1, axis=0, unsafe=True)
 
 
 def _sum_by_row(values_E: Tensor, row_E: Tensor, rows: int, deterministic: bool) -> Tensor:
-    """Sums over each row's edges, (rows, ...)."""
+    """Return sums over each row's edges, (rows, ...)."""
     sums = values_E.new_zeros((rows, *values_E.shape[1:]))
-    if deterministic and values_E.is_cuda:  # where adding by index is done by atomics
+    if deterministic and values_E.is_cuda:  # index_add_ uses atomics on GPUs
         return sums.index_put_((row_E,), values_E, accumulate=True)
     return sums.index_add_(0, row_E, values_E)
 
 
 def filled_nodes(block: Block, hop: int) -> Tensor:
-    """Which nodes within ``hop`` hops exist, (nodes, 1)."""
+    """Return which nodes within ``hop`` hops exist, (nodes, 1)."""
     rooms, counts = block.shape.nodes[hop], block.node_counts[hop]
     exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
     return torch.cat(exists)[:, None]
 
 
 def logits_of(source_term_mA: Tensor, target_term_nA: Tensor, edges: RelationEdges) -> Tensor:
-    """The sums of both terms of a relation's edges, (E, A); 0 where there is no edge."""
+    """Return the sum of both terms of a relation's edges, (E, A); 0 for unfilled edges."""
     sum_EA = source_term_mA.index_select(0, edges.row_E) + target_term_nA.index_select(0, edges.target_E)
     return torch.where(edges.exists_E[:, None], sum_EA, 0.0)
 
 
 def log_sums(leaky_EA: Tensor, edges: RelationEdges) -> Tensor:
-    """Logarithm of the sum of exponentials over each target's edges, (n, A); -inf without edges."""
+    """Return the logarithm of the sum of exponentials over each target's edges, (n, A); -inf without edges."""
     highest_nA = torch.segment_reduce(leaky_EA, "max", offsets=edges.first_n1, axis=0, unsafe=True).detach()
     shift_EA = highest_nA.index_select(0, edges.target_E)
     shift_EA = torch.where(edges.exists_E[:, None], shift_EA, 0.0)
@@ -110,14 +110,14 @@ def log_sums(leaky_EA: Tensor, edges: RelationEdges) -> Tensor:
 
 
 def attention(leaky_EA: Tensor, log_sum_nA: Tensor, edges: RelationEdges) -> Tensor:
-    """The edges' shares, (E, A); 0 where there is no edge."""
+    """Return the attention weights of the edges, (E, A); 0 for unfilled edges."""
     exists_E1 = edges.exists_E[:, None]
     shift_EA = torch.where(exists_E1, log_sum_nA.index_select(0, edges.target_E), 0.0)
     return torch.where(exists_E1, (leaky_EA - shift_EA).exp(), 0.0)
 
 
 def biases(bias_RD: Tensor, block: Block, level: int) -> Tensor:
-    """The sums of the biases of all relations into each node's type, (P, D)."""
+    """Return the sum of the biases of all relations into each node's type, (P, D)."""
     rooms, schema = block.shape.nodes[level - 1], block.shape.schema
     nothing_D = torch.zeros_like(bias_RD[0])
     sums = [sum((bias_RD[relation] for relation in schema.into(kind)), nothing_D) for kind in range(len(rooms))]
@@ -127,7 +127,7 @@ def biases(bias_RD: Tensor, block: Block, level: int) -> Tensor:
 def finish(
     sum_PD: Tensor, block: Block, level: int, activation_slope: float | None, dropout: DropoutMask | None
 ) -> Tensor:
-    """Activation and dropout of the sums over all relations; zeros beyond the nodes that exist."""
+    """Apply activation and dropout to the sums over all relations, and write zeros to unfilled nodes."""
     if activation_slope is not None:
         sum_PD = torch.nn.functional.leaky_relu(sum_PD, activation_slope)
     if dropout is not None and dropout.p:
@@ -136,9 +136,9 @@ def finish(
 
 
 def _kept(x_PD: Tensor, block: Block, level: int, dropout: DropoutMask) -> Tensor:
-    """Which elements dropout keeps, (P, D): of each type by node and column, whatever room there is before it.
+    """Return which elements dropout keeps, (P, D). It depends on type, node and column, but not on capacities.
 
-    Of T types, number t has the site T * site + t.
+    With T types, type t has the site T * site + t.
     """
     rooms = block.shape.nodes[level - 1]
     kept = [
@@ -167,21 +167,20 @@ def forward_reference(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation.
+    """Compute the forward pass.
 
     Args:
         z_MD: projected rows.
-        source_term_MA, target_term_TA: fp32.
-        bias_RD: of the relations.
-        block: its edges.
-        level: of the rows, 1 to H.
-        slope: of the leaky ReLU of the logits, 0 to 1.
-        activation_slope: of the leaky ReLU of the result; None without one.
-        dropout: of the result, by type, node and column; None without one.
+        source_term_MA, target_term_TA: terms of the logits, fp32.
+        bias_RD: biases of the relations.
+        level: level of the rows, 1 to H.
+        slope: slope of the leaky ReLU of the logits, 0 to 1.
+        activation_slope: slope of the leaky ReLU of the result; None: no leaky ReLU.
+        dropout: dropout of the result, by type, node and column; None: no dropout.
 
     Returns:
-        (P, D), dtype of z, zeros beyond the nodes that exist. (T, A), fp32: for each relation and target the logarithm
-        of the sum of its edges' exponentials; anything where it has no edge.
+        (P, D), in the dtype of z, zeros in unfilled entries. (T, A), fp32: for each relation and target, the
+        logarithm of the sum of its edges' exponentials; undefined where it has no edge.
     """
     dtype, z_MD = z_MD.dtype, widen(z_MD)
     heads = source_term_MA.shape[1]
@@ -205,12 +204,12 @@ def through_finish(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> Tensor:
-    """Gradient of the sums over all relations, (P, D), at least fp32; zeros beyond the nodes that exist."""
+    """Return the gradient of the sums over all relations, (P, D), at least fp32; zeros in unfilled entries."""
     gradient_PD = widen(dout_PD)
     if dropout is not None and dropout.p:
         kept_PD = _kept(gradient_PD, block, level, dropout)
         gradient_PD = torch.where(kept_PD, gradient_PD * scale_of_kept(dropout.p), 0.0)
-    if activation_slope is not None:  # a dropped element, whose sign is lost, has no gradient
+    if activation_slope is not None:  # the sign of dropped elements is lost, but their gradient is 0
         gradient_PD = torch.where(out_PD > 0, gradient_PD, gradient_PD * activation_slope)
     return torch.where(filled_nodes(block, level - 1), gradient_PD, 0.0)
 
@@ -232,20 +231,17 @@ def backward_reference(
     dropout: DropoutMask | None,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Reference implementation.
+    """Compute the backward pass. Arguments not listed are those of :func:`forward_reference`.
 
     Args:
         dout_PD: gradient of the result, dtype of z.
         out_PD, log_sum_TA: results of forward.
-        att_source_RAd: what ``source_term_MA`` was made with: z times it, summed over each head.
-        deterministic: the same bits every time.
-        The rest: as in :func:`forward_reference`.
+        att_source_RAd: attention vectors; ``source_term_MA`` is the sum over each head of z times them.
+        deterministic: whether results must be bitwise reproducible.
 
     Returns:
-        dz_MD: dtype of z, with the way through ``source_term_MA``; anything beyond the rows that exist.
-        dtarget_term_TA: fp32, zeros beyond the targets that exist.
-        dbias_RD: fp32.
-        datt_source_RAd: fp32.
+        dz_MD: dtype of z, includes the gradient through ``source_term_MA``; undefined in unfilled rows.
+        dtarget_term_TA: fp32, zeros in unfilled targets. dbias_RD and datt_source_RAd: fp32.
     """
     dtype = z_MD.dtype
     z_MD, att_source_RAd = widen(z_MD), widen(att_source_RAd)

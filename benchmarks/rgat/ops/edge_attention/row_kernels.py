@@ -1,11 +1,15 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the backward pass over rows: dz by the transposed index, without atomics.
+"""Triton kernels of the backward pass over rows: dz from the transposed index, without atomics.
 
-A row's gradient is the sum over its edges of share times gradient of the target, and the sum of the gradients of their
-logits times the vector of attention. Most rows have one or two edges, some have tens of thousands (a common topic): the
-entries of ``row_edges`` are cut into chunks of ``CHUNK``, wherever rows begin. The first kernel sums what of a chunk
-belongs to a row that began before; the second adds up these sums of each row that has several; the third sums its rows'
-entries up to the end of the chunk in which they begin, and adds what the second left. All in a fixed order.
+A row's gradient is the sum over its edges of attention weight times gradient of the target, plus the attention vector
+times the sum of the gradients of the logits. Most rows have one or two edges, some have tens of thousands (a common
+topic), so the entries of ``row_edges`` are cut into chunks of ``CHUNK``, independently of row boundaries:
+
+1. the first kernel sums the entries at the start of each chunk that continue an earlier row; 2. the second adds up
+these sums for each row that has several; 3. the third sums its rows' entries up to the end of the chunk in which they
+begin, and adds the result of the second.
+
+The order of all sums is fixed.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from benchmarks.rgat.ops.edge_attention.kernels import load_row, load_rows, reco
 
 @triton.jit
 def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
-    """Shares and gradients of logits of some edges, [edges, A]."""
+    """Return attention weights and gradients of logits of some edges, [edges, A] each."""
     place = edge.to(tl.int64)[:, None] * (2 * A) + tl.arange(0, A)[None, :]
     share = tl.load(shares_ptr + place, mask=exists[:, None], other=0.0)
     return share, tl.load(shares_ptr + place + A, mask=exists[:, None], other=0.0)
@@ -28,7 +32,7 @@ def _shares_of(shares_ptr, edge, exists, A: tl.constexpr):
 def _entries(
     shares_ptr, row_edges_ptr, edge_target_ptr, first_edge, first_node, entry, end, edges, A: tl.constexpr
 ):  # fmt: skip
-    """Of some entries before ``end``: output nodes, shares, gradients of logits, and which count at the level."""
+    """Return, for entries before ``end``: output nodes, weights, gradients of logits, and which exist at the level."""
     edge = tl.load(row_edges_ptr + entry, mask=entry < end, other=edges)
     exists = edge < edges
     node = first_node + tl.load(edge_target_ptr + edge, mask=exists, other=0)
@@ -38,7 +42,7 @@ def _entries(
 
 @triton.jit
 def _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK: tl.constexpr, GROUP: tl.constexpr):
-    """The chunks of a program: the first, and the one behind its last that has entries of the level's rows."""
+    """Return a program's first chunk and the end (exclusive) of its chunks with entries of the level's rows."""
     entries = tl.load(row_indptr_ptr + tl.load(record_ptr + 3) + tl.load(counts_ptr + tl.load(record_ptr + 7)))
     first = (program - tl.load(record_ptr)) * GROUP
     return first, tl.minimum(first + GROUP, (entries + CHUNK - 1) // CHUNK)
@@ -50,13 +54,13 @@ def edge_attention_chunks_kernel(
     shares_ptr,  # (edges, 2, A) fp32
     partial_ptr,  # (chunks, D) fp32
     partial_term_ptr,  # (chunks, A) fp32
-    behind_ptr,  # (chunks,) int32: chunks that a row goes on through, at the first of them; else 0
+    behind_ptr,  # (chunks,) int32: number of further chunks of a row, stored at the first of them; else 0
     counts_ptr, row_indptr_ptr, edge_row_ptr, edge_target_ptr, row_edges_ptr,  # of the block
     relations_ptr,  # see ByRelation
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums of what begins a chunk and continues a row. Grid (programs,), each with GROUP chunks."""
+    """Sum the entries at the start of a chunk that continue a row. Grid (programs,), each with GROUP chunks."""
     program = tl.program_id(0)
     record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
     first_chunk, last_chunk = _chunks_of(program, record_ptr, counts_ptr, row_indptr_ptr, CHUNK, GROUP)
@@ -101,8 +105,10 @@ def edge_attention_long_rows_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Adds a row's sums of chunks to that of the first that it goes on through, CHUNKS at a time. Grid (programs, A),
-    each with a head of what begins in GROUP chunks."""
+    """Sum a row's partial sums, CHUNKS at a time, into that of its first further chunk.
+
+    Grid (programs, A): each program has one head of GROUP chunks.
+    """
     program = tl.program_id(0)
     head = tl.program_id(1)
     record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
@@ -130,9 +136,9 @@ def edge_attention_long_rows_kernel(
                 )
                 total_term += tl.sum(tl.load(partial_term_ptr + place, mask=exists, other=0.0), 0)
                 start += CHUNKS
-                if tl.max(edge, 0) >= edges:  # a row's edges ascend: nothing follows one of a later hop
+                if tl.max(edge, 0) >= edges:  # a row's edges ascend, so all that follow are of later hops, too
                     start = chunk + behind
-            tl.debug_barrier()  # what one thread overwrites, others have read
+            tl.debug_barrier()  # all threads must have read before one overwrites
             place = (before + chunk).to(tl.int64) * A + head
             tl.store(partial_ptr + place * WIDTH + column, total, mask=column < WIDTH)
             tl.store(partial_term_ptr + place, total_term)
@@ -143,7 +149,7 @@ def edge_attention_rows_kernel(
     gradient_ptr,  # (P, D)
     shares_ptr,  # (edges, 2, A) fp32
     att_source_ptr,  # (R, D)
-    partial_ptr,  # (chunks, D) fp32, of rows that continue into a chunk
+    partial_ptr,  # (chunks, D) fp32, sums of entries that continue a row
     partial_term_ptr,  # (chunks, A) fp32
     dz_ptr,  # (M, D)
     counts_ptr, row_indptr_ptr, edge_target_ptr, row_edges_ptr,  # of the block
@@ -151,7 +157,7 @@ def edge_attention_rows_kernel(
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, RELATIONS: tl.constexpr,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """dz of ROWS rows of a relation a program, EDGES edges of each at a time. Grid (programs,)."""
+    """Compute dz of ROWS rows of a relation per program, EDGES edges of each at a time. Grid (programs,)."""
     program = tl.program_id(0)
     record_ptr = relations_ptr + record_of(program, relations_ptr, RELATIONS, 9) * 9
     rows = tl.load(counts_ptr + tl.load(record_ptr + 7))
@@ -181,7 +187,7 @@ def edge_attention_rows_kernel(
         )
         for _ in range(0, tl.max(own_end - begin, 0), EDGES):
             gradient = load_rows(gradient_ptr, node, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
-            entry += EDGES  # what the next edges need is on its way while the gradients of these are
+            entry += EDGES  # prefetch the next entries while the gradients load
             next_node, next_share, next_dlogit, exists = _entries(
                 shares_ptr, row_edges_ptr, edge_target_ptr, first_edge, first_node, entry, own_end, edges, A
             )

@@ -1,9 +1,9 @@
-"""Which part of a block each program of a launch has: tables of the host's numbers, on the device.
+"""Device tables that map the programs of a launch to parts of a block.
 
-Programs are dealt to node types, or to relations, in runs; the types with most relations into them come first, so that
-the longest programs do not end a launch.
+Each node type or relation has a range of programs. Types with most relations into them come first, so that the
+longest programs do not run at the end of a launch.
 
-No table is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes.
+Tables stay cached forever, because captured graphs keep reading them; a run has only a few shapes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.rgat.device_tables import device_table
 
 
 class ByKind(NamedTuple):
-    """A launch over node types, or over the relations into them.
+    """Programs of a launch over node types, or over the relations into them.
 
     Attributes:
-        kinds: [types, 7]: first program; first output node; place of the count of nodes in ``Block.counts``; nodes
-            that there is room for; first record in ``relations``, and how many; number of the type.
-        relations: [R, 5]: number; where it begins in ``indptr``, among edges, among the rows of the level and among
+        kinds: [types, 7]: first program; first output node; index of the node count in ``Block.counts``; capacity of
+            nodes; first record in ``relations``; number of records; index of the type.
+        relations: [R, 5]: index of the relation; its offset in ``indptr``, in edges, in the rows of the level and in
             the targets of the level.
-        partials: [R, 3]: the first of the programs that share a relation, their distance, how many; for sums of what
-            programs leave.
-        programs: of the launch.
+        partials: [R, 3]: first program of a relation, distance to its next one, number of its programs; for summing
+            their partial results.
+        programs: number of programs.
     """
 
     kinds: Tensor
@@ -39,14 +39,14 @@ class ByKind(NamedTuple):
 
 
 class ByRelation(NamedTuple):
-    """A launch over rows, or over chunks of ``row_edges``.
+    """Programs of a launch over rows, or over chunks of ``row_edges``.
 
     Attributes:
-        relations: [R, 9]: first program; number; where it begins among edges, in ``row_indptr``, among the rows of the
-            level and among chunks; its target type's first output node; places of the counts of its rows and of its
-            edges in ``Block.counts``. Those with the longest lists of edges come first.
-        programs: of the launch.
-        chunks: of all relations.
+        relations: [R, 9]: first program; index of the relation; its offset in edges, in ``row_indptr``, in the rows
+            of the level and in chunks; first output node of its target type; indices of its row count and edge count
+            in ``Block.counts``. Relations with the most edges per row come first.
+        programs: number of programs.
+        chunks: chunks of all relations.
     """
 
     relations: Tensor
@@ -55,7 +55,7 @@ class ByRelation(NamedTuple):
 
 
 def edge_counts_place(shape: BlockShape, level: int) -> int:
-    """Where the counts of the relations' edges at ``level`` begin in ``Block.counts``."""
+    """Return the offset of the relations' edge counts at ``level`` in ``Block.counts``."""
     return (shape.hops + 1) * len(shape.schema.types) + (level - 1) * len(shape.schema.relations)
 
 
@@ -65,14 +65,13 @@ def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
 
 @functools.cache
 def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, each_relation: bool) -> ByKind:
-    """Programs that have ``nodes`` consecutive nodes of a type.
+    """Return programs with ``nodes`` consecutive nodes of a type each.
 
     Args:
-        shape: of the block.
-        level: of the rows.
-        device: where the tables are wanted.
-        nodes: of a program.
-        each_relation: whether every relation into a type has programs of its own; those with the same nodes are then
+        level: level of the rows.
+        device: device of the tables.
+        nodes: nodes per program.
+        each_relation: whether every relation into a type has separate programs; those with the same nodes are
             neighbours.
     """
     schema, rooms = shape.schema, shape.nodes[level - 1]
@@ -99,14 +98,13 @@ def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, eac
 def by_relation(
     shape: BlockShape, level: int, device: torch.device, chunk: int, *, rows: int = 0, group: int = 0
 ) -> ByRelation:
-    """Programs that have ``rows`` consecutive rows of a relation at ``level``, or ``group`` chunks of ``row_edges``.
+    """Return programs with ``rows`` rows of a relation at ``level`` each, or with ``group`` chunks of ``row_edges``.
 
     Args:
-        shape: of the block.
-        level: of the rows.
-        device: where the tables are wanted.
-        chunk: entries of a chunk.
-        rows, group: of a program; one of them.
+        level: level of the rows.
+        device: device of the tables.
+        chunk: entries per chunk.
+        rows, group: rows or chunks per program; exactly one of them is given.
     """
     schema, edges = shape.schema, shape.edges[-1]
     edge_counts = edge_counts_place(shape, level)

@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the backward pass over targets: the gradient of the sums, and from it that of the shares.
+"""Triton kernels of the backward pass over targets: gradient of the sums, and of the attention weights.
 
-With g the gradient of a target's sum and, per head, a = g . z[row(e)]: an edge's logit before the leaky ReLU has the
-gradient alpha_e (a_e - sum alpha a), times ``slope`` where it was negative. A program has some targets of one relation;
-what it finds per edge, share and gradient of the logit side by side, 32 bytes with four heads, is all that the pass
-over rows needs. z is read once from memory: of more than ``EDGES`` edges a second time, from the cache.
+Let g be the gradient of a target's sum and, per head, a = g . z[row(e)]. The logit of an edge before the leaky ReLU
+has the gradient alpha_e (a_e - sum alpha a), times ``slope`` if it was negative. A program has some targets of one
+relation. Per edge, it stores attention weight and gradient of the logit side by side (32 bytes with four heads),
+which is all that the pass over rows needs. z is read from memory once; for targets with more than ``EDGES`` edges a
+second time, from the cache.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ def edge_attention_gradient_kernel(
     ACTIVATION: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     NODES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the sums over relations, and each program's share of its columns' sums. Grid (programs,), each with
-    NODES nodes of a type, BLOCK at a time."""
+    """Write the gradient of the sums over relations, and each program's partial column sums of it.
+
+    Grid (programs,), each with NODES nodes of a type, BLOCK at a time.
+    """
     program = tl.program_id(0)
     kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     first = (program - tl.load(kind_ptr)) * NODES
@@ -50,7 +53,7 @@ def edge_attention_gradient_kernel(
         if THRESHOLD > 0:
             keep = keep_of_rows((node.to(tl.int64) * D).to(tl.uint32), BLOCK_D, D % 2 == 0, key, second_key, THRESHOLD)
             gradient = tl.where(keep, gradient * INVERSE_KEEP, 0.0)
-        if ACTIVATION:  # a dropped element, whose sign is lost, has no gradient
+        if ACTIVATION:  # the sign of dropped elements is lost, but their gradient is 0
             out = tl.load(out_ptr + place, mask=mask, other=0.0).to(tl.float32)
             gradient = tl.where(out > 0, gradient, gradient * activation_slope)
         if ACTIVATION or THRESHOLD > 0:
@@ -67,7 +70,7 @@ def edge_attention_sums_kernel(
     D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Adds up what the programs of each relation left, always in the same order. Grid (R, D / BLOCK_D)."""
+    """Sum the partial results of each relation's programs in a fixed order. Grid (R, D / BLOCK_D)."""
     relation = tl.program_id(0)
     record_ptr = partials_ptr + relation * 3
     first = tl.load(record_ptr).to(tl.int64)
@@ -87,7 +90,7 @@ def _shares(
     gradient, target_term, log_sum, z_ptr, source_term_ptr, row, exists, slope,
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Of some edges of a target: rows of z, shares, their gradients, and the slopes of their logits."""
+    """Return, for edges of a target: rows of z, attention weights, their gradients, and slopes of the logits."""
     term_place = row.to(tl.int64)[:, None] * A + tl.arange(0, A)[None, :]
     source_term = tl.load(source_term_ptr + term_place, mask=exists[:, None], other=0.0)
     z = load_rows(z_ptr, row, exists, A, WIDTH, BLOCK_D, "").to(tl.float32)
@@ -100,7 +103,7 @@ def _shares(
 
 @triton.jit
 def _dlogits(z, share, dshare, factor, mean, shares_ptr, first, end, A: tl.constexpr, EDGES: tl.constexpr):
-    """Store shares and gradients of logits; return these summed over edges, alone and times z."""
+    """Store weights and gradients of logits; return the latter summed over edges, alone and times z."""
     dlogit = share * (dshare - mean[None, :]) * factor
     edge = first + tl.arange(0, EDGES)
     place = edge[:, None] * (2 * A) + tl.arange(0, A)[None, :]
@@ -118,17 +121,19 @@ def edge_attention_targets_kernel(
     target_term_ptr,  # (T, A) fp32
     log_sum_ptr,  # (T, A) fp32
     dtarget_term_ptr,  # (T, A) fp32
-    shares_ptr,  # (edges, 2, A) fp32: share and gradient of the logit
+    shares_ptr,  # (edges, 2, A) fp32: attention weight and gradient of the logit
     partial_ptr,  # (programs, D) fp32: sums of the logits' gradients times z
     counts_ptr, indptr_ptr, edge_row_ptr,  # of the block
     kinds_ptr, relations_ptr,  # see ByKind
-    edges_place,  # of the level's counts of edges among counts
+    edges_place,  # offset of the level's edge counts in counts
     slope,
     A: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, KINDS: tl.constexpr,
     TARGETS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,), each with TARGETS targets of a relation; relations with the same targets follow each other,
-    which leaves their gradients in the cache."""
+    """Compute gradients of target terms and logits. Grid (programs,), each with TARGETS targets of a relation.
+
+    Relations with the same targets are neighbours, so that the targets' gradients stay in the cache.
+    """
     program = tl.program_id(0)
     kind_ptr = kinds_ptr + record_of(program, kinds_ptr, KINDS, 7) * 7
     relations = tl.load(kind_ptr + 5)
@@ -154,7 +159,7 @@ def edge_attention_targets_kernel(
     end = tl.load(indptr_ptr + first + 1, mask=first < stop, other=0)
     row = tl.load(row_ptr + begin + slot, mask=begin + slot < edges, other=0)
     for node in range(first, stop):
-        # What the next target needs is on its way while this one is worked on: its edges begin where these end.
+        # Prefetch for the next target, whose edges follow directly.
         next_end = tl.load(indptr_ptr + node + 2, mask=node + 1 < stop, other=0)
         next_row = tl.load(row_ptr + end + slot, mask=end + slot < edges, other=0)
         place = (first_target + node).to(tl.int64) * A + head

@@ -1,7 +1,7 @@
-"""Attention over edges through Triton kernels; see :mod:`benchmarks.rgat.ops.edge_attention`.
+"""Edge attention with Triton kernels; see :mod:`benchmarks.rgat.ops.edge_attention`.
 
-Everything is enqueued on the current stream and nothing waits for the device: grids have the size of the room, and
-programs that a block fills nothing for end at once. The first call for a shape copies tables to the device.
+All work is queued on the current stream, without synchronization. Grids have the size of the capacities, and programs
+for unfilled entries end at once. The first call for a shape copies tables to the device.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
 
 _SUMS = (256, 16)
-"""Rows and columns that a program adds up at a time."""
+"""Rows and columns of partial results that a program adds up at once."""
 
 CHUNK = 64
-"""Entries of the transposed index that are summed one after another."""
+"""Entries of the transposed index that are summed sequentially."""
 
 
 TILES: dict[str, Tile] = {
@@ -34,18 +34,17 @@ TILES: dict[str, Tile] = {
     "long_rows": Tile(items=32, edges=32, warps=4),
     "rows": Tile(items=1, edges=1, warps=1),
 }
-"""Pass to its tile; a number that the kernel fixes is 1.
+"""Tile of each pass; 1 where the kernel fixes a number.
 
-- ``items``: nodes, targets, chunks or rows of a program, which loads all of them at once;
-- ``edges``: edges of an item in registers at a time; for ``gradient`` nodes, for ``long_rows`` chunks.
-"""
+- ``items``: nodes, targets, chunks or rows per program;
+- ``edges``: edges of an item in registers at once; for ``gradient`` nodes, for ``long_rows`` chunks."""
 
 
 def _widths(heads: int, columns: int) -> dict[str, int]:
-    """Constants of all kernels that see heads.
+    """Return the constants of all kernels that process heads.
 
     Raises:
-        ValueError: heads are no power of two or don't divide the columns.
+        ValueError: the number of heads is not a power of two or does not divide the columns.
     """
     if heads & (heads - 1) or columns % heads:
         raise ValueError(f"{heads} heads for {columns} features: a power of two that divides them")
@@ -53,7 +52,7 @@ def _widths(heads: int, columns: int) -> dict[str, int]:
 
 
 class _Finish(NamedTuple):
-    """Activation and dropout as kernels take them; ``site`` is that of the first type."""
+    """Activation and dropout as kernel arguments; ``site`` is that of the first type."""
 
     seed: Tensor | None
     site: int
@@ -86,7 +85,7 @@ def forward(
     activation_slope: float | None,
     dropout: DropoutMask | None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.reference.forward_reference`. One launch."""
+    """See :func:`benchmarks.rgat.ops.edge_attention.reference.forward_reference`. Takes one launch."""
     require_contiguous(z=z_MD, source_term=source_term_MA, target_term=target_term_TA, bias=bias_RD)
     tile, heads, columns = TILES["forward"], source_term_MA.shape[1], z_MD.shape[1]
     table = by_kind(block.shape, level, z_MD.device, tile.items, False)
@@ -118,7 +117,7 @@ def backward(
     dropout: DropoutMask | None,
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See :func:`benchmarks.rgat.ops.edge_attention.reference.backward_reference`; the bits are always the same."""
+    """See :func:`benchmarks.rgat.ops.edge_attention.reference.backward_reference`; always bitwise reproducible."""
     require_contiguous(
         dout=dout_PD, out=out_PD, z=z_MD, source_term=source_term_MA, target_term=target_term_TA, log_sum=log_sum_TA,
         att_source=att_source_RAd,
@@ -146,7 +145,10 @@ def backward(
 def _through_finish(
     dout_PD: Tensor, out_PD: Tensor, block: Block, level: int, finish: _Finish
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the sums over relations, dtype of dout and filled where the block is, and its sums by relation."""
+    """Return the gradient of the sums over relations, in the dtype of dout, and its sum per relation.
+
+    Only filled entries of the gradient are defined.
+    """
     tile, columns = TILES["gradient"], dout_PD.shape[1]
     table = by_kind(block.shape, level, dout_PD.device, tile.items, False)
     partial = dout_PD.new_empty((table.programs, columns), dtype=torch.float32)
@@ -161,7 +163,7 @@ def _through_finish(
 
 
 def _sums(partial: Tensor, table: ByKind) -> Tensor:
-    """(R, D): sums of what the programs of each relation left."""
+    """Return the sum of the partial results of each relation's programs, (R, D)."""
     relations, columns = len(table.partials), partial.shape[1]
     sums_RD = partial.new_empty((relations, columns))
     rows, block = _SUMS
@@ -180,7 +182,7 @@ def _by_row(
     level: int,
     widths: dict[str, int],
 ) -> Tensor:
-    """dz_MD, through the transposed index."""
+    """Return dz_MD, computed with the transposed index."""
     shape, device, chunks_tile, long_tile, rows_tile = (
         block.shape, z_MD.device, TILES["chunks"], TILES["long_rows"], TILES["rows"]
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Rows of a block's nodes, copied out of shards that lie on this GPU, on others, or in the host's memory.
+"""Copies of the rows of a block's nodes from shards on this GPU, on other GPUs, or in host memory.
 
-Rows are bytes: what is copied need not be known as numbers. Nothing waits for the device: how many nodes of a type are
-there is read where they are copied, and what lies beyond them stays as it is.
+Rows are plain bytes. Nothing waits for the device: the kernel reads how many nodes of each type are filled, and the
+rest of the output stays unchanged.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ GATHER_ROWS = Operation(
     kernel_names=(("gather", r"^gather_rows_"),),
     cases="benchmarks.rgat.ops.gather_rows.cases",
 )
-"""Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB)``; a request's dtype is uint8."""
+"""Signature: ``gather_rows(rows, node_N, count_T, offsets, out_NB)``; the dtype of a request is uint8."""

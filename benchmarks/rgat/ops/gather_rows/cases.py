@@ -1,4 +1,4 @@
-"""Cases of gathering rows: the nodes of a block, from the e4m3 features of an eighth of IGBH-Full."""
+"""Test and benchmark cases of gathering rows: the nodes of a block, from e4m3 features of an eighth of IGBH-Full."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from benchmarks.rgat.stores.partition import Partition
 from common.ops.cases import Case, Draw, Pass
 
 UNTOUCHED = 7
-"""Initial value of each byte of the result. Rows of missing nodes must keep it."""
+"""Initial value of each output byte. Rows of unfilled nodes must keep it."""
 
 DRAWN = 1 << 16
-"""Rows that are drawn at a time, because random integers take 64 bits each."""
+"""Rows that are drawn at once; the limit is needed because random integers take 64 bits each."""
 
 
 def passes(
@@ -28,11 +28,11 @@ def passes(
     shards: int = 1,
     host: bool = False,
 ) -> list[Pass]:
-    """Make the forward pass, which gathers the rows of all nodes around ``seeds`` papers.
+    """Return the forward pass, which gathers the rows of all nodes around ``seeds`` papers.
 
     Args:
         seeds: see :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``.
-        row_bytes: bytes of a row.
+        row_bytes: bytes per row.
         shards: number of shards, all on this GPU. The kernel looks up their addresses like those of other GPUs.
         host: whether rows are in host memory.
     """
@@ -85,4 +85,4 @@ CASES = (
     _case("8 shards", {"row_bytes": 48}, {"row_bytes": 1000, "shards": 5}, {"row_bytes": 6}, gpu=GPU, shards=8),
     _case("host", {"row_bytes": 512}, gpu=GPU, papers=IGBH_EIGHTH // 16, host=True),
 )
-"""The host has fewer nodes, because pinning all takes minutes."""
+"""Cases by placement. The host case has fewer nodes, because pinning all takes minutes."""

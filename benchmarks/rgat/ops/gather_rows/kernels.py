@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs
-"""Triton kernel that copies rows out of shards by the number of their node.
+"""Triton kernel that copies rows from shards by node number.
 
-The shards lie in this GPU's memory, in that of others, or in the host's: the kernel has their addresses and reads them
-in place. A program has several rows under way, each in pieces of 16 bytes, and knows its next nodes before it waits for
-the rows of the present ones; over NVLink or PCIe latency is what has to be covered. Blocks of all types are dealt to
-the programs in turn, and places beyond a type's count cost nothing.
+The shards may be in the memory of this GPU, of other GPUs, or of the host. The kernel reads them in place. To hide
+the latency of NVLink or PCIe, a program has several rows in flight, in pieces of up to 16 bytes, and loads its next
+node numbers before it waits for the current rows. Blocks of rows of all types are assigned to the programs in turn;
+unfilled entries cost nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import triton.language as tl
 @triton.jit
 def gather_rows_kernel(
     address_ptr,  # (shards,) int64
-    type_ptr,  # (3, TYPES) int64: first place, rows per shard, first row in a shard
+    type_ptr,  # (3, TYPES) int64: first entry, rows per shard, first row in a shard
     count_ptr,  # (TYPES,) int32
-    node_ptr,  # (places,) int32
-    out_ptr,  # (places, WORDS)
+    node_ptr,  # (entries,) int32
+    out_ptr,  # (entries, WORDS)
     WORD_BYTES: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNMENT: tl.constexpr,
     TYPES: tl.constexpr, ONE_SHARD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). COLUMNS is WORDS rounded up to a power of two; addresses are multiples of ALIGNMENT."""
+    """Copy rows. Grid (programs,). COLUMNS is WORDS rounded up to a power of two; ALIGNMENT is in bytes."""
     lane = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)[None, :]
     program, programs = tl.program_id(0), tl.num_programs(0)

@@ -1,6 +1,6 @@
-"""Rows of a block's nodes out of shards, in plain PyTorch.
+"""Reference implementation of gathering the rows of a block's nodes from shards.
 
-Shapes: N places of a block, B bytes of a row, T types, S shards.
+Shapes: N node entries of a block, B bytes per row, T types, S shards.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor
 from benchmarks.rgat.device_tables import device_table
 
 LARGEST = (1 << 31) - 1
-"""Rows of a shard are numbered in int32."""
+"""Maximum number of rows of a shard, because they are numbered in int32."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShardedRows:
-    """Rows of all types, as bytes: node i of a type lies in shard i // rows_per_shard.
+    """Rows of all types, as bytes. Node i of a type is in shard i // rows_per_shard.
 
     Attributes:
-        shards: [S], uint8, [rows, B]; each wherever the device can read it.
-        rows_per_shard: of each type.
-        first_rows: where each type's rows begin in a shard.
-        device: of what gathers.
+        shards: [S], uint8, [rows, B]; each in memory that the device can read.
+        rows_per_shard: rows of each type in a shard.
+        first_rows: offset of each type's rows in a shard.
+        device: device that gathers.
 
     Raises:
-        ValueError: shards of other dtypes or shapes, or too many rows in one.
+        ValueError: shards have different dtypes or shapes, or one has too many rows.
     """
 
     shards: tuple[Tensor, ...]
@@ -50,20 +50,20 @@ class ShardedRows:
 
     @property
     def row_bytes(self) -> int:
-        """B."""
+        """B, bytes per row."""
         return self.shards[0].shape[1]
 
     @functools.cached_property
     def addresses(self) -> Tensor:
-        """[S], int64, on ``device``: where the shards begin, for kernels."""
+        """[S], int64, on ``device``: addresses of the shards, for kernels."""
         return device_table([shard.data_ptr() for shard in self.shards], torch.int64, self.device)
 
 
 def check(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor) -> None:
-    """Refuse what a kernel would misread.
+    """Check the arguments of a gather.
 
     Raises:
-        ValueError: shapes or dtypes that don't fit one another.
+        ValueError: shapes or dtypes do not match.
     """
     types, places = len(rows.rows_per_shard), offsets[-1]
     if len(offsets) != types + 1 or count_T.shape != (types,) or count_T.dtype != torch.int32:
@@ -80,20 +80,19 @@ def check(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[
 def gather_rows_reference(
     rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Sequence[int], out_NB: Tensor
 ) -> None:
-    """Copy the row of every node that is there; the rest of ``out_NB`` stays as it is.
+    """Copy the row of every filled node; the rest of ``out_NB`` stays unchanged.
 
-    On CPUs it does the rows that are there, elsewhere all there is room for, as it waits for no device. It waits for
-    rows that lie on another device than the nodes.
+    On CPUs it processes only filled entries; on other devices all entries, so that nothing waits for the device. It
+    does wait for rows on another device than the nodes.
 
     Args:
-        rows: where they lie.
         node_N: int32, nodes by type.
-        count_T: int32, how many of each type are there.
-        offsets: [T + 1]: where a type begins in ``node_N`` and ``out_NB``.
-        out_NB: uint8, the rows' room.
+        count_T: int32, filled nodes of each type.
+        offsets: [T + 1], offset of each type in ``node_N`` and ``out_NB``.
+        out_NB: uint8, output rows.
 
     Raises:
-        ValueError: shapes or dtypes that don't fit one another.
+        ValueError: shapes or dtypes do not match.
     """
     check(rows, node_N, count_T, offsets, out_NB)
     on_host = node_N.device.type == "cpu"

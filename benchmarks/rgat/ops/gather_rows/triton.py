@@ -1,6 +1,6 @@
-"""Rows through the Triton kernel of :mod:`benchmarks.rgat.ops.gather_rows.kernels`.
+"""Gathering of rows with the Triton kernel of :mod:`benchmarks.rgat.ops.gather_rows.kernels`.
 
-One launch on the current stream; nothing waits for the device. Shapes: N places, B bytes of a row, T types.
+It takes one launch on the current stream, without synchronization. Shapes: N node entries, B bytes per row, T types.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ VECTOR = 16
 """Bytes that a thread loads at once."""
 
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""What rows are copied as, by the bytes of a word."""
+"""Dtype in which rows are copied, by bytes per word."""
 
 
 TILES: dict[str, Tile] = {"forward": Tile(bytes=16384, warps=4, programs=4)}
-"""``bytes``: bytes of rows that a program has in flight where it copies the largest words."""
+"""``bytes``: bytes of rows that a program has in flight with the largest words."""
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def gather_rows(rows: ShardedRows, node_N: Tensor, count_T: Tensor, offsets: Seq
 def _type_table(
     offsets: tuple[int, ...], rows_per_shard: tuple[int, ...], first_rows: tuple[int, ...], device: torch.device
 ) -> Tensor:
-    """[3, T], int64: first place, rows per shard and first row in a shard of each type.
+    """Return [3, T], int64: first entry, rows per shard and first row in a shard of each type.
 
-    Never forgotten: captured graphs go on reading it.
+    Cached forever, because captured graphs keep reading it.
     """
     return device_table([offsets, rows_per_shard, first_rows], torch.int64, device)

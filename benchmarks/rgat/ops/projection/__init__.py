@@ -1,16 +1,16 @@
-"""Products of a convolution: for each relation a projection of those nodes alone that an edge reads, and its gradients.
+"""Products of a convolution: for each relation, projection of the nodes that its edges read, and the gradients.
 
-Of relation r with weight W and attention vectors a_source and a_target of each head, an edge from j to i needs z_j =
-x_j W, the source's term z_j a_source and the target's term x_i W a_target. A node is projected for a relation if
-it has an edge in it: a row of the block, three to five times fewer than every node for every relation of its type. A
-target needs no projection, as W a_target is a matrix v of one column a head.
+For a relation with weight W and attention vectors a_source and a_target per head, an edge from j to i needs z_j = x_j
+W, the source term z_j a_source and the target term x_i W a_target. A node is projected for a relation only if it is
+the source of an edge in it, which is a row of the block. These are three to five times fewer than all nodes for every
+relation of their type. Targets need no projection, because W a_target is a matrix v with one column per head.
 
-Rows are gathered where the product reads them, and the features' e4m3 becomes the product's dtype there. All relations
-are one launch. The functions work without autograd: with the gradients of z, to which the caller has added what comes
-by way of the source's term, and of the target's terms, the caller puts the backward pass together.
+The kernels gather rows inside the product and convert e4m3 features to its dtype there. All relations are one launch.
+The functions work without autograd. The caller composes the backward pass: it adds the gradient through the source
+term to that of z, and passes the gradient of the target terms.
 
-Legend: N nodes within ``level`` hops, M rows and T pairs of relation and target at ``level``, K inputs, D = A d outputs
-of A heads, R relations.
+Legend: N nodes within ``level`` hops, M rows and T pairs of relation and target at ``level``, K inputs, D = A d
+outputs of A heads, R relations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.ops.triton_support import triton_unsupported
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why our kernels cannot serve a request of ``heads`` and ``head_size``, whose dtype is the weight's."""
+    """Return why our kernels cannot serve a request, whose dtype is that of the weight; None if they can."""
     heads, head_size = request.sizes["heads"], request.sizes["head_size"]
     if heads * head_size > MOST_COLUMNS and MOST_COLUMNS % head_size:
         return f"{heads} heads of {head_size} are not whole heads of {MOST_COLUMNS} columns"
@@ -51,4 +51,4 @@ PROJECTION = Operation(
     kernel_names=(("products", r"^projection_"),),
     cases="benchmarks.rgat.ops.projection.cases",
 )
-"""Functions: :class:`Projection`. Sizes of the request: ``heads``, ``head_size``."""
+"""Functions: :class:`Projection`. Sizes of a request: ``heads``, ``head_size``."""

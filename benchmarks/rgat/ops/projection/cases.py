@@ -1,4 +1,4 @@
-"""Cases of the products of R-GAT's three convolutions. The first has inputs in e4m3, the others activations."""
+"""Test and benchmark cases of the products of R-GAT's three convolutions. Only the first has e4m3 inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def passes(
     fanouts: tuple[int, ...],
     fp8: bool,
 ) -> list[Pass]:
-    """Make the passes of a convolution. Bytes count only the filled parts, with each input of a function read once.
+    """Return the passes of a convolution. Bytes count only filled entries, with each input of a function read once.
 
     Args:
         level: level of the inputs, which is their distance from the seeds in hops.

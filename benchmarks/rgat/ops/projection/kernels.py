@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the products over whole rows: a projection of gathered rows, and the gradient of what they read.
+"""Triton kernels of the products over whole rows: projection of gathered rows, and the gradient of the inputs.
 
-Both are grouped: a tile of rows belongs to one relation, or of nodes to one type, which a table of the room says; tiles
-beyond what the device counts end at once. Programs next to each other have the same rows and other columns, so that the
-rows come out of the L2 cache for all but one of them, as the weight does for all.
+Both are grouped: a table, built from the capacities, assigns each tile of rows to one relation, or of nodes to one
+type. Tiles beyond the device's counts end at once. Neighbouring programs have the same rows and different columns, so
+all but one of them read the rows from the L2 cache; all read the weight from there.
 
-A lane beyond the last row reads the last row again, which needs no mask, and stores nothing.
+Indices beyond the last row are clamped to it, which avoids masks; their results are not stored.
 
-The first convolution of 2,048 seeds projects about 2.6 million rows from 1024 to 512: 2.7 TFLOP, 4 ms at 670 TFLOP/s on
-an H200, in which 2.6 GB are gathered and 2.6 GB written.
+With 2,048 seeds, the first convolution projects about 2.6 million rows from 1024 to 512: 2.7 TFLOP, 4 ms at 670
+TFLOP/s on an H200. It gathers 2.6 GB and writes 2.6 GB.
 
 Legend: N nodes, M rows, K inputs, D outputs of A heads, R relations, T pairs of relation and target.
 """
@@ -19,28 +19,28 @@ import triton
 import triton.language as tl
 
 ROWS: tl.constexpr = tl.constexpr(0)
-"""Of a line of the table of relations: where its rows begin in the block,"""
+"""Field of the relations table: offset of the relation's rows in the block."""
 ROWS_OF_LEVEL: tl.constexpr = tl.constexpr(1)
-"""in the tensors of the level,"""
+"""Field: offset of its rows in the tensors of the level."""
 SOURCES: tl.constexpr = tl.constexpr(2)
-"""the nodes of its source's type in those,"""
+"""Field: offset of the nodes of its source type in the tensors of the level."""
 NODE_ROWS: tl.constexpr = tl.constexpr(3)
-"""the rows of these nodes,"""
+"""Field: offset of these nodes' rows in ``node_row``."""
 TARGETS: tl.constexpr = tl.constexpr(4)
-"""and its targets in the tensors of the level."""
+"""Field: offset of its targets in the tensors of the level."""
 FIELDS: tl.constexpr = tl.constexpr(5)
 
 
 @triton.jit
 def own_tile(tiles_ptr, tile, counts_ptr):
-    """The relation or type of a tile, its first row or node, and how many of them there are."""
+    """Return the relation or type of a tile, its first row or node, and the number of filled ones in that part."""
     part = tl.load(tiles_ptr + 2 * tile)
     return part, tl.load(tiles_ptr + 2 * tile + 1), tl.load(counts_ptr + part)
 
 
 @triton.jit
 def brought(x, DTYPE: tl.constexpr):
-    """x in the dtype of a product; e4m3 by way of fp32, as its direct way to bf16 ends in a conversion of few units."""
+    """Return x in DTYPE. e4m3 goes through fp32, because the direct conversion to bf16 uses slow instructions."""
     if x.dtype == tl.float8e4nv:
         return x.to(tl.float32).to(DTYPE)
     else:
@@ -49,7 +49,7 @@ def brought(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def columns_into(into_ptr, node_type, COLUMNS: tl.constexpr, A: tl.constexpr):
-    """The relation of each column of a type's targets, below 0 where it has none, and the head."""
+    """Return, for each column of a type's target terms, its relation (negative: unused column) and its head."""
     column = tl.arange(0, COLUMNS)
     return tl.load(into_ptr + node_type * COLUMNS + column), column % A
 
@@ -68,7 +68,7 @@ def projection_rows_kernel(
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * D / BLOCK_D,). BLOCK_D columns are whole heads."""
+    """Write z and source terms. Grid (tiles * D / BLOCK_D,). BLOCK_D columns are whole heads."""
     blocks: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     head_size: tl.constexpr = D // A
     heads: tl.constexpr = (BLOCK_D if BLOCK_D < D else D) // head_size
@@ -118,17 +118,18 @@ def projection_input_gradient_kernel(
     v_ptr,  # (R, K, A) fp32
     dx_ptr,  # (N, K)
     relations_ptr,  # (R, FIELDS)
-    from_ptr,  # (types + 1,): where a type's relations begin among the following
-    relations_from_ptr,  # (R,): by their sources' type, those alone that have rows
+    from_ptr,  # (types + 1,): offset of each type in ``relations_from_ptr``
+    relations_from_ptr,  # (R,): relations that have rows, by their source type
     into_ptr,  # (types, COLUMNS)
     node_offsets_ptr,  # (types,): of the level
     tiles_ptr,  # (tiles, 2)
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles * K / BLOCK_K,). A relation in which no node of the tile has a row is left out.
+    """Write the gradient of the inputs. Grid (tiles * K / BLOCK_K,).
 
-    That pays where the nodes that a relation found have neighbouring numbers.
+    A relation without a row for any node of the tile is skipped, which is frequent because the nodes that a relation
+    discovered have neighbouring numbers.
     """
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     node_type, first, count = own_tile(tiles_ptr, tl.program_id(0) // blocks, counts_ptr)

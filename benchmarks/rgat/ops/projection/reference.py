@@ -1,6 +1,6 @@
-"""The reference of :mod:`benchmarks.rgat.ops.projection`.
+"""Reference implementation of :mod:`benchmarks.rgat.ops.projection`.
 
-Everything has the size of its room, so that shapes are static; what is not filled is replaced by zeros where it could
+Tensors have the size of the capacities, so shapes are static. Unfilled entries are replaced by zeros where they could
 reach a result.
 """
 
@@ -16,15 +16,15 @@ from benchmarks.rgat.block import Block, BlockShape
 from common.ops.triton_support import widen
 
 MOST_COLUMNS = 256
-"""Of z in one program of our kernel, which are whole heads."""
+"""Maximum columns of z in one program of our kernel; they are whole heads."""
 
 
 class Projected(NamedTuple):
-    """What a convolution's products give its edges.
+    """Projected rows, and their terms of the logits.
 
     Attributes:
-        z_MD: every row through its relation's weight; dtype of the weight.
-        source_term_MA: what a row adds to the logits of its edges; fp32 (fp64 of fp64).
+        z_MD: rows times the weight of their relation; dtype of the weight.
+        source_term_MA: terms that rows add to the logits of their edges; fp32 (fp64 for fp64).
     """
 
     z_MD: Tensor
@@ -32,7 +32,7 @@ class Projected(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The functions of an implementation.
+    """Functions of an implementation.
 
     See :func:`project_reference`, :func:`weight_gradient_reference`, :func:`target_terms_reference`,
     :func:`target_terms_gradient_reference` and :func:`input_gradient_reference`.
@@ -46,10 +46,10 @@ class Projection(NamedTuple):
 
 
 def check_level(shape: BlockShape, level: int, x_NK: Tensor) -> None:
-    """Refuse inputs of another level.
+    """Check that inputs belong to a level.
 
     Raises:
-        ValueError: the block has no such level, or ``x_NK`` has not as many rows as nodes have room there.
+        ValueError: the block has no such level, or the length of ``x_NK`` is not the level's capacity of nodes.
     """
     if not 1 <= level <= shape.hops:
         raise ValueError(f"level={level}, and the block has {shape.hops} hops")
@@ -59,35 +59,35 @@ def check_level(shape: BlockShape, level: int, x_NK: Tensor) -> None:
 
 
 def check_parts(name: str, part: Tensor, room: int) -> None:
-    """Refuse a tensor of rows or targets of another level.
+    """Check that a tensor of rows or targets belongs to a level.
 
     Raises:
-        ValueError: it has not ``room`` rows.
+        ValueError: it does not have ``room`` rows.
     """
     if len(part) != room:
         raise ValueError(f"{name} has {len(part)} rows, and there is room for {room}")
 
 
 def _filled(room: int, count: Tensor) -> Tensor:
-    """Which of ``room`` entries are among the first ``count``, a 0-d tensor: (room, 1)."""
+    """Return which of ``room`` entries are among the first ``count`` (0-d tensor): (room, 1)."""
     return (torch.arange(room, device=count.device) < count).unsqueeze(1)
 
 
 def _rows(block: Block, level: int, relation: int) -> tuple[Tensor, Tensor]:
-    """Node of each row of a relation, 0 where none is filled in, and which are, (rows, 1)."""
+    """Return the node of each row of a relation, 0 for unfilled rows, and which rows are filled, (rows, 1)."""
     start, room = block.shape.row_offsets(block.shape.hops)[relation], block.shape.rows[level - 1][relation]
     filled = _filled(room, block.row_counts[level - 1, relation])
     return torch.where(filled.squeeze(1), block.rows[start : start + room], 0), filled
 
 
 def _of_type(x_NK: Tensor, shape: BlockShape, level: int, node_type: int, hop: int | None = None) -> Tensor:
-    """Inputs of the nodes of a type, all or only those that have room within ``hop`` hops."""
+    """Return the inputs of a type's nodes; with ``hop`` only those within the capacity of that hop."""
     start = shape.node_offsets(level)[node_type]
     return x_NK[start : start + shape.nodes[level if hop is None else hop][node_type]]
 
 
 def _gathered(x_nK: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a type's inputs; PyTorch has no gather of FP8."""
+    """Return rows of a type's inputs; PyTorch cannot gather FP8."""
     if x_nK.dtype == torch.float8_e4m3fn:
         return x_nK.view(torch.uint8).index_select(0, index).view(x_nK.dtype).to(dtype)
     return x_nK.index_select(0, index).to(dtype)
@@ -103,21 +103,20 @@ def _source_term(z_MD: Tensor, att_Ad: Tensor) -> Tensor:
 
 @torch.no_grad()
 def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
-    """Project the rows of every relation, each from its source's type.
+    """Project the rows of every relation.
 
     Args:
-        x_NK: inputs of all nodes within ``level`` hops, by ``shape.node_offsets(level)``; float8_e4m3fn, fp16, bf16 or
-            fp32, brought to the weight's dtype before the product.
-        block: sampled.
-        level: of the convolution, 1 to H.
+        x_NK: inputs of all nodes within ``level`` hops, by ``shape.node_offsets(level)``; float8_e4m3fn, fp16, bf16
+            or fp32, converted to the weight's dtype before the product.
+        level: level of the convolution, 1 to H.
         weight_RKD: fp16, bf16 or fp32.
-        att_source_RAd: what the heads of z are multiplied with for the source's term; any dtype.
+        att_source_RAd: attention vectors; z times them, summed per head, is the source term; any dtype.
 
     Returns:
-        Rows by ``shape.row_offsets(level)``. Those beyond ``block.row_counts[level - 1]`` hold anything.
+        Rows by ``shape.row_offsets(level)``; undefined beyond ``block.row_counts[level - 1]``.
 
     Raises:
-        ValueError: the level is none of the block, or ``x_NK`` one of another.
+        ValueError: the block has no such level, or ``x_NK`` belongs to another.
     """
     shape = block.shape
     check_level(shape, level, x_NK)
@@ -134,18 +133,18 @@ def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor
 
 @torch.no_grad()
 def weight_gradient_reference(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
-    """Gradient of :func:`project_reference`'s weight.
+    """Return the gradient of the weight of :func:`project_reference`.
 
     Args:
-        x_NK, block, level: as there; the inputs are brought to the dtype of ``dz_MD``.
-        dz_MD: gradient of z, that by way of the source's term included; what is not filled may hold anything.
-        out_dtype: of the result.
+        x_NK, block, level: see :func:`project_reference`; the inputs are converted to the dtype of ``dz_MD``.
+        dz_MD: gradient of z, including the gradient through the source term; unfilled rows may be undefined.
+        out_dtype: dtype of the result.
 
     Returns:
         (R, K, D); zeros for relations without rows.
 
     Raises:
-        ValueError: the level is none of the block, or a tensor one of another.
+        ValueError: the block has no such level, or a tensor belongs to another.
     """
     shape = block.shape
     check_level(shape, level, x_NK)
@@ -164,18 +163,18 @@ def weight_gradient_reference(x_NK: Tensor, dz_MD: Tensor, block: Block, level: 
 
 @torch.no_grad()
 def target_terms_reference(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
-    """What the targets of every relation add to the logits of their edges: x v, without projecting them.
+    """Return the terms that targets add to the logits of their edges: x v, without projecting the targets.
 
     Args:
         x_NK, block, level: see :func:`project_reference`.
-        v_RKA: of each relation its weight times its ``att_target``, (K, D) (D of a head) for each head; any dtype.
+        v_RKA: for each relation and head, the head's columns of the weight times ``att_target``; any dtype.
 
     Returns:
-        (T, A) by ``shape.target_offsets(level)``, fp32 (fp64 of fp64). Targets beyond ``block.node_counts[level - 1]``
-        hold anything.
+        (T, A) by ``shape.target_offsets(level)``, fp32 (fp64 for fp64); undefined for targets beyond
+        ``block.node_counts[level - 1]``.
 
     Raises:
-        ValueError: the level is none of the block, or ``x_NK`` one of another.
+        ValueError: the block has no such level, or ``x_NK`` belongs to another.
     """
     shape = block.shape
     check_level(shape, level, x_NK)
@@ -187,17 +186,17 @@ def target_terms_reference(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor
 
 @torch.no_grad()
 def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
-    """Gradient of :func:`target_terms_reference`'s v.
+    """Return the gradient of ``v_RKA`` of :func:`target_terms_reference`.
 
     Args:
-        x_NK, block, level: as there.
-        dterm_TA: gradient of the terms, fp32; what is not filled may hold anything.
+        x_NK, block, level: see :func:`project_reference`.
+        dterm_TA: gradient of the terms, fp32; unfilled entries may be undefined.
 
     Returns:
-        (R, K, A), fp32 (fp64 of fp64); zeros for relations without targets.
+        (R, K, A), fp32 (fp64 for fp64); zeros for relations without targets.
 
     Raises:
-        ValueError: the level is none of the block, or a tensor one of another.
+        ValueError: the block has no such level, or a tensor belongs to another.
     """
     shape = block.shape
     check_level(shape, level, x_NK)
@@ -215,19 +214,18 @@ def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Block
 def input_gradient_reference(
     dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
-    """Gradient of the inputs by way of :func:`project_reference` and :func:`target_terms_reference`.
+    """Return the gradient of the inputs of :func:`project_reference` and :func:`target_terms_reference`.
 
     Args:
-        dz_MD, dterm_TA: gradients of z, that by way of the source's term included, and of the target's terms.
-        block: sampled.
-        level: 1 to H - 1: the inputs of a block's first convolution are features, which need none.
-        weight_RKD, v_RKA: as there; the weight has the dtype of ``dz_MD``.
+        dz_MD, dterm_TA: gradients of z, including the gradient through the source term, and of the target terms.
+        level: 1 to H - 1; at level H the inputs are features, which need no gradient.
+        weight_RKD, v_RKA: see these functions; the weight has the dtype of ``dz_MD``.
 
     Returns:
-        (N, K), dtype of ``dz_MD``. Rows beyond ``block.node_counts[level]`` hold anything.
+        (N, K), dtype of ``dz_MD``; undefined beyond ``block.node_counts[level]``.
 
     Raises:
-        ValueError: there is no such level with gradients, or a tensor is one of another.
+        ValueError: there is no such level with gradients, or a tensor belongs to another.
     """
     shape = block.shape
     check_gradient_level(shape, level)
@@ -253,10 +251,10 @@ def input_gradient_reference(
 
 
 def check_gradient_level(shape: BlockShape, level: int) -> None:
-    """Refuse a level whose inputs need no gradient.
+    """Check that the inputs of a level have a gradient.
 
     Raises:
-        ValueError: the block numbers no rows of the nodes there.
+        ValueError: the block has no ``node_row`` for nodes at this level.
     """
     if not 1 <= level < shape.hops:
         raise ValueError(f"level={level}: inputs have gradients at levels 1 to {shape.hops - 1} of {shape.hops} hops")

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the gradients that are sums over rows or targets: of the weights and of the targets' vectors.
+"""Triton kernels of the gradients that are sums over rows or targets: those of the weights and of v.
 
-A relation may have a million rows and its result is 1024 x 512: so the rows are cut into splits, a program adds up one
-tile of the result over one split, and a second kernel adds the splits in the order of their rows. The partial sums of
-some 80 splits, 2 MB each, are written and read in 0.08 ms on an H200, where the products take 4: atomics could gain no
-more, and would make sums differ from run to run.
+A relation may have a million rows, with a result of 1024 x 512. The rows are therefore cut into splits: a program
+computes one tile of the result over one split, and a second kernel adds the splits in order. Writing and reading the
+partial sums of about 80 splits of 2 MB takes 0.08 ms on an H200, compared with 4 ms for the products. Atomics could
+not save more, and would make results irreproducible.
 
-Programs next to each other have tiles of the same split, whose rows all of them read.
+Neighbouring programs have tiles of the same split, and read the same rows.
 
 Legend: N nodes, M rows, K inputs, D outputs, A heads, R relations, S splits, T pairs of relation and target.
 """
@@ -31,7 +31,7 @@ from benchmarks.rgat.ops.projection.term_kernels import add_product
 
 @triton.jit
 def _gathered(x_ptr, node, depth, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The inputs of some nodes."""
+    """Return the inputs of some nodes."""
     x_ptrs = x_ptr + node.to(tl.int64)[:, None] * K + depth[None, :]
     if K % BLOCK_K == 0:
         return tl.load(x_ptrs)
@@ -52,7 +52,10 @@ def projection_weight_gradient_kernel(
     K: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * K / BLOCK_K * D / BLOCK_D,). A split has ``chunk`` rows. EARLY is 1 for inputs in FP8, otherwise 0."""
+    """Write partial weight gradients. Grid (S * K / BLOCK_K * D / BLOCK_D,). A split has ``chunk`` rows.
+
+    EARLY is 1 for FP8 inputs, otherwise 0.
+    """
     blocks: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tiles: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K * blocks
     split, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -68,8 +71,8 @@ def projection_weight_gradient_kernel(
     column = tile % blocks * BLOCK_D + tl.arange(0, BLOCK_D)
     dz_offset = lane[:, None] * D + column[None, :]
     dw = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
-    # the compiler's pipeline holds no FP8 that a product reads transposed, so that comes a tile early, in registers; to
-    # all that it holds the numbers of the nodes come a tile early, lest x wait for them
+    # The compiler cannot pipeline FP8 loads of a transposed operand, so FP8 inputs are loaded one tile early, in
+    # registers. Node numbers are loaded one tile early, so that loads of x do not wait for them.
     node = tl.load(rows_ptrs + tl.minimum(first + lane, count - 1))
     if EARLY:
         x = _gathered(x_ptr, nodes + node, depth, K, BLOCK_K)
@@ -106,7 +109,7 @@ def projection_terms_gradient_kernel(
     K: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * K / BLOCK_K,). A split has ``chunk`` nodes of a type."""
+    """Write partial gradients of v. Grid (S * K / BLOCK_K,). A split has ``chunk`` nodes of a type."""
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     split = tl.program_id(0) // blocks
     node_type, first, count = own_tile(splits_ptr, split, counts_ptr)
@@ -138,12 +141,12 @@ def projection_terms_gradient_kernel(
 def projection_sums_kernel(
     partial_ptr,  # (S, K, P) fp32
     sums_ptr,  # (R, K, W)
-    counts_ptr,  # of relations or types
-    parts_ptr,  # (R, 4): number of the count, splits' first and most, first of the W columns of P
+    counts_ptr,  # counts of relations or types
+    parts_ptr,  # (R, 4): index of the count, first split, number of splits, first of the W columns of P
     chunk,
     K: tl.constexpr, P: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sum of a relation's splits, those alone in which something is filled. Grid (K * W / BLOCK, R)."""
+    """Sum a relation's filled splits. Grid (K * W / BLOCK, R)."""
     relation = tl.program_id(1)
     part = parts_ptr + 4 * relation
     first = tl.load(part + 1).to(tl.int64)

@@ -1,9 +1,9 @@
-"""Where relations and types lie in the tensors of a level, and how the room is cut into tiles, for kernels to look up.
+"""Device tables for kernels: offsets of relations and types in the tensors of a level, and tiles of the capacities.
 
-Every table is int32, made once for a shape, level and device, and before a CUDA graph is captured, as it is copied
-from the host. None is ever forgotten, since captured graphs go on reading it: a run has a handful of shapes, whose
-tables take less than a megabyte each. What is cut is the room; how much of a tile is filled the kernels ask the
-device's counts.
+Every table is int32, and made once per shape, level and device, before a CUDA graph is captured, because it is copied
+from the host. Tables stay cached forever, because captured graphs keep reading them; a run has a few shapes, whose
+tables take less than a megabyte each. Tiles cover the capacities; kernels read from the device's counts how much of a
+tile is filled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.rgat.block import BlockShape
 from benchmarks.rgat.device_tables import device_table
 
 _LEAST_COLUMNS = 16
-"""Of a product in matrix units."""
+"""Minimum columns of a product on tensor cores."""
 
 
 class Tiles(NamedTuple):
-    """A room in pieces.
+    """Capacities cut into tiles.
 
     Attributes:
-        table: [tiles, 2]: the part, which is a relation or a type, and the first of its rows or nodes.
+        table: [tiles, 2]: the part (a relation or type), and its first row or node.
         firsts: first tile of each part.
-        of_part: tiles of each part.
+        of_part: number of tiles of each part.
     """
 
     table: Tensor
@@ -43,7 +43,7 @@ def _tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.devic
 
 @functools.cache
 def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
-    """Parts with room for so many, in pieces of ``size``; a part without room has none."""
+    """Return tiles of ``size`` entries for parts with capacities ``rooms``; an empty part has no tile."""
     pieces = [[part, first] for part, room in enumerate(rooms) for first in range(0, room, size)]
     of_part = tuple(triton.cdiv(room, size) for room in rooms)
     firsts = tuple(sum(of_part[:part]) for part in range(len(rooms)))
@@ -52,7 +52,7 @@ def tiles(rooms: tuple[int, ...], size: int, device: torch.device) -> Tiles:
 
 @functools.cache
 def relations(shape: BlockShape, level: int, device: torch.device) -> Tensor:
-    """[R, 5]: the fields that :mod:`benchmarks.rgat.ops.projection.kernels` numbers."""
+    """Return [R, 5]: the fields that :mod:`benchmarks.rgat.ops.projection.kernels` names."""
     nodes = shape.node_offsets(level)
     lines = [
         [
@@ -69,16 +69,16 @@ def relations(shape: BlockShape, level: int, device: torch.device) -> Tensor:
 
 @functools.cache
 def node_offsets(shape: BlockShape, level: int, device: torch.device) -> Tensor:
-    """[types]: where each type's nodes begin at a level."""
+    """Return [types]: offset of each type's nodes at a level."""
     return _tensor(shape.node_offsets(level)[:-1], device)
 
 
 class Into(NamedTuple):
-    """The relations into each type, as columns of a product: one for each head of each of them.
+    """Relations into each type, as columns of a product: one column per relation and head.
 
     Attributes:
-        table: [types, columns]: the relation of each column, -1 for none.
-        columns: the same number for all types, a power of two.
+        table: [types, columns]: relation of each column, -1 for unused columns.
+        columns: number of columns, a power of two, the same for all types.
         firsts: [R]: column of each relation's first head.
     """
 
@@ -89,7 +89,7 @@ class Into(NamedTuple):
 
 @functools.cache
 def into(shape: BlockShape, heads: int, device: torch.device) -> Into:
-    """By the schema alone."""
+    """Return the relations into each type; depends only on the schema and the number of heads."""
     schema = shape.schema
     of_type = [schema.into(node_type) for node_type in range(len(schema.types))]
     columns = max(_LEAST_COLUMNS, triton.next_power_of_2(heads * max(map(len, of_type))))
@@ -100,11 +100,11 @@ def into(shape: BlockShape, heads: int, device: torch.device) -> Into:
 
 
 class From(NamedTuple):
-    """The relations from each type that have room for rows at a level.
+    """Relations from each type that have capacity for rows at a level.
 
     Attributes:
-        indptr: [types + 1].
-        relations: by type.
+        indptr: [types + 1]: first relation of each type.
+        relations: relations, by source type.
     """
 
     indptr: Tensor
@@ -113,7 +113,7 @@ class From(NamedTuple):
 
 @functools.cache
 def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
-    """Of a level."""
+    """Return the relations from each type at a level."""
     indptr, found = [0], []
     for node_type in range(len(shape.schema.types)):
         for relation, source in enumerate(shape.schema.sources):
@@ -124,12 +124,12 @@ def from_types(shape: BlockShape, level: int, device: torch.device) -> From:
 
 
 def target_rooms(shape: BlockShape, level: int) -> tuple[int, ...]:
-    """Targets of each type that have room at a level; none of a type that no relation leads to."""
+    """Return the capacity of targets of each type at a level; 0 for types without incoming relations."""
     rooms = shape.nodes[level - 1]
     return tuple(room if shape.schema.into(node_type) else 0 for node_type, room in enumerate(rooms))
 
 
 @functools.cache
 def parts(lines: tuple[tuple[int, int, int, int], ...], device: torch.device) -> Tensor:
-    """[R, 4]: number of a relation's count, its first split, how many there are, and its first column."""
+    """Return [R, 4]: index of a relation's count, its first split, number of splits, and first column."""
     return _tensor(lines, device)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""Triton kernel of the targets' terms: every target of a type times the vectors of all relations into the type.
+"""Triton kernel of the target terms: every target of a type times the vectors of all relations into the type.
 
-x is read once: of the first convolution of 2,048 seeds about 400,000 rows of 1 KB, 0.1 ms at 4 TB/s on an H200.
-The vectors are fp32. Where the inputs have 16 bits or fewer, a vector is the sum of two parts in the inputs' dtype,
-which keeps 16 bits of it or more and is two products of a width that matrix units have to spare.
+x is read once: with 2,048 seeds, the first convolution reads about 400,000 rows of 1 KB, 0.1 ms at 4 TB/s on an H200.
+The vectors are fp32. For inputs of at most 16 bits, a vector is split into the sum of two parts in the product's
+dtype, which preserves at least 16 bits of it. The second product costs little, because tensor cores are not busy.
 
 Legend: N nodes, T pairs of relation and target, K inputs, A heads, R relations.
 """
@@ -18,7 +18,7 @@ from benchmarks.rgat.ops.projection.kernels import FIELDS, TARGETS, brought, col
 
 @triton.jit
 def add_product(left, right, total, PRECISION: tl.constexpr):
-    """``total`` and the product with an fp32 matrix, in two parts where ``left`` has 16 bits."""
+    """Return ``total`` plus the product with an fp32 matrix, which is split into two parts if ``left`` has 16 bits."""
     if left.dtype == tl.float32:
         return tl.dot(left, right, total, input_precision=PRECISION)
     else:
@@ -40,7 +40,7 @@ def projection_terms_kernel(
     K: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRODUCT: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles,). PRODUCT is the dtype that the inputs are brought to."""
+    """Write the target terms. Grid (tiles,). PRODUCT is the dtype to which inputs are converted."""
     node_type, first, count = own_tile(tiles_ptr, tl.program_id(0), counts_ptr)
     if first >= count:
         return

@@ -1,7 +1,7 @@
-"""The products through the Triton kernels of this folder.
+"""Products with the Triton kernels of this package.
 
-Everything is enqueued on the current stream and nothing waits for the device. A gradient that is a sum takes two
-launches, all else one. Legend: that of :mod:`benchmarks.rgat.ops.projection`, S splits.
+All work is queued on the current stream, without synchronization. Gradients that are sums take two launches,
+everything else one. Legend: see :mod:`benchmarks.rgat.ops.projection`; S splits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from common.ops.tile import Tile
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 _LEAST = 16
-"""Of each side of a product in matrix units; what is smaller is filled up with zeros."""
+"""Smallest side of a matrix product on tensor cores; smaller sides are padded with zeros."""
 
 _SUMMED = 1024
-"""Elements of a program that adds partial sums."""
+"""Elements per program when partial sums are added."""
 
 
 TILES: dict[str, Tile] = {
@@ -36,7 +36,7 @@ TILES: dict[str, Tile] = {
     "terms_gradient": Tile(rows=32, depth=256, warps=4, stages=3, programs=8),
     "input_gradient": Tile(rows=128, columns=128, depth=64, warps=4, stages=3),
 }
-"""Kernel to its tile."""
+"""Tile of each kernel."""
 
 WIDE_TILES: dict[str, Tile] = {
     "rows": Tile(rows=64, columns=64, depth=32, warps=4, stages=2),
@@ -45,7 +45,7 @@ WIDE_TILES: dict[str, Tile] = {
     "terms_gradient": Tile(rows=32, depth=64, warps=4, stages=2, programs=8),
     "input_gradient": Tile(rows=64, columns=64, depth=32, warps=4, stages=2),
 }
-"""The same for fp32 factors, which take twice the memory and no matrix unit."""
+"""Tile of each kernel for fp32 factors, which take twice the memory and do not use tensor cores."""
 
 
 def _tile(kernel: str, dtype: torch.dtype) -> Tile:
@@ -53,12 +53,12 @@ def _tile(kernel: str, dtype: torch.dtype) -> Tile:
 
 
 def _block(size: int, most: int) -> int:
-    """Side of a tile: a power of two, no larger than ``size`` needs."""
+    """Return the side of a tile: a power of two, not larger than ``size`` needs."""
     return max(_LEAST, min(most, triton.next_power_of_2(size)))
 
 
 def _whole_heads(columns: int, head_size: int) -> int:
-    """Most columns of a tile of z, of which the last may end within a head only where z ends."""
+    """Return the maximum columns of a tile of z, such that no tile ends within a head."""
     return max(columns, head_size) if head_size & (head_size - 1) == 0 else MOST_COLUMNS
 
 
@@ -67,7 +67,7 @@ def _vectors(x: Tensor) -> Tensor:
 
 
 def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
-    """See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. Takes one launch."""
     require_contiguous(x=x_NK, weight=weight_RKD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -87,7 +87,7 @@ def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_sour
 
 
 def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Two launches."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Takes two launches."""
     require_contiguous(x=x_NK, dz=dz_MD)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -112,7 +112,7 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
 
 
 def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. Takes one launch."""
     require_contiguous(x=x_NK)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
@@ -131,13 +131,13 @@ def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tenso
 
 
 def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Two launches."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Takes two launches."""
     require_contiguous(x=x_NK, dterm=dterm_TA)
     shape, device = block.shape, x_NK.device
     check_level(shape, level, x_NK)
     check_parts("dterm", dterm_TA, shape.target_offsets(level)[-1])
     inputs, heads = x_NK.shape[1], dterm_TA.shape[1]
-    # a gradient may be below what fp16 can hold, which is why fp16 inputs are widened instead
+    # gradients may underflow in fp16, so fp16 inputs are converted to fp32 instead
     wide = x_NK.dtype in (torch.float16, torch.float32)
     tile, columns = _tile("terms_gradient", torch.float32 if wide else x_NK.dtype), tables.into(shape, heads, device)
     depth, rooms = _block(inputs, tile.depth), tables.target_rooms(shape, level)
@@ -164,7 +164,7 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
 def input_gradient(
     dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
-    """See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. One launch."""
+    """See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. Takes one launch."""
     require_contiguous(dz=dz_MD, dterm=dterm_TA, weight=weight_RKD)
     shape, device = block.shape, dz_MD.device
     check_gradient_level(shape, level)
@@ -189,14 +189,14 @@ def input_gradient(
 
 
 def _product(x: Tensor) -> triton.language.dtype:
-    """What inputs are multiplied in."""
+    """Return the dtype in which inputs are multiplied."""
     return {torch.float32: triton.language.float32, torch.float16: triton.language.float16}.get(
         x.dtype, triton.language.bfloat16
     )
 
 
 def _chunk(tile: Tile, rows: int, tiles: int, device: torch.device) -> int:
-    """Rows of a split, whole tiles, such that the splits of a result of so many tiles fill the device."""
+    """Return the rows per split, in whole tiles, so that splits times ``tiles`` programs fill the device."""
     splits = max(1, multiprocessors(device) * tile.programs // tiles)
     return triton.cdiv(max(rows, 1), splits * tile.rows) * tile.rows
 
@@ -209,7 +209,7 @@ def _sums(
     chunk: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The partial sums of each relation, (R, K, ``width``)."""
+    """Return the sum of each relation's partial sums, (R, K, ``width``)."""
     _, inputs, columns = partial_SKP.shape
     sums_RKW = partial_SKP.new_empty((len(lines), inputs, width), dtype=dtype)
     sum_kernels.projection_sums_kernel[(triton.cdiv(inputs * width, _SUMMED), len(lines))](

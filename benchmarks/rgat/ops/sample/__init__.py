@@ -1,16 +1,17 @@
-"""Sampling of blocks: for each seed its neighbours, theirs, and so on, so many by each relation.
+"""Sampling of blocks: for each seed some neighbours per relation, then their neighbours, and so on.
 
-Hop h takes min(degree, fanout) edges of every relation into the nodes that hop h - 1 found, uniform without replacement
-among their positions, so that duplicate edges count apart. A node is expanded once. Slot k of a node with d > F edges
-draws t = (word * (d - F + k + 1)) >> 32, the word being that of :mod:`common.ops.random_bits` for the node at site
-16 * relation + k, and takes d - F + k where an earlier slot has t. Edges stand in the order of targets and slots.
+Hop h takes min(degree, fanout) edges of every relation into the nodes that hop h - 1 discovered, uniformly without
+replacement among edge positions, so duplicate edges count separately. A node is expanded once. Slot k of a node with
+d > F edges draws t = (word * (d - F + k + 1)) >> 32, where word is that of :mod:`common.ops.random_bits` for the node
+at site 16 * relation + k, and takes position t, or d - F + k if an earlier slot has taken t. Edges are ordered by
+target and slot.
 
-Nodes are numbered without a sort: each node of the graph has a stamp, in which edges leave the smallest position of
-those that reach it. An edge that finds its own opens the node, and a prefix sum over these numbers them. All versions
-return the same block bit by bit, whatever ran before them.
+Nodes are numbered without a sort. Each node of the graph has a stamp, which receives the smallest position of the
+edges that reach it. The edge whose position is the stamp opens the node, and a prefix sum over these edges numbers
+the nodes. All implementations return bitwise the same block, regardless of earlier calls.
 
-Where the room is too small, ``overflow`` is not 0 and the block is cut but whole: all counts are within the room, and
-an edge whose source or row has no room at its hop has the last one that has.
+If a capacity is too small, ``overflow`` is nonzero and the block is truncated but consistent: all counts are within
+the capacities, and an edge whose source or row exceeds the capacity at its hop refers to the last one within it.
 """
 
 from __future__ import annotations

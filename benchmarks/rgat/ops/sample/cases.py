@@ -1,4 +1,4 @@
-"""Cases of sampling: the seeds of a micro-batch, in a synthetic eighth of IGBH-Full (the share of one of 8 GPUs)."""
+"""Test and benchmark cases of sampling: the seeds of a micro-batch, in a synthetic eighth of IGBH-Full."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def passes(
     count: int,
     share: float = 1.0,
 ) -> list[Pass]:
-    """Make the forward pass.
+    """Return the forward pass.
 
-    Bytes count two random accesses per edge, to its source and to the stamp of the source, one per node, which restores
-    the stamp, and the block that is written.
+    Bytes count two random accesses per edge (to its source and to the stamp of the source), one per node (which
+    restores the stamp), and the block that is written.
 
     Args:
         seeds: capacity for seeds. See :func:`benchmarks.rgat.ops.block_of_cases.block_of_cases`, also for ``papers``
@@ -76,7 +76,7 @@ def passes(
 
 
 def _smaller(shape: BlockShape, share: float) -> BlockShape:
-    """Return a share of the capacities, with all seeds."""
+    """Return a fraction of the capacities, with all seeds."""
 
     def part(table: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(max(min(size, 1), int(share * size)) for size in line) for line in table)

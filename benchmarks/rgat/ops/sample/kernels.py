@@ -1,13 +1,14 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that sample the edges and nodes of a hop, one launch for all relations.
+"""Triton kernels that sample the edges and nodes of a hop, with one launch for all relations.
 
-A program works on BLOCK items of one relation: targets, edges or nodes. Which, ``programs_ptr`` says: [2, grid], the
-relation and the first of its items. Grids are as large as the room; items beyond what the device has counted are none.
-``table_ptr`` is [FIELDS, R] of a hop: see the names below. R relations, T types, H hops.
+A program processes BLOCK items (targets, edges or nodes) of one relation; ``programs_ptr``, [2, grid], has the
+relation and the first item of each program. Grids cover the capacities; programs skip items beyond the device's
+counts. ``table_ptr`` is [FIELDS, R] for one hop; its fields are below. R relations, T types, H hops.
 
-Sums over all relations end to end are inclusive; what comes before an offset is ``before`` it. A stamp is the smallest
-position of the edges that reach a node, counted over all relations, or -1 - its number once it has one. Reading a stamp
-first spares most atomics on popular nodes: it only ever falls, so an old value costs no more than an atomic too many.
+Prefix sums run over all relations, end to end, and are inclusive; :func:`before` makes them exclusive. A stamp is the
+smallest position, over all relations, of the edges that reach a node, or -1 - number once the node has a number.
+Kernels read a stamp before the atomic minimum, which avoids most atomics on popular nodes. Stamps only decrease, so a
+stale value costs only a superfluous atomic.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ UNSEEN = tl.constexpr((1 << 31) - 1)
 # Rows of ``table_ptr``.
 SOURCE = tl.constexpr(0)  # type of sources
 TARGET = tl.constexpr(1)  # type of targets
-STAMPS = tl.constexpr(2)  # where the stamps of the source type begin
-SOURCE_NODES = tl.constexpr(3)  # where the source type begins in the block's nodes
-TARGET_NODES = tl.constexpr(4)  # where the target type begins in the block's nodes
-TARGETS = tl.constexpr(5)  # where the relation begins among the targets of the hop
-TARGET_ROOM = tl.constexpr(6)  # targets that have room
-EDGES = tl.constexpr(7)  # where the relation begins among the edges of the block
-HOP_EDGES = tl.constexpr(8)  # where it begins among the edges up to this hop
-EDGE_ROOM = tl.constexpr(9)  # edges that have room up to this hop
-SOURCE_ROOM = tl.constexpr(10)  # sources that have room up to this hop
-ROW_ROOM = tl.constexpr(11)  # rows that have room up to this hop
-INDPTR = tl.constexpr(12)  # where the relation begins in ``indptr``
-ROWS = tl.constexpr(13)  # where it begins in ``rows``
-ROW_INDPTR = tl.constexpr(14)  # where it begins in ``row_indptr``
-NODE_ROW = tl.constexpr(15)  # where it begins in ``node_row``
-ROW_STAMPS = tl.constexpr(16)  # where it begins among the stamps of rows
+STAMPS = tl.constexpr(2)  # offset of the source type's stamps
+SOURCE_NODES = tl.constexpr(3)  # offset of the source type in the block's nodes
+TARGET_NODES = tl.constexpr(4)  # offset of the target type in the block's nodes
+TARGETS = tl.constexpr(5)  # offset of the relation in the targets of the hop
+TARGET_ROOM = tl.constexpr(6)  # capacity of targets
+EDGES = tl.constexpr(7)  # offset of the relation in the edges of the block
+HOP_EDGES = tl.constexpr(8)  # offset of the relation in the edges up to this hop
+EDGE_ROOM = tl.constexpr(9)  # capacity of edges up to this hop
+SOURCE_ROOM = tl.constexpr(10)  # capacity of sources up to this hop
+ROW_ROOM = tl.constexpr(11)  # capacity of rows up to this hop
+INDPTR = tl.constexpr(12)  # offset of the relation in ``indptr``
+ROWS = tl.constexpr(13)  # offset of the relation in ``rows``
+ROW_INDPTR = tl.constexpr(14)  # offset of the relation in ``row_indptr``
+NODE_ROW = tl.constexpr(15)  # offset of the relation in ``node_row``
+ROW_STAMPS = tl.constexpr(16)  # offset of the relation in the stamps of rows
 FIELDS = tl.constexpr(17)
 
 
 @triton.jit
 def items_of(programs_ptr, BLOCK: tl.constexpr):
-    """Relation of the program, the first of its items, and all of them."""
+    """Return the relation of the program, its first item, and all its items."""
     program = tl.program_id(0)
     relation = tl.load(programs_ptr + program)
     first = tl.load(programs_ptr + tl.num_programs(0) + program)
@@ -51,13 +52,13 @@ def items_of(programs_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def before(sums_ptr, offset):
-    """Sum of everything before ``offset``."""
+    """Return the sum of everything before ``offset``."""
     return tl.load(sums_ptr + offset - 1, mask=offset > 0, other=0)
 
 
 @triton.jit
 def edges_within(counts_ptr, hop: tl.constexpr, relation, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr):
-    """Edges of a relation of the hops before ``hop``."""
+    """Return the number of edges of a relation in the hops before ``hop``."""
     found = 0
     if hop > 0:
         found = tl.load(counts_ptr + (H + 1) * T + (hop - 1) * R + relation)
@@ -66,7 +67,7 @@ def edges_within(counts_ptr, hop: tl.constexpr, relation, R: tl.constexpr, T: tl
 
 @triton.jit
 def nodes_within(counts_ptr, hop: tl.constexpr, kind, T: tl.constexpr):
-    """Nodes of a type within ``hop`` hops; none within -1."""
+    """Return the number of nodes of a type within ``hop`` hops; 0 for -1."""
     found = 0
     if hop >= 0:
         found = tl.load(counts_ptr + hop * T + kind)
@@ -77,13 +78,13 @@ def nodes_within(counts_ptr, hop: tl.constexpr, kind, T: tl.constexpr):
 def sample_start_kernel(
     seeds_ptr,  # (S,)
     count_ptr,  # one integer
-    nodes_ptr,  # the block's, from the seeds' type on
-    stamps_ptr,  # of the seeds' type
+    nodes_ptr,  # nodes of the block, from the seed type
+    stamps_ptr,  # stamps of the seed type
     counts_ptr,
     S, seed_type, last_count,
     T: tl.constexpr, T_LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the seeds. Grid (ceil(S / BLOCK),)."""
+    """Number the seeds, and reset ``overflow``. Grid (ceil(S / BLOCK),)."""
     count = tl.minimum(tl.load(count_ptr).to(tl.int32), S)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = item < count
@@ -93,22 +94,22 @@ def sample_start_kernel(
     if tl.program_id(0) == 0:
         kind = tl.arange(0, T_LANES)
         tl.store(counts_ptr + kind, tl.where(kind == seed_type, count, 0), mask=kind < T)
-        tl.store(counts_ptr + last_count, 0)  # nothing has overflown
+        tl.store(counts_ptr + last_count, 0)  # reset overflow
 
 
 @triton.jit
 def sample_degree_kernel(
     programs_ptr, table_ptr, counts_ptr,
     pointers_ptr,  # (2, R, shards) int64
-    per_shard_ptr,  # (R,) targets of a shard
+    per_shard_ptr,  # (R,) targets per shard
     nodes_ptr,
-    begin_ptr,  # of the targets of a hop: first edge in its shard, int64
-    degree_ptr,  # of the targets of a hop: edges
-    take_ptr,  # of the targets of a hop: edges that are drawn; 0 for those that an earlier hop expanded
+    begin_ptr,  # for each target of a hop: first edge in its shard, int64
+    degree_ptr,  # for each target of a hop: number of edges
+    take_ptr,  # for each target of a hop: number of edges to draw; 0 if an earlier hop expanded it
     shards,
     HOP: tl.constexpr, FANOUT: tl.constexpr, R: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Look up how many edges each target has. HOP from 0."""
+    """Look up the number of edges of each target. HOP counts from 0."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     room = tl.load(table_ptr + TARGET_ROOM * R + relation)
@@ -137,12 +138,12 @@ def sample_draw_kernel(
     sums_ptr,  # inclusive sums of ``take_ptr``
     seed_ptr, stamps_ptr,
     indptr_ptr, edge_target_ptr,
-    source_ptr,  # of the block's edges: nodes of the graph
+    source_ptr,  # source of each edge of the block, as node of the graph
     shards, last_count,
     HOP: tl.constexpr, FANOUT: tl.constexpr,
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, SITES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Draw the edges of each target and leave their positions in the stamps of their sources."""
+    """Draw the edges of each target, and write their positions to the stamps of their sources."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     kind = tl.load(table_ptr + TARGET * R + relation)
     start = tl.load(table_ptr + TARGETS * R + relation)
@@ -164,7 +165,7 @@ def sample_draw_kernel(
         take = tl.load(take_ptr + start + item, mask=fresh, other=0)
         edge = earlier + tl.load(sums_ptr + start + item, mask=fresh, other=0) - take - others
         tl.store(indptr_ptr + item, tl.minimum(edge, room), mask=fresh)
-        take = tl.minimum(take, room - edge)  # what has no room is not drawn
+        take = tl.minimum(take, room - edge)  # edges beyond the capacity are not drawn
         picks = tl.tuple(())
         for slot in tl.static_range(FANOUT):
             one, other = site_keys(seed_ptr, relation * SITES + slot)
@@ -199,10 +200,10 @@ def sample_draw_kernel(
 @triton.jit
 def sample_flag_kernel(
     programs_ptr, table_ptr, counts_ptr, stamps_ptr, source_ptr,
-    flag_ptr,  # of the edges up to this hop: 1 for those of this hop that open a node
+    flag_ptr,  # for each edge up to this hop: 1 if it belongs to this hop and opens a node
     HOP: tl.constexpr, R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the edges whose position is the stamp of their source."""
+    """Flag the edges whose position is the stamp of their source."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     room = tl.load(table_ptr + EDGE_ROOM * R + relation)
     edges = tl.load(table_ptr + EDGES * R + relation)
@@ -218,7 +219,7 @@ def sample_flag_kernel(
 
 @triton.jit
 def _opened(table_ptr, sums_ptr, R: tl.constexpr, R_LANES: tl.constexpr):
-    """Of each relation: type of sources, and how many nodes its edges open; both by lane, -1 and 0 beyond R."""
+    """Return for each relation: type of sources, and number of nodes that its edges open; -1 and 0 beyond R."""
     lane = tl.arange(0, R_LANES)
     there = lane < R
     source = tl.load(table_ptr + SOURCE * R + lane, mask=there, other=-1)
@@ -231,7 +232,7 @@ def _opened(table_ptr, sums_ptr, R: tl.constexpr, R_LANES: tl.constexpr):
 def sample_number_kernel(
     programs_ptr, table_ptr, counts_ptr, stamps_ptr, source_ptr, flag_ptr,
     sums_ptr,  # inclusive sums of ``flag_ptr``
-    room_ptr,  # (T,) nodes that have room after this hop
+    room_ptr,  # (T,) capacity of nodes after this hop
     nodes_ptr, last_count,
     HOP: tl.constexpr, R: tl.constexpr, R_LANES: tl.constexpr, T: tl.constexpr, T_LANES: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr,
@@ -268,11 +269,11 @@ def sample_number_kernel(
 @triton.jit
 def sample_clear_kernel(
     programs_ptr,
-    type_table_ptr,  # (2, T) int64: where a type's nodes begin in the block, and its stamps
+    type_table_ptr,  # (2, T) int64: offset of each type in the block's nodes, and in the stamps
     counts_ptr, nodes_ptr, stamps_ptr,
     T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Forget all nodes of the block. Items are nodes of a type."""
+    """Reset the stamps of all nodes of the block. Items are nodes of a type."""
     kind, first, item = items_of(programs_ptr, BLOCK)
     count = nodes_within(counts_ptr, H, kind, T)
     if first < count:

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.rgat.ops.sample`: PyTorch, hop by hop; it waits for the device.
+"""Reference implementation of sampling: PyTorch, hop by hop; it waits for the device.
 
 Legend: M targets of a hop, E edges, F fanout.
 """
@@ -20,19 +20,24 @@ from common.ops.random_bits.reference import words
 
 @dataclass
 class _Sampled:
-    """What of a relation has been sampled: the sources of its edges by hop, as nodes of the graph."""
+    """Sampled edges of a relation.
+
+    Attributes:
+        sources: sources of the edges, by hop, as nodes of the graph.
+        edges: number of edges up to each hop.
+    """
 
     sources: list[Tensor]
     edges: list[int]
 
     @property
     def last(self) -> int:
-        """Edges so far."""
+        """Number of edges so far."""
         return self.edges[-1] if self.edges else 0
 
 
 class ReferenceSampler:
-    """See :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
+    """Reference sampler; see :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
         require_room(graph, fanouts, shape)
@@ -77,7 +82,7 @@ class ReferenceSampler:
         sampled: Sequence[_Sampled],
         seed: Tensor,
     ) -> None:
-        """Draw the edges of the nodes that the last hop found; those beyond ``expanded`` of the ``known`` ones."""
+        """Draw the edges of the nodes that the last hop discovered: the ``known`` ones beyond ``expanded``."""
         shape, schema, fanout = self._shape, self._shape.schema, self._fanouts[hop]
         targets = [nodes[target][expanded[target] : known[target]].long() for target in schema.targets]
         spans = [self._span(relation, each) for relation, each in enumerate(targets)]
@@ -112,7 +117,7 @@ class ReferenceSampler:
         block.edge_counts[hop] = block.counts.new_tensor([each.last for each in sampled])
 
     def _span(self, relation: int, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the edges of each target begin in its shard, and how many they are; int64."""
+        """Return the first edge of each target in its shard, and the number of its edges; int64."""
         per_shard, shards = self._graph.targets_per_shard[relation], self._graph.indptr[relation]
         if len(shards) == 1:
             first = _read(shards[0], targets)
@@ -126,7 +131,7 @@ class ReferenceSampler:
         return first, end - first
 
     def _sources(self, relation: int, targets: Tensor, position: Tensor) -> Tensor:
-        """[E]: sources of the edges at ``position`` in the shards of their targets."""
+        """Return the sources of the edges at ``position`` in the shards of their targets: [E]."""
         if self._graph.shards == 1:
             return _read(self._graph.indices[relation][0], position).long()
         shard = targets // self._graph.targets_per_shard[relation]
@@ -162,7 +167,7 @@ class ReferenceSampler:
         return now
 
     def _number_rows(self, block: Block, inner: Sequence[int], sampled: Sequence[_Sampled]) -> None:
-        """Rows of all relations; ``inner`` nodes of each type lie within H - 1 hops."""
+        """Write the rows of all relations; ``inner`` has the number of nodes of each type within H - 1 hops."""
         shape, schema = self._shape, self._shape.schema
         counts = [[0] * len(schema.relations) for _ in range(shape.hops)]
         for relation, (source, each) in enumerate(zip(schema.sources, sampled, strict=True)):
@@ -202,21 +207,22 @@ class ReferenceSampler:
         block.row_counts.copy_(block.counts.new_tensor(counts))
 
     def _local(self, source: int, hop: int, sources: Tensor) -> Tensor:
-        """[E], int64: numbers of a hop's sources in their type; the last that has room for one that has none."""
+        """Return the number of each source of a hop in its type, [E], int64; clamped to the capacity."""
         stamp = self._stamps[source].index_select(0, sources).long()
         room = self._shape.nodes[hop + 1][source]
         return torch.where(stamp < 0, -1 - stamp, room - 1).clamp(max=room - 1)
 
 
 def _read(shard: Tensor, places: Tensor) -> Tensor:
-    """Entries of a shard, wherever it lies."""
+    """Return entries of a shard, on the device of ``places``."""
     return shard.index_select(0, places.to(shard.device)).to(places.device)
 
 
 def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: Tensor) -> Tensor:
-    """[M, F], int64: distinct positions among the edges of each node (R. W. Floyd's sampling; CACM 30 (9), 1987).
+    """Return distinct positions among the edges of each node, [M, F], int64.
 
-    A node with no more edges than the fanout takes them in their order, and the slots beyond them mean nothing.
+    R. W. Floyd's sampling (CACM 30 (9), 1987). A node with no more edges than the fanout takes all in order; slots
+    beyond them are undefined.
     """
     slot_F = torch.arange(fanout, device=node_M.device)
     pick_MF = slot_F.expand(len(node_M), fanout).clone()
@@ -232,7 +238,7 @@ def _floyd(node_M: Tensor, degree_M: Tensor, site_M: Tensor, fanout: int, seed: 
 
 
 def sampler_reference(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> ReferenceSampler:
-    """A sampler in plain PyTorch, for any device.
+    """Return a sampler in plain PyTorch, for any device.
 
     Raises:
         ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that number the rows of a block, one launch for all relations and hops.
+"""Triton kernels that number the rows of a block, with one launch for all relations and hops.
 
-They work as those of :mod:`benchmarks.rgat.ops.sample.kernels` do, whose tables they read: ``table_ptr`` has those of
-all hops. The stamp of a row, one for each relation and node, is the first edge that has the node for its source.
+They work like those of :mod:`benchmarks.rgat.ops.sample.kernels` and use the same tables; ``table_ptr`` has those of
+all hops. The stamp of a row, one per relation and node, is the first edge with this node as source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.rgat.ops.sample.kernels import (
 
 @triton.jit
 def _room_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, T: tl.constexpr, H: tl.constexpr):
-    """A field of the table of the hop that each edge belongs to; ``table_ptr`` is that of hop 0 and all follow it."""
+    """Return a table field of the hop to which each edge belongs; ``table_ptr`` has the tables of all hops."""
     room = tl.zeros_like(item) + tl.load(table_ptr + (H - 1) * FIELDS * R + field * R + relation).to(tl.int32)
     for back in tl.static_range(2, H + 1):
         end = edges_within(counts_ptr, H - back + 1, relation, R, T, H)
@@ -45,11 +45,11 @@ def _room_at_hop(table_ptr, counts_ptr, field: tl.constexpr, relation, item, R, 
 @triton.jit
 def sample_source_kernel(
     programs_ptr, table_ptr, counts_ptr, stamps_ptr,
-    source_ptr,  # nodes of the graph become numbers in the block
-    row_stamps_ptr,  # of all relations and nodes of their source types
+    source_ptr,  # nodes of the graph, replaced by numbers in the block
+    row_stamps_ptr,  # for all relations and nodes of their source types
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Replace sources by their numbers, and leave the edges' positions in the stamps of rows."""
+    """Replace sources by their numbers, and write the edges' positions to the stamps of rows."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)
@@ -69,11 +69,11 @@ def sample_source_kernel(
 @triton.jit
 def sample_row_flag_kernel(
     programs_ptr, table_ptr, counts_ptr, source_ptr, row_stamps_ptr,
-    opening_ptr,  # of the block's edges: the first edge of their row
-    flag_ptr,  # of the block's edges: 1 for those that open a row
+    opening_ptr,  # for each edge of the block: the first edge of its row
+    flag_ptr,  # for each edge of the block: 1 if it opens a row
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the edges that are the first of their row."""
+    """Flag the edges that are the first of their row."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)
@@ -94,7 +94,7 @@ def sample_row_kernel(
     programs_ptr, table_ptr, counts_ptr, source_ptr, opening_ptr,
     sums_ptr,  # inclusive sums of the flags
     edge_row_ptr, rows_ptr,
-    key_ptr,  # of the block's edges: row, counted over all relations; those that are not there stay behind their own
+    key_ptr,  # for each edge of the block: its row in ``row_indptr``; unfilled edges sort after their relation's rows
     last_count,
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -133,11 +133,11 @@ def sample_row_kernel(
 def sample_transpose_kernel(
     programs_ptr, table_ptr, counts_ptr,
     key_ptr,  # sorted
-    order_ptr,  # (E,) int64: the edge that each key is of
+    order_ptr,  # (E,) int64: the edge of each key
     row_edges_ptr, row_indptr_ptr,
     R: tl.constexpr, T: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the edges of each row and where they begin. A row that has none begins where the next one does."""
+    """Write the edges of each row, and the row's first entry. An empty row begins where the next one does."""
     relation, first, item = items_of(programs_ptr, BLOCK)
     last_ptr = table_ptr + (H - 1) * FIELDS * R
     count = edges_within(counts_ptr, H, relation, R, T, H)

@@ -1,4 +1,4 @@
-"""What every implementation of the sampler agrees on. H hops, R relations, S seeds."""
+"""Interface of all samplers. H hops, R relations, S seeds."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.graph import LARGEST, Graph
 
 SITES = 16
-"""Random words of a node in a relation, one for each slot: no fanout is larger."""
+"""Random words per node and relation, one for each slot; the maximum fanout."""
 
 UNSEEN = LARGEST
-"""Stamp of a node that no edge has reached. One that is known has -1 - its number, smaller than every position."""
+"""Stamp of a node that no edge has reached. A numbered node has -1 - number, which is less than every position."""
 
 
 class Sampler(Protocol):
-    """Samples blocks from one graph, whose samplers share a stamp for every node: one stream at a time uses them."""
+    """Sampler of blocks from one graph. All samplers of a graph share its stamps, so only one stream may use them."""
 
     def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
-        """A new block around ``seeds``.
+        """Return a new block around ``seeds``.
 
         Args:
-            seeds: [S], int32: distinct nodes of the type of seeds.
-            count: so many of them are there, the rest is not read; on the device, or a number.
-            seed: int64, one number on the device; draws are a function of it, relation, node and slot.
+            seeds: [S], int32: distinct nodes of the seed type.
+            count: number of real seeds, which are the first ones, on the device or as a number; the rest is not read.
+            seed: random seed, int64, one number on the device. Draws are a function of seed, relation, node and slot.
         """
 
 
 def require_room(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
-    """Refuse what no sampler can serve.
+    """Check that a sampler can serve these arguments.
 
     Raises:
-        ValueError: fanouts out of range or of other hops than the shape's; another schema; a shape without room for
-            a node or a row where it has room for edges, or one beyond what int32 numbers.
+        ValueError: fanouts are out of range or do not match the hops; the schema differs; a relation has capacity for
+            edges but none for a node or row; or a tensor has more entries than int32 can number.
     """
     if len(fanouts) != shape.hops or not all(1 <= fanout <= SITES for fanout in fanouts):
         raise ValueError(f"fanouts={list(fanouts)}: one for each of {shape.hops} hops, 1 to {SITES}")

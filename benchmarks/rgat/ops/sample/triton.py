@@ -1,6 +1,6 @@
-"""Sampling through the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels` and ``row_kernels``.
+"""Sampling with the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels` and ``row_kernels``.
 
-A call launches them, prefix sums and one sort on the current stream; nothing waits for the device.
+A call queues these kernels, prefix sums and one sort on the current stream, without synchronization.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ TILES: dict[str, Tile] = {
     "edges": Tile(items=512, warps=4),
     "nodes": Tile(items=512, warps=4),
 }
-"""Kind of items to the tile. ``items``: items of one relation or type in a program."""
+"""Tile by kind of items. ``items``: items of one relation or type per program."""
 
 
 class _Grid(NamedTuple):
-    """Programs of kernels that work on the same items of relations or types.
+    """Programs of kernels that process the same items of relations or types.
 
     Attributes:
-        table: [2, programs], int32: the relation or type, and the first item, of each program.
-        programs: how many.
-        tile: of each.
+        table: [2, programs], int32: relation or type, and first item, of each program.
+        programs: number of programs, as a grid.
     """
 
     table: Tensor
@@ -45,9 +44,9 @@ class _Grid(NamedTuple):
 
 @functools.cache
 def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
-    """Programs for so many items of each relation or type, and one at least.
+    """Return programs for the given items of each relation or type, at least one each.
 
-    Never forgotten: captured graphs go on reading it.
+    Cached forever, because captured graphs keep reading the table.
     """
     each = [(number, first) for number, room in enumerate(items) for first in range(0, max(room, 1), tile.items)]
     table = torch.tensor(each, dtype=torch.int32).t().contiguous()
@@ -55,7 +54,7 @@ def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
 
 
 class TritonSampler:
-    """See :class:`benchmarks.rgat.ops.sample.sampler.Sampler`. About 40 launches on the current stream."""
+    """Sampler on GPUs, with about 40 launches; see :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
         require_room(graph, fanouts, shape)
@@ -79,7 +78,7 @@ class TritonSampler:
         self._items, self._sums = entries(max(most, edges)), entries(max(most, edges))
 
     def _fields(self, hop: int) -> list[list[int]]:
-        """[FIELDS][R]: see :mod:`benchmarks.rgat.ops.sample.kernels`."""
+        """Return [FIELDS][R]; see :mod:`benchmarks.rgat.ops.sample.kernels`."""
         shape, schema = self._shape, self._shape.schema
         relations, nodes = range(len(schema.relations)), shape.node_offsets(shape.hops)
         row_stamps = (0, *accumulate(shape.nodes[-1][source] for source in schema.sources))
@@ -173,7 +172,7 @@ class TritonSampler:
         )  # fmt: skip
 
     def _number_rows(self, block: Block) -> None:
-        """Number the rows of all relations, and write the block's second order of edges."""
+        """Number the rows of all relations, and write ``row_edges`` and ``row_indptr``."""
         shape, last = self._shape, self._shape.counts - 1
         grid = self._grid(shape.edges[-1], "edges")
         inner = self._grid([shape.nodes[-2][source] for source in shape.schema.sources], "nodes")
@@ -201,7 +200,7 @@ class TritonSampler:
         )  # fmt: skip
 
     def _clear(self, block: Block) -> None:
-        """Put back the stamps of all nodes of the block; those that had no room have been put back by their hop."""
+        """Reset the stamps of all nodes of the block; nodes beyond the capacity were reset in their hop."""
         grid = self._grid(self._shape.nodes[-1], "nodes")
         kernels.sample_clear_kernel[grid.programs](
             grid.table, self._types, block.counts, block.nodes, self._stamps, T=len(self._shape.schema.types),
@@ -210,7 +209,7 @@ class TritonSampler:
 
 
 def triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> TritonSampler:
-    """A sampler whose calls launch kernels alone, for GPUs.
+    """Return a sampler that only launches kernels, for GPUs.
 
     Raises:
         ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.

@@ -1,9 +1,9 @@
-"""Recorded utterances to features: speed, silence, noise, log-mel, normalisation, SpecAugment, splicing.
+"""Features of recorded utterances: speed, silence, noise, log-mel, normalisation, SpecAugment, splicing.
 
-In the order of the reference (MLPerf Training v3.1, rnnt, ``pipeline.py`` with DALI's operators): resampled to an
-utterance's speed, trimmed, dithered, emphasised, a power spectrogram, Slaney's mel filters, the natural logarithm,
-normalised over the utterance's own frames, masked in training, and spliced. What an utterance becomes depends on itself
-and its seed alone, but for the masks over frames, which lie anywhere in the longest utterance of the micro-batch.
+The order is that of the reference (MLPerf Training v3.1, rnnt, ``pipeline.py`` with DALI's operators): resampling to
+the utterance's speed, trimming, dither, pre-emphasis, power spectrogram, Slaney's mel filters, natural logarithm,
+normalisation over the utterance's frames, masks in training, splicing. The features of an utterance depend only on
+itself and its seed, except for masks over frames, which are placed within the longest utterance of the micro-batch.
 """
 
 from __future__ import annotations
@@ -37,5 +37,4 @@ FEATURES = Operation(
     kernel_names=(("features", r"^features_"),),
     cases="benchmarks.rnnt.ops.features.cases",
 )
-"""Signature: ``features(audio, facts, frames, columns, augmented, dtype)``; a request's dtype is that of its
-result."""
+"""Signature: ``features(audio, facts, frames, columns, augmented, dtype)``; a request has the result's dtype."""

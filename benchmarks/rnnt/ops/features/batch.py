@@ -1,6 +1,6 @@
-"""What the features are made of.
+"""Input of the feature computation.
 
-Legend: B utterances of a micro-batch, A samples of all of them, as they were recorded, with gaps.
+Legend: B utterances of a micro-batch, A recorded samples of all of them, with gaps.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from dataclasses import dataclass
 from torch import Tensor
 
 LOBES = 16
-"""Zeros of the resampling filter to each side of its middle; as many as DALI's default has."""
+"""Zeros of the resampling filter to each side of its middle, the default of DALI."""
 
 DITHER, MASKS = 1, 2
-"""Sites of the random bits that an utterance's seed gives."""
+"""Sites of the random bits that an utterance's seed generates."""
 
 NAMES = ("audio", "audio_lengths", "audio_offsets", "speeds", "resampled_lengths", "utterance_seeds")
-"""Of a reader's tensors, in the order of :class:`AudioBatch`."""
+"""Names of a reader's tensors, in the order of :class:`AudioBatch`."""
 
 
 @dataclass(frozen=True)
 class AudioBatch:
-    """The utterances of a micro-batch, on one device.
+    """Utterances of a micro-batch, on one device.
 
     Attributes:
         audio_A: int16.
-        length_B: int64, samples of each as it was recorded.
-        offset_B: int64, where each begins.
-        speed_B: fp64, how many times as long each is played.
-        resampled_B: int64, samples of each then: see :func:`benchmarks.rnnt.lengths.resampled`.
-        seed_B: int64, of each one's noise and masks.
+        length_B: int64, recorded samples of each utterance.
+        offset_B: int64, first sample of each utterance.
+        speed_B: fp64, factor of each utterance's duration.
+        resampled_B: int64, samples of each after resampling: see :func:`benchmarks.rnnt.lengths.resampled`.
+        seed_B: int64, random seed of each utterance's noise and masks.
     """
 
     audio_A: Tensor
@@ -42,7 +42,7 @@ class AudioBatch:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> AudioBatch:
-        """That of a reader's tensors."""
+        """Return the batch of a reader's tensors."""
         return cls(*(tensors[name] for name in NAMES))
 
     def __len__(self) -> int:

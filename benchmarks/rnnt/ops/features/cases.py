@@ -1,4 +1,4 @@
-"""Cases of the features: a micro-batch of utterances with LibriSpeech's lengths."""
+"""Test and benchmark cases of the features: a micro-batch of utterances with LibriSpeech's lengths."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def passes(
     columns: int,
     augmented: bool,
 ) -> list[Pass]:
-    """Make the forward pass. Bytes count samples, features, and five times the resampled samples in fp32 between them.
+    """Return the forward pass.
+
+    Bytes count samples, features, and five times the resampled samples in fp32 between them.
 
     Args:
         utterances: see :func:`utterances_of`.

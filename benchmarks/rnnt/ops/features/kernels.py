@@ -1,10 +1,9 @@
 # mypy: allow-untyped-defs
-"""Triton kernels that make features of utterances at their speed.
+"""Triton kernels that compute features of resampled utterances.
 
-At 192 utterances of 12.3 s: 38 million samples, 236 thousand frames. The spectrogram is 40 Gmul-add, three times in
-half precision, for as many bytes as samples: no frame and no spectrum is written.
-
-All skip what lies beyond an utterance's length, which stands on the device.
+192 utterances of 12.3 s have 38 million samples and 236 thousand frames. The spectrogram takes 40 G multiply-adds,
+three times in half precision, and reads only as many bytes as there are samples, because neither frames nor spectra
+are written. All kernels skip what is beyond an utterance's length, which is on the device.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from common.ops.random_bits.kernels import normal_pair, site_keys, word
 
 @triton.jit
 def _window_power(row_ptr, block, samples, WINDOW: tl.constexpr):
-    """Sums of squares of the WINDOW windows that begin in ``block``, -1 where one does not fit.
+    """Return the sums of squares of the WINDOW windows that begin in ``block``, -1 if one does not fit.
 
-    Each is what is left of this block and what comes first of the next: sums of positive numbers, nothing cancels.
+    Each sum has a part in this block and one in the next. All terms are positive, so nothing cancels.
     """
     place = tl.arange(0, WINDOW)
     start = block * WINDOW
@@ -38,7 +37,7 @@ def features_loudest_kernel(
     N,
     WINDOW: tl.constexpr,
 ):
-    """The largest power of the windows that begin in a block of WINDOW samples."""
+    """Write the maximum power of the windows that begin in a block of WINDOW samples. Grid (blocks, B)."""
     block, row = tl.program_id(0), tl.program_id(1)
     samples = tl.load(resampled_ptr + row).to(tl.int32)
     if block * WINDOW < samples:
@@ -56,13 +55,13 @@ def features_sounding_kernel(
     length_ptr,  # (B,) int32: spliced frames
     N,
     blocks,
-    threshold,  # of the largest power
+    threshold,  # relative to the largest power
     HOP: tl.constexpr,
     SPLICE: tl.constexpr,
     WINDOW: tl.constexpr,
     BLOCKS: tl.constexpr,  # a power of 2
 ):
-    """What is left of an utterance without silence at its ends."""
+    """Write first sample and lengths of an utterance without silence at its ends. Grid (B,)."""
     row = tl.program_id(0)
     samples = tl.load(resampled_ptr + row).to(tl.int32)
     block = tl.arange(0, BLOCKS)
@@ -89,14 +88,14 @@ def features_sounding_kernel(
 
 @triton.jit
 def _parts(values, DTYPE: tl.constexpr):
-    """``values`` in half precision, and what that lacks."""
+    """Return ``values`` in half precision, and the rounding errors in half precision."""
     high = values.to(DTYPE)
     return high, (values - high.to(tl.float32)).to(DTYPE)
 
 
 @triton.jit
 def _store_reflected(high_ptr, low_ptr, values, index, kept, P, HALF: tl.constexpr):
-    """Store samples ``index`` of an utterance behind HALF places, and those near its ends on the other side too."""
+    """Store samples ``index`` of an utterance at offset HALF, and those near its ends also reflected beyond them."""
     high, low = _parts(values, tl.float16)
     inside = (index >= 0) & (index < kept)
     tl.store(high_ptr + HALF + index, high, mask=inside)
@@ -116,7 +115,7 @@ def features_emphasise_kernel(
     first_ptr,  # (B,) int32
     kept_ptr,  # (B,) int32
     seed_ptr,  # (B,) int64
-    emphasised_ptr,  # (2, B, P) fp16: in two parts, with HALF places before the first sample
+    emphasised_ptr,  # (2, B, P) fp16: in two parts, with the first sample at offset HALF
     N,
     P,
     dither,
@@ -126,7 +125,7 @@ def features_emphasise_kernel(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,  # pairs of samples
 ):
-    """2 * BLOCK samples with noise, less a share of the one before, and reflected at the ends of the utterance."""
+    """Write 2 * BLOCK samples with noise and pre-emphasis, reflected at the ends of the utterance."""
     row = tl.program_id(1)
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     start = tl.load(first_ptr + row)
@@ -152,7 +151,7 @@ def features_emphasise_kernel(
 
 @triton.jit
 def _product(high, low, table_ptr, low_table_ptr, total):
-    """``total`` and the product of two matrices in two parts each, but for that of both lesser parts."""
+    """Return ``total`` plus the product of two matrices in two parts each, without the product of both low parts."""
     table = tl.load(table_ptr)
     total = tl.dot(high, tl.load(low_table_ptr), total)
     total = tl.dot(low, table, total)
@@ -161,14 +160,14 @@ def _product(high, low, table_ptr, low_table_ptr, total):
 
 @triton.jit
 def features_log_mel_kernel(
-    emphasised_ptr,  # (2, B, P) fp16: as features_emphasise_kernel leaves it
+    emphasised_ptr,  # (2, B, P) fp16: output of features_emphasise_kernel
     kept_ptr,  # (B,) int32
     cosine_ptr,  # (2, WINDOW, BINS) fp16: window and cosine, in two parts
     sine_ptr,  # (2, WINDOW, BINS) fp16
     filters_ptr,  # (2, BINS, MELS) bf16
     mel_ptr,  # (B, S, M) fp32
-    mean_ptr,  # (B, tiles, MELS) fp32: of the frames of a tile
-    spread_ptr,  # (B, tiles, MELS) fp32: sum of the squares of the distances from it
+    mean_ptr,  # (B, tiles, MELS) fp32: mean over the frames of a tile
+    spread_ptr,  # (B, tiles, MELS) fp32: sum of squared deviations from it
     P,
     S,
     M,
@@ -178,13 +177,14 @@ def features_log_mel_kernel(
     BINS: tl.constexpr,
     MELS: tl.constexpr,  # M and padding
     FRAMES: tl.constexpr,
-    DEPTH: tl.constexpr,  # places of the window at a time
+    DEPTH: tl.constexpr,  # samples of the window at a time
     WIDTH: tl.constexpr,  # bins at a time
 ):
-    """FRAMES frames of an utterance: logarithms of the power in the mel filters.
+    """Write logarithms of the power in the mel filters for FRAMES frames of an utterance. Grid (tiles, B).
 
-    The transform is a product with window and cosines, and with window and sines. Samples and tables are sums of two
-    fp16 numbers, of 22 bits; power and filters, of any size, of two bf16 numbers, of 16 bits, and positive.
+    The Fourier transform is a product with window and cosines, and one with window and sines. Samples and tables are
+    sums of two fp16 numbers, 22 bits in total. Power and filters, which have any magnitude and are positive, are sums
+    of two bf16 numbers, 16 bits in total.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
     frames = tl.load(kept_ptr + row) // HOP + 1
@@ -224,7 +224,7 @@ def features_log_mel_kernel(
 
 @triton.jit
 def _below(count, index, first_key, second_key):
-    """An integer from 0 to below ``count``: the upper half of its product with 32 random bits."""
+    """Return an integer in [0, count): the upper half of its product with 32 random bits."""
     bits = word(index.to(tl.uint32), first_key, second_key)
     return ((bits.to(tl.uint64) * count.to(tl.uint64)) >> 32).to(tl.int32)
 
@@ -236,8 +236,8 @@ def features_splice_kernel(
     spread_ptr,  # (B, tiles, MELS) fp32
     kept_ptr,  # (B,) int32
     seed_ptr,  # (B,) int64
-    least_ptr,  # (S + 1,) int32: least width of a mask over frames, by the utterance's frames
-    most_ptr,  # (S + 1,) int32: largest width
+    least_ptr,  # (S + 1,) int32: minimum width of a mask over frames, by the utterance's frames
+    most_ptr,  # (S + 1,) int32: maximum width
     features_ptr,  # (T, B, F)
     T,
     S,
@@ -247,8 +247,8 @@ def features_splice_kernel(
     tiles,
     HOP: tl.constexpr,
     SPLICE: tl.constexpr,
-    FRAMES: tl.constexpr,  # of a tile
-    TILES: tl.constexpr,  # tiles, to a power of 2
+    FRAMES: tl.constexpr,  # frames per tile
+    TILES: tl.constexpr,  # tiles, rounded up to a power of 2
     MELS: tl.constexpr,
     AUGMENTED: tl.constexpr,
     FREQ_MASKS: tl.constexpr,
@@ -260,7 +260,7 @@ def features_splice_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,  # F to a power of 2
 ):
-    """ROWS spliced frames of an utterance: normalised over all its frames, masked, and zero beyond its end."""
+    """Write ROWS spliced frames of an utterance: normalised over all its frames, masked, and zero beyond its end."""
     row = tl.program_id(1)
     frames = tl.load(kept_ptr + row) // HOP + 1
     line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

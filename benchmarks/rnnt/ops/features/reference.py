@@ -1,8 +1,8 @@
-"""The reference of :mod:`benchmarks.rnnt.ops.features`: PyTorch, on any device, in fp32 or fp64.
+"""Reference implementation of :mod:`benchmarks.rnnt.ops.features`: PyTorch, on any device, in fp32 or fp64.
 
 Legend: B utterances of a micro-batch, N samples after resampling (padded), T spliced frames (padded), S = splice * T
-frames (padded), W samples of a window, C taps and P phases of the resampling
-filter, K bins of the spectrogram, M mel filters, F features of a spliced frame.
+frames (padded), W samples of a window, C taps and P phases of the resampling filter, K bins of the spectrogram, M mel
+filters, F features of a spliced frame.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from benchmarks.rnnt.ops.features.tables import hann, mask_widths, mel_filters
 from common.ops.random_bits.reference import normal_pairs, words
 
 PHASES = 512
-"""Of the resampling filter between two samples. Straight lines between them are off by 2e-6 of its maximum at most."""
+"""Phases of the resampling filter per sample; linear interpolation has an error of at most 2e-6 of the maximum."""
 
 _CHUNK = {"cpu": 1 << 12, "cuda": 1 << 18}
-"""Samples of all utterances that are resampled at a time: what a core's cache holds the windows of, or much more."""
+"""Samples of all utterances that are resampled at once; on a CPU, their windows fit in a core's cache."""
 
 
 @torch.no_grad()
@@ -35,22 +35,20 @@ def features_reference(
     dtype: torch.dtype,
     precision: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """The features of a micro-batch.
+    """Return the features of a micro-batch.
 
     Args:
-        audio: its utterances.
-        facts: of the features.
-        frames: T, which none of them exceeds.
-        columns: F, at least ``facts.splice * facts.mel_filters``; the last ones are zero.
-        augmented: with SpecAugment's masks.
-        dtype: of the features.
-        precision: that they are made in: fp32, or fp64 to compare others with.
+        frames: T, the maximum over all utterances.
+        columns: F, at least ``facts.splice * facts.mel_filters``; further columns are zero.
+        augmented: whether to apply SpecAugment's masks.
+        dtype: dtype of the features.
+        precision: dtype of the computation: fp32, or fp64 for comparisons.
 
     Returns:
-        (T, B, F), zero beyond each utterance's length, and those lengths, (B,) int32.
+        (T, B, F), zero beyond each utterance's length, and these lengths, (B,) int32.
     """
     padded, device = frames, audio.length_B.device
-    if device.type == "cpu":  # where nobody waits for lengths
+    if device.type == "cpu":  # reading lengths is free here
         frames = min(frames, -(-(int(audio.resampled_B.max()) // facts.hop + 1) // facts.splice))
     signal_BN = resample(audio, facts.largest_resampled(frames), facts, precision)
     first_B, trimmed_B = sounding(signal_BN, audio.resampled_B, facts)
@@ -68,23 +66,21 @@ def features_reference(
 
 
 def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torch.dtype) -> Tensor:
-    """The utterances at their speeds, (B, N), between -1 and 1, zero beyond their ends.
+    """Return the utterances at their speeds, (B, N), between -1 and 1, zero beyond their ends.
 
-    Sample m of an utterance that is played c times as long lies at m / c of the recorded ones, as DALI's does. Around
-    it, those at a distance d are weighted by the filter r sinc(r d) cos^2(pi r d / (2 LOBES)) with r = min(1, c), which
-    is zero from |r d| = LOBES on; there are zeros beyond the ends. The filter is symmetric: its phase is linear. Its
-    values come from a table of :data:`PHASES` places between two samples, and straight lines between these.
+    For an utterance whose duration is multiplied by c, sample m is at position m / c of the recording, as in DALI.
+    Recorded samples at distance d have the weight r sinc(r d) cos^2(pi r d / (2 LOBES)) with r = min(1, c), which is
+    zero from |r d| = LOBES on. The recording is extended by zeros. The filter is symmetric, so its phase is linear.
+    Its values are interpolated linearly from a table of :data:`PHASES` phases per sample.
 
     Args:
-        audio: the utterances.
         samples: N.
-        facts: of the speeds.
         precision: fp32 or fp64.
     """
     side, device = taps_each_side(facts), audio.speed_B.device
     if device.type == "cpu" and bool((audio.speed_B == 1).all()):
         return _recorded(audio, 0, samples, precision)
-    # The window at n has the recorded samples from n - side on.
+    # The window at n begins with recorded sample n - side.
     windows_BNC = _recorded(audio, -side, math.ceil(samples / min(1.0, facts.speed_min)) + 1 + side, precision).unfold(
         1, 2 * side, 1
     )
@@ -107,7 +103,7 @@ def resample(audio: AudioBatch, samples: int, facts: AudioFacts, precision: torc
 
 
 def _recorded(audio: AudioBatch, first: int, end: int, precision: torch.dtype) -> Tensor:
-    """The recorded samples at ``first`` ... ``end - 1``, (B, end - first), and zeros beyond the utterances' ends."""
+    """Return the recorded samples ``first`` ... ``end - 1``, (B, end - first); zeros outside of an utterance."""
     place_N = torch.arange(first, end, device=audio.length_B.device)
     inside_BN = (place_N >= 0) & (place_N < audio.length_B[:, None])
     source_BN = torch.where(inside_BN, place_N + audio.offset_B[:, None], 0)
@@ -115,7 +111,7 @@ def _recorded(audio: AudioBatch, first: int, end: int, precision: torch.dtype) -
 
 
 def _filters(speed_B: Tensor, side: int) -> Tensor:
-    """The filter at the taps around each of the places from one sample to the next, (B, PHASES + 1, 2 * side), fp64."""
+    """Return the filter's taps for each phase, (B, PHASES + 1, 2 * side), fp64."""
     cut_B11 = speed_B[:, None, None].clamp(max=1.0)
     fraction_P1 = (torch.arange(PHASES + 1, device=speed_B.device, dtype=torch.float64) / PHASES)[:, None]
     distance_BPC = cut_B11 * (fraction_P1 - torch.arange(1 - side, side + 1, device=speed_B.device))
@@ -124,21 +120,20 @@ def _filters(speed_B: Tensor, side: int) -> Tensor:
 
 
 def taps_each_side(facts: AudioFacts) -> int:
-    """Recorded samples to each side that a resampled one is made of at most."""
+    """Return the maximum number of recorded samples on each side that contribute to a resampled one."""
     return math.ceil(LOBES / min(1.0, facts.speed_min))
 
 
 def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[Tensor, Tensor]:
-    """The part of each utterance that is left without silence at its ends: first sample and number of samples, int64.
+    """Return the part of each utterance without silence at its ends: first sample and number of samples, int64.
 
-    From the start of the first window of ``silence_window`` samples whose mean square is at least ``silence_db`` of the
-    utterance's largest, to the end of the last one. Utterances that are shorter than a window, or silent throughout,
-    stay whole.
+    It extends from the start of the first to the end of the last loud window. A window of ``silence_window`` samples
+    is loud if its mean square is at least ``silence_db`` relative to the utterance's maximum. Utterances that are
+    shorter than a window, or completely silent, are kept whole.
 
     Args:
         signal_BN: the utterances, zero beyond their ends.
-        samples_B: how long they are.
-        facts: of the silence.
+        samples_B: length of each utterance.
     """
     window, samples = facts.silence_window, signal_BN.shape[1]
     power_BN = torch.nn.functional.pad(signal_BN.double().square().cumsum(1), (1, window))
@@ -156,8 +151,10 @@ def sounding(signal_BN: Tensor, samples_B: Tensor, facts: AudioFacts) -> tuple[T
 
 
 def emphasise(signal_BN: Tensor, first_B: Tensor, seed_B: Tensor, facts: AudioFacts) -> Tensor:
-    """Noise added, and then a share of the sample before subtracted from each, (B, N); before ``first_B``, where the
-    utterance begins, stands the first sample itself. What lies before that is of no meaning."""
+    """Return the signal with noise and pre-emphasis, (B, N): a fraction of the previous sample is subtracted.
+
+    The first sample, at ``first_B``, uses itself as previous sample. Values before it are undefined.
+    """
     place_N = torch.arange(signal_BN.shape[1], device=signal_BN.device)
     pairs = normal_pairs(place_N[: (len(place_N) + 1) // 2], seed_B[:, None], DITHER, signal_BN.dtype)
     noise_BN = torch.stack(pairs, 2).flatten(1)[:, : len(place_N)]
@@ -167,21 +164,20 @@ def emphasise(signal_BN: Tensor, first_B: Tensor, seed_B: Tensor, facts: AudioFa
 
 
 def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, facts: AudioFacts) -> Tensor:
-    """Logarithms of the power in the mel filters, (B, S, M), zero beyond each utterance's frames.
+    """Return the logarithms of the power in the mel filters, (B, S, M), zero beyond each utterance's frames.
 
     Frame s is centred on sample s * hop of the utterance, which is reflected at its ends.
 
     Args:
-        signal_BN: holds the utterances.
-        first_B, samples_B: where each begins, and how long it is.
+        signal_BN: signal that contains the utterances.
+        first_B, samples_B: first sample and length of each utterance.
         frames: S.
-        facts: of the spectrogram.
     """
     device, half = signal_BN.device, facts.window // 2
     place_SW = (
         torch.arange(frames, device=device)[:, None] * facts.hop + torch.arange(-half, half, device=device)[None, :]
     )
-    # A triangle wave: up from 0 to the last sample, and down again.
+    # Reflected positions are a triangle wave from 0 to the last sample and back.
     last_B11 = (samples_B - 1)[:, None, None]
     turning_BSW = place_SW.remainder((2 * last_B11).clamp(min=1))
     reflected_BSW = turning_BSW.minimum(2 * last_B11 - turning_BSW).clamp(min=0)
@@ -195,7 +191,7 @@ def log_mel(signal_BN: Tensor, first_B: Tensor, samples_B: Tensor, frames: int, 
 
 
 def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
-    """Mean 0 and deviation 1 of each feature over each utterance's own frames; zero beyond, and where all are alike."""
+    """Normalise each feature to mean 0 and deviation 1 over the utterance's frames; zero beyond or if constant."""
     real_BS1 = _within(length_B, mel_BSM.shape[1])[:, :, None]
     count_B11 = length_B[:, None, None]
     mean_B1M = torch.where(real_BS1, mel_BSM, 0.0).sum(1, keepdim=True) / count_B11
@@ -205,17 +201,16 @@ def normalised(mel_BSM: Tensor, length_B: Tensor) -> Tensor:
 
 
 def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> tuple[Tensor, Tensor]:
-    """First and width of SpecAugment's masks, (B, masks) int64: those over features, then those over frames.
+    """Return first index and width of SpecAugment's masks, (B, masks) int64: masks over features, then over frames.
 
-    As the reference draws them, all from uniform integers with both ends included: the width from the least to the
-    largest, the first from 0 to ``size - width``, so that a mask can reach the last feature or frame. The size is the
-    number of features, and for masks over frames the length of the longest utterance of the micro-batch.
+    As in the reference, they are uniform integers with both ends included: the width is between its minimum and
+    maximum, the first index from 0 to ``size - width``, so a mask can reach the last feature or frame. The size is
+    the number of features, or for masks over frames the length of the longest utterance of the micro-batch.
 
     Args:
-        seed_B: of each utterance.
-        length_B: frames of each.
-        frames: none of them has more.
-        facts: of the masks.
+        seed_B: random seed of each utterance.
+        length_B: frames of each utterance.
+        frames: upper bound of the frames.
     """
     count, device = facts.freq_masks + facts.time_masks, seed_B.device
     least, most = (widths[length_B].long() for widths in widths_by_length(facts, frames, device))
@@ -229,7 +224,7 @@ def masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> t
 
 
 def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFacts) -> tuple[Tensor, Tensor]:
-    """Which frames, (B, S), and which features, (B, M), no mask of :func:`masks` covers."""
+    """Return the frames, (B, S), and features, (B, M), that no mask of :func:`masks` covers."""
     first_BC, width_BC = masks(seed_B, length_B, frames, facts)
     kept = []
     for chosen, size in ((slice(facts.freq_masks), facts.mel_filters), (slice(facts.freq_masks, None), frames)):
@@ -241,8 +236,10 @@ def kept_by_masks(seed_B: Tensor, length_B: Tensor, frames: int, facts: AudioFac
 
 @functools.lru_cache(maxsize=64)
 def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Least and largest width of a mask over frames, by an utterance's frames, (frames + 1,) int32; brought to the
-    device once, which takes a wait."""
+    """Return minimum and maximum width of a mask over frames, by the utterance's frames, (frames + 1,) int32.
+
+    The first call copies them to the device and waits.
+    """
     shares = facts.time_mask_min, facts.time_mask_max
     least, most = (torch.from_numpy(mask_widths(share, frames)).to(device) for share in shares)
     return least, most
@@ -250,17 +247,17 @@ def widths_by_length(facts: AudioFacts, frames: int, device: torch.device) -> tu
 
 @functools.lru_cache(maxsize=8)
 def _constants(facts: AudioFacts, device: torch.device, precision: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Window and mel filters; brought to the device once, which takes a wait."""
+    """Return window and mel filters. The first call copies them to the device and waits."""
     window_W, filters_KM = hann(facts.window), mel_filters(facts).T.copy()
     return torch.from_numpy(window_W).to(device, precision), torch.from_numpy(filters_KM).to(device, precision)
 
 
 def _below(count_BC: Tensor, seed_B: Tensor, index_C: Tensor) -> Tensor:
-    """Integers from 0 to below ``count_BC``, each about as likely: the upper half of a product with 32 random bits."""
+    """Return near-uniform integers in [0, count_BC): the upper half of the product with 32 random bits."""
     bits_BC = words(index_C, seed_B[:, None], MASKS).long() & 0xFFFFFFFF
     return (bits_BC * count_BC) >> 32
 
 
 def _within(length_B: Tensor, size: int) -> Tensor:
-    """Which of ``size`` places lie within each length: (B, size)."""
+    """Return which of ``size`` positions are within each length: (B, size)."""
     return torch.arange(size, device=length_B.device) < length_B[:, None]

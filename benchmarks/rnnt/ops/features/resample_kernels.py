@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""The Triton kernel that brings utterances to their speed.
+"""Triton kernel that resamples utterances to their speed.
 
-At 192 utterances of 12.3 s it makes 38 million samples of 32 to 38 recorded ones each. Their filter is computed where
-it is used; what depends on a tap alone is the same for all samples of an utterance, and loads stand at fixed distances
-from each other. Loops keep the code within the cache of instructions.
+For 192 utterances of 12.3 s, it computes 38 million samples from 32 to 38 recorded ones each. The filter is computed
+where it is used. Terms that depend only on the tap are shared by all samples of an utterance, and loads have fixed
+distances from each other. Loops keep the code within the instruction cache.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SCALE: tl.constexpr = tl.constexpr(1.0 / 32768.0)
 
 @triton.jit
 def _sinc(x):
-    """sin(x) / x for x from 0 to pi, by its series."""
+    """Return sin(x) / x for x from 0 to pi, by its series."""
     y = x * x
     last = 1.6059044e-10 + y * (-7.6471637e-13 + y * 2.8114573e-15)
     middle = -1.9841270e-4 + y * (2.7557319e-6 + y * (-2.5052108e-8 + y * last))
@@ -26,7 +26,7 @@ def _sinc(x):
 
 @triton.jit
 def _sine(x):
-    """For x from -pi / 2 to pi / 2, by its series."""
+    """Return sin(x) for x from -pi / 2 to pi / 2, by its series."""
     y = x * x
     last = 2.7557319e-6 + y * (-2.5052108e-8 + y * 1.6059044e-10)
     return x * (1.0 + y * (-1.6666667e-1 + y * (8.3333333e-3 + y * (-1.9841270e-4 + y * last))))
@@ -34,14 +34,14 @@ def _sine(x):
 
 @triton.jit
 def _cosine(x):
-    """For x from 0 to 0.7, by its series."""
+    """Return cos(x) for x from 0 to 0.7, by its series."""
     y = x * x
     return 1.0 + y * (-0.5 + y * (4.1666667e-2 + y * (-1.3888889e-3 + y * 2.4801587e-5)))
 
 
 @triton.jit
 def _heard(place_ptr, near, length, tap: tl.constexpr, INSIDE: tl.constexpr):
-    """Recorded samples at ``near + tap``, zero beyond the ends; INSIDE where none lies there."""
+    """Return recorded samples at ``near + tap``, zero beyond the ends; with INSIDE all are within the recording."""
     if INSIDE:
         sample = tl.load(place_ptr + tap)
     else:
@@ -53,7 +53,10 @@ def _heard(place_ptr, near, length, tap: tl.constexpr, INSIDE: tl.constexpr):
 def _two_taps(
     left_ptr, right_ptr, left_near, right_near, length, fraction, shared, tap, step: tl.constexpr, INSIDE: tl.constexpr
 ):
-    """The samples at the taps -tap and tap + 1, each over its distance, of which ``shared`` has the inverse product."""
+    """Return the samples at taps -tap and tap + 1, each divided by its distance.
+
+    ``shared`` is the inverse of the product of both distances.
+    """
     left = _heard(left_ptr, left_near, length, -step, INSIDE) * shared * ((tap + 1.0) - fraction)
     right = _heard(right_ptr, right_near, length, 1 + step, INSIDE) * shared * (fraction + tap)
     return left, right
@@ -61,14 +64,14 @@ def _two_taps(
 
 @triton.jit
 def _inverse(square):
-    """1 over positive numbers of usual size."""
+    """Return 1 / square for positive numbers of moderate size."""
     root = tl.rsqrt(square)
     return root * root
 
 
 @triton.jit
 def _turned(sine, cosine, turn_sine, turn_cosine):
-    """Sine and cosine of the sum of two angles."""
+    """Return sine and cosine of the sum of two angles."""
     return sine * turn_cosine + cosine * turn_sine, cosine * turn_cosine - sine * turn_sine
 
 
@@ -86,9 +89,9 @@ def _far_taps_longer(
     GROUP: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The sums of :func:`_filtered` where a is pi: sin(a j) is zero, cos(a j) a sign."""
+    """Return the sums of :func:`_filtered` for a = pi, where sin(a j) is zero and cos(a j) is a sign."""
     left_sine, left_cosine = turn_sine, turn_cosine
-    product = fraction - fraction * fraction  # and tap * (tap + 1) is that of the distances of both taps
+    product = fraction - fraction * fraction  # plus tap * (tap + 1): the product of both taps' distances
     even = tl.zeros_like(fraction)
     even_cosine = tl.zeros_like(fraction)
     even_sine = tl.zeros_like(fraction)
@@ -132,7 +135,7 @@ def _six_sums(
     slow_right_sine,
     slow_right_cosine,
 ):
-    """The sums over taps: with cos(a j) and 1, cos(w j) or sin(w j), and likewise with sin(a j)."""
+    """Update the six sums over taps: cos(a j) times 1, cos(w j) or sin(w j), and sin(a j) times the same."""
     even += left_cosine * left
     even -= right_cosine * right
     odd -= left_sine * left
@@ -165,7 +168,7 @@ def _far_taps_shorter(
     GROUP: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The sums of :func:`_filtered` where ``cut`` is below 1."""
+    """Return the sums of :func:`_filtered` for ``cut`` below 1."""
     angle = cut * _PI
     turn_sine, turn_cosine = _sine(_PI - angle), -_sine(angle - 0.5 * _PI)
     left_sine, left_cosine = turn_sine, turn_cosine
@@ -195,7 +198,7 @@ def _far_taps_shorter(
             )  # fmt: skip
             left_sine, left_cosine = right_sine, right_cosine
             slow_left_sine, slow_left_cosine = slow_right_sine, slow_right_cosine
-    for tap in tl.static_range(LOBES - 1, SIDE):  # where the filter may have ended
+    for tap in tl.static_range(LOBES - 1, SIDE):  # taps that may be beyond the filter's end
         right_sine, right_cosine = _turned(left_sine, left_cosine, turn_sine, turn_cosine)
         slow_right_sine, slow_right_cosine = _turned(slow_left_sine, slow_left_cosine, slow_turn_sine, slow_turn_cosine)
         shared = _inverse(product + tap * (tap + 1.0))
@@ -225,12 +228,12 @@ def _filtered(
     LONGER: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """The recorded samples times the filter around places ``near + fraction``; LONGER where ``cut`` is 1.
+    """Return the recorded samples times the filter around ``near + fraction``; LONGER is for ``cut`` = 1.
 
-    The filter at f - j, f being the fraction and j a tap, is sin(a (f - j)) / (a (f - j)) times half of
-    1 + cos(w (f - j)). By the theorem of addition the sine and the cosine of f stand before sums over j: of
-    x[j] / (f - j) times products of sines and cosines of a j and w j, which are the same for a whole utterance. Near
-    taps, where this would cancel, have their filter computed as it is. Two taps, -j and j + 1, share an inverse.
+    With fraction f and tap j, the filter at f - j is sin(a (f - j)) / (a (f - j)) times (1 + cos(w (f - j))) / 2.
+    With the angle addition formulas, sine and cosine of f are factors of sums over j. The terms of these sums are
+    x[j]/(f-j) times products of sines and cosines of a j and w j, which are the same for a whole utterance. For near
+    taps, where this would cancel, the filter is computed directly. Taps -j and j + 1 share one inverse.
     """
     angle, slow = cut * _PI, cut * (_PI / LOBES)
     slow_sine, slow_cosine = _sine(slow * fraction), _cosine(slow * fraction)
@@ -262,11 +265,11 @@ def features_resample_kernel(
     resampled_ptr,  # (B,) int64
     signal_ptr,  # (B, N) fp32
     N,
-    SIDE: tl.constexpr,  # taps to each side
+    SIDE: tl.constexpr,  # taps on each side
     LOBES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK samples of an utterance at its speed."""
+    """Write BLOCK samples of an utterance at its speed. Grid (N / BLOCK, B)."""
     row = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     samples = tl.load(resampled_ptr + row).to(tl.int32)

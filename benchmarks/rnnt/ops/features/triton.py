@@ -1,4 +1,4 @@
-"""Features through the Triton kernels of this package: six launches a micro-batch.
+"""Features with the Triton kernels of this package: six launches per micro-batch.
 
 Legend: B utterances, N samples after resampling (padded), T spliced frames (padded), S = splice * T frames, M mel
 filters, F features of a spliced frame (padded).
@@ -31,19 +31,19 @@ TILES: dict[str, Tile] = {
 }
 
 _SAMPLE_SCALE = 4096.0
-"""Of samples in half precision: below 3 or so in size, they stay far from its limits at both ends."""
+"""Factor of samples in half precision: samples of magnitude up to about 3 neither overflow nor underflow."""
 
 _WINDOW_WARPS = 4
-"""Of the programs that add up windows: the same for both, so that both round alike."""
+"""Warps of the programs that sum windows; equal for both kernels, so that both round equally."""
 
 
 class Signal(NamedTuple):
-    """Utterances on their way.
+    """Resampled and trimmed utterances.
 
     Attributes:
-        samples_BN: fp32, of no meaning beyond their ends.
-        first_B, kept_B: int32, first sample that is no silence, and samples from there on that are kept.
-        length_B: int32, spliced frames of them.
+        samples_BN: fp32, undefined beyond their ends.
+        first_B, kept_B: int32, first sample after initial silence, and number of samples kept from there.
+        length_B: int32, number of spliced frames.
     """
 
     samples_BN: Tensor
@@ -56,7 +56,7 @@ class Signal(NamedTuple):
 def features(
     audio: AudioBatch, facts: AudioFacts, frames: int, columns: int, augmented: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. An utterance is longer than half a window.
+    """See :func:`benchmarks.rnnt.ops.features.reference.features_reference`. Utterances must exceed half a window.
 
     Raises:
         ValueError: an input is not contiguous.
@@ -67,7 +67,7 @@ def features(
 
 
 def resample(audio: AudioBatch, frames: int, facts: AudioFacts) -> Tensor:
-    """The utterances at their speeds, (B, N) fp32, N being what ``frames`` takes and one more."""
+    """Return the utterances at their speeds, (B, N) fp32; N is one more than ``frames`` can use."""
     require_contiguous(
         audio_A=audio.audio_A,
         length_B=audio.length_B,
@@ -86,7 +86,7 @@ def resample(audio: AudioBatch, frames: int, facts: AudioFacts) -> Tensor:
 
 
 def trimmed(signal_BN: Tensor, audio: AudioBatch, facts: AudioFacts) -> Signal:
-    """Where the utterances begin and end without silence."""
+    """Return the utterances with begin and length of the part without silence at the ends."""
     batch, samples = signal_BN.shape
     blocks, device = triton.cdiv(samples, facts.silence_window), signal_BN.device
     loudest_BK = torch.empty((batch, blocks), dtype=torch.float32, device=device)
@@ -103,10 +103,10 @@ def trimmed(signal_BN: Tensor, audio: AudioBatch, facts: AudioFacts) -> Signal:
 
 
 def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Tensor:
-    """With noise, less a share of the sample before, and reflected at both ends: (2, B, P) fp16.
+    """Return the signal with noise and pre-emphasis, reflected at both ends: (2, B, P) fp16.
 
-    An utterance begins half a window behind the first place. The second part is what the first one lacks; both are
-    scaled by :data:`_SAMPLE_SCALE`.
+    An utterance begins at offset window / 2. The second part has the rounding errors of the first; both are scaled by
+    :data:`_SAMPLE_SCALE`.
     """
     batch, samples = signal.samples_BN.shape
     half, tile = facts.window // 2, TILES["emphasise"]
@@ -122,7 +122,7 @@ def emphasise(signal: Signal, audio: AudioBatch, facts: AudioFacts) -> Tensor:
 def log_mel(
     emphasised_2BP: Tensor, kept_B: Tensor, frames: int, facts: AudioFacts
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Logarithms of the power in the mel filters, (B, S, M) fp32, and means and spreads of the tiles of frames."""
+    """Return logarithms of the power in the mel filters, (B, S, M) fp32, and means and spreads of tiles of frames."""
     (batch, places), tile, device = emphasised_2BP.shape[1:], TILES["log_mel"], emphasised_2BP.device
     constants = _constants(facts, device)
     tiles, mels = triton.cdiv(frames * facts.splice, tile.rows), constants.filters.shape[2]
@@ -148,7 +148,7 @@ def splice(
     dtype: torch.dtype,
     facts: AudioFacts,
 ) -> Tensor:
-    """The features (T, B, F): normalised, masked, spliced."""
+    """Return the features (T, B, F): normalised, masked, spliced."""
     batch, tile, device = len(audio), TILES["splice"], mel_BSM.device
     least, most = widths_by_length(facts, frames * facts.splice, device)
     features_TBF = torch.empty((frames, batch, columns), dtype=dtype, device=device)
@@ -174,7 +174,7 @@ class _Constants(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _constants(facts: AudioFacts, device: torch.device) -> _Constants:
-    """Tables of the transform and of the filters, in two parts each; brought to the device once, which takes a wait."""
+    """Return tables of transform and filters, in two parts each. The first call copies them and waits."""
     bins, window = facts.fft // 2, hann(facts.window)[:, None]
     angle = 2.0 * np.pi / facts.fft * np.outer(np.arange(facts.window), np.arange(bins))
     filters = np.zeros((bins, max(16, triton.next_power_of_2(facts.mel_filters))))
@@ -187,7 +187,7 @@ def _constants(facts: AudioFacts, device: torch.device) -> _Constants:
 
 
 def _in_parts(table: NDArray[np.float64], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table in half precision, and what that lacks."""
+    """Return a table in half precision, stacked with its rounding errors."""
     whole = torch.from_numpy(table)
     high = whole.to(dtype)
     return torch.stack([high, (whole - high.double()).to(dtype)]).to(device)

@@ -1,10 +1,10 @@
-"""The joint network's hidden layer of packed rows: ``dropout(relu(f[s, b] + g[u, b]))`` of each (b, s, u).
+"""Hidden layer of the joint network on packed rows: ``dropout(relu(f[s, b] + g[u, b]))`` for each (b, s, u).
 
-Works without autograd. Backward adds up over u for f and over s for g. It gets a gradient that is zero where the result
-is zero, so that ReLU and dropout need no mask of their own. The dropout mask is that of :mod:`common.ops.dropout`, by
-row and column.
+The functions work without autograd. Backward sums over u for f and over s for g. Its input gradient must be zero
+where the result is zero, so ReLU and dropout need no mask in backward. The dropout mask is that of
+:mod:`common.ops.dropout`, by row and column.
 
-Legend: S frames, N tokens before, with none at all, B utterances, H width, R rows.
+Legend: S frames, N token positions, B utterances, H width, R rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from common.ops.triton_support import triton_kernels
 __all__ = ["JOINT", "JointPasses"]
 
 WIDEST = 2048
-"""What a program holds of some rows at once."""
+"""Maximum width, because a program keeps whole rows in registers."""
 
 
 JOINT = Operation(

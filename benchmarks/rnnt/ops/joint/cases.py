@@ -1,4 +1,4 @@
-"""Cases of the joint network's hidden layer: packed rows of utterances with the lengths of LibriSpeech."""
+"""Test and benchmark cases of the joint network's hidden layer: packed rows with the lengths of LibriSpeech."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def passes(
     p: float,
     live: float = 1.0,
 ) -> list[Pass]:
-    """Make the forward pass, which writes rows, and the backward pass, which reads the gradient of rows.
+    """Return the forward pass, which writes rows, and the backward pass, which reads the gradient of rows.
 
     Args:
         utterances: see :func:`benchmarks.rnnt.ops.rows_of_cases.case_rows`.

@@ -1,16 +1,15 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the packed joint.
+"""Triton kernels of the packed joint network's hidden layer.
 
-A program has some frames of an utterance and walks over all numbers of tokens before them, so that f stays in
-registers and g comes out of the caches: of the H elements of a row 2 H bytes are written forward, and read backward. At
-192 utterances of real lengths, 2.45 million rows of 512 in 16 bit, that is 2.5 GB each way, 0.6 ms at 4.3 TB/s on an
-H200. Forward also takes a hash for every two elements, 0.6 billion of about 14 operations: as long again if nothing of
-it is hidden.
+A program has some frames of an utterance and loops over the token positions, with f in registers and g in caches.
+Forward writes 2 H bytes per row, and backward reads them. For 192 utterances of real lengths (2.45 million rows of
+512 in 16 bit), this is 2.5 GB each, 0.6 ms at 4.3 TB/s on an H200. Forward also computes a hash per two elements, 0.6
+billion of about 14 operations: the same time again if it does not overlap.
 
-Backward adds up f's gradient over u in registers. For g's every program leaves the sum over its frames, which a second
-kernel adds up in the order of frames: nothing is added up by atomics.
+Backward sums f's gradient over u in registers. For g's gradient, every program writes the sum over its frames, and a
+second kernel adds these in the order of the frames, without atomics.
 
-Legend: S frames, N tokens before, with none at all, B utterances, H width, R rows, P rows of partial sums.
+Legend: S frames, N token positions, B utterances, H width, R rows, P rows of partial sums.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from common.ops.dropout.kernels import keep_of_rows, mask_keys
 
 @triton.jit
 def _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance):
-    """Its frames, its numbers of tokens before, and its first row."""
+    """Return the utterance's frames, token positions and first row."""
     frames = tl.load(frames_ptr + utterance)
     columns = tl.load(tokens_ptr + utterance) + 1
     return frames, columns, tl.load(offsets_ptr + utterance)
@@ -31,7 +30,7 @@ def _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance):
 
 @triton.jit
 def _first_sums(first_row, utterance, N, BLOCK_S: tl.constexpr):
-    """Where the partial sums of an utterance begin: behind all that those before it can have."""
+    """Return the first partial sum of an utterance, after the maximum number of those of earlier utterances."""
     return first_row // BLOCK_S + utterance.to(tl.int64) * (N + 1)
 
 
@@ -47,7 +46,7 @@ def joint_forward_kernel(
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr,
     THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S / BLOCK_S, B)."""
+    """Write the hidden layer. Grid (S / BLOCK_S, B)."""
     utterance = tl.program_id(1)
     frames, columns, first_row = _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance)
     frame = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -84,7 +83,7 @@ def joint_backward_kernel(
     S, N, B,
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S / BLOCK_S, B)."""
+    """Write the gradient of f, and partial sums of that of g. Grid (S / BLOCK_S, B)."""
     utterance = tl.program_id(1)
     frames, columns, first_row = _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance)
     columns = tl.where(tl.program_id(0) * BLOCK_S < frames, columns, 0)
@@ -118,7 +117,7 @@ def joint_columns_kernel(
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the partial sums of all frames. Grid (N, B)."""
+    """Add the partial sums of all frames to the gradient of g. Grid (N, B)."""
     token, utterance = tl.program_id(0), tl.program_id(1)
     frames, columns, first_row = _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance)
     shares = tl.where(token < columns, tl.cdiv(frames, BLOCK_S), 0)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.rnnt.ops.joint`."""
+"""Reference implementation of :mod:`benchmarks.rnnt.ops.joint`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
 from common.ops.triton_support import widen
 
 MOST_INDICES = 1 << 32
-"""Elements that the dropout mask can number."""
+"""Maximum number of elements that the dropout mask can index."""
 
 
 class JointPasses(NamedTuple):
-    """The packed joint without autograd.
+    """Functions of the packed joint network's hidden layer, without autograd.
 
     Attributes:
         forward: see :func:`forward_reference`.
@@ -29,10 +29,10 @@ class JointPasses(NamedTuple):
 
 
 def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
-    """Refuse tensors of other shapes than the rows'.
+    """Check that tensors match the rows.
 
     Raises:
-        ValueError: something does not fit.
+        ValueError: shapes or dtypes do not match, or there are too many elements for dropout.
     """
     width = f_SBH.shape[2]
     wanted = (
@@ -51,16 +51,16 @@ def check(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows) -> None:
 
 
 def forward_reference(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
-    """Reference implementation.
+    """Compute the hidden layer.
 
     Args:
-        f_SBH: of the encoder, for each frame.
-        g_NBH: of the prediction network, for each number of tokens before, 0 ... U: N = U + 1.
-        rows: which of the pairs exist.
-        dropout: row r of the result has the bits of elements r * H ... r * H + H - 1.
+        f_SBH: the encoder's part, for each frame.
+        g_NBH: the prediction network's part, for each token position 0 ... U: N = U + 1.
+        rows: layout of the rows.
+        dropout: dropout; row r of the result has the bits of elements r * H ... r * H + H - 1.
 
     Returns:
-        (capacity, H) in the dtype of f: ``dropout(relu(f[s, b] + g[u, b]))``, zero in rows that do not exist.
+        (capacity, H) in the dtype of f: ``dropout(relu(f[s, b] + g[u, b]))``, zero in unused rows.
     """
     check(f_SBH, g_NBH, rows)
     place = places(rows)
@@ -81,7 +81,7 @@ def backward_reference(
     rows: PackedRows,
     dropout: DropoutMask,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation.
+    """Compute the gradients of f and g.
 
     Args:
         dh_RH: gradient of the result, zero where the result is zero.

@@ -1,7 +1,7 @@
-"""The packed joint through the Triton kernels of :mod:`benchmarks.rnnt.ops.joint.kernels`.
+"""Hidden layer of the packed joint network with the Triton kernels of :mod:`benchmarks.rnnt.ops.joint.kernels`.
 
-One launch forward, two backward, on the current stream; nothing waits for the device. Rows that do not exist are
-neither written nor read.
+Forward takes one launch, backward two, on the current stream, without synchronization. Unused rows are neither
+written nor read.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ TILES: dict[str, Tile] = {
     "backward": Tile(frames=16, warps=2, stages=1),
     "columns": Tile(partial_sums=4, warps=4),
 }
-"""Pass to its tile.
+"""Tile of each pass.
 
-- ``frames``: frames of one utterance in a program. Backward, more of them write fewer partial sums;
-- ``warps`` of ``backward``: with at most as many threads as a row has elements, a thread has the same elements of all
-  rows, and adds them up alone;
-- ``partial_sums``: partial sums in flight.
-"""
+- ``frames``: frames of one utterance per program. In backward, more frames give fewer partial sums;
+- ``warps`` of ``backward``: with at most as many threads as elements in a row, a thread sums the same elements of all
+  rows, without exchange between threads;
+- ``partial_sums``: partial sums in flight."""
 
 
 def forward(f_SBH: Tensor, g_NBH: Tensor, rows: PackedRows, dropout: DropoutMask) -> Tensor:
     """See :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
 
-    Rows that do not exist stay uninitialised.
+    Unused rows stay uninitialised.
     """
     check(f_SBH, g_NBH, rows)
     frames, utterances, width = f_SBH.shape

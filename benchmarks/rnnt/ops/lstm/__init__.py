@@ -1,14 +1,13 @@
-"""One layer of an LSTM over rows of different lengths, forward in time.
+"""One forward-in-time LSTM layer over rows of different lengths.
 
-Hochreiter & Schmidhuber, 1997, with the forget gate of Gers et al., 2000, and two biases, as cuDNN and
-``torch.nn.LSTM`` have it. With σ the logistic function::
+Hochreiter & Schmidhuber, 1997, with the forget gate of Gers et al., 2000, and two biases, like cuDNN and
+``torch.nn.LSTM``. With σ the logistic function::
 
     i, f, g, o = x_t W_ih^T + b_ih + h_(t-1) W_hh^T + b_hh
     c_t = σ(f) c_(t-1) + σ(i) tanh(g)
     h_t = σ(o) tanh(c_t)
 
-What a row has behind its length is not computed, or computed and thrown away: the result is 0 there, and whatever
-gradient arrives there is ignored.
+Beyond the length of a row, the result is 0 and its gradient is ignored, whether or not these frames are computed.
 
 Legend: T frames, B rows, I inputs, H width of the state, G = 4 H gates.
 """

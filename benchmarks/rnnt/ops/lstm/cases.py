@@ -1,4 +1,4 @@
-"""Cases of the LSTM: one layer of the encoder."""
+"""Test and benchmark cases of the LSTM: one layer of the encoder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ WIDTH = fixed_facts(Facts, "rnnt").encoder_width
 def passes(
     function: Lstm, draw: Draw, frames: int, utterances: int, inputs: int, width: int, lengths: str
 ) -> list[Pass]:
-    """Make the forward and backward pass.
+    """Return the forward and backward pass.
 
-    Bytes count inputs, weights and outputs, the gates that forward writes and reads again, and the states of the cells.
+    Bytes count inputs, weights and outputs, the gates that forward writes and reads again, and the states of the
+    cells.
 
     Args:
         frames: frames of the longest utterance.

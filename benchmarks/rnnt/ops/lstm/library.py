@@ -1,8 +1,8 @@
-"""LSTM through PyTorch's own: cuDNN's on a GPU, and PyTorch's own loop in C++ on a CPU.
+"""LSTM of PyTorch: cuDNN on a GPU, a C++ loop on a CPU.
 
-cuDNN runs a layer in one persistent kernel where PyTorch asks for it (``get_algo`` in its ``cudnn/RNN.cpp``): fp16, one
-layer a call, input and width multiples of 128, at most 1,024 wide, a batch that is a multiple of 8 up to 128. Elsewhere
-it runs a product and a kernel for the gates at every frame, over all rows.
+cuDNN runs a layer in one persistent kernel if PyTorch requests it (``get_algo`` in its ``cudnn/RNN.cpp``): fp16, one
+layer per call, input and width multiples of 128, width at most 1,024, batch a multiple of 8 up to 128. Otherwise it
+runs a matrix product and a kernel for the gates at every frame, over all rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from common.ops.operation import OperationRequest
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why PyTorch's own can't serve a request; None if it can."""
+    """Return why PyTorch's LSTM cannot serve a request; None if it can."""
     if request.device.type == "cpu" and request.dtype == torch.bfloat16:
         return "PyTorch's gradients of a wide layer in bf16 are wrong on CPUs"
     return None
@@ -24,10 +24,10 @@ def unsupported(request: OperationRequest) -> str | None:
 def lstm_library(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
     """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
 
-    A row that has ended runs on through its padding, which nobody sees.
+    Padding after the end of a row is computed too, and the result is replaced by zeros.
 
     Raises:
-        ValueError: the shapes don't fit.
+        ValueError: the shapes do not match.
     """
     check(x_TBI, weights, lengths_B)
     frames, batch = x_TBI.shape[:2]

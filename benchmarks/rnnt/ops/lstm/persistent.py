@@ -1,11 +1,12 @@
-"""LSTM through the persistent kernels of ``kernels.cu``, for Hopper GPUs.
+"""LSTM with the persistent kernels of ``kernels.cu``, for Hopper GPUs.
 
-The products of the input with its weights are one matrix product over all frames, and so are the gradients of input and
-weights; between them one kernel runs all frames of a batch, which reads W_hh once. It is launched cooperatively, takes
-nearly all multiprocessors and gives those of a group of rows back when the group's longest row has ended: what runs on
-other streams meanwhile, such as a reduction, waits or has the few that are left.
+The products of the input with its weights are one matrix product over all frames, and so are the gradients of input
+and weights. In between, one kernel runs all frames of a batch and reads W_hh only once. It is launched cooperatively,
+takes nearly all multiprocessors, and releases those of a group of rows when the group's longest row has ended.
+Concurrent work on other streams, such as a reduction, waits or uses the few remaining ones.
 
-Gates lie unit by unit here, gate j of unit u in column 4 u + j. Legend: T frames, B rows, I inputs, H width, G = 4 H.
+Gates are stored unit by unit: gate j of unit u is in column 4 u + j. Legend: T frames, B rows, I inputs, H width, G =
+4 H.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from common.ops.triton_support import multiprocessors
 
 _ARCHITECTURE = "sm_90a"
 _HOPPER = 9
-"""Major compute capability: the kernels use its instructions, which later GPUs don't have."""
+"""Major compute capability; later GPUs lack some instructions of the kernels."""
 _COUNTER_WORDS = 32
-"""Of a group, so that each counter has a line of the cache for itself."""
+"""Words per group, so that each counter has a cache line to itself."""
 _MISSING = -1
-"""A word that no block has written yet."""
+"""Value of a word that no block has written yet."""
 _WIDTHS = range(128, 1025, TILE_ROWS)
 
 FIXED_PLANS: dict[tuple[bool, int, int], Plan] = {}
-"""(backward, H, B) to a division that is taken instead of the one that should be fastest."""
+"""Plan by (backward, H, B) that replaces the one with the best estimate."""
 
 
 def unsupported(request: OperationRequest) -> str | None:
-    """Why the persistent kernels can't serve a request; None if they can. Sizes: ``width``."""
+    """Return why the persistent kernels cannot serve a request, None if they can. Sizes: ``width``."""
     width = request.sizes["width"]
     if request.dtype not in (torch.float16, torch.bfloat16):
         return f"activations are fp16 or bf16, not {request.dtype}"
@@ -56,7 +57,7 @@ def unsupported(request: OperationRequest) -> str | None:
 
 
 def source(plan: Plan, bfloat: bool) -> str:
-    """The source of a division's kernel, in CUDA C++ that includes nothing."""
+    """Return the kernel source of a plan, in CUDA C++ without includes."""
     macros = "".join(f"#define {name} {value}\n" for name, value in plan.macros(bfloat).items())
     folder = Path(__file__).parent
     parts = [(folder / "primitives.cu").read_text(), _multiply(plan.columns, bfloat)]
@@ -64,7 +65,7 @@ def source(plan: Plan, bfloat: bool) -> str:
 
 
 def _multiply(columns: int, bfloat: bool) -> str:
-    """The instruction of a warpgroup for products with so many columns, whose operands CUDA C++ wants one by one."""
+    """Return a function with the warpgroup's product for ``columns`` columns, because CUDA C++ needs each operand."""
     count, dtype = columns // 2, "bf16" if bfloat else "f16"
     results = ", ".join(f"%{number}" for number in range(count))
     left = ", ".join(f"%{count + number}" for number in range(4))
@@ -83,7 +84,7 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 
 
 def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[Plan]:
-    """The divisions that fit a GPU but for what clusters keep it from, see :func:`plan.plans`."""
+    """Return the plans that fit a GPU, except for limits of clusters; see :func:`plan.plans`."""
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes, every)
 
@@ -96,16 +97,16 @@ def _kernel(plan: Plan, bfloat: bool, device: torch.device) -> Kernel:
 
 
 def fits(plan: Plan, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a GPU can have all blocks of a division at a time, which clusters may keep it from."""
+    """Return whether all blocks of a plan can run on a GPU at once, which clusters may prevent."""
     return _kernel(plan, dtype == torch.bfloat16, device).resident_blocks() >= plan.blocks
 
 
 @functools.cache
 def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: torch.device) -> Plan:
-    """The division that is taken.
+    """Return the plan to use.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no plan fits.
     """
     for plan in fitting_plans(backward, width, batch, device):
         if fits(plan, dtype, device):
@@ -114,17 +115,17 @@ def fastest(backward: bool, width: int, batch: int, dtype: torch.dtype, device: 
 
 
 def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int, tail: list[int]) -> list[Tensor]:
-    """Run all rows, at most ``MOST_ROWS`` at a time.
+    """Run all rows, at most ``MOST_ROWS`` per launch.
 
     Args:
-        backward: which way.
+        backward: direction.
         batch: B.
-        pointers: arguments before ``fresh``; backward None as the fourth, for the sums of the gates' gradients.
+        pointers: arguments before ``fresh``; the fourth of backward is None, for the sums of the gates' gradients.
         width: H.
-        tail: arguments behind the rows.
+        tail: arguments after the rows.
 
     Returns:
-        Those sums, (lines, 4 H) fp32, backward.
+        These sums, (lines, 4 H) fp32 each; empty for forward.
     """
     like = pointers[0]
     assert like is not None
@@ -145,12 +146,12 @@ def launch(backward: bool, batch: int, pointers: list[Tensor | None], width: int
 
 
 def _by_unit(rows: Tensor) -> Tensor:
-    """Rows (4 H, ...), gate by gate, unit by unit."""
+    """Reorder rows (4 H, ...) from gate by gate to unit by unit."""
     return rows.unflatten(0, (GATES, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _by_gate(rows: Tensor) -> Tensor:
-    """Rows (4 H, ...), unit by unit, gate by gate."""
+    """Reorder rows (4 H, ...) from unit by unit to gate by gate."""
     return rows.unflatten(0, (-1, GATES)).transpose(0, 1).flatten(0, 1)
 
 
@@ -158,7 +159,7 @@ class _Lstm(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        save: bool,  # what backward needs
+        save: bool,  # whether to keep what backward needs
         x_TBI: Tensor,
         lengths_B: Tensor,
         *weights: Tensor,
@@ -208,13 +209,13 @@ class _Lstm(Function):
 def lstm_persistent(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
     """See :func:`benchmarks.rnnt.ops.lstm.reference.lstm_reference`.
 
-    The backward pass runs once: it overwrites what forward has kept.
+    The backward pass can run only once, because it overwrites what forward has saved.
 
     Raises:
-        ValueError: the shapes don't fit.
-        RuntimeError: the compiler or the driver refuses a kernel.
+        ValueError: the shapes do not match.
+        RuntimeError: the compiler or the driver rejects a kernel.
     """
     check(x_TBI, weights, lengths_B)
-    # Weights want gradients without autograd too, as `needs_input_grad` says: an evaluation would save all it has made.
+    # `needs_input_grad` is true for weights even under no_grad, so an evaluation would save everything.
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_TBI, *weights))
     return _Lstm.apply(save, x_TBI, lengths_B.to(torch.int32).contiguous(), *weights)

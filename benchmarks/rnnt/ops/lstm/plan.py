@@ -1,4 +1,4 @@
-"""How ``kernels.cu`` divides the rows of a batch and the units of a layer over the multiprocessors of a GPU."""
+"""Plans for ``kernels.cu``: division of a batch's rows and a layer's units over the multiprocessors of a GPU."""
 
 from __future__ import annotations
 
@@ -9,50 +9,52 @@ from enum import IntEnum
 from typing import NamedTuple
 
 TILE_ROWS = 64
-"""Of one product of a warpgroup."""
+"""Rows of one product of a warpgroup."""
 MOST_ROWS = 256
-"""That one launch takes."""
+"""Maximum rows per launch."""
 THREADS = 256
 BUFFERS = 4
-"""Of what blocks hand to one another, which take turns."""
+"""Exchange buffers between blocks, which are used in turn."""
 _TILES = 2
 _COLUMNS = 128
-"""More would leave a thread without registers for its sums."""
+"""Maximum columns of a product; more would not leave enough registers for its sums."""
 _DEPTH = 16
 _UNITS = 8
 _PAIR_BYTES = 1024
-"""Of a pair of sums of all threads of a warpgroup."""
+"""Bytes of a pair of sums of all threads of a warpgroup."""
 _READ, _READ_ALONE = 10e6, 8.4e4
-"""Bytes a microsecond out of the L2 cache, of all multiprocessors and of one."""
+"""Bytes per microsecond from the L2 cache, for all multiprocessors together and for a single one."""
 _FLOPS = 3.8e6
-"""A microsecond, of a multiprocessor, with what it does to their result."""
+"""FLOPs per microsecond of one multiprocessor, including the processing of the result."""
 _FRAME, _CLUSTER, _COUNT, _AGAIN = 0.86, 0.62, 0.79, 0.16
-"""Microseconds: of a frame, and of a product for every time that a cluster halves its sum; of a frame whose blocks
-wait by counting; of a product whose threads load once more than their registers hold."""
+"""Microseconds of the time estimate.
+
+They are: per frame; per product and halving of its sum by a cluster; per frame whose blocks wait by counting; per
+product for each additional load when registers do not hold everything."""
 
 
 _MOST_MEASURED = 2
-"""Blocks of a cluster of all divisions that were fastest; larger ones stand behind these."""
+"""Largest cluster of all plans that were fastest in measurements; plans with larger ones are ranked after these."""
 
 
 class Wait(IntEnum):
-    """How blocks know that what others make is there, see ``kernels.cu``."""
+    """How blocks detect that data of other blocks have arrived; see ``kernels.cu``."""
 
     COUNT = 0
     LOAD = 1
 
 
 class Plan(NamedTuple):
-    """A division.
+    """A division of the work.
 
     Attributes:
-        backward: which way.
+        backward: direction.
         width: H.
-        groups: of rows, that know nothing of one another.
-        rows: of a group at most.
-        units: of a block.
+        groups: independent groups of rows.
+        rows: maximum rows per group.
+        units: units per block.
         cluster: blocks that divide the sum of a product.
-        wait: how blocks wait for one another, which makes no difference to the result.
+        wait: how blocks wait for one another; does not affect the result.
     """
 
     backward: bool
@@ -65,32 +67,32 @@ class Plan(NamedTuple):
 
     @property
     def group_blocks(self) -> int:
-        """Blocks of a group."""
+        """Blocks per group."""
         return self.cluster * -(-self.width // (self.cluster * self.units))
 
     @property
     def blocks(self) -> int:
-        """Of the grid."""
+        """Blocks of the grid."""
         return self.groups * self.group_blocks
 
     @property
     def tiles(self) -> int:
-        """Products of a warpgroup at every frame."""
+        """Products of a warpgroup per frame."""
         return -(-self.rows // TILE_ROWS)
 
     @property
     def inner(self) -> int:
-        """What a product sums over in all: the units before, or backward the gates behind."""
+        """Length of a product's sum: the previous units, or in backward the gates of the next frame."""
         return 4 * self.width if self.backward else self.width
 
     @property
     def own_columns(self) -> int:
-        """Of a product's result that a block keeps."""
+        """Columns of a product's result that a block keeps."""
         return self.units if self.backward else 4 * self.units
 
     @property
     def columns(self) -> int:
-        """Of a product's result."""
+        """Columns of a product's result."""
         return self.own_columns * self.cluster
 
     @property
@@ -100,30 +102,30 @@ class Plan(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Chunks of 32 columns that a thread loads ahead: what its registers hold."""
+        """Chunks of 32 columns that a thread loads ahead, limited by its registers."""
         return min(self.chunks, _DEPTH)
 
     @property
     def exchanged_bytes(self) -> int:
-        """Sums of one product that the warpgroups of a block get from others."""
+        """Bytes of sums of one product that the warpgroups of a block receive from others."""
         return 2 * (2 * self.cluster - 1) * (self.own_columns // 8) * _PAIR_BYTES
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block."""
+        """Shared memory of a block, in bytes."""
         return self.columns * (self.inner // self.cluster) * 2 + self.exchanged_bytes
 
     @property
     def fresh_words(self) -> int:
-        """Of 4 bytes, of what blocks hand to one another."""
+        """Words of 4 bytes in the exchange buffers between blocks."""
         return BUFFERS * self.groups * self.tiles * TILE_ROWS * self.inner // 2
 
     @property
     def microseconds(self) -> float:
-        """What a frame takes on an H200, an estimate whose numbers were fitted to 33 measured divisions.
+        """Estimated time of a frame on an H200; its constants were fitted to 33 measured plans.
 
-        Of 1,024 units and 192, 32 and 8 rows it misses the times by up to a quarter; the first of those that
-        :func:`plans` gives is the fastest that was measured.
+        For 1,024 units and 192, 32 and 8 rows, the error is at most a quarter, and the first plan of :func:`plans` is
+        the fastest that was measured.
         """
         read = self.rows * self.inner // self.cluster * 2
         loads = max(read * self.blocks / _READ, read / _READ_ALONE)
@@ -132,7 +134,7 @@ class Plan(NamedTuple):
         return _FRAME + loads + (self.wait == Wait.COUNT) * _COUNT + self.tiles * product
 
     def macros(self, bfloat: bool) -> dict[str, int]:
-        """What the source is compiled with."""
+        """Return the macros for the compilation."""
         return {
             "HIDDEN": self.width, "UNITS": self.units, "CLUSTER": self.cluster, "GROUP_BLOCKS": self.group_blocks,
             "ROWS": self.rows, "TILES": self.tiles, "DEPTH": self.depth, "BFLOAT": int(bfloat),
@@ -143,18 +145,18 @@ class Plan(NamedTuple):
 def plans(
     backward: bool, width: int, batch: int, multiprocessors: int, shared_bytes: int, every: bool = False
 ) -> list[Plan]:
-    """All divisions that fit, the fastest by estimate first.
+    """Return all plans that fit, the fastest by estimate first.
 
-    Forward blocks wait with ``LOAD``, where a thread has registers for all that it loads: it was faster with every
-    division that was measured. Backward they count: there a wide layer can load all with clusters of 4 and 8 alone.
+    Forward blocks wait with ``LOAD`` if a thread has registers for everything it loads; this was faster in all
+    measurements. Backward blocks count, because a wide layer could use ``LOAD`` only with clusters of 4 and 8.
 
     Args:
-        backward: which way.
+        backward: direction.
         width: H, a multiple of 64.
         batch: rows, 1 ... ``MOST_ROWS``.
-        multiprocessors: of the GPU.
-        shared_bytes: that a block may have.
-        every: with both ways of waiting.
+        multiprocessors: number of the GPU's multiprocessors.
+        shared_bytes: maximum shared memory of a block.
+        every: whether to include both ways of waiting.
     """
 
     def fitting() -> Iterator[Plan]:

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.rnnt.ops.lstm`: a loop over the frames."""
+"""Reference implementation of :mod:`benchmarks.rnnt.ops.lstm`: a loop over the frames."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from common.ops.triton_support import widen
 
 GATES = 4
-"""Input, forget, cell and output gate, in this order."""
+"""Number of gates: input, forget, cell and output gate, in this order."""
 
 
 class LstmWeights(NamedTuple):
-    """One layer's parameters, with the rows of the four gates behind one another, as ``torch.nn.LSTM`` has them.
+    """Parameters of one layer. The rows of the four gates are concatenated, as in ``torch.nn.LSTM``.
 
     Attributes:
         ih_GI: (4 H, I).
@@ -36,11 +36,11 @@ class LstmWeights(NamedTuple):
 
 
 Lstm = Callable[[Tensor, LstmWeights, Tensor], Tensor]
-"""``lstm(x_TBI, weights, lengths_B)``, see :func:`lstm_reference`."""
+"""Signature: ``lstm(x_TBI, weights, lengths_B)``; see :func:`lstm_reference`."""
 
 
 def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> None:
-    """Refuse what does not fit together.
+    """Check that the arguments match.
 
     Raises:
         ValueError: shapes or dtypes differ from those of :func:`lstm_reference`, or there is no frame or no row.
@@ -63,19 +63,18 @@ def check(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> None:
 
 
 def lstm_reference(x_TBI: Tensor, weights: LstmWeights, lengths_B: Tensor) -> Tensor:
-    """Reference implementation.
+    """Compute one layer in fp32 (fp64 for fp64).
 
     Args:
-        x_TBI: input.
-        weights: of the layer, in the dtype of the input.
+        weights: parameters, in the dtype of the input.
         lengths_B: frames of each row, 0 ... T, integers on the device.
 
     Returns:
-        The hidden state after each frame, (T, B, H) in the dtype of the input, 0 behind a row's last one, where its
-        gradient is ignored too. Arithmetic is fp32, fp64 of fp64.
+        The hidden state after each frame, (T, B, H), in the dtype of the input; 0 beyond a row's length, where its
+        gradient is ignored.
 
     Raises:
-        ValueError: the shapes don't fit.
+        ValueError: the shapes do not match.
     """
     check(x_TBI, weights, lengths_B)
     ih_GI, hh_GH, bias_ih_G, bias_hh_G = (widen(weight) for weight in weights)

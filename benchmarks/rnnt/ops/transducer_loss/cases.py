@@ -1,4 +1,4 @@
-"""Cases of the transducer loss: each pass, and the loss together with the joint network."""
+"""Test and benchmark cases of the transducer loss: each pass, and the loss together with the joint network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def passes(
     classes: int,
     confidence: float = 1.0,
 ) -> list[Pass]:
-    """Make every pass. Bytes and FLOP count the rows that exist; a pass reads or writes h and logits once.
+    """Return every pass. Bytes and FLOP count the rows that exist; a pass reads or writes h and logits once.
 
     The choice of rows is not compared, because the reference uses all rows.
 
@@ -103,7 +103,7 @@ def whole(
     parts: int = 1,
     confidence: float = 1.0,
 ) -> list[Pass]:
-    """Make the passes from both networks to the loss and back, as in a training step. Bytes count all inner passes."""
+    """Return the passes from both networks to the loss and back, as in training. Bytes count all inner passes."""
     rows, used = case_rows(utterances, draw.device)
     tokens = tokens_of(rows, classes, draw)
     f, g = networks(rows, width, draw)

@@ -1,17 +1,18 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of the transducer's loss, apart from the products.
+"""Triton kernels of the transducer loss, except the products.
 
-- ``combine`` makes the statistics of the logits of what their product left.
-- ``recursion``: alpha and beta of an utterance are a program each, side by side. A program has all numbers of tokens
-  in its lanes and walks over the anti-diagonals: lane u is at frame step - u, its own last value is that of the frame
-  before, and its neighbour's that of the token before. beta counts frames and tokens from the end, so that both run
-  through the same lines. One warp, whose lanes hand values on by shuffles, without a barrier; probabilities of steps to
-  come are under way. 310 frames and 125 tokens are 434 steps.
-- ``transitions`` has how likely each arc is used, of alpha and beta.
-- ``gradient`` reads logits, writes their gradient, which may overwrite them, and adds up the gradient of the bias.
+- ``combine`` computes the statistics of the logits from partial results of the product.
+- ``recursion`` computes alpha and beta in one program each per utterance. Lane u handles token position u. The
+  program loops over the anti-diagonals: lane u is at frame step - u, its own last value belongs to the previous
+  frame, and that of its neighbour to the previous token. beta counts frames and tokens from the end, so both use the
+  same code. One warp exchanges values by shuffles, without a barrier, and prefetches probabilities of later steps.
+  310 frames and 125 tokens take 434 steps.
+- ``transitions`` computes the occupancy of each arc from alpha and beta.
+- ``gradient`` reads logits, writes their gradient, which may overwrite them, and sums the gradient of the bias.
 
-At 192 utterances of real lengths, 2.45 million rows of 1,024 logits in 16 bit, ``gradient`` moves 10 GB if all rows are
-chosen, 2.3 ms at 4.3 TB/s on an H200; the others move 0.2 GB. Offsets of logits have 64 bits: there are 2.5 billion.
+For 192 utterances of real lengths (2.45 million rows of 1,024 logits in 16 bit), ``gradient`` moves 10 GB if all rows
+are chosen, 2.3 ms at 4.3 TB/s on an H200; the others move 0.2 GB. Offsets of logits need 64 bits, because there are
+2.5 billion.
 
 Legend: R rows, V classes, B utterances, U tokens, N = U + 1.
 """
@@ -24,19 +25,19 @@ import triton.language as tl
 NO_LABEL: tl.constexpr = tl.constexpr(-1)
 NO_ROW: tl.constexpr = tl.constexpr(-2)
 IMPOSSIBLE: tl.constexpr = tl.constexpr(-1e30)
-"""Logarithm of the probability of what cannot be; finite, so that differences of it are numbers."""
+"""Logarithm of probability zero; finite, so that differences are not NaN."""
 
 
 @triton.jit
 def chosen(rank_ptr, first, size):
-    """First and number of the chosen ones among ``size`` rows, beginning with ``first``."""
+    """Return the first rank and the number of chosen rows among ``size`` rows from ``first``."""
     begin = tl.load(rank_ptr + tl.maximum(first - 1, 0), mask=first > 0, other=0)
     return begin, tl.load(rank_ptr + first + size - 1) - begin
 
 
 @triton.jit
 def _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK: tl.constexpr):
-    """Utterance, frames, columns, first row, and this program's rows counted from that one."""
+    """Return utterance, frames, columns, first row, and this program's rows relative to it."""
     utterance = tl.program_id(1)
     frames = tl.load(frames_ptr + utterance)
     columns = tl.load(tokens_ptr + utterance) + 1
@@ -53,7 +54,7 @@ def transducer_labels_kernel(
     row_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * N / BLOCK, B)."""
+    """Write the label of each row. Grid (S * N / BLOCK, B)."""
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     token = own % columns
     exists = own < frames * columns
@@ -71,7 +72,7 @@ def transducer_combine_kernel(
     R,
     V: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R / BLOCK,)."""
+    """Combine partial log-sum-exps to the statistics of each row. Grid (R / BLOCK,)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(label_ptr + row, mask=row < R, other=NO_ROW)
     exists = label != NO_ROW
@@ -100,17 +101,17 @@ def transducer_recursion_kernel(
     R,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (2, B)."""
+    """Compute alpha (program 0) or beta (program 1) of an utterance. Grid (2, B)."""
     backward, utterance = tl.program_id(0), tl.program_id(1)
     frames, tokens = tl.load(frames_ptr + utterance), tl.load(tokens_ptr + utterance)
     columns, start = tokens + 1, tl.load(offsets_ptr + utterance)
     lane = tl.arange(0, BLOCK_N)
     shifted = tl.maximum(lane - 1, 0)
-    # rows at step 0, counted from the utterance's first one; alpha's arcs begin at the rows before
+    # rows at step 0, relative to the utterance's first one; arcs of alpha begin at previous rows
     place = tl.where(backward == 1, (frames - 1 + lane) * columns + tokens - lane, lane - lane * columns)
     stride = tl.where(backward == 1, -columns, columns)
     before_blank, before_label = tl.where(backward == 1, 0, columns), tl.where(backward == 1, 0, 1)
-    least = 1 - backward  # first frame that is reached by a blank
+    least = 1 - backward  # first frame that a blank can reach
     blank_ptr += start
     label_ptr += start
     found_ptr += backward * R.to(tl.int64) + start
@@ -142,7 +143,7 @@ def transducer_transitions_kernel(
     R,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (S * N / BLOCK, B)."""
+    """Write the occupancies times the loss's gradient. Grid (S * N / BLOCK, B)."""
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     if tl.program_id(0) * BLOCK >= frames * columns:
         return
@@ -170,7 +171,7 @@ def transducer_chosen_kernel(
     R,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R / BLOCK,)."""
+    """Write the list of chosen rows. Grid (R / BLOCK,)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = tl.load(live_ptr + row, mask=row < R, other=0) != 0
     rank = tl.load(rank_ptr + row, mask=live, other=1)
@@ -189,7 +190,7 @@ def transducer_gradient_kernel(
     first, size,
     V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Of the chosen rows. Grid (programs,)."""
+    """Write the gradient of the chosen rows' logits, and its partial sums. Grid (programs,)."""
     begin, count = chosen(rank_ptr, first, size)
     column = tl.arange(0, BLOCK_V)
     total = tl.zeros((BLOCK_R, BLOCK_V), tl.float32)

@@ -1,6 +1,6 @@
-"""What an implementation of :mod:`benchmarks.rnnt.ops.transducer_loss` is made of, and the autograd around it.
+"""Interface of implementations of :mod:`benchmarks.rnnt.ops.transducer_loss`, and the autograd function around them.
 
-Legend: R rows of a :class:`~benchmarks.rnnt.packed_rows.PackedRows`, or some consecutive ones of them beginning with
+Legend: R rows of a :class:`~benchmarks.rnnt.packed_rows.PackedRows`, or a consecutive part of them from row
 ``first``, V classes, H width of the joint network, B utterances, U tokens.
 """
 
@@ -18,16 +18,16 @@ from benchmarks.rnnt.packed_rows import PackedRows
 from common.ops.dropout.reference import DropoutMask
 
 NO_LABEL = -1
-"""Label of rows behind an utterance's last token, which have no arc to another."""
+"""Label of rows after an utterance's last token, which cannot emit another."""
 NO_ROW = -2
-"""Label of rows that do not exist."""
+"""Label of unused rows."""
 
 
 class Statistics(NamedTuple):
-    """What is known of the logits of each row; fp32, fp64 of fp64.
+    """Statistics of the logits of each row; fp32 (fp64 for fp64).
 
     Attributes:
-        lse_R: logarithm of the softmax's sum.
+        lse_R: logarithm of the softmax's denominator.
         blank_R, label_R: logarithms of the probabilities of blank and of the row's label.
     """
 
@@ -37,12 +37,12 @@ class Statistics(NamedTuple):
 
 
 class Recursion(NamedTuple):
-    """Logarithms of probabilities; fp32, fp64 of fp64.
+    """Logarithms of probabilities; fp32 (fp64 for fp64).
 
     Attributes:
-        alpha_R: of all ways from the first row of an utterance to this one.
-        beta_R: of all ways from this one to the end.
-        total_B: of all ways; minus infinity for an utterance without frames.
+        alpha_R: of all paths from the first row of an utterance to this row.
+        beta_R: of all paths from this row to the end.
+        total_B: of all paths of an utterance; minus infinity for an utterance without frames.
     """
 
     alpha_R: Tensor
@@ -51,27 +51,27 @@ class Recursion(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """Gradient of the loss with respect to the logarithms of probabilities, with the sign changed: not negative.
+    """Negative gradient of the loss by the logarithms of the arcs' probabilities; not negative.
 
     Attributes:
-        blank_R, label_R: of both arcs of each row. The row's own occupancy is their sum.
+        blank_R, label_R: for both arcs of each row. Their sum is the occupancy of the row.
     """
 
     blank_R: Tensor
     label_R: Tensor
 
     def part(self, rows: slice) -> Transitions:
-        """Of some rows."""
+        """Return the transitions of some rows."""
         return Transitions(*(value[rows] for value in self))
 
 
 class Chosen(NamedTuple):
-    """Rows that the gradients are made of: all others would add nothing.
+    """Rows that contribute to the gradients; all others would add nothing.
 
     Attributes:
-        live_R: whether a row is one of them, bool.
-        rank_R: how many of them there are up to each row, itself included, int32.
-        row_R: their numbers, ascending, int32; as many as there are.
+        live_R: whether a row is chosen, bool.
+        rank_R: number of chosen rows up to each row, inclusive, int32.
+        row_R: indices of the chosen rows, ascending, int32; only the first ``rank_R[-1]`` entries are valid.
     """
 
     live_R: Tensor
@@ -80,21 +80,21 @@ class Chosen(NamedTuple):
 
 
 class LossPasses(NamedTuple):
-    """An implementation, without autograd.
+    """Functions of an implementation, without autograd.
 
     Attributes:
         labels: (tokens_BU, rows) to the label of every row, int32.
-        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their :class:`Statistics`. Rows of h
-            that do not exist hold anything, and may be overwritten.
+        product: (h_RH, weight_VH, bias_V, label_R, first, rows) to logits_RV and their :class:`Statistics`. Unused
+            rows of h may be undefined, and may be overwritten.
         recursion: (statistics, rows) to :class:`Recursion`.
         transitions: (statistics, recursion, d_loss_B, rows) to :class:`Transitions`.
-        choose: (transitions, label_R, d_loss_B, dtype) to the rows that gradients in ``dtype`` are made of.
+        choose: (transitions, label_R, d_loss_B, dtype) to the rows that contribute to gradients in ``dtype``.
         gradient: (logits_RV, d_logits_RV, lse_R, transitions, label_R, first, chosen) writes the gradient of the
-            logits to ``d_logits_RV``, which may be ``logits_RV``; returns its sums over the rows, (V,) in the dtype of
-            sums. Rows that are not chosen stay as they are.
-        weight_gradient: (d_logits_RV, h_RH, first, chosen) to (V, H) in the dtype of sums.
-        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, chosen): h becomes its gradient where it is not zero, and
-            stays zero elsewhere; rows that are not chosen stay as they are.
+            logits to ``d_logits_RV``, which may be ``logits_RV``, and returns its sums over the rows, (V,), at least
+            fp32. Rows that are not chosen stay unchanged.
+        weight_gradient: (d_logits_RV, h_RH, first, chosen) to (V, H), at least fp32.
+        input_gradient_: (d_logits_RV, weight_VH, h_RH, first, chosen) replaces h by its gradient where it is not
+            zero; zeros, and rows that are not chosen, stay unchanged.
     """
 
     labels: Callable[[Tensor, PackedRows], Tensor]
@@ -108,20 +108,20 @@ class LossPasses(NamedTuple):
 
 
 def check_tokens(tokens_BU: Tensor, rows: PackedRows) -> None:
-    """Refuse tokens of another shape than the rows'.
+    """Check that tokens have the shape of the rows.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: they do not.
     """
     if tuple(tokens_BU.shape) != (rows.utterances, rows.most_tokens):
         raise ValueError(f"tokens must be ({rows.utterances}, {rows.most_tokens}), not {tuple(tokens_BU.shape)}")
 
 
 class JointLoss(Function):
-    """Loss of both networks' results, through the joint network.
+    """Autograd function from the outputs of both networks, through the joint network, to the loss.
 
-    Of activations its hidden layer and the logits are kept, and backward writes gradients into the place of both. With
-    ``parts`` above 1 logits exist of that share of the rows at a time, and are computed again in backward.
+    It saves the hidden layer and the logits, and backward overwrites both with their gradients. With ``parts`` above
+    1, logits exist for one part of the rows at a time, and are recomputed in backward.
     """
 
     @staticmethod
@@ -192,7 +192,7 @@ class JointLoss(Function):
 
 
 def _shares(capacity: int, parts: int) -> list[slice]:
-    """Rows in so many parts of the same size, but for the last one."""
+    """Return the rows in ``parts`` slices of equal size, except the last."""
     if parts < 1:
         raise ValueError(f"rows in {parts} parts: at least 1")
     size = max(-(-capacity // parts), 1)
@@ -211,20 +211,20 @@ def joint_loss(
     dropout: DropoutMask,
     parts: int = 1,
 ) -> Tensor:
-    """Loss of each utterance by the results of both networks.
+    """Return the loss of each utterance from the outputs of both networks.
 
     Args:
         joint, loss: implementations.
         f_SBH, g_NBH: see :func:`benchmarks.rnnt.ops.joint.reference.forward_reference`.
-        weight_VH, bias_V: of the joint network's last layer, whose last class is blank.
-        tokens_BU: integers, 0 ... V - 2; what lies beyond an utterance's length is not read.
-        rows: which rows there are.
-        dropout: of the joint network's hidden layer.
-        parts: logits exist of one of so many parts of the rows at a time.
+        weight_VH, bias_V: last layer of the joint network, whose last class is blank.
+        tokens_BU: integers, 0 ... V - 2; not read beyond an utterance's length.
+        rows: layout of the rows.
+        dropout: dropout of the joint network's hidden layer.
+        parts: number of parts of the rows; logits exist for one part at a time.
 
     Returns:
-        Negative logarithm of the probability of the tokens, (B,) fp32, fp64 of fp64; infinite, with no gradient, for
-        an utterance without frames. There is one backward pass only, which is not differentiable.
+        Negative logarithm of the probability of the tokens, (B,) fp32 (fp64 for fp64); infinite, without gradient,
+        for an utterance without frames. The backward pass can run only once, and is not differentiable.
     """
     check_tokens(tokens_BU, rows)
     loss_B: Tensor = JointLoss.apply(joint, loss, f_SBH, g_NBH, weight_VH, bias_V, tokens_BU, rows, dropout, parts)

@@ -1,31 +1,30 @@
 # mypy: allow-untyped-defs
 """Triton kernels of the joint network's last layer: its product, and the two products of its gradients.
 
-Capacities are a fifth and more above what a micro-batch has. A library's product runs over all of it; here the number
-of rows that exist is read on the device, and tiles beyond it cost nothing. The product leaves of every row the
-log-sum-exp of each part of its columns, so that the logits, which are rounded first as backward will read them, need
-not be read for the loss. The gradient of the input is written into its place, where the input is zero as zero, which is
-what ReLU and dropout in front of it would do in a pass of their own.
+Capacities are at least a fifth larger than the rows of a micro-batch, and a library's product would compute all of
+them. These kernels read the number of rows on the device and skip other tiles. The product also writes the
+log-sum-exp of each part of a row's columns, from the rounded logits that backward reads, so the loss does not read
+the logits. The gradient of the input overwrites the input and is zero where the input is zero, as ReLU and dropout
+require.
 
-Of 2.45 million rows, 512 -> 1,024, each product is 2.6 TFLOP, 3.7 ms at 700 TFLOP/s on an H200, and moves 7.5 to 10 GB,
-1.8 to 2.4 ms, meanwhile. The joint's 5 GB, 1.2 ms, and the gradient of logits in their place, 10 GB and 2.3 ms, are all
-that is moved beside products: 14.6 ms in all. Logits that backward computed again would save 5 GB of memory and little
-traffic, for a fourth product. A gradient of logits in the prologues of both products that read it would take the
-exponential function of each logit four times, as a tile of the result is as wide as a half of H, or a fourth of V, at
-most: 10 billion, 2.7 ms of the unit that has it, in kernels that then feed the tensor cores from registers.
+With 2.45 million rows, 512 -> 1,024, each product takes 2.6 TFLOP, 3.7 ms at 700 TFLOP/s on an H200, and moves 7.5 to
+10 GB, 1.8 to 2.4 ms, meanwhile. The joint's hidden layer moves 5 GB, 1.2 ms, and the gradient of the logits 10 GB,
+2.3 ms: 14.6 ms in all. Recomputing logits in backward would save 5 GB of memory and little traffic, and cost a fourth
+product. Computing the gradient of the logits inside both products that read it would take four exponentials per
+logit, because a tile has at most half of H, or a fourth of V: 10 billion, 2.7 ms of the special function units, and
+operands from registers.
 
-Most rows are far from every likely way, and their gradient is rounded to zero. The kernels of the gradients get a list
-of the other rows: half of all at first, when all ways are alike, and the fewer the surer the network is.
+Most rows are far from every probable path, and their gradient rounds to zero. The gradient kernels get a list of the
+other rows: half of all rows at first, when all paths are equally likely, and fewer as the network becomes confident.
 
-Programs stay, one for each multiprocessor, and walk over tiles of which those next to each
-other have the same rows, so that these come out of the L2 cache for all but one of them, as the weight does.
+Programs are persistent, one per multiprocessor. Neighbouring tiles have the same rows, so all but one of them read
+the rows from the L2 cache; all read the weight from there.
 
-Tiles come either through pointers or, on GPUs that have it, through the tensor memory accelerator, whose descriptors
-take fewer registers and instructions. It fills what lies beyond a tensor with zeros, but knows nothing of rows that do
-not exist: they are computed, if at all, to be ignored. It cannot load rows of a list. Results are written through
-pointers, which takes less shared memory.
+Tiles are loaded by pointers or, where available, by the tensor memory accelerator, whose descriptors take fewer
+registers and instructions. It returns zeros beyond a tensor, but also loads unused rows, whose results are ignored;
+it cannot load rows of a list. Results are stored by pointers, which takes less shared memory.
 
-Legend: M rows, beginning with ``first``, H width, V classes.
+Legend: M rows from ``first``, H width, V classes.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def transducer_product_kernel(
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). With DESCRIBED h and weight are descriptors, else pointers."""
+    """Write logits and partial log-sum-exps. Grid (programs,). With DESCRIBED, h and weight are descriptors."""
     count = tl.minimum(tl.maximum(tl.load(end_ptr) - first, 0), M).to(tl.int32)  # rows that exist
     across: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     depth = tl.arange(0, BLOCK_H)
     for tile in tl.range(tl.program_id(0), tl.cdiv(count, BLOCK_M) * across, tl.num_programs(0), flatten=True):
         begin_m, begin_v = tile // across * BLOCK_M, tile % across * BLOCK_V
         row, column = begin_m + tl.arange(0, BLOCK_M), begin_v + tl.arange(0, BLOCK_V)
-        # a lane beyond the last row or column reads the last one again, and stores nothing
+        # indices beyond the last row or column are clamped, and their results are not stored
         read = column if V % BLOCK_V == 0 else tl.minimum(column, V - 1)
         total = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
         if DESCRIBED:
@@ -96,7 +95,7 @@ def transducer_input_gradient_kernel(
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Of the chosen rows. Grid (programs,). With DESCRIBED weight is a descriptor, else a pointer."""
+    """Replace h by its gradient in the chosen rows. Grid (programs,). With DESCRIBED, weight is a descriptor."""
     begin, count = chosen(rank_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     depth = tl.arange(0, BLOCK_V)
@@ -140,7 +139,10 @@ def transducer_weight_gradient_kernel(
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Of the chosen rows. Grid (V / BLOCK_V * H / BLOCK_H, shares): those of one share of the rows run side by side."""
+    """Write partial weight gradients of the chosen rows. Grid (V / BLOCK_V * H / BLOCK_H, shares).
+
+    Programs of one share of the rows run side by side.
+    """
     of_first, count = chosen(rank_ptr, first, M)
     across: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     share, shares = tl.program_id(1), tl.num_programs(1)

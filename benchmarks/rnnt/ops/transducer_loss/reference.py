@@ -1,6 +1,6 @@
-"""The reference of :mod:`benchmarks.rnnt.ops.transducer_loss`.
+"""Reference implementation of :mod:`benchmarks.rnnt.ops.transducer_loss`.
 
-Recursions run over anti-diagonals, forward and backward variables of all utterances side by side.
+The recursions run over anti-diagonals, for alpha and beta of all utterances at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.rnnt.packed_rows import PackedRows, places
 from common.ops.triton_support import widen
 
 IMPOSSIBLE = -1e30
-"""Logarithm of the probability of what cannot be; finite, so that differences of it are numbers."""
+"""Logarithm of probability zero; finite, so that differences are not NaN."""
 
 
 def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
-    """What a row's arc to the next token emits: its class, ``NO_LABEL`` behind the last token, ``NO_ROW``; int32."""
+    """Return the token that each row can emit, int32: ``NO_LABEL`` after the last token, ``NO_ROW`` for unused rows."""
     place = places(rows)
     after_R = place.token_R >= rows.tokens_B[place.utterance_R]
     if tokens_BU.shape[1]:
@@ -36,7 +36,7 @@ def labels_reference(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
 
 
 def _statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
-    """Of logits, whose last class is blank."""
+    """Return the statistics of logits, whose last class is blank."""
     wide_RV = widen(logits_RV).masked_fill((label_R == NO_ROW)[:, None], 0)
     lse_R = wide_RV.logsumexp(1)
     label_R1 = label_R.clamp(min=0).long()[:, None]
@@ -47,14 +47,14 @@ def _statistics(logits_RV: Tensor, label_R: Tensor) -> Statistics:
 def product_reference(
     h_RH: Tensor, weight_VH: Tensor, bias_V: Tensor, label_R: Tensor, first: int, rows: PackedRows
 ) -> tuple[Tensor, Statistics]:
-    """Logits and their statistics; rows of h that do not exist, which may hold anything, become zero."""
+    """Return logits and their statistics; unused rows of h, which may be undefined, are set to zero."""
     h_RH.masked_fill_((label_R == NO_ROW)[:, None], 0)
     logits_RV = torch.nn.functional.linear(h_RH, weight_VH, bias_V)
     return logits_RV, _statistics(logits_RV, label_R)
 
 
 def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
-    """Both variables in one loop: backward's coordinates count from the last frame and token."""
+    """Compute alpha and beta in one loop; beta's coordinates count from the last frame and token."""
     columns = rows.most_tokens + 1
     diagonals = rows.most_frames + columns - 1
     step_D11 = torch.arange(diagonals, device=rows.device)[:, None, None]
@@ -108,7 +108,7 @@ def recursion_reference(statistics: Statistics, rows: PackedRows) -> Recursion:
 def transitions_reference(
     statistics: Statistics, recursion: Recursion, d_loss_B: Tensor, rows: PackedRows
 ) -> Transitions:
-    """How likely each arc is used, times the loss's gradient."""
+    """Return the occupancy of each arc times the loss's gradient."""
     place = places(rows)
     own_frames_R = rows.frames_B.long()[place.utterance_R]
     own_tokens_R = rows.tokens_B.long()[place.utterance_R]
@@ -129,7 +129,7 @@ def transitions_reference(
 
 
 def choose_reference(transitions: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> Chosen:
-    """All rows that exist, which are the first ones."""
+    """Choose all rows that exist, which are the first ones."""
     live_R = label_R != NO_ROW
     row_R = torch.arange(len(label_R), dtype=torch.int32, device=label_R.device)
     return Chosen(live_R, live_R.cumsum(0, dtype=torch.int32), row_R)
@@ -144,7 +144,7 @@ def gradient_reference(
     first: int,
     chosen: Chosen,
 ) -> Tensor:
-    """The gradient of logits, always zero in rows that do not exist; returns its sums over the rows."""
+    """Write the gradient of the logits, zero in unused rows; return its sums over the rows."""
     through_R = transitions.blank_R + transitions.label_R
     d_RV = (widen(logits_RV) - lse_R[:, None]).exp_() * through_R[:, None]
     d_RV[:, -1] -= transitions.blank_R
@@ -155,12 +155,12 @@ def gradient_reference(
 
 
 def weight_gradient_reference(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> Tensor:
-    """In the dtype of sums."""
+    """Return the gradient of the weight, at least fp32."""
     return widen(d_logits_RV).t() @ widen(h_RH)
 
 
 def input_gradient_reference_(d_logits_RV: Tensor, weight_VH: Tensor, h_RH: Tensor, first: int, chosen: Chosen) -> None:
-    """Turn the input into its gradient, zero where the input is zero."""
+    """Replace h by its gradient, which is zero where h is zero."""
     h_RH.copy_(torch.where(h_RH == 0, 0.0, d_logits_RV @ weight_VH))
 
 

@@ -1,7 +1,7 @@
-"""The transducer's loss through the Triton kernels beside this file, which have products of their own.
+"""Transducer loss with the Triton kernels of this package, which include the products.
 
-Everything is enqueued on the current stream, nothing waits for the device, and nothing is added up by atomics. Rows
-that do not exist are neither read nor written.
+All work is queued on the current stream, without synchronization and without atomics. Unused rows are neither read
+nor written.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import multiprocessors, require_contiguous
 
 BLOCK = 1024
-"""Rows of a program that looks at no logits."""
+"""Rows per program in kernels that do not read whole rows of logits."""
 ROUNDED_TO_ZERO = 2.0**-25
-"""What fp16 rounds to zero, and what is below it."""
+"""Largest number that fp16 rounds to zero."""
 
 
 TILES: dict[str, Tile] = {
@@ -33,7 +33,7 @@ TILES: dict[str, Tile] = {
     "input_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=3, programs=1),
     "weight_gradient": Tile(rows=128, columns=256, depth=64, warps=8, stages=5, programs=1),
 }
-"""Pass to its tile; ``lanes``: most tokens of a warp in ``recursion``, where more tokens take more warps."""
+"""Tile of each pass; ``lanes``: maximum token positions per warp in ``recursion``; more need more warps."""
 
 
 def labels(tokens_BU: Tensor, rows: PackedRows) -> Tensor:
@@ -62,7 +62,7 @@ def recursion(found: Statistics, rows: PackedRows) -> Recursion:
 
 
 def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows: PackedRows) -> Transitions:
-    """See :class:`LossPasses`; alpha and beta are one after the other in memory, as ``recursion`` leaves them."""
+    """See :class:`LossPasses`; alpha and beta must be contiguous in memory, like the results of ``recursion``."""
     by_blank_R, by_label_R = torch.empty_like(found.blank_R), torch.empty_like(found.label_R)
     if rows.capacity:
         kernels.transducer_transitions_kernel[_of_utterances(rows)](
@@ -73,11 +73,11 @@ def transitions(found: Statistics, variables: Recursion, d_loss_B: Tensor, rows:
 
 
 def choose(used: Transitions, label_R: Tensor, d_loss_B: Tensor, dtype: torch.dtype) -> Chosen:
-    """See :class:`LossPasses`; rows are left out of which every gradient is zero once it is rounded.
+    """See :class:`LossPasses`; rows are left out if all their gradients round to zero.
 
-    No gradient of a row is larger than the sum of its arcs. In fp16 ``ROUNDED_TO_ZERO`` and less becomes zero, so that
-    nothing is lost. bf16 has smaller numbers: rows are left out that have less than such a part of the largest gradient
-    of a loss, all of an utterance's together a thousandth of what rounding to bf16 does.
+    No gradient of a row exceeds the sum of its arcs. In fp16, ``ROUNDED_TO_ZERO`` and less become zero, so nothing is
+    lost. bf16 has smaller numbers, so rows are left out if their sum is at most ``ROUNDED_TO_ZERO`` times the largest
+    gradient of a loss. All left-out rows of an utterance together are about a thousandth of bf16's rounding error.
     """
     through_R = used.blank_R + used.label_R
     floor = ROUNDED_TO_ZERO if dtype == torch.float16 else d_loss_B.detach().abs().amax() * ROUNDED_TO_ZERO
@@ -168,18 +168,18 @@ def weight_gradient(d_logits_RV: Tensor, h_RH: Tensor, first: int, chosen: Chose
 
 
 def _described(x: Tensor) -> bool:
-    """Whether tiles come through the tensor memory accelerator, which GPUs have from Hopper on."""
+    """Return whether to load tiles by the tensor memory accelerator, which GPUs have since Hopper."""
     return x.device.type != "cuda" or torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def _source(x_RC: Tensor, rows: int, columns: int) -> Any:
-    """A matrix as a product's kernel takes it, for tiles of ``rows`` x ``columns``."""
+    """Return a matrix as kernel argument, for tiles of ``rows`` x ``columns``."""
     x_RC = x_RC.contiguous()
     return TensorDescriptor.from_tensor(x_RC, [rows, columns]) if _described(x_RC) else x_RC
 
 
 def _of_utterances(rows: PackedRows) -> tuple[int, int]:
-    """A grid over the rows of each utterance."""
+    """Return a grid over the rows of each utterance."""
     return triton.cdiv(max(rows.most_frames * (rows.most_tokens + 1), 1), BLOCK), rows.utterances
 
 

@@ -1,15 +1,14 @@
-"""From cached volumes to training crops: cut, mirror, brightness, noise, cast and layout in one pass.
+"""Training crops from cached volumes: crop, flip, brightness, noise, cast and layout in one pass.
 
-The host draws a handful of numbers for every sample (:class:`benchmarks.unet3d.crop.Draws`); the device reads each
-voxel of the crop once, from where the numbers say, and writes it once. A mirrored crop is the same crop read backwards,
-so that cutting and mirroring are one address::
+The host draws a few numbers per sample (:class:`benchmarks.unet3d.crop.Draws`); the device reads and writes each
+voxel of the crop once. A mirrored crop is read with negative steps, so crop and flip are one address::
 
     address(d, h, w) = start + d * step_d + h * step_h + w * step_w
 
-Noise is a pure function of (the sample's noise seed, the voxel's index in the whole crop): ranks that share a crop each
-make their slab of it, and all implementations make the same one.
+Noise is a function of (noise seed of the sample, index of the voxel in the whole crop). So ranks that share a crop
+make consistent slabs of it, and all implementations give the same noise.
 
-Legend: N samples of the micro-batch; D H W axes of the crop, D of this rank's slab only where crops are split.
+Legend: N samples of the micro-batch; D H W axes of the crop. If crops are split, D is that of this rank's slab.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases of the augmentation: crops from different volumes, mirrored in all combinations, some of them with noise."""
+"""Cases of the augmentation: crops from different volumes, with all combinations of flips, some of them with noise."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def passes(
     planes: int,
     first_plane: int = 0,
 ) -> list[Pass]:
-    """Make the forward pass. Each crop has a different position in its volume.
+    """Return the forward pass. Each crop has a different position in its volume.
 
     Args:
         samples: number of crops.
         volume: (D, H, W) of every volume.
         size: (D, H, W) of every crop.
-        noisy: number of crops with noise. They come first.
-        brightness: increase of the intensity factor from one crop to the next. The first crop has factor 1.
-        planes: planes of the slab that is made.
+        noisy: number of crops with noise, which come first.
+        brightness: increase of the intensity factor from crop to crop; the first crop has factor 1.
+        planes: number of planes of the slab.
         first_plane: index of the first plane of the slab.
     """
     slab = Slab(size, first_plane, planes)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs
-"""The kernel that makes training crops: see :mod:`benchmarks.unet3d.ops.augment`.
+"""The Triton kernel that makes training crops, see :mod:`benchmarks.unet3d.ops.augment`.
 
-A program makes ``BLOCK`` neighbouring voxels of one sample. It moves, for an fp32 cache and bf16 crops, 8 bytes a
-voxel: 117 MB for seven crops of 128x128x128 voxels. Noise costs two hashes, a logarithm, a root and a cosine a voxel,
-and is computed in the programs of those samples only that have some.
+A program makes ``BLOCK`` adjacent voxels of one sample. With an fp32 cache and bf16 crops it moves 8 bytes per voxel:
+117 MB for seven crops of 128x128x128 voxels. Noise takes two hashes, a logarithm, a square root and a cosine per
+voxel; only samples with noise compute it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from common.ops.random_bits.kernels import site_keys, word
 
 @triton.jit
 def _uniform(index, first, second):
-    """Numbers of 23 bits, strictly between 0 and 1."""
+    """Return uniform numbers of 23 bits, strictly between 0 and 1."""
     return ((word(index, first, second) >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2**-23
 
 
 @triton.jit
 def _normal(index, first, second):
-    """Box and Muller: the cosine for even voxels, the sine for odd ones."""
+    """Return normal numbers by Box and Muller: the cosine for even voxels, the sine for odd ones."""
     even = index & 0xFFFFFFFE
     radius = tl.sqrt(-2.0 * tl.log(_uniform(even, first, second)))
     turn = _uniform(even + 1, first, second) - 0.25 * (index & 1).to(tl.float32)
@@ -44,7 +44,7 @@ def augment_kernel(
     W: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Cut, mirror, brightness, noise, cast. Grid (voxels / BLOCK, N)."""
+    """Crop, flip, scale, add noise, cast. Grid (voxels / BLOCK, N)."""
     sample = tl.program_id(1)
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offset < voxels

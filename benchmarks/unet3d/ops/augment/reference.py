@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.unet3d.ops.augment`, and its inputs."""
+"""Reference implementation of :mod:`benchmarks.unet3d.ops.augment`, and preparation of its inputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.unet3d.crop import Crop, Slab
 from common.ops.random_bits.reference import words
 
 UNIFORM_BITS = 23
-"""Random bits of the uniform numbers that noise is made of: half-integers below 2**23 are exact in fp32."""
+"""Random bits of the uniform numbers for the noise; half-integers below 2**23 are exact in fp32."""
 
 COLUMNS = 5
-"""Of the addresses: start, the three steps, and the noise seed."""
+"""Columns of the addresses: start, the three steps, and the noise seed."""
 
 
 def parameters(crops: Sequence[Crop], slab: Slab, pin_memory: bool = False) -> dict[str, Tensor]:
-    """The crops as the implementations take them.
+    """Return the crops as tensors for the implementations.
 
     Returns:
         ``addresses`` (N, COLUMNS) int64, and ``intensities`` (N, 2) float32: factor, standard deviation of the noise.
@@ -33,7 +33,7 @@ def parameters(crops: Sequence[Crop], slab: Slab, pin_memory: bool = False) -> d
 
 
 def _address(crop: Crop, slab: Slab) -> tuple[int, int, int, int]:
-    """Address of the slab's first voxel, and the steps to its neighbours on D, H and W."""
+    """Return the address of the slab's first voxel, and the steps to the next voxel along D, H and W."""
     strides = (crop.shape[1] * crop.shape[2], crop.shape[2], 1)
     lowest = (crop.origin[0] + slab.source_plane(crop.draws.flips[0]), *crop.origin[1:])
     start, steps = crop.offset, list(strides)
@@ -46,13 +46,13 @@ def _address(crop: Crop, slab: Slab) -> tuple[int, int, int, int]:
 
 
 def noise_of(index: Tensor, seed: Tensor) -> Tensor:
-    """Standard normal numbers, by the transform of Box and Muller in fp32.
+    """Return standard normal numbers, by the transform of Box and Muller in fp32.
 
     Voxels 2i and 2i + 1 are the cosine and the sine of one pair of uniform numbers.
 
     Args:
-        index: of the voxels in their crops, 0 ... 2**31 - 1.
-        seed: int64; its shape and that of ``index`` broadcast.
+        index: index of each voxel in its crop, 0 ... 2**31 - 1.
+        seed: int64; must broadcast with ``index``.
     """
     even = index & ~1
     radius = torch.sqrt(-2.0 * torch.log(_uniform(even, seed)))
@@ -68,14 +68,14 @@ def _uniform(index: Tensor, seed: Tensor) -> Tensor:
 def augment_reference(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Crops of a micro-batch.
+    """Make the crops of a micro-batch.
 
     Args:
-        images: (voxels,) fp32, volumes one after another.
-        labels: (voxels,) uint8, at the same places.
+        images: (voxels,) fp32, all volumes.
+        labels: (voxels,) uint8, at the same offsets.
         addresses, intensities: see :func:`parameters`; on the device of the volumes.
-        slab: part of the crops that is made.
-        dtype: of the resulting images; arithmetic is fp32.
+        slab: the part of the crops to make.
+        dtype: dtype of the resulting images; arithmetic is fp32.
 
     Returns:
         Image (N, 1, D, H, W) in channels_last_3d memory, and label (N, D, H, W) uint8.
@@ -92,7 +92,7 @@ def augment_reference(
     scale, deviation = intensities[:, :, None].unbind(1)
     image = images[address].float() * scale
     noisy = torch.arange(len(addresses), device=images.device)
-    if images.device.type == "cpu":  # a GPU would have to be waited for
+    if images.device.type == "cpu":  # on a GPU this would synchronise
         noisy = noisy[deviation[:, 0] > 0]
     image[noisy] += deviation[noisy] * noise_of(index, seed[noisy])
     shape = (len(addresses), *slab.shape)

@@ -1,4 +1,4 @@
-"""Training crops through the Triton kernel of :mod:`benchmarks.unet3d.ops.augment.kernels`."""
+"""Training crops with the Triton kernel of :mod:`benchmarks.unet3d.ops.augment.kernels`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARPS = 4
 def augment(
     images: Tensor, labels: Tensor, addresses: Tensor, intensities: Tensor, slab: Slab, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`benchmarks.unet3d.ops.augment.reference.augment_reference`. Nothing waits for the device."""
+    """See :func:`benchmarks.unet3d.ops.augment.reference.augment_reference`. It does not wait for the device."""
     require_contiguous(images=images, labels=labels, addresses=addresses, intensities=intensities)
     count = len(addresses)
     image = images.new_empty((count, *slab.shape, 1), dtype=dtype)

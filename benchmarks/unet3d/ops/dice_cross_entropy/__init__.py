@@ -1,10 +1,10 @@
-"""The loss: half of the Dice loss of the foreground classes plus half of the cross-entropy over all classes.
+"""The loss: half the Dice loss of the foreground classes plus half the cross-entropy over all classes.
 
     dice[n, c] = (2 * sum p t + smooth) / (sum t + sum p + smooth)      c = 1 ... K - 1, sums over the voxels of n
     loss = (mean over n, c of (1 - dice[n, c]) + mean over voxels of -log p[label]) / 2
 
-with p the softmax of the logits over the classes and t the one-hot label (the MLPerf Training reference of 3D U-Net,
-``DiceCELoss``; Dice after Milletari et al., arXiv:1606.04797, with plain sums in the denominator).
+p is the softmax of the logits over the classes, t the one-hot label. Source: ``DiceCELoss`` of the MLPerf Training
+reference; Dice after Milletari et al., arXiv:1606.04797, with plain sums in the denominator.
 """
 
 from __future__ import annotations

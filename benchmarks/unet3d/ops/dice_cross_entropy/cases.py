@@ -22,8 +22,7 @@ def passes(
     scale: float = 2.0,
     strided: bool = False,
 ) -> list[Pass]:
-    """Make the forward and backward pass. The second sample only has the last class and
-    background, and the third only background.
+    """Return forward and backward pass. Sample 1 has only background and the last class, sample 2 only background.
 
     Args:
         volume: (D, H, W).
@@ -57,7 +56,7 @@ CASES = (
         passes,
         {**SIZES, "channels_last": False},
         tests=[
-            {"samples": 1, "volume": (9, 13, 50)},  # several programs of several blocks, and the last is not full
+            {"samples": 1, "volume": (9, 13, 50)},  # several programs of several blocks; the last is not full
             {"samples": 2, "volume": (5, 6, 7), "strided": True},
             {"samples": 1, "volume": (5, 6, 7), "scale": 1e4},
         ],

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs
 """Triton kernels of the Dice and cross-entropy loss over N samples of V voxels and three classes.
 
-Forward reads logits and labels once and leaves seven sums per program, in registers until its end; two kernels of one
-program a sample and of one program make the loss of them. Backward reads both once more and writes the gradient. No
-probability is ever stored. Both passes are bound by memory: at 7 samples of 128^3 voxels in 16 bit 103 MB forward and
-191 MB backward, 24 and 44 us at 4.3 TB/s on an H200.
+Forward reads logits and labels once; each program keeps seven sums in registers and writes them at its end. Two small
+kernels compute the loss from them: one with a program per sample, one with a single program. Backward reads logits
+and labels again and writes the gradient; probabilities are never stored. Both passes are memory-bound: with 7 samples
+of 128^3 voxels in 16 bit, 103 MB forward and 191 MB backward, 24 and 44 us at 4.3 TB/s on an H200.
 
-Logits are addressed by strides, so that they may be (N, V, 3) or (N, 3, V) in memory. In the first case the three loads
-of a voxel touch the same lines, and the second and third are served by the L1 cache. Labels have a stride too, 1 but
-unknown to the compiler: otherwise it would give each thread several neighbouring labels, and with them their voxels,
-whose logits a warp could then only load from four times as many lines at a time.
+Logits are addressed by strides, so they may be (N, V, 3) or (N, 3, V) in memory. With (N, V, 3), the three loads of a
+voxel touch the same cache lines, and L1 serves the second and third. Labels have a stride of 1 that the compiler must
+not know. Otherwise it would give each thread several adjacent labels and their voxels, and a warp's load of logits
+would touch four times as many cache lines.
 
 ``sums`` is (N, 8) fp32: cross-entropy; p t of classes 1 and 2; p of both; t of both; and 0.
 """
@@ -27,7 +27,7 @@ NONE: tl.constexpr = tl.constexpr(255)
 
 @triton.jit
 def _load(logits_ptr, label_ptr, voxel, V, voxel_stride, class_stride, label_stride, EVEN: tl.constexpr):
-    """Logits in fp32 and labels of a sample's voxels; NONE for a voxel that does not exist."""
+    """Load fp32 logits and labels of a sample's voxels; the label is NONE where the voxel does not exist."""
     place = logits_ptr + voxel * voxel_stride
     if EVEN:
         label = tl.load(label_ptr + voxel * label_stride)
@@ -45,7 +45,7 @@ def _load(logits_ptr, label_ptr, voxel, V, voxel_stride, class_stride, label_str
 
 @triton.jit
 def _softmax(x0, x1, x2):
-    """Probabilities of the three classes, and the logarithm of the sum of the exponentials."""
+    """Return the probabilities of the three classes, and the logarithm of the sum of exponentials."""
     largest = tl.maximum(tl.maximum(x0, x1), x2)
     e0, e1, e2 = tl.exp(x0 - largest), tl.exp(x1 - largest), tl.exp(x2 - largest)
     total = e0 + e1 + e2
@@ -61,7 +61,7 @@ def dice_partial_sums_kernel(
     V, voxel_stride, class_stride, label_stride,
     BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the voxels of a program. Grid (programs, N)."""
+    """Sum over the voxels of a program. Grid (programs, N)."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     entropy = tl.zeros((BLOCK,), tl.float32)
     both1, both2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -105,7 +105,7 @@ def dice_sums_kernel(
     programs,
     BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Add the programs of a sample in a fixed order. Grid (N,), BLOCK_P >= programs."""
+    """Add the sums of a sample's programs in a fixed order. Grid (N,), BLOCK_P >= programs."""
     program, which = tl.arange(0, BLOCK_P), tl.arange(0, SUMS)
     offset = (tl.program_id(0) * programs + program)[:, None] * SUMS + which[None, :]
     mask = (program < programs)[:, None] & (which < USED)[None, :]
@@ -114,7 +114,7 @@ def dice_sums_kernel(
 
 @triton.jit
 def _dice(sums_ptr, sample, inside, foreground, smooth):
-    """Dice of a foreground class, 0 or 1, and its denominator, for a sample or for many."""
+    """Return Dice and its denominator of foreground class 0 or 1, for one or several samples."""
     place = sums_ptr + sample * SUMS + 1 + foreground
     both = tl.load(place, mask=inside, other=0.0)
     predicted = tl.load(place + FOREGROUND, mask=inside, other=0.0)
@@ -130,7 +130,7 @@ def dice_loss_kernel(
     N, smooth, share,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The loss; ``share`` is 1 / voxels of all samples. Grid (1,)."""
+    """Compute the loss; ``share`` is 1 / voxels of all samples. Grid (1,)."""
     total = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         sample = start + tl.arange(0, BLOCK_N)
@@ -153,7 +153,7 @@ def dice_gradient_kernel(
     V, voxel_stride, class_stride, label_stride, smooth, share,
     BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """``p_k (g_k - sum p g) + (p_k - t_k) share / 2`` times d_loss, g = d loss / d p. Grid (blocks, N).
+    """Compute ``p_k (g_k - sum p g) + (p_k - t_k) share / 2`` times d_loss, g = d loss / d p. Grid (blocks, N).
 
     With dice = (2 I + smooth) / D for a foreground class, g = -(2 t - dice) / D / (4 N); for the background it is 0.
     """

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.unet3d.ops.dice_cross_entropy`."""
+"""Reference implementation of :mod:`benchmarks.unet3d.ops.dice_cross_entropy`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from common.distributed.spatial.split import VolumeSplit
 from common.ops.triton_support import widen
 
 TRITON_CLASSES = 3
-"""Classes that the Triton kernels are written for."""
+"""Number of classes that the Triton kernels support."""
 
 
 class _Whole(torch.autograd.Function):
-    """Sum over the ranks of a split. All of them hold one and the same loss, so the gradient passes as it is."""
+    """Sum over the ranks of a split. All ranks have the same loss, so backward passes the gradient on unchanged."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, split: VolumeSplit) -> Tensor:
@@ -32,17 +32,14 @@ class _Whole(torch.autograd.Function):
 def dice_cross_entropy_reference(
     logits_NKDHW: Tensor, label_NDHW: Tensor, smooth: float, split: VolumeSplit | None = None
 ) -> Tensor:
-    """Reference implementation.
+    """Return the mean loss over the N samples, 0-d fp32 (fp64 for fp64 logits).
 
     Args:
-        logits_NKDHW: before the softmax; this rank's slab where volumes are split.
+        logits_NKDHW: logits before the softmax; this rank's slab if volumes are split.
         label_NDHW: class of each voxel, uint8, 0 ... K - 1.
-        smooth: added to numerator and denominator of every Dice.
-        split: ranks that share each volume. Every rank gets the loss of the whole volumes, and the gradient of that
-            with respect to its own slab.
-
-    Returns:
-        The mean over the N samples, 0-d fp32 (fp64 for fp64 logits).
+        smooth: added to numerator and denominator of every Dice coefficient.
+        split: ranks that share each volume. Every rank gets the loss of the whole volumes, and its gradient with
+            respect to the rank's own slab.
 
     Raises:
         ValueError: labels and logits have different shapes.
@@ -66,7 +63,7 @@ def dice_cross_entropy_reference(
 
 
 def check_shapes(logits_NKDHW: Tensor, label_NDHW: Tensor) -> None:
-    """Raises ValueError unless there is one label for each voxel of the logits."""
+    """Raise ValueError unless there is one label per voxel of the logits."""
     expected = (logits_NKDHW.shape[0], *logits_NKDHW.shape[2:])
     if tuple(label_NDHW.shape) != expected:
         raise ValueError(f"labels {tuple(label_NDHW.shape)} for logits {tuple(logits_NKDHW.shape)}, not {expected}")

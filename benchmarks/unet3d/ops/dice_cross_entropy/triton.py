@@ -1,6 +1,6 @@
-"""Dice and cross-entropy through the Triton kernels of :mod:`benchmarks.unet3d.ops.dice_cross_entropy.kernels`.
+"""Dice and cross-entropy with the Triton kernels of :mod:`benchmarks.unet3d.ops.dice_cross_entropy.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: N samples, V voxels, K = 3.
+Everything is queued on the current stream without waiting for the device. Shapes: N samples, V voxels, K = 3.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ TILES: dict[str, Tile] = {
     "forward": Tile(voxels=512, warps=4, programs=8),
     "backward": Tile(voxels=512, warps=4, programs=0),
 }
-"""Pass to its tile. ``voxels``: voxels of a block."""
+"""Tile by pass. ``voxels``: voxels per block."""
 
 _MOST_PROGRAMS = 1024
 _MERGE_SAMPLES = 32
 
 
 class Layout(NamedTuple):
-    """Where logits lie in memory: elements from a voxel to the next, and from a class to the next."""
+    """Memory layout of logits: strides in elements between voxels and between classes."""
 
     voxel_stride: int
     class_stride: int
 
 
 def layout(logits_NKDHW: Tensor) -> Layout | None:
-    """The layout of dense logits, channels_last_3d or contiguous; None for others."""
+    """Return the layout of contiguous or channels_last_3d logits; None for others."""
     if logits_NKDHW.is_contiguous(memory_format=torch.channels_last_3d):
         return Layout(TRITON_CLASSES, 1)
     if logits_NKDHW.is_contiguous():
@@ -44,14 +44,14 @@ def layout(logits_NKDHW: Tensor) -> Layout | None:
 
 
 def _launch(tile: Tile, voxels: int) -> tuple[int, dict[str, Any]]:
-    """Blocks of a sample, and the arguments that every pass takes after its own."""
+    """Return the blocks per sample, and the last arguments of the kernel of a pass."""
     block = min(tile.voxels, triton.next_power_of_2(voxels))
     arguments = {"label_stride": 1, "BLOCK": block, "EVEN": voxels % block == 0, "num_warps": tile.warps}
     return triton.cdiv(voxels, block), arguments
 
 
 def sums(logits_NKDHW: Tensor, label_NDHW: Tensor) -> Tensor:
-    """Sums over the voxels of each sample, fp32 (N, 8), as the kernels' module describes them."""
+    """Return the sums over the voxels of each sample, fp32 (N, 8); see ``sums`` in the module of the kernels."""
     samples, voxels = len(logits_NKDHW), label_NDHW[0].numel()
     tile, strides = TILES["forward"], layout(logits_NKDHW)
     assert strides is not None
@@ -70,7 +70,7 @@ def sums(logits_NKDHW: Tensor, label_NDHW: Tensor) -> Tensor:
 
 
 def loss_of(sums_N8: Tensor, smooth: float, share: float) -> Tensor:
-    """The loss, 0-d fp32, of sums over whole volumes; ``share`` is 1 / voxels of all samples."""
+    """Return the loss, 0-d fp32, from sums over whole volumes; ``share`` is 1 / voxels of all samples."""
     loss = sums_N8.new_empty(())
     samples = len(sums_N8)
     block_n = min(triton.next_power_of_2(samples), _MERGE_SAMPLES)
@@ -81,7 +81,7 @@ def loss_of(sums_N8: Tensor, smooth: float, share: float) -> Tensor:
 def gradient(
     d_loss: Tensor, logits_NKDHW: Tensor, label_NDHW: Tensor, sums_N8: Tensor, smooth: float, share: float
 ) -> Tensor:
-    """Gradient of the logits, in their dtype and memory format."""
+    """Return the gradient of the logits, in their dtype and memory format."""
     samples, voxels = len(logits_NKDHW), label_NDHW[0].numel()
     strides = layout(logits_NKDHW)
     assert strides is not None
@@ -126,7 +126,7 @@ def dice_cross_entropy(
 ) -> Tensor:
     """See :func:`benchmarks.unet3d.ops.dice_cross_entropy.reference.dice_cross_entropy_reference`.
 
-    Labels beyond the classes are not looked for: the reference refuses them, this one takes them for background.
+    Labels are not checked: values outside the classes, an error in the reference, count as background here.
 
     Raises:
         ValueError: labels and logits have different shapes, or there are not three classes.

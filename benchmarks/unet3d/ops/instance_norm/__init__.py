@@ -1,11 +1,11 @@
-"""Instance normalisation with scale and shift, then ReLU: what follows every 3x3x3 convolution of the network.
+"""Instance normalisation with scale and shift, then ReLU; it follows every 3x3x3 convolution of the network.
 
-Mean and variance (biased) are those of one channel of one sample over its whole volume, in training and in evaluation
-alike: there are no running statistics (Ulyanov et al., arXiv:1607.08022). Sums over two million voxels are taken about
-the mean, never as E[x^2] - E[x]^2: convolutions without bias leave means that are large next to the deviation.
+Mean and (biased) variance are those of one channel of one sample over its whole volume, in training and evaluation:
+there are no running statistics (Ulyanov et al., arXiv:1607.08022). Variances are sums about the mean, never E[x^2] -
+E[x]^2, because convolutions without bias can have means much larger than the standard deviation.
 
-The result is returned twice, so that the next block and a skip connection have one each: backward then gets their two
-gradients, and adds them where it reads them. Where there is one reader, the other result is left alone.
+The result is returned twice, one for the next block and one for a skip connection. Backward then receives two
+gradients and adds them while it reads. If there is only one reader, the second result is unused.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ def passes(
     parameters: torch.dtype = torch.float32,
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Make the forward and backward pass. Every channel has a different mean and standard deviation.
+    """Return forward and backward pass. Every channel has a different mean and standard deviation.
 
     Args:
         volume: (D, H, W).
-        readers: indices of the results that have a gradient: 0, 1 or both. The gradient of the second result is a slice
-            of concatenated channels.
+        readers: indices of the results that have a gradient: 0, 1 or both. The gradient of the second result is a
+            slice of concatenated channels.
         parameters: dtype of weight and bias.
         channels_last: memory format of the input.
     """

@@ -1,19 +1,18 @@
 # mypy: allow-untyped-defs
 """Triton kernels of instance norm and ReLU over N samples of V voxels and C channels, in memory (N, V, C).
 
-Large volumes take three launches each way. Forward reads x once for the moments and once to normalise; backward reads
-the gradient and x once for two sums and once more to write the gradient of x. A program owns ``BLOCK_C`` columns of a
-sample and walks over tiles of ``BLOCK_V`` voxels, all programs of the sample side by side, so that the second pass,
-which walks in the opposite direction (``REVERSE``), finds the end of the first pass in the L2 cache. In between a small
-kernel merges what the programs left. The sign before the ReLU is computed again in backward, so that x, mean and
-1 / deviation are all that is kept. Small volumes take one launch each way, a whole instance in the registers of a
-program.
+Large volumes take three launches per direction. Forward reads x for the moments and again to normalise; backward
+reads the gradient and x for two sums and again for the gradient of x. In between, a small kernel merges the programs'
+results. A program processes ``BLOCK_C`` columns of a sample in tiles of ``BLOCK_V`` voxels. The second pass runs in
+the opposite direction (``REVERSE``), so that the last data of the first pass are still in the L2 cache. Backward
+computes the sign before the ReLU again, so only x, mean and 1 / deviation are kept. Small volumes take one launch per
+direction, with a whole instance in the registers of a program.
 
-The result may have two readers, as in front of a skip connection: backward then adds their gradients in registers
-(``FORK``), wherever it reads them. Rows of the second may lie farther apart than C, as in a part of joined channels.
+If the result has two readers, as before a skip connection, backward adds their gradients in registers (``FORK``).
+Rows of the second gradient may have a stride larger than C, as in a slice of concatenated channels.
 
-The moments of parts come from :mod:`common.ops.norm.moments` and are merged here. All merges have a fixed order, so
-results are the same in every run.
+Partial moments come from :mod:`common.ops.norm.moments` and are merged here. All merges have a fixed order, so
+results are reproducible.
 
 ``statistics`` is (2, N, C) fp32: mean and 1 / standard deviation. ``sums`` is (2, N, C) fp32: of dz and of dz * xhat,
 where dz is the gradient before the ReLU. Then dx = weight / deviation * (dz - mean(dz) - xhat * mean(dz * xhat)).
@@ -35,7 +34,7 @@ def statistics_kernel(
     programs, V, C, epsilon,
     SLAB: tl.constexpr, BLOCK_V: tl.constexpr, REVERSE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Merge what the programs of ``moments_kernel`` left. Grid (columns / BLOCK_C, N), BLOCK_P >= programs."""
+    """Merge the results of ``moments_kernel``'s programs. Grid (columns / BLOCK_C, N), BLOCK_P >= programs."""
     sample, samples = tl.program_id(1), tl.num_programs(1)
     column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
@@ -85,7 +84,7 @@ def normalise_kernel(
     V, C,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of forward. Grid (programs, columns / BLOCK_C, N)."""
+    """Run the second pass of forward. Grid (programs, columns / BLOCK_C, N)."""
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     own = statistics_ptr + tl.program_id(2) * C
@@ -103,7 +102,7 @@ def _load_gradient(
     dy_ptr, other_dy_ptr, other_stride, index, tiles, column, inside, V, C,
     FORK: tl.constexpr, BLOCK_V: tl.constexpr, EVEN: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of the result, from both readers if FORK."""
+    """Load a tile of the gradient of the result, the sum of both readers' gradients if FORK."""
     base, offset, mask = tile_at(index, tiles, column, inside, V, C, BLOCK_V, EVEN, REVERSE)
     dy = load_tile(dy_ptr + base, offset, mask, EVEN)
     if FORK:
@@ -124,7 +123,7 @@ def gradient_sums_kernel(
     FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """First pass of backward. Grid (programs, columns / BLOCK_C, N)."""
+    """Run the first pass of backward. Grid (programs, columns / BLOCK_C, N)."""
     program, programs, sample = tl.program_id(0), tl.num_programs(0), tl.program_id(2)
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
@@ -156,7 +155,7 @@ def sums_kernel(
     N, programs, C,
     SUMS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add what the programs of ``gradient_sums_kernel`` left. Grid (columns / BLOCK_C, 2), BLOCK_P >= programs."""
+    """Add the results of ``gradient_sums_kernel``'s programs. Grid (columns / BLOCK_C, 2), BLOCK_P >= programs."""
     which = tl.program_id(1)
     column, inside = own_columns(0, C, BLOCK_C)
     program = tl.arange(0, BLOCK_P)
@@ -188,7 +187,7 @@ def input_gradient_kernel(
     FORK: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of backward; ``share`` is 1 / voxels of the whole volume. Grid (programs, columns / BLOCK_C, N)."""
+    """Run the second pass of backward. Grid (programs, columns / BLOCK_C, N); ``share`` is 1 / voxels of a volume."""
     column, inside = own_columns(1, C, BLOCK_C)
     tiles = tl.cdiv(V, BLOCK_V)
     first, second = tl.program_id(2) * C, (tl.num_programs(2) + tl.program_id(2)) * C
@@ -217,7 +216,7 @@ def small_forward_kernel(
     V, C, epsilon,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """All of forward, a whole instance in registers. Grid (1, columns / BLOCK_C, N), BLOCK_V >= V."""
+    """Run all of forward, with a whole instance in registers. Grid (1, columns / BLOCK_C, N), BLOCK_V >= V."""
     column, inside = own_columns(1, C, BLOCK_C)
     base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)
     pivot = load_row(x_ptr + tl.program_id(2).to(tl.int64) * V * C, column, inside)
@@ -250,7 +249,7 @@ def small_backward_kernel(
     V, C,
     FORK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """All of backward but the sum of the parameters' gradients over samples. Grid as of the forward kernel."""
+    """Run backward except the sum of the parameters' gradients over samples. Grid as in the forward kernel."""
     column, inside = own_columns(1, C, BLOCK_C)
     first, second = tl.program_id(2) * C, (tl.num_programs(2) + tl.program_id(2)) * C
     base, offset, mask = tile_at(0, 1, column, inside, V, C, BLOCK_V, EVEN, False)

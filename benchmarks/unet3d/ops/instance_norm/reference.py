@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.unet3d.ops.instance_norm`."""
+"""Reference implementation of :mod:`benchmarks.unet3d.ops.instance_norm`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _VOLUME = (2, 3, 4)
 
 
 def whole_volume(x_NCDHW: Tensor, split: VolumeSplit | None) -> int:
-    """Voxels of a sample's whole volume.
+    """Return the voxels of a sample's whole volume.
 
     Raises:
-        ValueError: it has a single voxel, which has no variance.
+        ValueError: the volume has a single voxel and thus no variance.
     """
     voxels = x_NCDHW[0, 0].numel() * (1 if split is None else split.ranks)
     if voxels == 1:
@@ -28,18 +28,17 @@ def whole_volume(x_NCDHW: Tensor, split: VolumeSplit | None) -> int:
 def instance_norm_relu_reference(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
 ) -> tuple[Tensor, Tensor]:
-    """``relu((x - mean) / sqrt(variance + epsilon) * weight + bias)``.
+    """Return ``relu((x - mean) / sqrt(variance + epsilon) * weight + bias)``.
 
     Args:
-        x_NCDHW: input; this rank's slab where the volume is split.
-        weight_C, bias_C: scale and shift, of the input's dtype or wider. Their gradients are those of the slab, which
-            sum over the ranks to the whole, as for every other parameter.
-        epsilon: added to the variance.
+        x_NCDHW: input; this rank's slab if the volume is split.
+        weight_C, bias_C: scale and shift, in the input's dtype or a wider one. As for all parameters, their gradients
+            are those of the slab; the sum over the ranks is the whole gradient.
         split: ranks that share each volume.
 
     Returns:
-        The same values twice, shape, dtype and memory format of ``x_NCDHW``: one for each of two readers. Neither may
-        be changed in place.
+        The same result twice, one for each of two readers, with shape, dtype and memory format of ``x_NCDHW``.
+            Readers must not modify it in place.
 
     Raises:
         ValueError: the whole volume has a single voxel.
@@ -60,7 +59,7 @@ def instance_norm_relu_reference(
 def instance_norm_relu_library(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None = None
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch's instance norm, then ReLU. Volumes that are split over ranks take the reference, which this equals.
+    """Return PyTorch's instance norm, then ReLU. Split volumes use the reference implementation.
 
     Arguments, result and errors are those of :func:`instance_norm_relu_reference`.
     """

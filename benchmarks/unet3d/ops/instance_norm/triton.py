@@ -1,7 +1,7 @@
-"""Instance norm and ReLU through the Triton kernels of :mod:`benchmarks.unet3d.ops.instance_norm.kernels`.
+"""Instance norm and ReLU with the Triton kernels of :mod:`benchmarks.unet3d.ops.instance_norm.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device, so that all of it can be captured.
-Activations are channels_last_3d; others are copied into that format first. Shapes: N samples, V voxels, C channels.
+Everything is queued on the current stream without waiting for the device, so it can be captured. Activations in other
+formats are copied to channels_last_3d first. Shapes: N samples, V voxels, C channels.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TILES: dict[str, Tile] = {
     "gradient_sums": Tile(columns=64, elements=4096, warps=4, programs=2, stages=3),
     "input_gradient": Tile(columns=128, elements=8192, warps=8, programs=0, stages=1),
 }
-"""Pass to its tile."""
+"""Tile by pass."""
 
 SMALL_TILES: dict[str, Tile] = {
     "forward": Tile(voxels=4096, elements=32768, columns=16, elements_per_warp=2048),
     "backward": Tile(voxels=1024, elements=16384, columns=16, elements_per_warp=1024),
 }
-"""Direction to its tile. Backward holds two tensors, so that it takes the three launches at smaller volumes.
+"""Tile by direction. Backward holds two tensors, so its limit on the volume is lower.
 
-- ``voxels``: most voxels of a volume that one program holds whole;
+- ``voxels``: largest volume that one program holds whole; larger ones take the three launches;
 - ``elements``: most elements of a program, which limits its columns; ``columns``: most columns of a program;
-- ``elements_per_warp``: elements of one warp, which gives the number of warps.
+- ``elements_per_warp``: elements per warp, which determines the number of warps.
 """
 
 _MOST_WARPS = 16
@@ -50,7 +50,7 @@ _MERGE_INSTANCES = 128
 
 
 def cut_small(tile: Tile, samples: int, voxels: int, channels: int) -> Cut:
-    """Cut (samples, voxels, channels) into whole instances, several columns a program."""
+    """Cut (samples, voxels, channels) into whole instances, several columns per program."""
     block_v = triton.next_power_of_2(voxels)
     most = max(_FEWEST_COLUMNS, min(tile.columns, tile.elements // block_v))
     block_c = block_of_columns(channels, most)
@@ -65,7 +65,7 @@ def cut_small(tile: Tile, samples: int, voxels: int, channels: int) -> Cut:
 
 
 def _sizes(x_NCDHW: Tensor) -> tuple[int, int, int]:
-    """N, V, C."""
+    """Return N, V, C."""
     samples, channels = x_NCDHW.shape[:2]
     return samples, x_NCDHW[0, 0].numel(), channels
 
@@ -75,7 +75,7 @@ def _merge_warps(elements: int) -> int:
 
 
 def statistics(x_NCDHW: Tensor, epsilon: float, split: VolumeSplit | None) -> Tensor:
-    """Mean and 1 / standard deviation of every instance, fp32 (2, N, C), over the ranks of ``split``."""
+    """Return mean and 1 / standard deviation of every instance, fp32 (2, N, C), over the ranks of ``split``."""
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut(TILES["moments"], samples, voxels, channels, x_NCDHW.device, reverse=True)
     programs, block_v = pass_.grid[0], pass_.arguments["BLOCK_V"]
@@ -99,7 +99,7 @@ def statistics(x_NCDHW: Tensor, epsilon: float, split: VolumeSplit | None) -> Te
 
 
 def normalise(x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC: Tensor) -> Tensor:
-    """``relu((x - mean) * rstd * weight + bias)``."""
+    """Return ``relu((x - mean) * rstd * weight + bias)``."""
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut(TILES["normalise"], samples, voxels, channels, x_NCDHW.device, reverse=False)
     y_NCDHW = torch.empty_like(x_NCDHW)
@@ -112,7 +112,7 @@ def normalise(x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, statistics_2NC:
 def forward(
     x_NCDHW: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float, split: VolumeSplit | None
 ) -> tuple[Tensor, Tensor]:
-    """The result and the statistics, fp32 (2, N, C), of a channels_last_3d input."""
+    """Return the result and the statistics, fp32 (2, N, C), of a channels_last_3d input."""
     require_contiguous(weight=weight_C, bias=bias_C)
     samples, voxels, channels = _sizes(x_NCDHW)
     if split is not None or voxels > SMALL_TILES["forward"].voxels:
@@ -131,8 +131,8 @@ class Gradient(NamedTuple):
     """Gradient of the result.
 
     Attributes:
-        first: from one reader, (N, C, D, H, W) channels_last_3d.
-        second: from another, (M, C) rows that may lie apart; None where there is none.
+        first: gradient of one reader, (N, C, D, H, W) channels_last_3d.
+        second: gradient of the other reader, (M, C) rows with any stride; None if there is none.
     """
 
     first: Tensor
@@ -140,22 +140,21 @@ class Gradient(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor | None, int]:
-        """The first of every kernel of backward."""
+        """Return the first arguments of every backward kernel."""
         return self.first, self.second, 0 if self.second is None else self.second.stride(0)
 
     @property
     def fork(self) -> bool:
-        """Whether there are two readers."""
+        """Return whether there are two readers."""
         return self.second is not None
 
 
 def _merge_sums(partial: Tensor, weight_C: Tensor, sums_2NC: Tensor | None) -> Tensor:
-    """Gradients of bias and weight, (2, C) in the dtype of the weight.
+    """Return the gradients of bias and weight, (2, C) in the dtype of the weight.
 
     Args:
-        partial: what the programs of each sample summed up, fp32 (2, N, programs, C).
-        weight_C: the weight.
-        sums_2NC: takes the sums of every instance, fp32, where they are wanted.
+        partial: sums of the programs of each sample, fp32 (2, N, programs, C).
+        sums_2NC: output for the sums of every instance, fp32; None if they are not needed.
     """
     _, samples, programs, channels = partial.shape
     gradients_2C = torch.empty((2, channels), dtype=weight_C.dtype, device=partial.device)
@@ -201,7 +200,7 @@ def _small_backward(
     samples, voxels, channels = _sizes(x_NCDHW)
     pass_ = cut_small(SMALL_TILES["backward"], samples, voxels, channels)
     dx_NCDHW = torch.empty_like(x_NCDHW)
-    # of a single sample the sums are the parameters' gradients already
+    # with one sample, the sums are already the gradients of the parameters
     dtype = weight_C.dtype if samples == 1 else torch.float32
     sums_2NC = torch.empty((2, samples, channels), dtype=dtype, device=x_NCDHW.device)
     kernels.small_backward_kernel[pass_.grid](
@@ -221,7 +220,7 @@ def backward(
     statistics_2NC: Tensor,
     split: VolumeSplit | None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of the input, and (2, C) of bias and weight in the weight's dtype, from channels_last_3d tensors."""
+    """Return the gradient of the input, and (2, C) of bias and weight in the weight's dtype."""
     if split is not None or x_NCDHW[0, 0].numel() > SMALL_TILES["backward"].voxels:
         return _large_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC, split)
     return _small_backward(gradient, x_NCDHW, weight_C, bias_C, statistics_2NC)

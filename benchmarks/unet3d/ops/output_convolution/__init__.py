@@ -1,7 +1,7 @@
-"""The network's last layer: a 1x1x1 convolution with bias from a few channels to a class or three.
+"""The last layer of the network: a 1x1x1 convolution with bias from a few channels to a few classes.
 
-A voxel has fewer outputs than a tensor core's smallest tile has columns, for which cuDNN has nothing but its general
-kernels. The layer is bound by memory: its input is read once in forward, read and its gradient written in backward.
+A voxel has fewer outputs than the smallest tile of a tensor core has columns, and cuDNN has only general kernels for
+this. The layer is memory-bound: forward reads its input once, backward reads it once and writes its gradient.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ def passes(
     one_number: bool = False,
     step: int = 1,
 ) -> list[Pass]:
-    """Make the forward pass, and the backward pass with the gradients of all three inputs.
+    """Return the forward pass, and the backward pass with the gradients of all three inputs.
 
     Args:
         volume: (D, H, W).
         channels_last: memory format of the gradient of the logits.
-        one_number: whether the gradient of the logits is one element, expanded, like the gradient of a sum.
+        one_number: whether the gradient of the logits is one expanded element, like the gradient of a sum.
         step: input and gradient of the logits are every ``step``-th plane of deeper tensors.
     """
     depth, *plane = volume

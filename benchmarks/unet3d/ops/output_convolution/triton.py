@@ -1,7 +1,7 @@
-"""The last layer through the Triton kernels of :mod:`benchmarks.unet3d.ops.output_convolution.kernels`.
+"""The last layer with the Triton kernels of :mod:`benchmarks.unet3d.ops.output_convolution.kernels`.
 
-Everything is enqueued on the current stream and nothing waits for the device. Shapes: N samples, V voxels, C channels,
-K classes.
+Everything is queued on the current stream without waiting for the device. Shapes: N samples, V voxels, C channels, K
+classes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ TILES: dict[str, Tile] = {
     "forward": Tile(voxels=512, warps=8, programs=0, stages=1),
     "backward": Tile(voxels=64, warps=4, programs=8, stages=3),
 }
-"""Pass to its tile. ``voxels``: voxels of a block."""
+"""Tile by pass. ``voxels``: voxels per block."""
 
-_SMALLEST_TILE = 16  # of a product's dimensions
-_MOST_TILE_BYTES = 1 << 15  # of input that one tile holds: a GPU may have 100 KB of shared memory for two copies
+_SMALLEST_TILE = 16  # smallest dimension of a product
+_MOST_TILE_BYTES = 1 << 15  # largest input tile: two copies must fit into 100 KB of shared memory
 
 
 def _arguments(x_NCDHW: Tensor, tile: Tile) -> dict[str, Any]:
-    """What both kernels take at the end."""
+    """Return the last arguments of both kernels."""
     channels, voxels = x_NCDHW.shape[1], x_NCDHW[0, 0].numel()
     most = _MOST_TILE_BYTES // (max(triton.next_power_of_2(channels), _SMALLEST_TILE) * x_NCDHW.element_size())
     return {
-        "PRECISION": "ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # means nothing to 16-bit factors
+        "PRECISION": "ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # ignored for 16-bit inputs
         "BLOCK_V": max(min(tile.voxels, most, triton.next_power_of_2(voxels)), _SMALLEST_TILE),
         "BLOCK_C": max(triton.next_power_of_2(channels), _SMALLEST_TILE),
         "num_warps": tile.warps,
@@ -41,7 +41,7 @@ def _arguments(x_NCDHW: Tensor, tile: Tile) -> dict[str, Any]:
 
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
-    """Logits, contiguous, of a channels_last_3d input."""
+    """Return contiguous logits of a channels_last_3d input."""
     require_contiguous(weight=weight, bias=bias_K)
     samples, channels, *volume = x_NCDHW.shape
     voxels, classes = x_NCDHW[0, 0].numel(), len(weight)
@@ -54,10 +54,10 @@ def forward(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tensor:
 
 
 def backward(dlogits_NKDHW: Tensor, x_NCDHW: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the input, of the weight and of the bias.
+    """Return the gradients of the input, the weight and the bias.
 
     Args:
-        dlogits_NKDHW: dense, contiguous or channels_last_3d.
+        dlogits_NKDHW: contiguous or channels_last_3d.
         x_NCDHW: channels_last_3d.
         weight: (K, C, 1, 1, 1).
     """
@@ -101,7 +101,7 @@ def output_convolution(x_NCDHW: Tensor, weight: Tensor, bias_K: Tensor) -> Tenso
     The logits are contiguous.
 
     Raises:
-        ValueError: more channels or classes than the kernels hold in a tile.
+        ValueError: the kernels do not support so many channels or classes.
     """
     classes, channels = weight.shape[:2]
     if channels > MOST_CHANNELS or classes > kernels.CLASSES.value:

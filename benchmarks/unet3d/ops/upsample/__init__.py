@@ -1,9 +1,8 @@
-"""The way up: a transposed convolution that doubles the volume, its channels beside those of a skip connection.
+"""Upsampling: a transposed convolution that doubles the volume, and concatenation with a skip connection.
 
-The kernel is 2x2x2 with stride 2, so no two voxels of the input meet in one of the output: it is a matrix product with
-eight columns of weights a filter, whose results are dealt out to the eight corners of a voxel. Written where they
-belong, they are the first half of the channels of the block's input, and need neither a pass for the bias nor one that
-joins them with the skip connection.
+The kernel is 2x2x2 with stride 2, so every output voxel depends on one input voxel. The convolution is a matrix
+product with eight columns per filter, whose results go to the eight corners of the voxel. They are written directly
+into the first half of the concatenated channels, so bias and concatenation need no separate passes.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def passes(
     volume: tuple[int, int, int],
     channels_last: bool = True,
 ) -> list[Pass]:
-    """Make the passes of transposed convolution and skip connection. Backward computes all four gradients.
+    """Return the passes of transposed convolution and concatenation. Backward computes all four gradients.
 
     Args:
         channels: channels of the input.
@@ -59,7 +59,7 @@ CASES = (
         passes,
         block(72, 24, 5),
         tests=[
-            {"samples": 2, "volume": (3, 5, 4)},  # several tiles of every kind, and the last ones are not full
+            {"samples": 2, "volume": (3, 5, 4)},  # several tiles of every kind; the last ones are not full
             {"samples": 1, "channels": 64, "filters": 32, "volume": (4, 4, 8)},  # full tiles
             {"samples": 3, "channels": 20, "filters": 5, "volume": (2, 1, 3), "channels_last": False},
             {"samples": 1, "channels": 1, "filters": 1, "volume": (1, 1, 1)},

@@ -1,13 +1,13 @@
 # mypy: allow-untyped-defs
-"""Triton kernels of a transposed convolution, 2x2x2 with stride 2, whose result lies beside a skip connection.
+"""Triton kernels of a 2x2x2 transposed convolution with stride 2, concatenated with a skip connection.
 
-Memory is channels last throughout: M = N D H W rows of C_in channels come in, 8 M rows of 2 C go out, those of the skip
-connection behind those of the convolution. A column of the product is one filter at one of eight taps, the weight being
-(C_in, 8, C) in memory.
+All memory is channels last. The input has M = N D H W rows of C_in channels, the output 8 M rows of 2 C: the
+convolution's channels, then those of the skip connection. A column of the product is one filter at one of eight taps;
+the weight is (C_in, 8, C) in memory.
 
-Backward copies the first half of the gradient's rows, which a convolution wants dense, and sums it over the rows on
-the way; the second half is handed on where it lies. A program sums up in registers over all its tiles and reduces
-across rows at its end only.
+Backward copies the first half of the gradient's rows, because a convolution needs it dense, and sums it over the rows
+at the same time. The second half is a view. A program sums in registers over all its tiles, and reduces over rows
+only at its end.
 
 At 7 volumes of 64^3 voxels, 64 -> 32 channels, 16 bit: forward 3.05 GB, 0.72 ms at 4.3 TB/s on an H200.
 """
@@ -30,7 +30,7 @@ def upsample_kernel(
     M, H, W, C_IN,
     C: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Product, bias and skip connection of a tile. Grid (M / BLOCK_M * 8 C / BLOCK_N,), columns first."""
+    """Compute product, bias and skip connection of a tile. Grid (M / BLOCK_M * 8 C / BLOCK_N,), columns first."""
     blocks = tl.cdiv(8 * C, BLOCK_N)
     voxel = (tl.program_id(0) // blocks).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -46,7 +46,7 @@ def upsample_kernel(
         total = tl.dot(x, weight, total, input_precision=PRECISION)
     tap, filter_ = column // C, column % C
     total += tl.load(bias_ptr + filter_, mask=inside, other=0.0).to(tl.float32)[None, :]
-    # The row of a voxel's first corner, and how far behind it that of a tap lies.
+    # Output row of a voxel's first corner, and offset in rows of each tap.
     line = voxel // W
     row = (line // H * (4 * H) + line % H * 2) * (2 * W) + voxel % W * 2
     behind = (tap // 4 * (2 * H) + tap // 2 % 2) * (2 * W) + tap % 2
@@ -65,7 +65,7 @@ def upsample_backward_kernel(
     M, C,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """First half of the rows, and its sums. Grid (programs, columns / BLOCK_C, 1)."""
+    """Copy the first half of the rows, and sum it. Grid (programs, columns / BLOCK_C, 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(M, BLOCK_V)

@@ -1,4 +1,4 @@
-"""The reference of :mod:`benchmarks.unet3d.ops.upsample`."""
+"""Reference implementation of :mod:`benchmarks.unet3d.ops.upsample`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from torch import Tensor
 
 
 def upsample_reference(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
-    """``cat(transposed convolution of x, skip)``.
+    """Return ``cat(transposed convolution of x, skip)``, (N, 2C, 2D, 2H, 2W).
 
     Args:
         x_NCDHW: (N, C_in, D, H, W).
         weight: (C_in, C, 2, 2, 2).
-        bias_C: the bias. Its gradient and the weight's are those of the slab where the volume is split.
-        skip_NCDHW: (N, C, 2D, 2H, 2W). All four have one dtype.
-
-    Returns:
-        (N, 2C, 2D, 2H, 2W), same dtype.
+        bias_C: (C,). If the volume is split, the gradients of weight and bias are those of the slab.
+        skip_NCDHW: (N, C, 2D, 2H, 2W). All four have the same dtype.
 
     Raises:
-        ValueError: the skip connection is not twice as large as the input, or has other channels than the filters.
+        ValueError: the shape of the skip connection does not match.
     """
     check_shapes(x_NCDHW, weight, skip_NCDHW)
     return torch.cat((F.conv_transpose3d(x_NCDHW, weight, bias_C, stride=2), skip_NCDHW), 1)
 
 
 def check_shapes(x_NCDHW: Tensor, weight: Tensor, skip_NCDHW: Tensor) -> None:
-    """Make sure that the channels can be joined.
+    """Check that the channels can be concatenated.
 
     Raises:
-        ValueError: they can't.
+        ValueError: the shape of the skip connection does not match.
     """
     expected = (len(x_NCDHW), weight.shape[1], *(2 * size for size in x_NCDHW.shape[2:]))
     if tuple(skip_NCDHW.shape) != expected:

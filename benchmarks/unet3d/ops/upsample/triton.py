@@ -1,8 +1,8 @@
-"""The way up through the Triton kernels of :mod:`benchmarks.unet3d.ops.upsample.kernels`.
+"""Upsampling with the Triton kernel of :mod:`benchmarks.unet3d.ops.upsample.kernels`.
 
-The gradients of input and weight are cuDNN's; that of the skip connection is a part of the joined gradient, which lives
-as long. Everything is enqueued on the current stream and nothing waits for the
-device. Activations and weights are channels_last_3d; others are copied into that format first.
+cuDNN computes the gradients of input and weight. The gradient of the skip connection is a view of the concatenated
+gradient, which it keeps alive. Everything is queued on the current stream without waiting for the device. Activations
+and weights in other formats are copied to channels_last_3d first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from common.ops.triton_support import require_contiguous
 
 FORWARD_TILES: dict[str, Tile] = {"forward": Tile(rows=64, columns=128, channels=64, warps=4)}
 BACKWARD_TILES: dict[str, Tile] = {"backward": Tile(columns=128, elements=4096, warps=4, programs=4, stages=3)}
-"""In ``forward``: ``rows`` are voxels, ``columns`` filters at taps, ``channels`` input channels added at once."""
+"""Tile by pass. In ``forward``: ``rows`` are voxels, ``columns`` filters at taps, ``channels`` input channels per
+iteration.
+"""
 
-_SMALLEST_TILE = 16  # of a product's dimensions
+_SMALLEST_TILE = 16  # smallest dimension of a product
 _FORMAT = torch.channels_last_3d
 
 
 def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor) -> Tensor:
-    """The joined channels of channels_last_3d inputs."""
+    """Return the concatenated channels of channels_last_3d inputs."""
     require_contiguous(bias=bias_C)
     samples, channels_in, _, height, width = x_NCDHW.shape
     channels = weight.shape[1]
@@ -40,7 +42,7 @@ def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor)
     joined = torch.empty(shape, dtype=x_NCDHW.dtype, device=x_NCDHW.device, memory_format=_FORMAT)
     kernels.upsample_kernel[(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, block_n),)](
         x_NCDHW, weight, bias_C, skip_NCDHW, joined, rows, height, width, channels_in, C=channels,
-        PRECISION="ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # means nothing to 16-bit factors
+        PRECISION="ieee" if x_NCDHW.dtype == torch.float32 else "tf32",  # ignored for 16-bit inputs
         BLOCK_M=tile.rows, BLOCK_N=block_n,
         BLOCK_K=max(min(tile.channels, triton.next_power_of_2(channels_in)), _SMALLEST_TILE), num_warps=tile.warps,
     )  # fmt: skip
@@ -48,7 +50,9 @@ def forward(x_NCDHW: Tensor, weight: Tensor, bias_C: Tensor, skip_NCDHW: Tensor)
 
 
 def take_apart(d_joined: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The first half of the channels of (N, 2C, D, H, W) in channels_last_3d, dense; and, in ``dtype``, their sums."""
+    """Copy the first half of the channels of a channels_last_3d (N, 2C, D, H, W); return it and its sums in
+    ``dtype``.
+    """
     channels = d_joined.shape[1] // 2
     d_up_NCDHW = torch.empty_like(d_joined[:, :channels], memory_format=_FORMAT)
     rows = d_up_NCDHW.numel() // channels
