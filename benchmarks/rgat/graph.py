@@ -16,7 +16,7 @@ from benchmarks.rgat.device_tables import device_table
 from benchmarks.rgat.schema import Schema
 
 LARGEST = (1 << 31) - 1
-"""Largest node number: nodes of a type are numbered in int32."""
+"""Maximum number of nodes of a type, because they are numbered in int32."""
 
 
 @dataclass(frozen=True)

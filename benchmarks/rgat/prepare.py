@@ -38,7 +38,7 @@ from common.mlperf.fixed import benchmark_settings
 
 STATE, INTERMEDIATE = "source.json", "intermediate"
 BYTES_PER_WORKER = 1 << 28
-"""Smallest number of raw bytes for which another process is started."""
+"""Raw bytes per additional process."""
 _RULES = benchmark_settings("rgat")
 PUBLISHED = Published(
     {

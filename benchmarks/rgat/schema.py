@@ -40,7 +40,7 @@ class Relation:
 
     @property
     def reverse(self) -> Relation:
-        """The separate relation of the reversed edges; for such a relation, the stored one."""
+        """Relation of the reversed edges, with separate weights; for a reversed relation, the stored one."""
         name = self.name.removeprefix(REVERSED) if self.name.startswith(REVERSED) else REVERSED + self.name
         return Relation(self.target, name, self.source)
 

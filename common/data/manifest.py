@@ -39,6 +39,21 @@ class FileEntry:
     md5: str = ""
 
 
+class Counts(dict[str, int]):
+    """Counts of a manifest by name. Reading a missing one raises DataError, because the file is old or was changed.
+
+    Attributes:
+        origin: path of the manifest.
+        remedy: advice to the user.
+    """
+
+    origin: Path = Path(NAME)
+    remedy: str = "prepare the data again"
+
+    def __missing__(self, name: str) -> int:
+        raise DataError(f"{self.origin} has no {name}; {self.remedy}")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Description of a prepared data set.
@@ -215,13 +230,15 @@ def _parse(raw: Any, path: Path, remedy: str) -> Manifest:
         if not isinstance(raw["custom"], str):
             raise TypeError("custom is no text")
         files: Mapping[str, Mapping[str, Any]] = raw["files"]
+        counts = Counts((name, int(count)) for name, count in raw["counts"].items())
+        counts.origin, counts.remedy = path, remedy
         return Manifest(
             format=str(raw["format"]),
             files={
                 name: FileEntry(int(entry["bytes"]), str(entry["sha256"]), str(entry.get("md5", "")))
                 for name, entry in files.items()
             },
-            counts={name: int(count) for name, count in raw["counts"].items()},
+            counts=counts,
             stand_in=raw["stand_in"],
             source={name: str(text) for name, text in raw["source"].items()},
             custom=raw["custom"],

@@ -26,7 +26,7 @@ def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[st
 
 
 def drawn(labelled: int, train_share: float, eval_share: float) -> dict[str, NDArray[np.int64]]:
-    """Return the seeds of each split by raw number, in the split's order; one permutation has train, then eval."""
+    """Return the seeds of each split by raw number, in order: consecutive parts of one permutation, train first."""
     every = torch.randperm(labelled, generator=torch.Generator().manual_seed(SEED)).numpy()
     sizes = split_sizes(labelled, train_share, eval_share)
     return {"train": every[: sizes["train"]], "eval": every[sizes["train"] : sizes["train"] + sizes["eval"]]}

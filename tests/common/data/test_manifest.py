@@ -94,3 +94,13 @@ def test_a_count_that_is_needed_is_named(root):
     assert manifest.read(root, "f/1", "prepare it", ("train_samples",)).counts == {"train_samples": 3}
     with pytest.raises(DataError, match=r"manifest\.json has no classes; run 'prepare it'"):
         manifest.read(root, "f/1", "prepare it", ("train_samples", "classes"))
+
+
+def test_a_missing_count_is_an_error_of_the_data_wherever_it_is_read(root):
+    counts = manifest.read(root, "f/1", "prepare it").counts
+    with pytest.raises(DataError, match=r"manifest\.json has no classes; run 'prepare it'$"):
+        counts["classes"]
+    assert counts.get("classes") is None
+    assert manifest.read(root, "f/1", "prepare it") == Manifest(
+        "f/1", manifest.describe_files(root, ["a.rec"]), {"train_samples": 3}, True, {"made": "today"}
+    )
