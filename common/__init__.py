@@ -4,7 +4,7 @@ The packages form layers. A package imports only from lower layers, never from i
 checks this.
 """
 
-FLOORS: tuple[tuple[str, ...], ...] = (
+LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("run", "report"),
     ("doctor", "submission", "measure"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common import FLOORS
+from common import LAYERS
 from tests.conftest import ROOT
 
 WORKLOAD_TABLE = ("common/cli.py",)
@@ -92,32 +92,32 @@ def test_the_shared_layer_imports_nothing_of_the_workloads_but_their_table():
         assert names <= allowed, f"{path} imports {sorted(names - allowed)}"
 
 
-def rooms_used() -> Iterator[tuple[str, str, str]]:
-    """Path of a module of the shared layer, its room, and another room that it imports; ``cli`` and ``errors`` too."""
+def packages_used() -> Iterator[tuple[str, str, str]]:
+    """Path of a module of ``common``, its package, and another package or module of ``common`` that it imports."""
     for path, names in modules("common"):
-        room = path.split("/")[1].removesuffix(".py")
+        package = path.split("/")[1].removesuffix(".py")
         for name in names:
             if within(name, "common") and name.count("."):
                 other = name.split(".")[1]
-                if other != room:
-                    yield path, room, other
+                if other != package:
+                    yield path, package, other
 
 
-def test_every_room_has_a_floor():
+def test_every_package_has_a_layer():
     found = {path.name.removesuffix(".py") for path in (ROOT / "common").iterdir() if not path.name.startswith("__")}
-    assert found == {room for floor in FLOORS for room in floor}
+    assert found == {package for layer in LAYERS for package in layer}
 
 
 def test_imports_go_down():
-    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-    used = sorted(set(rooms_used()))
+    layer = {package: number for number, packages in enumerate(LAYERS) for package in packages}
+    used = sorted(set(packages_used()))
     assert used
-    assert [(path, other) for path, room, other in used if floor[other] <= floor[room]] == []
+    assert [(path, other) for path, package, other in used if layer[other] <= layer[package]] == []
 
 
-def test_the_picture_of_the_house_is_drawn_from_the_code():
-    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_house.py"))["draw"]()
-    assert (ROOT / "docs" / "house.svg").read_text() == drawn, "run: python scripts/draw_house.py"
+def test_the_picture_of_the_layers_is_drawn_from_the_code():
+    drawn = runpy.run_path(str(ROOT / "scripts" / "draw_layers.py"))["draw"]()
+    assert (ROOT / "docs" / "layers.svg").read_text() == drawn, "run: python scripts/draw_layers.py"
 
 
 def test_no_workload_imports_another():
