@@ -69,7 +69,7 @@ class Places(NamedTuple):
     """Meaning of each reserved row.
 
     Attributes:
-        utterance_R, frame_R, token_R: of each row, int64; arbitrary but valid indices for unused rows.
+        utterance_R, frame_R, token_R: indices for each row, int64; arbitrary but valid for unused rows.
         exists_R: whether the row is used, bool.
     """
 

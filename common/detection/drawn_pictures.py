@@ -38,7 +38,7 @@ COLOURS: tuple[tuple[int, int, int], ...] = (
 SHAPES = ("disc", "rectangle", "triangle", "cross", "ring", "diamond", "frame", "saltire")
 FILLINGS = ("plain", "rows", "columns", "squares")
 LOOKS = len(SHAPES) * len(COLOURS) * len(FILLINGS)
-"""Number of classes that can be told apart; a higher class looks like an earlier one."""
+"""Number of distinct classes; a higher class looks like an earlier one."""
 
 MANY = 310
 """Objects of a picture of the form ``many``: more than a detector keeps."""

@@ -211,7 +211,7 @@ class ZarrArray:
         """Write complete chunks.
 
         Args:
-            values: of any floating dtype and on any device; rounded to the dtype of the array.
+            values: any floating dtype, on any device; rounded to the dtype of the array.
             origin: position of the first value in the array; default: its start. Start and end must be chunk
                 boundaries, or the end of the array.
 

@@ -37,12 +37,12 @@ class Statistics(NamedTuple):
 
 
 class Recursion(NamedTuple):
-    """Logarithms of probabilities; fp32 (fp64 for fp64).
+    """Logarithms of the summed probabilities of paths; fp32 (fp64 for fp64).
 
     Attributes:
-        alpha_R: of all paths from the first row of an utterance to this row.
-        beta_R: of all paths from this row to the end.
-        total_B: of all paths of an utterance; minus infinity for an utterance without frames.
+        alpha_R: all paths from the first row of an utterance to this row.
+        beta_R: all paths from this row to the end.
+        total_B: all paths of an utterance; minus infinity for an utterance without frames.
     """
 
     alpha_R: Tensor
