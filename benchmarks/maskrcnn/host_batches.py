@@ -53,6 +53,7 @@ class TrainingColumns:
 
     Args:
         objects: objects of the training pictures.
+        settings: sizes of pictures and columns.
         seed: seed of the mirroring.
         pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """

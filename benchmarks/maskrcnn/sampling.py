@@ -25,7 +25,7 @@ _NONE = 1 << 32
 
 
 class Sample(NamedTuple):
-    """Sampled candidates.
+    """Sampled candidates: of each kind, those with the smallest random keys.
 
     Attributes:
         index_BC: int64; positives, then negatives, both sorted by key, then 0 in unused slots.

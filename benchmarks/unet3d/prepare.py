@@ -138,7 +138,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
-    """Compare the number of volumes and all checksums of ``data_dir``; this reads all data.
+    """Compare the names of the volumes and all checksums of ``data_dir`` with its lists; this reads all data.
 
     Args:
         checksums: another ``checksum.json``, such as the reference's, that the volumes must also match.

@@ -200,12 +200,15 @@ def verify(root: Path, expected_format: str, command: str) -> Manifest:
 
 
 def verify_file(root: Path, manifest: Manifest, name: str, command: str, md5: bool = False) -> FileEntry:
-    """Compare the file ``name`` below ``root`` with its checksums in ``manifest``, and return its entry; reads it once.
+    """Compare the file ``name`` below ``root`` with its checksums in ``manifest``; reads it once.
 
     Args:
         root: folder of the prepared data.
         command: the command that makes the data, for messages.
         md5: compute the MD5 even if the manifest has none.
+
+    Returns:
+        entry with the computed checksums.
 
     Raises:
         DataError: a checksum differs.

@@ -15,7 +15,7 @@ from common.evaluation.forward import ForwardPass
 
 
 class CountedEvaluation(Evaluation):
-    """Predicts the totals of counts over the evaluation set, and ``expected``, the number of its samples.
+    """Evaluation by counts: predicts totals over the ranks, and ``expected``, the size of the evaluation set.
 
     Args:
         scorer: computes the metrics from the totals.

@@ -275,7 +275,7 @@ def flux1(global_batch: int, last_samples: int | None = None) -> Schedule:
 
 
 def openfold(global_batch: int, last_samples: int | None = None) -> Schedule:
-    """Return a schedule of every 40 iterations."""
+    """Return a schedule with an evaluation after every 40 iterations, counted in samples."""
     return Schedule(40 * global_batch, 40 * global_batch, last_samples, "samples")
 
 

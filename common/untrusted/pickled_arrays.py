@@ -121,11 +121,15 @@ class PickledArray:
         self.fill(shape, dtype, "F" if fortran else "C", content)
 
     def fill(self, shape: Any, dtype: Any, order: str, content: Any) -> None:
-        """Create the array from its bytes.
+        """Create the array from its pickled state.
+
+        Args:
+            order: memory order, ``C`` or ``F``.
+            content: bytes of the array, also as latin-1 text; a list of the elements of an array of objects.
 
         Raises:
             Refused: its dtype is not allowed.
-            ValueError: shape and bytes do not match.
+            ValueError: the state is garbled, or shape and content do not match.
         """
         if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or order not in ("C", "F"):
             raise ValueError("the state of an array is garbled")

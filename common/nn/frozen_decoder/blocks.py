@@ -95,7 +95,7 @@ class MlpHalf:
         return Pair(residual_sE, delta_sE, handover)
 
     def wide(self, tokens: int, features: int) -> Tensor:
-        """Return a temporary buffer of all ranks' tokens and ``features`` columns."""
+        """Return a temporary buffer with ``tokens``, a number per rank, times the number of ranks rows."""
         return self.scratch.wide((tokens * self.parallel.size, features), self.norm_weight.dtype)
 
 

@@ -75,7 +75,7 @@ class TrainedProduct(Protocol):
         ...
 
     def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
-        """Return the scale of an earlier cast, for recomputing the input. Casts must not update it."""
+        """Return the scale of an earlier cast, to recompute the input without updating it; None if nothing is cast."""
         ...
 
     def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:

@@ -39,7 +39,7 @@ def no_peak(ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def peak_of(peak, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Return the maximum of ``peak`` and the magnitudes of a tile (ROWS, COLUMNS).
+    """Return the maximum of ``peak`` and the magnitudes of a tile (ROWS, COLUMNS), as bits in the form of ``no_peak``.
 
     Args:
         GROUP: neighbours in a row that share a maximum; one thread holds them, so that it needs one register.

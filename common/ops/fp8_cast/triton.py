@@ -98,9 +98,12 @@ def output(
 
     Args:
         like: tensor with T rows; its dtype is that of ``half``.
+        columns: columns of the output.
         dtype: ``E4M3`` or ``E5M2``.
         scaling: scale of the FP8 format; None for an output without FP8.
         half: whether the output has the format ``half``.
+        transpose: whether to store the FP8 format transposed, too.
+        frozen_scales: whether the scale for the next use stays as it is.
     """
     rows = like.shape[0]
     half_form = like.new_empty((rows, columns)) if half else None

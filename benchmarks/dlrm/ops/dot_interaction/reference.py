@@ -48,7 +48,10 @@ def _triangle(x_BFW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def forward_reference(x_BFW: Tensor, columns: int) -> Tensor:
-    """Return y, taken from the complete Gram matrix."""
+    """Return (B, columns): the first vector, the dot products of all pairs row by row, then zeros.
+
+    Computes the complete Gram matrix.
+    """
     row, column = _triangle(x_BFW)
     wide_BFW = widen(x_BFW)
     gram_BFF = wide_BFW @ wide_BFW.transpose(1, 2)
