@@ -109,11 +109,11 @@ def time_operations(
     say(
         f"{name}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, copy {bandwidth * 1e-9:.0f} GB/s"
     )
-    tasks = [json.dumps(task) for task in tasks_of(operations, tiles=tiles)]
+    tasks = tasks_of(operations, tiles=tiles)
     if not tiles:
         _fill_caches(tasks)
     found = []
-    for result in supervise(WORKER, ["--tiles"] if tiles else [], tasks):
+    for result in supervise(WORKER, ["--tiles"] if tiles else [], [json.dumps(task) for task in tasks]):
         found.append(Measured(*json.loads(result)))
         say(line(found[-1], bandwidth, peak))
     for text in comparison(found):
@@ -121,13 +121,13 @@ def time_operations(
     return found
 
 
-def _fill_caches(tasks: Sequence[str]) -> None:
+def _fill_caches(tasks: Sequence[Task]) -> None:
     """Run each task that compiles something, in several processes. The timed runs report failures, not these."""
-    tasks = [task for task in tasks if Task(*json.loads(task)).implementation != REFERENCE]
-    processes = min(COMPILERS, os.cpu_count() or 1, len(tasks)) or 1
+    texts = [json.dumps(task) for task in tasks if task.implementation != REFERENCE]
+    processes = min(COMPILERS, os.cpu_count() or 1, len(texts)) or 1
 
     def run(shard: int) -> None:
-        for _ in supervise(WORKER, ["--compile"], list(tasks[shard::processes]), say=lambda text: None):
+        for _ in supervise(WORKER, ["--compile"], texts[shard::processes], say=lambda text: None):
             pass
 
     with ThreadPoolExecutor(processes) as pool:
