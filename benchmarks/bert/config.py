@@ -105,7 +105,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Complete configuration of BERT."""
+    """BERT's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

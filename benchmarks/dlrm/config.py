@@ -81,7 +81,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DlrmConfig:
-    """Complete workload configuration of DLRM."""
+    """DLRM's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

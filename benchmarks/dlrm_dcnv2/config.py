@@ -60,7 +60,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DlrmDcnv2Config:
-    """Complete workload configuration of DLRM-DCNv2."""
+    """DLRM-DCNv2's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -152,7 +152,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class GptConfig:
-    """Complete configuration of GPT-3."""
+    """GPT-3's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

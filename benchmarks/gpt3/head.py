@@ -92,7 +92,10 @@ class PutOff:
 
     @contextlib.contextmanager
     def step(self, head: TiedHead) -> Iterator[None]:
-        """Context of the passes of a step. At its end, ``head`` adds the pending gradients. Collective."""
+        """Context of the passes of a step. At its end, ``head`` adds the pending gradients. Collective.
+
+        If the block fails, the pending gradients are discarded.
+        """
         self._open = True
         try:
             yield

@@ -97,7 +97,12 @@ def kept_of_a_token(shape: Architecture, step: Step) -> int:
 
 
 def expected(shape: Architecture, parameters: int, place: Place, step: Step) -> Expected:
-    """Return the estimated memory of one rank, which has ``parameters`` parameters."""
+    """Return the estimated memory of one rank.
+
+    Args:
+        parameters: number of parameters on this rank.
+        place: position of this rank in the layout.
+    """
     layers = shape.layers // place.stages
     weights = layers * shape.products_per_layer / place.layer_ranks
     units = order(place.stage, place.stages, place.chunks, step.micro_batches)

@@ -96,7 +96,8 @@ class WrittenGpt:
     def same_weights(self) -> Iterator[None]:
         """Context of the passes of a step, during which no weight may change. Collective over tp.
 
-        FP8 products cast their weights once. Deferred gradients of the head weight are added at the end.
+        FP8 products cast their weights once. Deferred gradients of the head weight are added at the end; if the block
+        fails, they are discarded.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._shared.casts.once())

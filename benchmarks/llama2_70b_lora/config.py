@@ -125,7 +125,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Complete configuration of Llama-2-70B LoRA."""
+    """Llama-2-70B LoRA's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -158,7 +158,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Complete configuration of Llama 3.1 8B."""
+    """Llama 3.1 8B's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -206,7 +206,7 @@ class MaskReaderConfig(ReaderConfig):
 
 @dataclass(frozen=True)
 class MaskRCNNConfig:
-    """Complete workload configuration of Mask R-CNN."""
+    """Mask R-CNN's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -41,7 +41,17 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> FedTrainSource:
-    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        device: device that decodes the pictures and receives the batches.
+
+    Raises:
+        DataError: while reading: a picture is unreadable or undecodable.
+    """
     multiplier, pictures = settings.reader.input_batch_multiplier, training.pictures
     columns = TrainingColumns(training.objects, settings, stream.seed, device.type == "cuda")
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
@@ -66,7 +76,12 @@ def train_source(
 def eval_source(
     pictures: CocoPictures, settings: DataSettings, shard: GroupedShard, device: torch.device
 ) -> PipelineEvalSource:
-    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        device: device that decodes the pictures and receives the batches.
+    """
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
     facts, annotations = settings.facts, pictures.annotations
     size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)

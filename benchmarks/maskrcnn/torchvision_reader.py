@@ -33,7 +33,17 @@ def train_source(
     stand_in: bool,
     pin_memory: bool,
 ) -> ThreadedTrainSource:
-    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+
+    Raises:
+        DataError: while reading: a picture is unreadable or undecodable.
+    """
     columns = TrainingColumns(training.objects, settings, stream.seed, pin_memory)
     decoder = _Decoder(training.pictures, settings, pin_memory)
 
@@ -55,7 +65,12 @@ def train_source(
 def eval_source(
     pictures: CocoPictures, settings: DataSettings, shard: GroupedShard, pin_memory: bool
 ) -> ThreadedEvalSource:
-    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+    """
     decoder = _Decoder(pictures, settings, pin_memory)
     facts, annotations = settings.facts, pictures.annotations
     size_P2 = np.stack([annotations.picture_height, annotations.picture_width], 1)

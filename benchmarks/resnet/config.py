@@ -140,7 +140,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """Complete workload configuration of ResNet-50."""
+    """ResNet-50's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -57,14 +57,29 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> PipelineTrainSource:
-    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        device: device that decodes the pictures and receives the batches.
+
+    Raises:
+        DataError: while reading: a picture is unreadable or undecodable.
+    """
     runner = _runner(train_pipeline(rec, settings, stream, device), settings, rec)
     multiplier = settings.reader.input_batch_multiplier
     return PipelineTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
 
 
 def eval_source(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
-    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        device: device that decodes the pictures and receives the batches.
+    """
 
     def finish(tensors: dict[str, Tensor], valid: int) -> dict[str, Tensor]:
         tensors["label"][valid:] = -1

@@ -50,7 +50,11 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`.
+
+    Args:
+        batch: samples of an evaluation batch on this rank.
+    """
     found = read_manifest(root, settings)
     shard = EvalShard(found.counts["eval_samples"], batch, layout.size("dp"), layout.index("dp"))
     if choose_reader(settings.reader.reader) == "dali":

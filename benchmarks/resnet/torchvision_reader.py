@@ -137,7 +137,17 @@ def train_source(
     stand_in: bool,
     pin_memory: bool = False,
 ) -> ThreadedTrainSource:
-    """Return the training batches of one replica. A damaged or undecodable record raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+
+    Raises:
+        DataError: while reading: a record is damaged or undecodable.
+    """
     pictures = _Pictures(settings, reader, pin_memory)
 
     def begin(number: int) -> PendingBatch:
@@ -154,7 +164,12 @@ def train_source(
 def eval_source(
     reader: RecordReader, settings: DataSettings, shard: EvalShard, pin_memory: bool = False
 ) -> ThreadedEvalSource:
-    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+    """
     pictures = _Pictures(settings, reader, pin_memory)
 
     def begin(positions: Sequence[int]) -> PendingBatch:

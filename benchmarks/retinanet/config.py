@@ -103,7 +103,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RetinaNetConfig:
-    """Complete workload configuration of RetinaNet."""
+    """RetinaNet's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -44,7 +44,17 @@ def train_source(
     stand_in: bool,
     device: torch.device,
 ) -> FedTrainSource:
-    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        device: device that decodes the pictures and receives the batches.
+
+    Raises:
+        DataError: while reading: a picture is unreadable or undecodable.
+    """
     multiplier = settings.reader.input_batch_multiplier
     size, room, pinned = settings.facts.image_size, settings.reader.max_boxes, device.type == "cuda"
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
@@ -67,7 +77,12 @@ def train_source(
 
 
 def eval_source(split: Split, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
-    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        device: device that decodes the pictures and receives the batches.
+    """
     threads = SampleThreads(settings.reader.threads, settings.reader.prefetch)
 
     def begin(number: int) -> Feed:

@@ -53,7 +53,11 @@ def open_train(
 
 
 def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`."""
+    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`.
+
+    Args:
+        batch: samples of an evaluation batch on this rank.
+    """
     split = _open_split(open_prepared(root), "eval", settings)
     shard = EvalShard(len(split), batch, layout.size("dp"), layout.index("dp"))
     if choose_reader(settings.reader.reader) == "dali":

@@ -79,7 +79,17 @@ def train_source(
     stand_in: bool,
     pin_memory: bool = False,
 ) -> ThreadedTrainSource:
-    """Return the training batches of one replica. An unreadable or undecodable picture raises :class:`DataError`."""
+    """Return the training batches of one replica.
+
+    Args:
+        stream: order of the samples of this replica.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+
+    Raises:
+        DataError: while reading: a picture is unreadable or undecodable.
+    """
     pictures = _Pictures(settings, split, pin_memory)
     size, room = settings.facts.image_size, settings.reader.max_boxes
 
@@ -100,7 +110,12 @@ def train_source(
 
 
 def eval_source(split: Split, settings: DataSettings, shard: EvalShard, pin_memory: bool = False) -> ThreadedEvalSource:
-    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`."""
+    """Return the evaluation batches of one replica; padding has id -1. Raises like :func:`train_source`.
+
+    Args:
+        shard: samples and batch size of this replica.
+        pin_memory: whether batches are in page-locked memory, for asynchronous copies to a GPU.
+    """
     pictures = _Pictures(settings, split, pin_memory)
 
     def begin(places: Sequence[int]) -> PendingBatch:

@@ -100,7 +100,7 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class RgatConfig:
-    """Complete workload configuration of R-GAT."""
+    """R-GAT's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -43,7 +43,14 @@ class Sources:
     def room(
         self, seeds: int, batches: Iterable[SeedBatch], sigma: float, group: dist.ProcessGroup | None
     ) -> BlockShape:
-        """Return capacities for nearly every block, estimated from batches of all ranks in ``group``. Collective."""
+        """Return capacities for nearly every block, estimated from sampled batches. Collective over ``group``.
+
+        Args:
+            seeds: seeds of a batch.
+            batches: batches of this rank.
+            sigma: see :func:`benchmarks.rgat.capacities.enough_shape`.
+            group: ranks whose batches count as well; None for this rank alone.
+        """
         found = measured(self.graph, self.fanouts, self.build, seeds, batches).to(self.graph.device)
         if group is not None:
             dist.all_reduce(found, group=group)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def device_table(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of (nested) numbers on ``device``; see :func:`to_device`."""
+    """Return (nested) sequences of numbers as a tensor on ``device``; see :func:`to_device`."""
     if device.type == "cuda":
         return to_device(torch.tensor(values, dtype=dtype), device)
     return torch.tensor(values, dtype=dtype, device=device)

@@ -147,7 +147,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class RnntConfig:
-    """Complete workload configuration of RNN-T."""
+    """RNN-T's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -169,7 +169,12 @@ def torchaudio_loss(blank: int, dtype: torch.dtype) -> Loss:
 
 
 def parts_of(tensors: dict[str, Tensor], classes: int, logits: int = LOGITS) -> list[Part]:
-    """Return parts that are as large as possible with fewer than ``logits`` logits each, including padding."""
+    """Return consecutive parts of a micro-batch, each as large as possible.
+
+    Args:
+        classes: logits of a row.
+        logits: limit of the logits of a part, including padding; a single utterance may exceed it.
+    """
     frames_B = ((tensors["feature_lengths"] + 1) // 2).tolist()
     tokens_B = tensors["token_lengths"].tolist()
     parts: list[Part] = []

@@ -80,7 +80,7 @@ class Split:
         return tuple(self.root / shard_name(number) for number in range(len(self.shard_samples)))
 
     def audio(self) -> Audio:
-        """Return the stream of samples, memory-mapped."""
+        """Open all audio files, memory-mapped. The number of an utterance indexes the result and gives its samples."""
         return Audio(self)
 
     def names(self) -> list[str]:
@@ -98,7 +98,7 @@ class Split:
 
 
 class Audio:
-    """Samples of a split, in memory-mapped files."""
+    """Audio samples of a split: maps the number of an utterance to its samples. The files are memory-mapped."""
 
     def __init__(self, split: Split) -> None:
         self._split = split

@@ -92,7 +92,10 @@ class SyntheticTranscription(Transcription):
 
 
 def synthetic_lengths(utterances: int, own: RnntConfig) -> NDArray[np.int64]:
-    """Return numbers of audio samples like those of dev-clean: (``utterances``,)."""
+    """Return (``utterances``,) lengths in audio samples, distributed like those of dev-clean; always the same ones.
+
+    No length exceeds the longest audio that fits into the largest of ``reader.eval_buckets`` of ``own``.
+    """
     longest = own.facts.largest_resampled(max(own.reader.eval_buckets))
     drawn_N = eval_seconds(utterances, np.random.default_rng(1)) * own.facts.sample_rate
     return np.minimum(drawn_N, longest).astype(np.int64)

@@ -186,7 +186,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Ssd300Config:
-    """Complete workload configuration of SSD300."""
+    """SSD300's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -128,7 +128,11 @@ class ReaderConfig:
 
 @dataclass(frozen=True)
 class StableDiffusionConfig:
-    """The whole configuration; ``vae``, ``text``, ``vision`` and ``inception`` are sizes of the frozen networks."""
+    """Stable Diffusion's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`.
+
+    Attributes:
+        vae, text, vision, inception: sizes of the frozen networks.
+    """
 
     facts: Facts
     hparams: Hparams

@@ -118,7 +118,7 @@ class SlidingWindowConfig:
 
 @dataclass(frozen=True)
 class UNet3DConfig:
-    """The whole configuration."""
+    """3D U-Net's own part of the configuration: ``workload`` of :class:`common.config.schema.RunConfig`."""
 
     facts: Facts
     hparams: Hparams

@@ -219,7 +219,13 @@ def open_train(
 
 
 def order_of_data(reader: ReaderSettings, variant: Variant, train_samples: int, replicas: int) -> str:
-    """Return the settings that determine the samples, besides seed and batch size; checkpoints store them."""
+    """Return, as text, the settings that determine the samples, besides seed and batch size; checkpoints store them.
+
+    Args:
+        variant: variant of the augmentation.
+        train_samples: number of training volumes.
+        replicas: data-parallel ranks.
+    """
     shares = shares_for(reader.shares, train_samples, replicas)
     return f"{shares} shares, augmentation {variant}"
 

@@ -150,7 +150,11 @@ class ReplicaOrder:
 
 
 def shares_for(requested: int, volumes: int, replicas: int) -> int:
-    """Return ``requested`` shares; if that is 0, one per replica if that divides the volumes, otherwise 1."""
+    """Return the number of shares of the volumes.
+
+    Args:
+        requested: configured number; 0 for one per replica if their number divides the volumes, otherwise 1.
+    """
     if requested:
         return requested
     return replicas if volumes % replicas == 0 else 1

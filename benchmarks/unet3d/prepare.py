@@ -86,7 +86,7 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def published_cases() -> Published:
-    """Return the expected counts of KiTS19.
+    """Return the required numbers of training and evaluation cases of KiTS19.
 
     Volumes are not compared: their last bits depend on the processor; see ``verify --checksums``.
     """

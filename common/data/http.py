@@ -110,7 +110,10 @@ class Connections:
 
     @contextlib.contextmanager
     def stopped_by_failure(self) -> Iterator[None]:
-        """Stop the transfers of all threads if the block fails or is interrupted, so that no thread keeps waiting."""
+        """Set ``stopped`` if the block fails or is interrupted, so that no thread waits for another attempt.
+
+        It stays set: later requests with this object fail at their first error.
+        """
         try:
             yield
         except BaseException:
@@ -119,7 +122,7 @@ class Connections:
 
     @contextlib.contextmanager
     def opened(self, url: str, headers: dict[str, str]) -> Iterator[Answer]:
-        """Send a GET request, yield the answer, and close the connection afterwards.
+        """Send a GET request, yield the answer, and close the connection afterwards, even if the block fails.
 
         Connection errors inside the block are converted, too.
 

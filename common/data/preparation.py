@@ -24,6 +24,8 @@ LOCK = "prepare.lock"
 def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator[None]:
     """Create ``folder`` if needed, and lock it against other processes while the block runs.
 
+    The lock is released even if the block fails; folder and lock file stay.
+
     Args:
         folder: the folder that is written.
         name: name of the lock file.

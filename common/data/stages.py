@@ -90,7 +90,12 @@ class Stages:
             raise DataError(f"{path} is damaged ({error}); delete it, and its stage is done again") from error
 
     def keep(self, stage: str, task: str, record: Record) -> None:
-        """Store the record of a completed task."""
+        """Store the record of a completed task.
+
+        Args:
+            stage, task: names of the stage and of the task within it.
+            record: JSON object that the task returned.
+        """
         atomic.write_text(self.path(stage, task), json.dumps(record) + "\n")
 
     def path(self, stage: str, task: str) -> Path:

@@ -32,7 +32,11 @@ class Staging:
             self._own.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=True)
 
     def put(self, array: NDArray[Any], buffer: Tensor, offset: int) -> None:
-        """Copy ``array`` into a flat buffer of its dtype at element ``offset``; then every stream may read the data."""
+        """Copy ``array`` into a flat buffer of its dtype; then every stream may read the data.
+
+        Args:
+            offset: index of the first element in ``buffer``.
+        """
         given = torch.from_numpy(array.reshape(-1))
         place = buffer[offset : offset + len(given)]
         if buffer.device.type == "cpu":

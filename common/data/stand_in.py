@@ -86,7 +86,10 @@ def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, ch
 
 @contextmanager
 def generated(raw_dir: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to ``raw_dir`` when the block succeeds."""
+    """Yield a temporary folder, and rename it to ``raw_dir`` when the block succeeds.
+
+    If the block fails, the temporary folder stays, and the next call deletes it.
+    """
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")
     if partial.exists():  # left by an interrupted command
         shutil.rmtree(partial)

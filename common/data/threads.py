@@ -49,7 +49,13 @@ class SampleThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="samples")
 
     def begin(self, tensors: dict[str, Tensor], samples: int, fill: Callable[[int], None]) -> PendingBatch:
-        """Start to call ``fill`` with 0, 1, ... ``samples - 1``, which fills ``tensors``; return the pending batch."""
+        """Start to make a batch on the threads, and return it as pending.
+
+        Args:
+            tensors: tensors of the batch.
+            samples: number of samples; ``fill`` is called with 0, 1, ... ``samples - 1``.
+            fill: writes the sample with this index into ``tensors``.
+        """
 
         def fill_all(slots: range) -> None:
             for slot in slots:

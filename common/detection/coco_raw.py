@@ -97,7 +97,7 @@ class RawData:
 
     @contextlib.contextmanager
     def annotations(self, split: str) -> Iterator[IO[bytes]]:
-        """Open the annotations of a split.
+        """Open the annotations of a split. The file is closed even if the block fails.
 
         Raises:
             DataError: the file is missing, or the archive is damaged.

@@ -68,7 +68,12 @@ class BoxCoding:
 
 
 def clip(boxes_A4: Tensor, height: float | Tensor, width: float | Tensor, pixel: float = 0.0) -> Tensor:
-    """Return boxes, (..., A, 4), clipped to pictures of ``height`` and ``width``, which broadcast against (..., A)."""
+    """Return boxes, (..., A, 4), clipped to their pictures.
+
+    Args:
+        height, width: size of the pictures, px, which broadcasts against (..., A).
+        pixel: number subtracted from the sizes to get the largest coordinate; see :mod:`common.ops.boxes`.
+    """
     if pixel:
         height, width = height - pixel, width - pixel
     x1, y1, x2, y2 = boxes_A4.clamp(min=0).unbind(-1)

@@ -62,7 +62,13 @@ class Entries:
         return np.array([entry[key].encode() for entry in self.entries], np.bytes_)
 
     def refuse(self, wrong: NDArray[np.bool_], key: str, expected: str) -> None:
-        """Raise DataError for the first entry where ``wrong`` is true."""
+        """Raise DataError for the first entry where ``wrong`` is true.
+
+        Args:
+            wrong: (entries,), whether each entry's value is wrong.
+            key: key of the value, for the message.
+            expected: description of correct values, for the message.
+        """
         if wrong.any():
             self.fail(int(wrong.argmax()), key, expected)
 
@@ -78,7 +84,13 @@ class Entries:
                 self.fail(number, key, expected)
 
     def fail(self, number: int, key: str, expected: str) -> NoReturn:
-        """Raise DataError for one entry."""
+        """Raise DataError for one entry.
+
+        Args:
+            number: index of the entry.
+            key: key of the wrong or missing value.
+            expected: description of correct values, for the message.
+        """
         entry = self.entries[number]
         said = f"is {entry[key]!r:.80}" if key in entry else "is missing"
         raise DataError(f"{self.place}[{number}]: {key!r} {said}, but must be {expected}")

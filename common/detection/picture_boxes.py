@@ -51,7 +51,13 @@ class PictureBoxes:
         return np.diff(self.bounds)
 
     def require_room(self, room: int, names: NDArray[np.bytes_], remedy: str) -> None:
-        """Raise :class:`DataError` with name and ``remedy`` if a picture has more than ``room`` boxes."""
+        """Raise :class:`DataError` if a picture has more boxes than a batch can hold.
+
+        Args:
+            room: capacity of a batch, in boxes per picture.
+            names: names of the pictures, for the message.
+            remedy: advice at the end of the message.
+        """
         most = int(self.counts.argmax())
         if self.counts[most] > room:
             name = names[most].decode()

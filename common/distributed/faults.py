@@ -165,7 +165,8 @@ class Heartbeat:
     def extended(self, seconds: float, phase: str) -> Iterator[None]:
         """Allow this rank ``seconds`` without a beat inside the block. Entering and leaving it count as beats.
 
-        Ranks that wait for a rank with an extended limit are excused for the same time.
+        Ranks that wait for a rank with an extended limit are excused for the same time. The old limit is restored even
+        if the block fails.
         """
         step, outer_phase, _ = self._state
         outer, self._allowance = self._allowance, max(self._allowance, seconds)
@@ -180,7 +181,8 @@ class Heartbeat:
     def idle(self, phase: str) -> Iterator[None]:
         """Mark this rank inside the block as waiting for work that may never come, without a time limit.
 
-        Entering and leaving the block count as beats. The rank still notices when another rank sends no sign of life.
+        Entering and leaving the block count as beats, even if it fails. The rank still notices when another rank sends
+        no sign of life.
         """
         step, outer_phase, _ = self._state
         self.beat(step, phase)

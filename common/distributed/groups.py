@@ -62,7 +62,7 @@ def make(ranks: Sequence[int], ctas: Ctas = NCCLS_OWN) -> dist.ProcessGroup:
 
 @contextlib.contextmanager
 def _unbound() -> Iterator[torch.device | None]:
-    """Unbind the default group from its device inside the block, and yield this device.
+    """Unbind the default group from its device inside the block, yield this device, and bind it again even on failure.
 
     With a bound default group NCCL would split its communicator for the new group, which requires all ranks.
     """

@@ -160,7 +160,11 @@ class Layout:
         return self._build([tuple(range(first, end)) for first, end in zip(starts, ends, strict=True)], ())
 
     def network_choices(self) -> dict[str, str]:
-        """Return readable NCCL options of the communicators in use, by communicator; empty without CUDA."""
+        """Return readable NCCL options of the communicators in use; empty without CUDA.
+
+        A key is ``thread blocks of`` and an axis or ``links of pp``. A value gives number of thread blocks, cluster
+        size and priority, as far as they are configured. Communicators with NCCL's defaults are left out.
+        """
         if self.device.type != "cuda":
             return {}
         words = {axis: in_words(self._ctas.get(axis, NCCLS_OWN)) for axis in AXES if self.sizes[axis] > 1}

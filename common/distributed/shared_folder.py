@@ -21,7 +21,7 @@ NAMED = 8
 
 @contextlib.contextmanager
 def marked(folder: Path) -> Iterator[Path]:
-    """Create a file with a unique name in ``folder``, yield its path, and remove it after the block.
+    """Create a file with a unique name in ``folder``, yield its path, and remove it even if the block fails.
 
     Raises:
         OSError: the file cannot be written.

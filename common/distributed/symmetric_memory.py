@@ -91,7 +91,11 @@ class PeerMemory:
         return self._mapped.get_buffer(rank, torch.Size(shape), dtype, offset // dtype.itemsize)
 
     def tensors(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> tuple[Tensor, ...]:
-        """Return the same view of every rank's buffer."""
+        """Return the same view of every rank's buffer, in the order of the ranks.
+
+        Args:
+            offset: start of the view in bytes.
+        """
         return tuple(self.tensor(rank, shape, dtype, offset) for rank in range(self.ranks))
 
     @functools.cached_property

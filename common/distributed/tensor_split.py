@@ -97,7 +97,12 @@ class Split:
         sections: Sequence[int] | None = None,
         kept: int | None = None,
     ) -> Split:
-        """Return :meth:`dealt` over the ranks of ``tp``; the default of ``sections`` is a single section."""
+        """Return :meth:`dealt` over the ranks of ``tp``.
+
+        Args:
+            full_shape, dim, kept: see :class:`Split`.
+            sections: see :meth:`dealt`; None for a single section.
+        """
         sections = sections or (full_shape[dim],)
         return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"), kept)
 

@@ -186,7 +186,10 @@ def _prepare_rank(rank_info: RankInfo, system: SystemConfig, timeout_seconds: fl
 
 @contextlib.contextmanager
 def _output_marked(session: Session, output_dir: Path | None) -> Iterator[Session]:
-    """Create a file of rank 0 in ``output_dir`` during the block; yield a session whose request names this file."""
+    """Create a file of rank 0 in ``output_dir`` during the block; yield a session whose request names this file.
+
+    The file is removed even if the block fails.
+    """
     meeting, request = session.meeting, session.request
     if output_dir is None or "storage" not in request.checks:
         yield session

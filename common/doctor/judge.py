@@ -149,13 +149,26 @@ def units_of(results: Results) -> list[Unit]:
 
 
 def findings_of(results: Results, units: Sequence[Unit], limits: Limits, checks: frozenset[str]) -> list[Finding]:
-    """Return all findings; those that make the machines unfit come first."""
+    """Return all findings; those that make the machines unfit come first.
+
+    Args:
+        results: results of all ranks.
+        units: GPUs, nodes and job, with their readings.
+        limits: limits of the readings.
+        checks: names of the requested checks. Those that were not made give findings too.
+    """
     found = [*_silent(results), *_stuck(results), *find(units, limits), *_left_out(results, checks)]
     return sorted(found, key=lambda finding: not finding.unfit)
 
 
 def document(results: Results, units: Sequence[Unit], findings: Sequence[Finding], system: str) -> dict[str, Any]:
-    """Return the content of the JSON file: facts and readings of nodes, ranks and the job, and all findings."""
+    """Return the content of the JSON file: facts and readings of nodes, ranks and the job, and all findings.
+
+    Args:
+        units: GPUs, nodes and job, with their readings.
+        findings: result of :func:`findings_of`.
+        system: name of the system whose limits were used.
+    """
 
     def figures(scope: str, where: str) -> dict[str, Any]:
         found = [unit.readings for unit in units if (unit.scope, unit.where) == (scope, where)]

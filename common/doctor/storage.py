@@ -54,7 +54,7 @@ def read_storage(path: Path, size: int, seconds: float) -> Reading:
 
 @contextlib.contextmanager
 def output_marked(output_dir: Path) -> Iterator[Path]:
-    """Create a file in ``output_dir`` during the block, and yield its path.
+    """Create a file in ``output_dir`` during the block, and yield its path. It is removed even if the block fails.
 
     If ``output_dir`` does not exist, its nearest existing parent folder is used.
 
@@ -92,7 +92,10 @@ def read_data(data_dir: Path) -> Reading:
 
 @contextlib.contextmanager
 def _scratch_file(folder: Path, size: int, seconds: float) -> Iterator[Path]:
-    """Write a temporary file for up to ``seconds`` and ``size`` bytes; yield a path that only this process can use."""
+    """Write a temporary file for up to ``seconds`` and ``size`` bytes; yield a path that only this process can use.
+
+    The file is gone after the block, even if it fails or the process is killed.
+    """
     path = folder / f".mlperf-suite-doctor-{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -12,7 +12,13 @@ ROWS = 64
 
 
 def format_report(units: Sequence[Unit], findings: Sequence[Finding], title: str) -> str:
-    """Return tables of nodes and GPUs, the readings of the job, the findings, and the verdict in the last line."""
+    """Return tables of nodes and GPUs, the readings of the job, the findings, and the verdict in the last line.
+
+    Args:
+        units: GPUs, nodes and job, with their readings.
+        findings: findings in the order of the report.
+        title: first line.
+    """
     named = {finding.where for finding in findings if finding.unfit}
     parts = [title]
     for scope in ("node", "gpu"):

@@ -37,7 +37,7 @@ def evaluating(model: nn.Module, weights: Weights | None = None) -> Iterator[Non
 
 @contextlib.contextmanager
 def _replaced(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Set the first tensor of each pair to the values of the second; restore the old values afterwards."""
+    """Set the first tensor of each pair to the values of the second; restore the old values even if the block fails."""
     if not pairs:
         yield
         return

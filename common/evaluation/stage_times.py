@@ -32,6 +32,8 @@ class StageTimes:
     def __call__(self, stage: str) -> Iterator[None]:
         """Measure the work that is queued within the context as ``stage``. Stages must not be nested.
 
+        A context that fails is not counted.
+
         Raises:
             KeyError: there is no such stage.
         """

@@ -76,7 +76,13 @@ def parse_list(text: str) -> frozenset[int]:
 
 
 def read_topology(pci_ids: Sequence[str], sysfs: Path = SYSFS, status: Path = Path("/proc/self/status")) -> Topology:
-    """Return the topology of this machine and of the GPUs at ``pci_ids`` (such as ``0000:ab:00.0``)."""
+    """Return the topology of this machine and of its GPUs, as far as this process may use its CPUs.
+
+    Args:
+        pci_ids: PCI addresses of the GPUs, such as ``0000:ab:00.0``.
+        sysfs: root of sysfs.
+        status: ``status`` file of this process in procfs, which lists the allowed NUMA nodes.
+    """
     allowed = frozenset(os.sched_getaffinity(0))
     match = re.search(r"^Mems_allowed_list:\s*(\S+)", status.read_text(), re.MULTILINE)
     gpu_cpus, gpu_nodes = [], []

@@ -123,6 +123,12 @@ def open_series(
 ) -> dict[str, str | int | Sequence[str]]:
     """Check the configuration before anything starts; return the settings that the driver needs, by shell variable.
 
+    Args:
+        tree: the composed configuration.
+        settings: section ``launch`` of it.
+        environment: environment variables of the job, such as those of Slurm.
+        admit: checks the configuration and returns it converted.
+
     Raises:
         ConfigError: the configuration is wrong, breaks a rule, or does not fit the job's nodes.
     """
@@ -223,9 +229,14 @@ def begin(
     environment: Mapping[str, str],
     admit: Admit,
 ) -> dict[str, str | int | Sequence[str]]:
-    """Record the next experiment in ``runs.jsonl`` before it runs; return its values for the driver.
+    """Record the next experiment in ``runs.jsonl`` before it runs; return its values for the driver, by shell variable.
 
     ``experiment`` is 0 if the series is complete. Experiments that an earlier job left without an end are closed first.
+
+    Args:
+        tree, settings, environment, admit: see :func:`open_series`.
+        name: name of the series.
+        overrides: command-line overrides of the configuration.
 
     Raises:
         ConfigError: the series has another configuration, the log exists, or an earlier job may still run.

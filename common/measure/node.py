@@ -201,7 +201,10 @@ def _outcome(job: Job, copy: _Copy, late: bool) -> Outcome:
 
 @contextlib.contextmanager
 def _ending_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit within the context, so that ``finally`` blocks end the measurements."""
+    """Turn SIGTERM into SystemExit within the context, so that ``finally`` blocks end the measurements.
+
+    The old handler is restored even if the context fails.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the cleanup

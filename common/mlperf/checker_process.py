@@ -138,7 +138,10 @@ _current: ContextVar[tuple[int, CheckerProcess] | None] = ContextVar("checker_pr
 
 @contextlib.contextmanager
 def one_checker_process() -> Iterator[CheckerProcess]:
-    """Provide one process for all requests in this context. A nested context reuses the process of the outer one."""
+    """Provide one process for all requests in this context. A nested context reuses the process of the outer one.
+
+    The outermost context ends the process, even if it fails.
+    """
     known = _current.get()
     if known is not None and known[0] == os.getpid():
         yield known[1]

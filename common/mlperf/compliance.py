@@ -183,7 +183,10 @@ def _json_value(text: str) -> str:
 
 @contextmanager
 def quiet_logging() -> Iterator[None]:
-    """Prevent mlperf-logging, which uses the root logger, from printing and from adding handlers."""
+    """Prevent mlperf-logging, which uses the root logger, from printing and from adding handlers.
+
+    Handlers and level of the root logger are restored even if the block fails.
+    """
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [logging.NullHandler()]

@@ -149,7 +149,7 @@ def _off(sentence: str) -> Refusal:
 
 
 def misplaced_evaluations(log: ParsedLog, rules: Rules) -> list[Refusal]:
-    """Return what is wrong with the evaluation points of a log; empty if the schedule cannot be compared."""
+    """Return refusals for evaluation points off the rules' schedule; empty if all are right or cannot be judged."""
     if rules.benchmark in GRIDS:
         return _off_grid(log, rules)
     if rules.benchmark not in OF_A_LOG or not isinstance(log.global_batch, int):

@@ -107,7 +107,14 @@ class RunEvents:
     def begin(
         self, run: RunConfig, session: SessionConfig, rules: Rules, resumed_from: str | None, time_ms: int, gpus: bool
     ) -> None:
-        """Log all events up to ``init_start`` with the time ``time_ms``, when this process began its initialisation."""
+        """Log all events up to ``init_start``, back-dated to the start of this process's initialisation.
+
+        Args:
+            rules: usage, ruleset and name of the benchmark in the log.
+            resumed_from: checkpoint from which the run continues; None for a new run.
+            time_ms: start of the initialisation, in milliseconds since 1970.
+            gpus: whether the ranks use GPUs; otherwise the log states 0 accelerators.
+        """
         log, who = self._log, session.submission
         checks = rule_records(f"{rules.usage}_{rules.ruleset}/{who.division}_{rules.log_name}.yaml")
         if "epoch_num" in str(checks.get(self._quality_key, {}).get("CHECK")) and self._unit != "epoch_num":
@@ -130,7 +137,13 @@ class RunEvents:
     def settings(
         self, seed: int, values: Mapping[str, object], implementations: Mapping[str, str], tensors: Sequence[str]
     ) -> None:
-        """Log seed, initialised tensors, hyperparameters and implementations."""
+        """Log seed, initialised tensors, hyperparameters and implementations.
+
+        Args:
+            values: hyperparameters by key of the log.
+            implementations: implementation by operation; nothing is logged if empty.
+            tensors: names of the initialised tensors.
+        """
         self._log.event("seed", seed)
         for name in tensors:
             self._log.event("weights_initialization", None, {"tensor": name})
@@ -153,7 +166,12 @@ class RunEvents:
         self._log.event("eval_samples", eval_samples)
 
     def block_start(self, block: Block, samples: int, time_ms: int | None = None) -> None:
-        """Log the start of a training block after ``samples`` samples over all ranks; ``time_ms`` None: now."""
+        """Log the start of a training block.
+
+        Args:
+            samples: training samples before the block, over all ranks.
+            time_ms: milliseconds since 1970; None for now.
+        """
         if block.epochs:
             first, count = self._in_unit(block.first_epoch), self._in_unit(block.epochs)
             metadata: dict[str, float] = {"first_epoch_num": first, "epoch_count": count}
@@ -193,7 +211,13 @@ class RunEvents:
             self._log.start("epoch_start", None, {"epoch_num": epoch}, time_ms)
 
     def epoch_stop(self, epoch: int, throughput: float, time_ms: int | None = None) -> None:
-        """Log the end of an epoch, and its throughput in samples per second over all ranks."""
+        """Log the end of an epoch, and its throughput.
+
+        Args:
+            epoch: number of the epoch in the log.
+            throughput: samples per second over all ranks.
+            time_ms: milliseconds since 1970; None for now.
+        """
         if self._epoch_samples is None:
             self._log.end("epoch_stop", None, {"epoch_num": epoch}, time_ms)
             self._log.event("tracked_stats", {"throughput": throughput}, {"step": epoch}, time_ms)

@@ -72,11 +72,21 @@ class _Clock:
         return "block" if self.log.all("block_stop") else "epoch"
 
     def refuse(self, reason: str, event: Event, sentence: str) -> None:
-        """Refuse the log because of ``event``. ``sentence`` continues after the event's key."""
+        """Refuse the log because of ``event``.
+
+        Args:
+            reason: kind of the refusal, such as ``clock-backwards``.
+            sentence: what is wrong, as a continuation of the event's key.
+        """
         self.refusals.append(Refusal(reason, f"line {event.line}: {event.key} {sentence}"))
 
     def refuse_earlier(self, event: Event, before: Event, why: str = "", reason: str = "clock-backwards") -> bool:
-        """Refuse ``event`` if it is earlier than ``before``; return whether it is."""
+        """Refuse ``event`` if it is earlier than ``before``; return whether it is.
+
+        Args:
+            why: text to append to the sentence.
+            reason: kind of the refusal.
+        """
         if not _earlier(event, before):
             return False
         text = f"is {_seconds(before, event)} earlier than {before.key} in line {before.line}{why}"

@@ -118,12 +118,23 @@ def resnet(global_batch: int, first_epoch: int = 3, last_epoch: int | None = Non
 
 
 def every_epoch(global_batch: int, last_epoch: int | None = None) -> Schedule:
-    """Return a schedule of every epoch, or every generation of self-play."""
+    """Return a schedule of every epoch, or every generation of self-play.
+
+    Args:
+        global_batch: not used; all schedules have this argument.
+        last_epoch: upper limit of the epochs; None for no limit.
+    """
     return Schedule(1, 1, last_epoch, "epoch")
 
 
 def ssd300(global_batch: int, last_epoch: int | None = None, ruleset: str = "1.1.0") -> Schedule:
-    """Return a schedule of every 5 epochs. In v0.7: epochs 40, 50, 55, 60, 65, 70, 75 and 80 only."""
+    """Return a schedule of every 5 epochs. In v0.7: epochs 40, 50, 55, 60, 65, 70, 75 and 80 only.
+
+    Args:
+        global_batch: not used; all schedules have this argument.
+        last_epoch: upper limit of the epochs; None for no limit, which in v0.7 means 80.
+        ruleset: version of the rules; only ``0.7.0`` differs.
+    """
     if ruleset == "0.7.0":
         return Schedule(50, 5, 80 if last_epoch is None else min(80, last_epoch), "epoch", start=(40,))
     return Schedule(5, 5, last_epoch, "epoch")
@@ -220,7 +231,12 @@ def llama31_405b(global_batch: int, last_samples: int | None = None, ruleset: st
 
 
 def every_12288(global_batch: int, last_samples: int | None = None, interval: int | None = None) -> Schedule:
-    """Return a schedule of every 12,288 sequences, in whole batches; synthetic data may pass another ``interval``."""
+    """Return a schedule of every 12,288 sequences, rounded up to whole batches.
+
+    Args:
+        last_samples: upper limit in sequences; None for no limit.
+        interval: sequences between evaluations instead of 12,288, for synthetic data.
+    """
     interval = _whole_batches(12_288 if interval is None else interval, global_batch)
     return Schedule(interval, interval, last_samples, "samples")
 
@@ -235,7 +251,12 @@ def stable_diffusion(global_batch: int, last_samples: int | None = None, interva
 
 
 def deepseekv3(global_batch: int, last_samples: int | None = None, ruleset: str = "6.1.0") -> Schedule:
-    """Return a schedule of every step; since v6.1 from step floor(42 + 24,576 / GBS) on, as the checker requires."""
+    """Return a schedule of every step; since v6.1 from step floor(42 + 24,576 / GBS) on, as the checker requires.
+
+    Args:
+        last_samples: upper limit in samples; None for no limit.
+        ruleset: version of the rules; ``6.0.0`` starts with the first step.
+    """
     first = 1 if ruleset == "6.0.0" else 42 + 24_576 // global_batch
     return Schedule(first * global_batch, global_batch, last_samples, "samples")
 

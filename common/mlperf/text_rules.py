@@ -47,7 +47,13 @@ class TextRule:
         return versions[begin:end]
 
     def complaint(self, value: object, logged: Logged, rules: Rules) -> str | None:
-        """Return how ``value`` breaks the rule, with its source; None if it obeys or the ruleset lacks the row."""
+        """Return how ``value`` breaks the rule, with its source; None if it obeys or the ruleset lacks the row.
+
+        Args:
+            value: value of the rule's key in the log.
+            logged: other values of the log, on which the limit may depend.
+            rules: usage and ruleset of the run.
+        """
         if rules.ruleset not in (rounds := self.rounds(rules)):
             return None
         try:

@@ -45,7 +45,13 @@ class TokenPlaces:
 
     @classmethod
     def of(cls, rows: int, length: int, kept_S: Tensor, seed: Tensor | None = None) -> TokenPlaces:
-        """Return the positions for the columns ``kept_S`` (int64) of rows with ``length`` tokens."""
+        """Return the positions of some tokens of each row.
+
+        Args:
+            length: tokens of a whole row.
+            kept_S: int64, columns of the tokens of this rank, the same in every row.
+            seed: seed of the dropout; None for no dropout.
+        """
         starts = torch.arange(rows, device=kept_S.device).unsqueeze(1) * length
         return cls(rows, kept_S.repeat(rows), (starts + kept_S).flatten(), seed)
 
@@ -53,12 +59,22 @@ class TokenPlaces:
     def whole(
         cls, rows: int, length: int, seed: Tensor | None = None, device: torch.device | None = None
     ) -> TokenPlaces:
-        """Return the positions for whole rows."""
+        """Return the positions for whole rows.
+
+        Args:
+            length: tokens of a row.
+            seed: seed of the dropout; None for no dropout.
+        """
         return cls.of(rows, length, torch.arange(length, device=device), seed)
 
 
 def adapter_dropout(lora: LoraSettings | None, site: int, places: TokenPlaces) -> Dropout | None:
-    """Return the dropout of the adapter at call site ``site``, or None where nothing is dropped."""
+    """Return the dropout of an adapter; None if nothing is dropped.
+
+    Args:
+        lora: options of the adapters; None without adapters.
+        site: number of the call site. Different sites draw independent masks.
+    """
     seed = places.seed
     if lora is None or seed is None or threshold(lora.dropout) == 0:
         return None

@@ -188,7 +188,7 @@ def _status(summary: Summary) -> str:
 
 
 def _other_data(benchmark: BenchmarkConfig) -> str:
-    """Return what replaces the data set of the benchmark: "a stand-in" or "custom"; empty if nothing does."""
+    """Return the kind of data that replaces the benchmark's: "a stand-in" or "custom"; empty if nothing does."""
     return "a stand-in" if benchmark.stand_in else "custom" if benchmark.custom else ""
 
 

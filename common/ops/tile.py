@@ -22,7 +22,7 @@ class Tile(SimpleNamespace):
         return hash(tuple(sorted(vars(self).items())))
 
     def replace(self, **numbers: int) -> Tile:
-        """Return a copy of the tile with some numbers replaced.
+        """Return a copy of the tile with the given attributes replaced.
 
         Raises:
             TypeError: the tile has no number of that name.

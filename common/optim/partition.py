@@ -78,7 +78,11 @@ class Partition:
 def build_partitions(
     buffers: Sequence[FlatBuffer], ranks: int, index: int, remainders: bool = False
 ) -> list[Partition]:
-    """Return a Partition for each buffer. Tensors are numbered through all buffers."""
+    """Return a Partition for each buffer. Tensors are numbered through all buffers.
+
+    Args:
+        ranks, index, remainders: see :class:`Partition`.
+    """
     partitions: list[Partition] = []
     for buffer in buffers:
         partitions.append(Partition(buffer, ranks, index, sum(p.tensors for p in partitions), remainders))

@@ -27,7 +27,7 @@ def _scale_kernel(
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (count / BLOCK,)."""
+    """Store ``factor * x`` of BLOCK elements, or add it to the result if ADD. Grid (ceil(count / BLOCK),)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     y = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32) * tl.load(factor_ptr)

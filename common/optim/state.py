@@ -53,6 +53,10 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
 
     Half-precision parameters, in the model and in the shard, are set to their rounded masters. Other parameters are
     taken from the model.
+
+    Args:
+        kinds: flat tensors that are written, as in :func:`collect`.
+        named: result of :func:`collect`.
     """
     for kind, flats in kinds.items():
         for partition, flat in zip(partitions, flats, strict=True):

@@ -132,7 +132,12 @@ def table_bytes(cfg: RunConfig, rule: Rule) -> int:
 
 
 def row_bytes(tables: Tables, settings: EmbeddingSettings, rule: Rule, precision: str) -> int:
-    """Return the bytes of a row with its optimizer state, for a network of this precision."""
+    """Return the bytes of a row with its optimizer state.
+
+    Args:
+        rule: update rule of the tables.
+        precision: precision of the network.
+    """
     return _rows(tables, settings, rule, DTYPES[precision])[1]
 
 

@@ -182,6 +182,8 @@ class ShardedEmbeddings:
     def checked(self) -> Iterator[None]:
         """Check that lookups without training inside this context have enough slots for their rare rows. Collective.
 
+        A context that fails is not checked.
+
         Raises:
             ConfigError: at the end, on every rank: a hybrid table has too few slots. The message names the table.
         """

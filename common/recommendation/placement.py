@@ -60,7 +60,11 @@ class Hybrid:
     samples: int
 
     def capacity(self, shard: Shard, batch: int, tables: Tables) -> int:
-        """Return the slots for the rows of ``shard`` that a batch of one rank requests; at most the possible rows."""
+        """Return the slots for the rows of ``shard`` that a batch of one rank requests; at most the possible rows.
+
+        Args:
+            batch: samples of the batch on one rank.
+        """
         lookups = batch * tables.tables[self.table].hotness
         return min(self.slots * -(-batch // self.samples), lookups, shard.rows(tables))
 

@@ -94,7 +94,11 @@ def make_plan(
 
 
 def automatic(tables: Tables, ranks: int, row_bytes: int, settings: PlannerSettings) -> Plan:
-    """Return the result of the search over ranks; see :func:`make_plan`."""
+    """Return the result of the search over ranks.
+
+    Args:
+        ranks, row_bytes, settings: see :func:`make_plan`.
+    """
     return Plan(tables, ranks, _search(tables, ranks, row_bytes, settings, settings.memory_gb))
 
 

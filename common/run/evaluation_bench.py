@@ -93,7 +93,10 @@ class EvaluationTiming:
         return rows
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for the JSON report."""
+        """Return the content of the JSON report: the attributes, and the medians of predicting, scoring and throughput.
+
+        For synthetic samples it omits the times of scoring.
+        """
         values = dataclasses.asdict(self)
         if self.synthetic:
             values["first"], values["repetitions"] = self.first[:1], [times[:1] for times in self.repetitions]

@@ -133,7 +133,12 @@ class EvaluationPoints:
 
 
 def told(benchmark: BenchmarkConfig, values: dict[str, float], at: int) -> str:
-    """Format an evaluation with its targets as text."""
+    """Format an evaluation with its targets as text.
+
+    Args:
+        values: value by metric.
+        at: epochs or samples of the evaluation, as in the log.
+    """
     said = [f"{metric} {value:.4f}, target {benchmark.targets[metric]}" for metric, value in values.items()]
     return f"evaluation at {at}: {'; '.join(said)}"
 

@@ -99,7 +99,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
     Other threads, such as NCCL's watchdog and a data reader, may call CUDA during the capture. Garbage is collected
     before it and not during it: freeing an object may call CUDA in a way that ends the capture, and freeing memory that
-    other GPUs have mapped ends the process.
+    other GPUs have mapped ends the process. If the block fails, the capture ends and ``graph`` cannot be replayed.
 
     Args:
         graph: an empty graph.

@@ -230,7 +230,10 @@ def _new_slot(number: int, plan: ChunkPlan, example: Batch, device: torch.device
 
 @contextlib.contextmanager
 def _noted(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Yield a list that fills with the parameters of ``module`` whose gradients complete in the context, in order."""
+    """Yield a list that fills with the parameters of ``module`` whose gradients complete in the context, in order.
+
+    The hooks are removed even if the context fails.
+    """
     noted: list[nn.Parameter] = []
     seen: set[int] = set()
 

@@ -164,7 +164,7 @@ class StepRunner:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Add the captures inside the context to ``cost``."""
+        """Add the captures inside the context to ``cost``, unless the block fails."""
         device = self.step.layout.device
         before, began = memory_reserved(device), time.perf_counter()
         yield
@@ -207,7 +207,10 @@ class StepRunner:
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
-        """Make ``stream`` current. It waits for the caller's stream before, and the caller's stream for it after."""
+        """Make ``stream`` current. It waits for the caller's stream before, and the caller's stream for it after.
+
+        If the block fails, the caller's stream is current again, but does not wait.
+        """
         if self.stream is None:
             yield
             return

@@ -61,7 +61,13 @@ class StepsInFlight:
         return len(self._queue)
 
     def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
-        """Queue an asynchronous copy of ``result`` to the host on the current stream."""
+        """Queue an asynchronous copy of ``result`` to the host on the current stream.
+
+        Args:
+            step: number of the iteration.
+            samples: training samples up to its end.
+            data_wait_ms: time that this iteration waited for its data.
+        """
         values = result.values
         if values.device.type == "cuda":
             fitting = [host for host in self._free if host.shape == values.shape]

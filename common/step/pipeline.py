@@ -64,7 +64,8 @@ class Pipeline:
 
         This compiles and loads all kernels before the first receive is posted, on all stages at the same time. Loading
         a kernel may wait for all work on the device (CUDA C++ Programming Guide, Lazy Loading). Without a rehearsal,
-        that includes receives whose messages depend on the kernel: a deadlock.
+        that includes receives whose messages depend on the kernel: a deadlock. The real links are restored even if the
+        block fails.
         """
         links = self._links
         assert isinstance(links, Links)

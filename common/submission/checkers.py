@@ -73,7 +73,11 @@ class TreeCheck:
 def check_tree(
     tree: Path, usage: Usage, ruleset: str, known: Mapping[Path, ParsedLog] | None = None
 ) -> list[CheckerReport]:
-    """Return all reports on a finished submission: those of :func:`judge_tree`, with ``scaling.json`` checked."""
+    """Return all reports on a finished submission: those of :func:`judge_tree`, with ``scaling.json`` checked.
+
+    Args:
+        tree, ruleset, known: see :func:`judge_tree`.
+    """
     return list(judge_tree(tree, usage, ruleset, known, finished=True).reports)
 
 

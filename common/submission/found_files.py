@@ -46,7 +46,7 @@ class FoundFiles:
 
 
 def find_files(folder: Path) -> FoundFiles:
-    """Return everything below ``folder``.
+    """Return all files, folders and special files below ``folder``.
 
     Raises:
         DataError: the folder itself cannot be read, or has more than ``ENTRIES`` entries.

@@ -108,7 +108,12 @@ def _refusals(complaints: Iterable[str]) -> tuple[Refusal, ...]:
 
 
 def check_names_and_sizes(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the repository checker on a submitter's folder."""
+    """Run the repository checker on a submitter's folder.
+
+    Args:
+        tree: the submitter's folder.
+        ruleset: version of the rules, such as ``6.0.0``. The checker receives at least the oldest one that it accepts.
+    """
     # The checker accepts versions from 2.0.0 on. Its rules are the same in every version.
     known = max(ruleset, _OLDEST_OF_THE_REPOSITORY_CHECKER)
     tree = tree.resolve()
@@ -130,7 +135,13 @@ def _repository_words(title: str) -> str:
 
 
 def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the system description checker on one file of ``systems/``."""
+    """Run the system description checker on one file of ``systems/``.
+
+    Args:
+        tree: the submitter's folder, to which the report's file name is relative.
+        path: the file.
+        ruleset: version of the rules, such as ``6.0.0``.
+    """
     output = _run(tree, "system_desc_checker", [path, usage, ruleset])
     complaints = [text for level, text in output.records() if level == "ERROR"]
     if death := output.death():
@@ -141,7 +152,13 @@ def check_system(tree: Path, path: Path, usage: Usage, ruleset: str) -> CheckerR
 
 
 def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the RCP checker on one result folder."""
+    """Run the RCP checker on one result folder.
+
+    Args:
+        tree: the submitter's folder, to which the report's folder name is relative.
+        folder: folder with the logs of one benchmark on one system.
+        ruleset: version of the rules, such as ``6.0.0``.
+    """
     output = _run(tree, "rcp_checker", [folder, "--rcp_usage", usage, "--rcp_version", ruleset])
     complaints = [text.partition(", consider")[0] for level, text in output.records() if level == "ERROR"]
     if death := output.death():
@@ -152,7 +169,12 @@ def check_convergence(tree: Path, folder: Path, usage: Usage, ruleset: str) -> C
 
 
 def check_package(tree: Path, usage: Usage, ruleset: str) -> CheckerReport:
-    """Run the package checker on a copy of a submitter's folder. The checker writes ``scaling.json`` files into it."""
+    """Run the package checker on a copy of a submitter's folder. The caller makes this copy; the checker changes it.
+
+    Args:
+        tree: the copy. The checker writes ``scaling.json`` files into it, and may write anywhere in its parent folder.
+        ruleset: version of the rules, such as ``6.0.0``.
+    """
     output = _run(tree, "package_checker", [tree, usage, ruleset], folder=tree.parent)
     passed = output.says("PACKAGE CHECKER FOUND NO ERRORS, SUCCESS !")
     complaints = list(_package_complaints(output, passed))

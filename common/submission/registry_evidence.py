@@ -86,7 +86,13 @@ def kind_of(verdict: str) -> VerdictKind | None:
 
 
 def log_contradictions(series: Series, run: Experiment, log: ParsedLog) -> Iterator[str]:
-    """Yield contradictions between the log of a run and its lines in ``runs.jsonl``."""
+    """Yield, as sentences, contradictions between the log of a run and its lines in ``runs.jsonl``.
+
+    Args:
+        series: the series of runs, whose folder has ``runs.jsonl``.
+        run: the lines about this run.
+        log: log of this run.
+    """
     where = f"{series.folder / RUNS_FILE} has"
     begin, end = run.begin, run.end
     number = f"for experiment {begin.experiment}"

@@ -105,7 +105,7 @@ def division_of(fields: Mapping[str, Any]) -> str:
 
 
 def description_refusals(fields: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Yield values that the rules or the system description checker forbid, and impossible numbers."""
+    """Yield a refusal for each value that the rules or the system description checker forbid, or that is impossible."""
     for name in _JOINED:
         if name in fields and not isinstance(fields[name], str):
             text = f"{name} is {_shown(fields[name])}: write text, {json.dumps(str(fields[name]))[:80]}"

@@ -13,7 +13,13 @@ from common.submission.entries import Entry
 
 
 def submission_readme(submitter: str, ruleset: str, entries: Sequence[Entry]) -> str:
-    """Return README.md of the submitter's folder, with a table of the results."""
+    """Return README.md of the submitter's folder, with a table of the results.
+
+    Args:
+        submitter: name for the title.
+        ruleset: version of the rules, such as ``6.0.0``.
+        entries: one result for each row of the table.
+    """
     lines = [
         f"# {submitter}: MLPerf {round_name(ruleset)} submission",
         "",

@@ -127,7 +127,12 @@ def count_of(value: object) -> int | None:
 def folder_disagreements(
     folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]
 ) -> Iterator[Refusal]:
-    """Yield contradictions of the logs in a result folder with its name and its system description."""
+    """Yield contradictions of the logs in a result folder with its name and its system description.
+
+    Args:
+        fields: content of the system description.
+        logs: all logs of the folder.
+    """
     where = f"systems/{folder.system}.json"
     sized = {name: value for name, value in fields.items() if not folder.weak or name not in _COUNTS}
     for log in logs:
@@ -138,7 +143,12 @@ def folder_disagreements(
 
 
 def folder_remarks(folder: ResultFolder, fields: Mapping[str, Any], logs: Sequence[ParsedLog]) -> Iterator[str]:
-    """Yield remarks where logs state another submitter or status than the system description."""
+    """Yield remarks where logs state another submitter or status than the system description.
+
+    Args:
+        fields: content of the system description.
+        logs: all logs of the folder.
+    """
     for key, field, differ in _REMARKED:
         described = fields.get(field)
         logged = Counter(str(value)[:80] for log in logs if differ(value := log.value(key), described))

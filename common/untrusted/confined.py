@@ -74,7 +74,15 @@ def import_path() -> list[str]:
 def command(
     module: str, arguments: Sequence[str], *, folder: str | Path, readable: Sequence[Path], cpu_seconds: int
 ) -> list[str]:
-    """Return the command that runs ``module`` confined; it may write only to ``folder``."""
+    """Return the command that runs a module confined.
+
+    Args:
+        module: full name of the module.
+        arguments: command-line arguments.
+        folder: the only folder to which it may write.
+        readable: files and folders that it may read.
+        cpu_seconds: limit of CPU time.
+    """
     limits = {
         "megabytes": MEGABYTES,
         "seconds": cpu_seconds,

@@ -25,12 +25,17 @@ _COLUMNS = (np.int32, np.int32, np.int16, np.int8, np.int32, np.int16, np.int16,
 def scatter(pieces: Iterable[Sequences], places: NDArray[np.int32], boundaries: NDArray[np.int64], path: Path) -> None:
     """Write the sequences of one part, grouped by shard; the file appears at ``path`` when it is complete.
 
+    A group is ordered by position. The file stores the positions too, because :func:`gather` merges the parts by them.
+
     Args:
         pieces: sequences of the part.
         places: [N], position of each sequence in the whole set; -1 omits the sequence.
         boundaries: [shards + 1], first position of each shard, and the end of the last shard.
         path: output file. ``path`` plus ``.index.npy`` is its index: int64, the offsets of the groups in bytes
             [shards + 1], then their numbers of sequences, tokens and masked tokens [3, shards].
+
+    Raises:
+        DataError: ``pieces`` and ``places`` differ in number.
     """
     sequences = concatenate(list(pieces))
     if len(sequences) != len(places):

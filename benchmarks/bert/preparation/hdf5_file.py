@@ -14,7 +14,10 @@ from common.errors import DataError
 
 @contextmanager
 def written(path: Path) -> Iterator[h5py.File]:
-    """Open a temporary file beside ``path``; flush it to disk and rename it if the block ends without an error."""
+    """Open a temporary file beside ``path``; flush it to disk and rename it if the block succeeds.
+
+    If the block fails, the temporary file stays, and the next attempt overwrites it.
+    """
     with atomic.written(path) as partial, h5py.File(partial, "w") as file:
         yield file
 

@@ -297,7 +297,14 @@ def scatter_part(
 
 
 def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, path: Path) -> Record:
-    """Write shard number ``shard`` to ``path``, from the files that :func:`scatter_part` wrote for all parts."""
+    """Write one shard to ``path``, from the files that :func:`scatter_part` wrote for all parts.
+
+    Args:
+        sources: those files.
+        shard: number of this shard.
+        shards: number of all shards.
+        packed: whether to write packs of sequences instead of single ones.
+    """
     places, sequences = exchange.gather(sources, shard, shards)
     if packed:
         _, sizes = np.unique(places // MAX_SEQUENCES, return_counts=True)

@@ -54,9 +54,10 @@ class Made:
 
 
 class Pipeline:
-    """One preparation.
+    """Preparation of features, edges and seeds from a raw graph, in stages that resume after an interruption.
 
     Args:
+        source: the raw graph.
         kind: dtype of the features, a name in ``FEATURE_DTYPES``.
         data_dir: receives the files.
         work_dir: receives intermediate files and the records of the stages.

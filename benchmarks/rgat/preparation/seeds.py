@@ -21,7 +21,12 @@ _BLOCK = 1 << 22  # labels per read
 
 
 def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[str, int]:
-    """Return the number of seeds of each split."""
+    """Return the number of seeds of each split, rounded down.
+
+    Args:
+        labelled: number of labelled nodes.
+        train_share, eval_share: fraction of them in each split.
+    """
     return {"train": int(labelled * train_share), "eval": int(labelled * eval_share)}
 
 

@@ -28,7 +28,7 @@ class FeatureStore(Protocol):
     width: int
 
     def plan(self, block: Block) -> Any:
-        """Return what :meth:`gather` needs for a sampled block. Must run on all ranks in the same order."""
+        """Return the ``plan`` for :meth:`gather` of a sampled block. Must run on all ranks in the same order."""
         ...
 
     def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:

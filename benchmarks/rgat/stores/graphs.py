@@ -157,7 +157,12 @@ def share_graph(
 
 
 def graph_bytes(schema: Schema, nodes: tuple[int, ...], edges: Sequence[int]) -> int:
-    """Return the bytes of all shards together."""
+    """Return the bytes of the edges of all shards together: int64 pointers and int32 sources.
+
+    Args:
+        nodes: number of nodes of each type.
+        edges: number of edges of each relation.
+    """
     return sum(8 * (nodes[target] + 1) for target in schema.targets) + 4 * sum(edges)
 
 

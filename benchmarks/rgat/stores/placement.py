@@ -82,7 +82,13 @@ class Ranks:
         return None
 
     def needs(self, placement: str, nodes: tuple[int, ...], row_bytes: int) -> Room:
-        """Return the memory that the rows take."""
+        """Return the memory that the rows take.
+
+        Args:
+            placement: a name in the list of placements of this module.
+            nodes: number of nodes of each type.
+            row_bytes: bytes of a node's features.
+        """
         shards = 1 if placement == LOCAL else self.count
         shard = float(Partition(nodes, shards).rows * row_bytes)
         on_node = min(self.count, self.per_node)
@@ -99,7 +105,12 @@ class Ranks:
 
 
 def feature_bytes(nodes: tuple[int, ...], width: int, dtype: torch.dtype) -> int:
-    """Return the bytes of all rows."""
+    """Return the bytes of all rows of features.
+
+    Args:
+        nodes: number of nodes of each type.
+        width: features of a node.
+    """
     return sum(nodes) * width * dtype.itemsize
 
 

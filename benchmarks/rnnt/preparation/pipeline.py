@@ -46,7 +46,7 @@ class Made:
 
 
 class Pipeline:
-    """One preparation.
+    """Preparation of tokenizer, audio files and columns of LibriSpeech, in stages that resume after an interruption.
 
     Args:
         utterances: utterances of each split.

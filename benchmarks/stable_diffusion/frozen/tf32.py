@@ -15,7 +15,10 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def tf32_products() -> Iterator[None]:
-    """Use TF32 for fp32 matrix products, as PyTorch does by default for convolutions; TF32 has the mantissa of fp16."""
+    """Use TF32 for fp32 matrix products in the block, even if it fails; then restore the setting.
+
+    PyTorch uses TF32 for convolutions by default. TF32 has the mantissa of fp16.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

@@ -139,6 +139,8 @@ class IndexedWriter:
 def indexed_writer(prefix: Path, vocabulary: int) -> Iterator[IndexedWriter]:
     """Write ``prefix.bin`` and ``prefix.idx``; they get their names when the block succeeds, ``.idx`` last.
 
+    If the block fails, only the temporary file of ``prefix.bin`` is left.
+
     Args:
         prefix: path of the files without ``.bin`` and ``.idx``.
         vocabulary: vocabulary size, which decides the dtype.

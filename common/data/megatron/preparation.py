@@ -216,7 +216,13 @@ def tokenize_files(files: list[Path], tokenizer: Path, vocabulary: int, document
 
 
 def place_piece(prefix: Path, target: Path, offset: int) -> Record:
-    """Move the tokens of the piece ``prefix`` to byte ``offset`` of ``target``; a task of a stage."""
+    """Copy the tokens of a piece into the joint file, and delete the piece's file; a task of a stage.
+
+    Args:
+        prefix: path of the piece without ``.bin``.
+        target: the joint file.
+        offset: position of the piece in it, in bytes.
+    """
     done = prefix.with_name(f"{prefix.name}.placed")
     if not done.exists():
         place_at(bin_of(prefix), target, offset)

@@ -291,7 +291,10 @@ def open_in_order(prefix: Path, shape: RowShape, keep_partial: bool) -> FileRows
 
 
 def example(rows: int, shape: RowShape, seed: int = 0) -> dict[str, Tensor]:
-    """Return a synthetic training micro-batch, in host memory."""
+    """Return a synthetic training micro-batch, in host memory: ``tokens``, int32 (rows, row length + 1).
+
+    Without labels of last tokens, the last column is ``NO_TOKEN``.
+    """
     drawn = np.random.default_rng(seed).integers(0, shape.vocabulary, (rows, shape.row_length + 1), dtype=np.int32)
     if not shape.extra_token:
         drawn[:, -1] = NO_TOKEN

@@ -20,12 +20,12 @@ class TextTokenizer(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text."""
+        """Return the tokens of each text, without special tokens."""
         ...
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer from a ``tokenizer.json`` file.
+    """A :class:`TextTokenizer` from a ``tokenizer.json`` file.
 
     Raises:
         DataError: the file is not a valid ``tokenizer.json``.
@@ -46,7 +46,7 @@ class HuggingFaceTokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text."""
+        """Return the tokens of each text, without special tokens."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [found.ids for found in encoded]
 

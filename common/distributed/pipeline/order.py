@@ -110,7 +110,14 @@ def forward_order(stages: int, chunks: int, micro_batches: int) -> list[Unit]:
 
 
 def warm_up_units(rank: int, stages: int, chunks: int, micro_batches: int) -> int:
-    """Return the number of forward units of a stage before it alternates forward and backward units."""
+    """Return the number of forward units of a stage before it alternates forward and backward units.
+
+    Args:
+        rank: index of the stage, from 0.
+        stages: number of stages.
+        chunks: parts of the model on each stage.
+        micro_batches: micro-batches of an iteration.
+    """
     if chunks == 1:
         return min(stages - rank - 1, micro_batches)
     if micro_batches == stages:
@@ -154,7 +161,13 @@ def slots_of_chunks(units: Sequence[Unit]) -> dict[int, int]:
 
 
 def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit] | None:
-    """Return the stage and unit that receive the result of ``unit``; None at either end of the model."""
+    """Return the stage and unit that receive the result of ``unit``; None at either end of the model.
+
+    Args:
+        rank: index of the stage that computes ``unit``, from 0.
+        stages: number of stages.
+        chunks: parts of the model on each stage.
+    """
     step = 1 if unit.direction == "forward" else -1
     part = unit.chunk * stages + rank + step
     if not 0 <= part < stages * chunks:
@@ -164,7 +177,11 @@ def follower(rank: int, stages: int, chunks: int, unit: Unit) -> tuple[int, Unit
 
 
 def receives(rank: int, stages: int, chunks: int, unit: Unit) -> bool:
-    """Return whether the input of ``unit`` comes from another stage."""
+    """Return whether the input of ``unit`` comes from another stage.
+
+    Args:
+        rank, stages, chunks: see :func:`follower`.
+    """
     against: Direction = "backward" if unit.direction == "forward" else "forward"
     return follower(rank, stages, chunks, Unit(against, unit.chunk, unit.micro_batch)) is not None
 

@@ -97,7 +97,10 @@ class HaloExchange:
 
     @contextlib.contextmanager
     def joined(self, wait: Callable[[], None]) -> Iterator[None]:
-        """Run the block on the side stream after ``wait``; afterwards the current stream waits for the block."""
+        """Run the block on the side stream after ``wait``; afterwards the current stream waits for the block.
+
+        If the block fails, the current stream does not wait.
+        """
         if self._stream is None:
             wait()
             yield
@@ -134,7 +137,8 @@ class PendingHalos:
     def received(self) -> Iterator[Halos]:
         """Yield the halos to a block on the exchange's stream; afterwards the current stream waits for the block.
 
-        Tensors that the block allocates are valid until the next exchange starts; the halos stay valid.
+        Tensors that the block allocates are valid until the next exchange starts; the halos stay valid. If the block
+        fails, the current stream does not wait.
         """
         with self._exchange.joined(self._wait):
             yield self._halos

@@ -40,7 +40,11 @@ class VolumeSplit:
 
     @classmethod
     def from_layout(cls, layout: Layout, axis: str = "cp", dim: int = DEPTH) -> VolumeSplit | None:
-        """Return the split over ``axis`` of ``layout``; None if the axis has one rank. Collective."""
+        """Return the split over ``axis`` of ``layout``; None if the axis has one rank. Collective.
+
+        Args:
+            dim: dimension of the volumes that is split.
+        """
         if layout.size(axis) == 1:
             return None
         return cls(layout.size(axis), layout.coordinate(axis), dim, layout.group(axis))

@@ -103,7 +103,12 @@ def head_loss(
 
 
 def scale_rows(rows_sE: Tensor, dlosses_T: Tensor, parallel: TensorParallel) -> Tensor:
-    """Return the gradient (s, E) of the hidden vectors, from the rows of :func:`head_loss` and the losses' gradient."""
+    """Return the gradient (s, E) of this rank's hidden vectors, from the second result of :func:`head_loss`.
+
+    Args:
+        rows_sE: gradient of each own token's loss, from :func:`head_loss`.
+        dlosses_T: gradient of the losses of all tokens.
+    """
     return (rows_sE * parallel.own_tokens(dlosses_T).unsqueeze(1)).to(rows_sE.dtype)
 
 

@@ -59,7 +59,10 @@ class WeightCasts:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """Within this context, no weight changes. The host decides: a captured step casts in its first micro-batch."""
+        """Within this context, no weight changes. The host decides: a captured step casts in its first micro-batch.
+
+        After the context, even if it failed, each pass casts again.
+        """
         self.step += 1
         self.inference = False  # for casts before the first pass begins
         self._once = True

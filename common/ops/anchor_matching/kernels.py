@@ -48,7 +48,7 @@ def anchor_matching_best_kernel(
     A, step, M,
     PIXEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the largest overlap of each box and the first anchor that has it, as one integer. Grid (A / BLOCK, B).
+    """Write, as one integer, the largest overlap of each box and the first anchor with it. Grid (ceil(A / BLOCK), B).
 
     The upper 32 bits are those of the overlap, a positive float. The lower 32 bits are the inverted index of the
     anchor, so that earlier anchors give larger integers. Boxes that no anchor overlaps keep 0.
@@ -76,7 +76,7 @@ def anchor_matching_kernel(
     PIXEL: tl.constexpr, EXCLUSIVE: tl.constexpr, EVERY_BEST: tl.constexpr, OWN_BEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the match of every anchor. Grid (A / BLOCK, B)."""
+    """Write the match of every anchor. Grid (ceil(A / BLOCK), B)."""
     anchor, exists, x1, y1, x2, y2 = _own_anchors(anchors_ptr, A, step, BLOCK)
     count, start = _count(count_ptr, M)
     largest = tl.full((BLOCK,), -1.0, tl.float32)

@@ -73,7 +73,7 @@ def moments_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the partial moments, the first pass of forward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the partial moments, the first pass of forward. Grid (ceil(columns / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     first, programs = _first_and_step(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
@@ -142,7 +142,7 @@ def statistics_kernel(
     programs, M, C, momentum, eps,
     PIVOT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of ``moments_kernel`` or of a convolution. Grid (columns / BLOCK_C,)."""
+    """Add the partial sums of ``moments_kernel`` or of a convolution. Grid (ceil(columns / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     count = M * 1.0
     if PIVOT:
@@ -215,7 +215,7 @@ def normalise_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the result, the second pass of forward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the result, the second pass of forward. Grid (ceil(columns / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     scale = tl.load(statistics_ptr + column, mask=inside, other=0.0)[None, :]
@@ -265,7 +265,7 @@ def gradient_sums_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the partial sums, the first pass of backward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the partial sums, the first pass of backward. Grid (ceil(columns / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     first, programs = _first_and_step(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
@@ -330,7 +330,7 @@ def coefficients_kernel(
     programs, C,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of ``gradient_sums_kernel``. Grid (columns / BLOCK_C,)."""
+    """Add the partial sums of ``gradient_sums_kernel``. Grid (ceil(columns / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     rstd = tl.load(statistics_ptr + 3 * C + column, mask=inside, other=0.0)
     d_bias, d_weight = _sum_partial(total_ptr, product_ptr, programs, column, inside, C, CHUNK, BLOCK_C)
@@ -343,7 +343,7 @@ def coefficients_kernel(
 
 @triton.jit
 def group_coefficients_kernel(gradients_ptr, statistics_ptr, coefficients_ptr, C, BLOCK_C: tl.constexpr):
-    """Write the coefficients from the (2, C) sums over the ranks of a group. Grid (columns / BLOCK_C,)."""
+    """Write the coefficients from the (2, C) sums over the ranks of a group. Grid (ceil(columns / BLOCK_C),)."""
     column, inside = _columns(C, BLOCK_C)
     d_bias = tl.load(gradients_ptr + column, mask=inside, other=0.0)
     d_weight = tl.load(gradients_ptr + C + column, mask=inside, other=0.0)
@@ -370,7 +370,7 @@ def input_gradient_kernel(
     STAGES: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Write the gradient of x, the second pass of backward. Grid (columns / BLOCK_C * programs,)."""
+    """Write the gradient of x, the second pass of backward. Grid (ceil(columns / BLOCK_C) * programs,)."""
     column, inside = _columns(C, BLOCK_C)
     tiles = tl.cdiv(M, BLOCK_M)
     a = tl.load(coefficients_ptr + column, mask=inside, other=0.0)[None, :]

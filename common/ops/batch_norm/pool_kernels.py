@@ -33,7 +33,10 @@ def pool_kernel(
     N, H, W, C, OH, OW,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Write the pooled map. Grid (N * OH * OW / BLOCK * C / BLOCK_C,). EVEN: H and W are even, all blocks are full."""
+    """Write the pooled map. Grid (ceil(N * OH * OW / BLOCK) * ceil(C / BLOCK_C),).
+
+    EVEN: H and W are even, all blocks are full.
+    """
     pixel, image, oh, ow, channel = _pixels(OH, OW, C, BLOCK, BLOCK_C)
     inside = (pixel < N * OH * OW)[:, None] & (channel < C)[None, :]
     scale = tl.load(statistics_ptr + channel, mask=channel < C, other=0.0)[None, :]

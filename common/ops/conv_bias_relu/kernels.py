@@ -21,7 +21,7 @@ def conv_epilogue_kernel(
     ADDED: tl.constexpr, RELU: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Write y + bias + residual, after ReLU if RELU. Grid (programs, C / BLOCK_C, 1)."""
+    """Write y + bias + residual, after ReLU if RELU. Grid (programs, ceil(C / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     bias = load_row(bias_ptr, column, inside)
     tiles = tl.cdiv(V, BLOCK_V)

@@ -57,7 +57,7 @@ def dropout_kernel(
     INVERSE_KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Apply dropout to a flat tensor or its gradient. Grid (count / BLOCK,)."""
+    """Apply dropout to a flat tensor or its gradient. Grid (ceil(count / BLOCK),)."""
     first, second = mask_keys(seed_ptr, site)
     begin = tl.program_id(0).to(tl.int64) * BLOCK
     offset = begin + tl.arange(0, BLOCK)

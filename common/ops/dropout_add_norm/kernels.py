@@ -129,7 +129,7 @@ def dropout_add_norm_forward_kernel(
     E: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Write y and the moments. Grid (T / ROWS,)."""
+    """Write y and the moments. Grid (ceil(T / ROWS),)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first, second = _keys(seed_ptr, site, THRESHOLD)
     y, mean, rstd = _normalised(

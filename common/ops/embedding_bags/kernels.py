@@ -45,7 +45,7 @@ def embedding_rows_kernel(
     keys, rows, ids_stride,
     LOOKUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the row of every key; ``rows`` for keys without a row in the store. Grid (keys / BLOCK,)."""
+    """Write the row of every key; ``rows`` for keys without a row in the store. Grid (ceil(keys / BLOCK),)."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < keys
     sample, lookup = place // LOOKUPS, place % LOOKUPS
@@ -68,7 +68,8 @@ def embedding_sources_kernel(
 ):  # fmt: skip
     """Write sample and bag of every sorted key, given its position before sorting, and the number of keys with a row.
 
-    Grid ((keys + 1) / BLOCK,): the first position after the keys with a row, at most ``keys``, writes that number.
+    Grid (ceil((keys + 1) / BLOCK),): the first position after the keys with a row, at most ``keys``, writes that
+    number.
     """
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = position < keys
@@ -91,7 +92,7 @@ def embedding_pool_kernel(
     samples, ids_stride, sample_stride, bag_stride,
     WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, SAMPLES: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of the rows of bags. Grid (samples / SAMPLES, bags); LOOKUPS rows per sample load at a time.
+    """Write the sums of the rows of bags. Grid (ceil(samples / SAMPLES), bags); LOOKUPS rows per sample load at a time.
 
     A program loads the next keys before it waits for the rows of the current ones.
     """

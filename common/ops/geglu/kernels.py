@@ -58,7 +58,7 @@ def geglu_forward_kernel(
     BIAS: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, C / BLOCK_C, 1)."""
+    """Store value * gelu(gate), after the biases, of BLOCK_C columns. Grid (programs, ceil(C / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     value_bias, gate_bias = _biases(bias_ptr, column, inside, C, BIAS)
     tiles = tl.cdiv(R, BLOCK_V)
@@ -82,7 +82,10 @@ def geglu_backward_kernel(
     BIAS: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, C / BLOCK_C, 1)."""
+    """Store the gradients of values and gates of BLOCK_C columns, and this program's sums of them for the bias.
+
+    Grid (programs, ceil(C / BLOCK_C), 1).
+    """
     column, inside = own_columns(1, C, BLOCK_C)
     value_bias, gate_bias = _biases(bias_ptr, column, inside, C, BIAS)
     value_total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)

@@ -82,7 +82,7 @@ def group_norm_normalise_kernel(
     ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of forward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    """Second pass of forward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)
@@ -124,7 +124,7 @@ def group_norm_gradient_sums_kernel(
     ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """First pass of backward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    """First pass of backward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)
@@ -198,7 +198,7 @@ def group_norm_input_gradient_kernel(
     KEPT: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Second pass of backward, over one input. Grid (programs, columns / BLOCK_C, N)."""
+    """Second pass of backward, over one input. Grid (programs, ceil(columns / BLOCK_C), N)."""
     column, inside = own_columns(1, own, BLOCK_C)
     channel = start + column
     sample, samples = tl.program_id(2), tl.num_programs(2)

@@ -85,7 +85,10 @@ def group_norm_slab_forward_kernel(
     PAIR: tl.constexpr, ADDED: tl.constexpr, SILU: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, HELD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (G / GROUPS, N), BLOCK_C >= WIDTH * GROUPS, BLOCK_V >= V if HELD."""
+    """Store the normalised values of GROUPS groups of a sample, after SiLU if SILU, and their means and 1 / deviations.
+
+    Grid (G / GROUPS, N), BLOCK_C >= WIDTH * GROUPS, BLOCK_V >= V if HELD (the input is then read only once).
+    """
     sample, samples, G = tl.program_id(1).to(tl.int64), tl.num_programs(1), tl.num_programs(0) * GROUPS
     column, inside, group = _own_columns(WIDTH, GROUPS, BLOCK_C)
     added = tl.zeros((BLOCK_C,), tl.float32)

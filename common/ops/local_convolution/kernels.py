@@ -44,7 +44,10 @@ def single_channel_forward_kernel(
     D, H, W, H_OUT, W_OUT, U, C,
     STRIDE: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs, C / BLOCK_C, N). Each program processes every ``programs``-th tile."""
+    """Store BLOCK_C output channels of every ``programs``-th tile of BLOCK_U voxels of a sample.
+
+    Grid (programs, ceil(C / BLOCK_C), N).
+    """
     sample = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.arange(0, PADDED)
@@ -70,7 +73,7 @@ def single_channel_weight_kernel(
     D, H, W, H_OUT, W_OUT, U, C,
     STRIDE: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the weight gradient of this program's voxels. Grid (programs, C / BLOCK_C, N)."""
+    """Write the weight gradient of this program's voxels. Grid (programs, ceil(C / BLOCK_C), N)."""
     sample = tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((PADDED, BLOCK_C), tl.float32)

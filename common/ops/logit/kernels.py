@@ -30,7 +30,7 @@ def logit_forward_kernel(
     B, K,
     BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B / BLOCK_B,)."""
+    """Store the logits of BLOCK_B rows. Grid (ceil(B / BLOCK_B),)."""
     first, row, exists, place, mask = _tile(tl.program_id(0), B, K, BLOCK_B, BLOCK_K)
     column = tl.arange(0, BLOCK_K)
     weight = tl.load(weight_ptr + column, mask=column < K, other=0.0).to(tl.float32)
@@ -45,11 +45,11 @@ def logit_backward_kernel(
     x_ptr,  # (B, K)
     weight_ptr,  # (K,)
     dx_ptr,  # (B, K)
-    partial_ptr,  # (B / BLOCK_B, K + 1) fp32: gradients of weight and bias
+    partial_ptr,  # (ceil(B / BLOCK_B), K + 1) fp32: gradients of weight and bias
     B, K,
     BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B / BLOCK_B,)."""
+    """Store the gradient of BLOCK_B rows of x, and their sums for weight and bias. Grid (ceil(B / BLOCK_B),)."""
     first, row, exists, place, mask = _tile(tl.program_id(0), B, K, BLOCK_B, BLOCK_K)
     column = tl.arange(0, BLOCK_K)
     weight = tl.load(weight_ptr + column, mask=column < K, other=0.0).to(tl.float32)

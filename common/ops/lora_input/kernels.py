@@ -51,7 +51,7 @@ def lora_input_dropped_kernel(
     NORM: tl.constexpr, GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BLOCK_T * E / BLOCK_E,)."""
+    """Store a tile of x, or of the norm of x if NORM, with dropout. Grid (ceil(T / BLOCK_T) * ceil(E / BLOCK_E),)."""
     row, column, place, mask = _tile(T, E, BLOCK_T, BLOCK_E)
     x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
     if NORM:
@@ -77,7 +77,7 @@ def lora_input_gradient_kernel(
     R: tl.constexpr, GIVEN: tl.constexpr, PAIRS: tl.constexpr, THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BLOCK_T * E / BLOCK_E,)."""
+    """Add du A, masked by the dropout, to a tile of dx. Grid (ceil(T / BLOCK_T) * ceil(E / BLOCK_E),)."""
     row, column, place, mask = _tile(T, E, BLOCK_T, BLOCK_E)
     rank = tl.arange(0, BLOCK_R)
     du = tl.load(

@@ -70,7 +70,10 @@ def rope_forward_kernel(
     T,
     H: tl.constexpr, K: tl.constexpr, HALF_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BLOCK_T * (H + 2K),)."""
+    """Store one head of BLOCK_T tokens in q, k or v; heads of q and k are rotated.
+
+    Grid (ceil(T / BLOCK_T) * (H + 2K),).
+    """
     all_heads: tl.constexpr = H + 2 * K
     head = tl.program_id(0) % all_heads
     row = tl.program_id(0) // all_heads * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -99,7 +102,10 @@ def rope_backward_kernel(
     SAMPLED_ROWS: tl.constexpr,
     HALF_D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,). Each program processes every ``programs``-th tile."""
+    """Store the gradient of the product, with heads of q and k rotated back, in 16 bits if HALF and in FP8 if FP8.
+
+    Grid (programs,). Each program processes every ``programs``-th tile.
+    """
     all_heads: tl.constexpr = H + 2 * K
     if FP8:
         known = tl.load(scale_ptr)

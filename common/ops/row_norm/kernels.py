@@ -211,7 +211,7 @@ def row_norm_forward_kernel(
     FROZEN: tl.constexpr, MEAN: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,)."""
+    """Store sum, moments and normalised rows of every ``programs``-th group of ROWS rows. Grid (programs,)."""
     weight, bias = _parameters(weight_ptr, E, PARTS, BLOCK), _parameters(bias_ptr, E, PARTS, BLOCK)
     added = _parameters(added_ptr, E, PARTS, BLOCK)
     given = residual_ptr, delta_ptr, sum_ptr, moments_ptr, y_ptr, weight, bias, added, epsilon
@@ -234,7 +234,7 @@ def row_norm_backward_kernel(
     FROZEN: tl.constexpr, MEAN: tl.constexpr, E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs,)."""
+    """Store the gradient of the sum of every ``programs``-th group of ROWS rows. Grid (programs,)."""
     given = dy_ptr, residual_ptr, moments_ptr, d_residual_ptr, _parameters(weight_ptr, E, PARTS, BLOCK)
     _visit_rows(
         _gradient, given, dx_ptr, dx8_ptr, scale_ptr, pending_ptr, scale_inverse_ptr, T, True,
@@ -251,7 +251,7 @@ def row_norm_recompute_kernel(
     T, MEAN: tl.constexpr,
     E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / ROWS * PARTS,)."""
+    """Store one of PARTS parts of ROWS normalised rows, from sum and moments. Grid (ceil(T / ROWS) * PARTS,)."""
     part = tl.program_id(0) % PARTS
     row = tl.program_id(0) // PARTS * ROWS + tl.arange(0, ROWS)
     place, mask = _place(row, T, part, E, BLOCK)
@@ -273,7 +273,10 @@ def row_norm_parameter_gradients_kernel(
     T, KINDS: tl.constexpr, MEAN: tl.constexpr,
     E: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (PARTS, P). Each program sums some columns of every P-th group of ROWS rows."""
+    """Store partial gradients of the parameters for one part of the columns, summed over every P-th group of ROWS rows.
+
+    Grid (PARTS, P).
+    """
     part = tl.program_id(0)
     d_weight = tl.zeros((ROWS, BLOCK), tl.float32)
     if MEAN:

@@ -147,8 +147,8 @@ def suppression_masks_kernel(
 ):  # fmt: skip
     """Store the masks: bit c of word w at n says whether the n-th best candidate overlaps the (32 w + c)-th too much.
 
-    Grid (N / ROWS, WORDS, B). A program writes nothing if in none of its pairs the better candidate is first, or if
-    each pair lacks a candidate. Scores descend, so no candidate exists after an absent one.
+    Grid (ceil(N / ROWS), WORDS, B). A program writes nothing if in none of its pairs the better candidate is first, or
+    if each pair lacks a candidate. Scores descend, so no candidate exists after an absent one.
     """
     picture = tl.program_id(2).to(tl.int64)
     boxes_ptr += picture * N * 4

@@ -29,7 +29,7 @@ def relu_gradient_kernel(
     MASKED: tl.constexpr, SUMMED: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Write dy where y is positive (else 0), and its column sums. Grid (programs, C / BLOCK_C, 1)."""
+    """Write dy where y is positive (else 0), and its column sums. Grid (programs, ceil(C / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(V, BLOCK_V)

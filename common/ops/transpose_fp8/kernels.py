@@ -21,7 +21,7 @@ def transpose_fp8_kernel(
     N, K, ROWS_OF_FACTOR,
     E5M2: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N / BLOCK_N * K / BLOCK_K,)."""
+    """Store a tile transposed, rescaled if ``factors_ptr`` is given. Grid (ceil(N / BLOCK_N) * ceil(K / BLOCK_K),)."""
     columns = tl.cdiv(K, BLOCK_K)
     row = tl.program_id(0) // columns * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.program_id(0) % columns * BLOCK_K + tl.arange(0, BLOCK_K)

@@ -54,7 +54,7 @@ def sum_taps_kernel(
     taps_o, taps_i, taps_y, taps_x,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Grid (O / BLOCK_O, I / BLOCK_I)."""
+    """Store the sixteen tap sums of a tile of filters and channels. Grid (ceil(O / BLOCK_O), ceil(I / BLOCK_I))."""
     weight, mask = _rows(weight_ptr, weight_o, weight_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
     taps, there = _columns(taps_ptr, taps_o, taps_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
     w00 = _load(weight, mask)
@@ -99,7 +99,10 @@ def spread_taps_kernel(
     taps_o, taps_i, taps_y, taps_x,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Grid (O / BLOCK_O, I / BLOCK_I)."""
+    """Store the weight gradient of a tile of filters and channels, from the gradients of its sixteen tap sums.
+
+    Grid (ceil(O / BLOCK_O), ceil(I / BLOCK_I)).
+    """
     dweight, mask = _rows(dweight_ptr, weight_o, weight_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
     dtaps, there = _columns(dtaps_ptr, taps_o, taps_i, FILTERS, CHANNELS, BLOCK_O, BLOCK_I)
     a0, a1, a2 = _load_four(dtaps, there, taps_x)

@@ -145,7 +145,7 @@ def check_rows(
 
 
 def published_logs(sample_format: SampleFormat) -> Published:
-    """Return the published counts and checksums of the benchmark's samples, in this format."""
+    """Return the published numbers of samples and MD5s of the benchmark's data, in this format."""
     return Published(
         PUBLISHED_COUNTS,
         {name: PublishedFile(md5=md5) for name, md5 in sample_format.checksums.items()},

@@ -25,7 +25,7 @@ def dot_interaction_forward_kernel(
     F: tl.constexpr, W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_Y: tl.constexpr,
     SAMPLES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the first vector, the pair products and zero padding of each sample. Grid (B / SAMPLES,)."""
+    """Write the first vector, the pair products and zero padding of each sample. Grid (ceil(B / SAMPLES),)."""
     row = tl.arange(0, BLOCK_F)
     other = tl.arange(0, BLOCK_F)
     column = tl.arange(0, BLOCK_W)
@@ -55,7 +55,10 @@ def dot_interaction_backward_kernel(
     F: tl.constexpr, W: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_W: tl.constexpr,
     SAMPLES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of x. Grid (B / SAMPLES,). The Gram matrix's gradient is symmetric with a zero diagonal."""
+    """Write the gradient of x. Grid (ceil(B / SAMPLES),).
+
+    The gradient of the Gram matrix is symmetric with a zero diagonal.
+    """
     row = tl.arange(0, BLOCK_F)
     other = tl.arange(0, BLOCK_F)
     column = tl.arange(0, BLOCK_W)

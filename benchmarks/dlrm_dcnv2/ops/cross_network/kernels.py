@@ -19,7 +19,7 @@ def cross_gradient_kernel(
     ADDED: tl.constexpr, FIRST: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Write dh, partial column sums of dh, and dx0. Grid (programs, C / BLOCK_C, 1)."""
+    """Write dh, partial column sums of dh, and dx0. Grid (programs, ceil(C / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(V, BLOCK_V)

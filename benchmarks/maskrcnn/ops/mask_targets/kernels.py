@@ -73,7 +73,10 @@ def mask_targets_kernel(
     target_ptr,  # (R, SIZE, SIZE) uint8
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, EDGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (R,). COLUMNS is SIZE rounded up to a power of two."""
+    """Store the mask of one RoI's object, drawn inside its box, 0 or 1 per cell; all 0 if the RoI has no object.
+
+    Grid (R,). COLUMNS is SIZE rounded up to a power of two.
+    """
     roi = tl.program_id(0).to(tl.int64)
     owner = tl.load(object_ptr + roi)
     there = owner >= 0

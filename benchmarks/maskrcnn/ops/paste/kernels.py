@@ -54,7 +54,10 @@ def paste_kernel(
     growth, threshold,
     SIZE: tl.constexpr, WRITES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (D,). ``growth`` is (SIZE + 2) / SIZE."""
+    """Count the run ends of one detection's pasted mask, in column order, or store them if WRITES.
+
+    The last end is that of the picture. ``growth`` is (SIZE + 2) / SIZE. Grid (D,).
+    """
     detection = tl.program_id(0).to(tl.int64)
     mask_ptr = probability_ptr + detection * SIZE * SIZE
     height = tl.load(size_ptr + 2 * detection)

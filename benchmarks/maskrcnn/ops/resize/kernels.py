@@ -60,7 +60,10 @@ def resize_kernel(
     blue, green, red,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of 3 W values, blocks of H rows, B)."""
+    """Store BLOCK adjacent values of ROWS rows of a picture: resized, mirrored, minus the channel's mean; padding is 0.
+
+    Grid (ceil(3 W / BLOCK), ceil(H / ROWS), B).
+    """
     picture = tl.program_id(2).to(tl.int64)
     pixels_ptr += picture * S * S * 3
     image_ptr += picture * H * W * 3

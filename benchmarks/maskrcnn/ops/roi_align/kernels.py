@@ -78,7 +78,10 @@ def roi_align_forward_kernel(
     R, C,
     S: tl.constexpr, K: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (B R S, C / BLOCK_C)."""
+    """Store one row of bins of a region for BLOCK_C channels: means of K x K samples; 0 for slots without a region.
+
+    Grid (B R S, ceil(C / BLOCK_C)).
+    """
     region = tl.program_id(0) // S
     row = tl.program_id(0) % S
     bin = tl.arange(0, BLOCK_S)
@@ -244,7 +247,10 @@ def roi_align_backward_kernel(
     OTHER_S: tl.constexpr, OTHER_BLOCK_S: tl.constexpr, OTHER_ROWS: tl.constexpr,
     SETS: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (B T, C / BLOCK_C). Tiles of the coarsest level, which have the most regions, come first."""
+    """Store the gradient of a TILE x TILE tile of a level for BLOCK_C channels: the sum over the regions in its lists.
+
+    Grid (B T, ceil(C / BLOCK_C)). Tiles of the coarsest level, which have the most regions, come first.
+    """
     # The same tile of all pictures is adjacent.
     tile = tl.program_id(0) // B
     picture = (tl.program_id(0) % B).to(tl.int64)

@@ -28,7 +28,10 @@ def selected_logits_forward_kernel(
     P, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (P / BLOCK, R)."""
+    """Store the logits of BLOCK pixels of a region for the region's class; 0 for slots without an object.
+
+    Grid (ceil(P / BLOCK), R).
+    """
     region = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = pixel < P
@@ -54,7 +57,10 @@ def selected_logits_backward_kernel(
     P, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (S, R). A program handles every S-th block of BLOCK pixels."""
+    """Store the gradient of x in a share of a region's pixels, and this share's sums for weight and bias.
+
+    Grid (S, R). A program handles every S-th block of BLOCK pixels.
+    """
     region = tl.program_id(1).to(tl.int64)
     own = tl.load(class_ptr + region)
     channel = tl.arange(0, BLOCK_C)
@@ -94,7 +100,7 @@ def selected_logits_sums_kernel(
     R, S, C,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum over the regions of a class. Grid: (K, (C + 1) / BLOCK_C)."""
+    """Sum over the regions of a class. Grid (K, ceil((C + 1) / BLOCK_C))."""
     own = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK, BLOCK_C), tl.float32)

@@ -59,7 +59,10 @@ def focal_loss_kernel(
     GAMMA: tl.constexpr, PLACES: tl.constexpr, ANCHORS: tl.constexpr, CLASSES: tl.constexpr,
     PERIOD: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (blocks of a period, programs). ``others`` is 1 - alpha, PLACES the number of cells of a picture."""
+    """Store the gradient of the logits of a program's blocks, and the program's sums of loss and bias gradient.
+
+    Grid (blocks of a period, programs). ``others`` is 1 - alpha, PLACES the number of cells of a picture.
+    """
     vectors_of_row: tl.constexpr = ANCHORS * CLASSES // VECTOR
     vector = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, VECTOR)[None, :]

@@ -70,7 +70,7 @@ def edge_attention_sums_kernel(
     D,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Sum the partial results of each relation's programs in a fixed order. Grid (R, D / BLOCK_D)."""
+    """Sum the partial results of each relation's programs in a fixed order. Grid (R, ceil(D / BLOCK_D))."""
     relation = tl.program_id(0)
     record_ptr = partials_ptr + relation * 3
     first = tl.load(record_ptr).to(tl.int64)

@@ -68,7 +68,7 @@ def projection_rows_kernel(
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write z and source terms. Grid (tiles * D / BLOCK_D,). BLOCK_D columns are whole heads."""
+    """Write z and source terms. Grid (tiles * ceil(D / BLOCK_D),). BLOCK_D columns are whole heads."""
     blocks: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     head_size: tl.constexpr = D // A
     heads: tl.constexpr = (BLOCK_D if BLOCK_D < D else D) // head_size
@@ -126,7 +126,7 @@ def projection_input_gradient_kernel(
     K: tl.constexpr, D: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of the inputs. Grid (tiles * K / BLOCK_K,).
+    """Write the gradient of the inputs. Grid (tiles * ceil(K / BLOCK_K),).
 
     A relation without a row for any node of the tile is skipped, which is frequent because the nodes that a relation
     discovered have neighbouring numbers.

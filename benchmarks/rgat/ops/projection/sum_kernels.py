@@ -52,7 +52,7 @@ def projection_weight_gradient_kernel(
     K: tl.constexpr, D: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Write partial weight gradients. Grid (S * K / BLOCK_K * D / BLOCK_D,). A split has ``chunk`` rows.
+    """Write partial weight gradients. Grid (S * ceil(K / BLOCK_K) * ceil(D / BLOCK_D),). A split has ``chunk`` rows.
 
     EARLY is 1 for FP8 inputs, otherwise 0.
     """
@@ -109,7 +109,7 @@ def projection_terms_gradient_kernel(
     K: tl.constexpr, A: tl.constexpr, COLUMNS: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Write partial gradients of v. Grid (S * K / BLOCK_K,). A split has ``chunk`` nodes of a type."""
+    """Write partial gradients of v. Grid (S * ceil(K / BLOCK_K),). A split has ``chunk`` nodes of a type."""
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     split = tl.program_id(0) // blocks
     node_type, first, count = own_tile(splits_ptr, split, counts_ptr)
@@ -146,7 +146,7 @@ def projection_sums_kernel(
     chunk,
     K: tl.constexpr, P: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum a relation's filled splits. Grid (K * W / BLOCK, R)."""
+    """Sum a relation's filled splits. Grid (ceil(K * W / BLOCK), R)."""
     relation = tl.program_id(1)
     part = parts_ptr + 4 * relation
     first = tl.load(part + 1).to(tl.int64)

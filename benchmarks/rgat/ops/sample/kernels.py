@@ -52,7 +52,7 @@ def items_of(programs_ptr, BLOCK: tl.constexpr):
 
 @triton.jit
 def before(sums_ptr, offset):
-    """Return the sum of everything before ``offset``."""
+    """Return the sum of the elements before ``offset``; ``sums_ptr`` has inclusive prefix sums."""
     return tl.load(sums_ptr + offset - 1, mask=offset > 0, other=0)
 
 
@@ -84,7 +84,10 @@ def sample_start_kernel(
     S, seed_type, last_count,
     T: tl.constexpr, T_LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the seeds, and reset ``overflow``. Grid (ceil(S / BLOCK),)."""
+    """Write the seeds as the first nodes of their type, their stamps and the counts of hop 0.
+
+    Seed number i gets the stamp -1 - i. The last count, ``overflow``, becomes 0. Grid (max(1, ceil(S / BLOCK)),).
+    """
     count = tl.minimum(tl.load(count_ptr).to(tl.int32), S)
     item = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = item < count

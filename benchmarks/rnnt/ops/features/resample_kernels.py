@@ -269,7 +269,7 @@ def features_resample_kernel(
     LOBES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write BLOCK samples of an utterance at its speed. Grid (N / BLOCK, B)."""
+    """Write BLOCK samples of an utterance at its speed. Grid (ceil(N / BLOCK), B)."""
     row = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     samples = tl.load(resampled_ptr + row).to(tl.int32)

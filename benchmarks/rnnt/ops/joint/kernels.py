@@ -46,7 +46,7 @@ def joint_forward_kernel(
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr,
     THRESHOLD: tl.constexpr, INVERSE_KEEP: tl.constexpr,
 ):  # fmt: skip
-    """Write the hidden layer. Grid (S / BLOCK_S, B)."""
+    """Write the hidden layer. Grid (ceil(S / BLOCK_S), B)."""
     utterance = tl.program_id(1)
     frames, columns, first_row = _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance)
     frame = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -83,7 +83,7 @@ def joint_backward_kernel(
     S, N, B,
     H: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_S: tl.constexpr, INVERSE_KEEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient of f, and partial sums of that of g. Grid (S / BLOCK_S, B)."""
+    """Write the gradient of f, and partial sums of that of g. Grid (ceil(S / BLOCK_S), B)."""
     utterance = tl.program_id(1)
     frames, columns, first_row = _utterance(frames_ptr, tokens_ptr, offsets_ptr, utterance)
     columns = tl.where(tl.program_id(0) * BLOCK_S < frames, columns, 0)

@@ -84,7 +84,11 @@ __device__ __forceinline__ void multiply(float (&sums)[{count}], u32 left0, u32 
 
 
 def fitting_plans(backward: bool, width: int, batch: int, device: torch.device, every: bool = False) -> list[Plan]:
-    """Return the plans that fit a GPU, except for limits of clusters; see :func:`plan.plans`."""
+    """Return the plans that fit a GPU, except for limits of clusters.
+
+    Args:
+        backward, width, batch, every: see :func:`plan.plans`.
+    """
     shared_bytes = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
     return plans(backward, width, batch, multiprocessors(device), shared_bytes, every)
 

@@ -54,7 +54,7 @@ def transducer_labels_kernel(
     row_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the label of each row. Grid (S * N / BLOCK, B)."""
+    """Write the label of each row. Grid (ceil(S * N / BLOCK), B)."""
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     token = own % columns
     exists = own < frames * columns
@@ -72,7 +72,7 @@ def transducer_combine_kernel(
     R,
     V: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Combine partial log-sum-exps to the statistics of each row. Grid (R / BLOCK,)."""
+    """Combine partial log-sum-exps to the statistics of each row. Grid (ceil(R / BLOCK),)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(label_ptr + row, mask=row < R, other=NO_ROW)
     exists = label != NO_ROW
@@ -143,7 +143,7 @@ def transducer_transitions_kernel(
     R,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the occupancies times the loss's gradient. Grid (S * N / BLOCK, B)."""
+    """Write the occupancies times the loss's gradient. Grid (ceil(S * N / BLOCK), B)."""
     utterance, frames, columns, start, own = _rows_of_utterance(frames_ptr, tokens_ptr, offsets_ptr, BLOCK)
     if tl.program_id(0) * BLOCK >= frames * columns:
         return
@@ -171,7 +171,7 @@ def transducer_chosen_kernel(
     R,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the list of chosen rows. Grid (R / BLOCK,)."""
+    """Write the list of chosen rows. Grid (ceil(R / BLOCK),)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = tl.load(live_ptr + row, mask=row < R, other=0) != 0
     rank = tl.load(rank_ptr + row, mask=live, other=1)

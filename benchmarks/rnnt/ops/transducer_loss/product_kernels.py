@@ -139,7 +139,7 @@ def transducer_weight_gradient_kernel(
     H: tl.constexpr, V: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Write partial weight gradients of the chosen rows. Grid (V / BLOCK_V * H / BLOCK_H, shares).
+    """Write partial weight gradients of the chosen rows. Grid (ceil(V / BLOCK_V) * ceil(H / BLOCK_H), shares).
 
     Programs of one share of the rows run side by side.
     """

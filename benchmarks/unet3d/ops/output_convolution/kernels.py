@@ -43,7 +43,7 @@ def output_convolution_kernel(
     V, K, C,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compute logits. Grid (voxels / BLOCK_V, N)."""
+    """Compute logits. Grid (ceil(voxels / BLOCK_V), N)."""
     voxel = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     place, inside = _input_tile(V, C, voxel, BLOCK_C)
     x = tl.load(x_ptr + place, mask=inside, other=0.0)

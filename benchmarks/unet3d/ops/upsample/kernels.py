@@ -30,7 +30,10 @@ def upsample_kernel(
     M, H, W, C_IN,
     C: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Compute product, bias and skip connection of a tile. Grid (M / BLOCK_M * 8 C / BLOCK_N,), columns first."""
+    """Compute product, bias and skip connection of a tile.
+
+    Grid (ceil(M / BLOCK_M) * ceil(8 C / BLOCK_N),), columns first.
+    """
     blocks = tl.cdiv(8 * C, BLOCK_N)
     voxel = (tl.program_id(0) // blocks).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -65,7 +68,7 @@ def upsample_backward_kernel(
     M, C,
     BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr, STAGES: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Copy the first half of the rows, and sum it. Grid (programs, columns / BLOCK_C, 1)."""
+    """Copy the first half of the rows, and sum it. Grid (programs, ceil(columns / BLOCK_C), 1)."""
     column, inside = own_columns(1, C, BLOCK_C)
     total = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     tiles = tl.cdiv(M, BLOCK_V)

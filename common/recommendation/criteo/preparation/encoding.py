@@ -53,7 +53,7 @@ class Encoding:
         return np.log(counts + LOGARITHM_OFFSET, dtype=np.float32).view(np.int32)
 
     def unusable(self, counts: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return which counts have no logarithm: x + 3, an int32 as in the reference, must be positive."""
+        """Return True for each count without a logarithm: x + 3, an int32 as in the reference, must be positive."""
         if not self.sample_format.logarithms:
             return np.zeros(counts.shape, bool)
         return (counts <= -LOGARITHM_OFFSET) | (counts > np.iinfo(np.int32).max - LOGARITHM_OFFSET)

@@ -66,7 +66,10 @@ def read_parts(paths: Sequence[Path], batch_rows: int = BATCH_ROWS) -> Iterator[
 
 @contextmanager
 def _opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a file and check its columns. Errors from reading it inside the block become a DataError too."""
+    """Open a file, check its columns, and close it after the block, even if that fails.
+
+    Errors from reading it inside the block become a DataError too.
+    """
     try:
         with parquet.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow)

@@ -61,7 +61,13 @@ class Encoder:
     hotness: tuple[int, ...]
 
     def write(self, rows: NDArray[np.int32], output: RowOutput, place: int, rounded: bool) -> None:
-        """Write ``rows`` (N, 40) to ``output`` from row ``place`` on; round ids to float32 before if ``rounded``."""
+        """Convert rows and write them.
+
+        Args:
+            rows: (N, 40), label, numbers and one id per feature.
+            place: number of the first row in ``output``.
+            rounded: whether to round ids to float32 first.
+        """
         expand = multi_hot.MultiHot(self.folder, self.table_rows, self.hotness)
         for first in range(0, len(rows), BLOCK_ROWS):
             block = rows[first : first + BLOCK_ROWS]
@@ -72,7 +78,12 @@ class Encoder:
 def write_bucket(
     pieces: Sequence[Path], first: int, last: int, encoder: Encoder, output: RowOutput, rounded: bool
 ) -> Record:
-    """Write training rows ``first`` to ``last`` from the pieces (:func:`shuffle.read_bucket`)."""
+    """Write training rows ``first`` to ``last``; a task of a stage.
+
+    Args:
+        pieces: files of the bucket (:func:`shuffle.read_bucket`).
+        rounded: see :meth:`Encoder.write`.
+    """
     encoder.write(shuffle.read_bucket(pieces, first, last), output, first, rounded)
     return {"rows": last - first}
 
@@ -80,7 +91,12 @@ def write_bucket(
 def write_evaluation(
     samples: Samples, before: int, first: int, last: int, encoder: Encoder, output: RowOutput
 ) -> Record:
-    """Write rows ``first`` to ``last`` of the samples after the first ``before`` samples, in their order."""
+    """Write evaluation rows ``first`` to ``last``, in the order of the samples; a task of a stage.
+
+    Args:
+        samples: all samples, training samples first.
+        before: number of training samples.
+    """
     encoder.write(samples.rows(before + first, before + last), output, first, False)
     return {"rows": last - first}
 
@@ -91,9 +107,10 @@ def checksum(path: Path, md5: bool) -> Record:
 
 
 class Pipeline:
-    """One preparation.
+    """Preparation of Criteo's training and evaluation file from raw files, in stages that resume after an interruption.
 
     Args:
+        raw: the raw folder, with the published days or the published multi-hot set.
         encoding: the benchmark's encoding.
         data_dir: output folder for the two files.
         work_dir: folder for intermediate files and the records of the stages.
