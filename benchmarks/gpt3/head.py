@@ -131,6 +131,8 @@ class TiedHead:
     def summed_loss(self, hidden_sE: Tensor, labels_T: Tensor, chunk: int, factor: float = 1.0) -> Tensor:
         """Return ``factor`` times the sum of the losses in nats: 0-d, fp32 (fp64 for fp64). Collective in both passes.
 
+        The backward pass can run only once.
+
         Args:
             hidden_sE: hidden vectors of the tokens of this rank, contiguous.
             labels_T: label of each token of all ranks; -1 where not scored.

@@ -147,8 +147,8 @@ class TimeEmbedding(nn.Module):
     Args:
         channels: input features of the first linear layer; the first half are cosines, the second half sines.
         width: E.
-        device: device of the constant frequencies.
-        dtype: dtype of the result.
+        device: device of the constant frequencies, which ``.to()`` does not move.
+        dtype: dtype of the result. The caller converts the linear layers.
     """
 
     def __init__(self, channels: int, width: int, device: torch.device, dtype: torch.dtype) -> None:

@@ -21,6 +21,8 @@ def assets_of(data_dir: Path) -> Path:
 def place(path: Path, target: Path, remedy: str) -> None:
     """Hard-link ``path`` to ``target``, or copy it if a link is not possible. Does nothing if ``target`` is that file.
 
+    A copy with the same size and modification time counts as that file.
+
     Args:
         target: new name of the file; its folder is created if needed.
         remedy: advice to the user if ``target`` is another file, for the message.

@@ -48,6 +48,8 @@ def fixed_facts(kind: type[Facts], name: str, **changes: object) -> Facts:
 def check_fixed(benchmark: BenchmarkConfig, forbidden: Sequence[str]) -> None:
     """Refuse a configuration on real data that differs from the values that the rules fix. Synthetic data are exempt.
 
+    Callers check only runs of the closed division.
+
     Args:
         benchmark: configuration after recipe and command line.
         forbidden: violations that the workload reports (:class:`common.config.schema.Declaration`).

@@ -20,16 +20,18 @@ PROBED = 8
 
 
 def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device: torch.device) -> int:
-    """Return the largest micro-batch that divides the global batch of one replica and fits the device.
+    """Return the largest permitted micro-batch that divides the global batch of one replica and fits the device.
 
-    The peak memory of the step is measured with two small micro-batches and extrapolated linearly.
+    Permitted are multiples of ``micro_batch_multiple`` up to ``largest_micro_batch``
+    (:class:`common.config.schema.Declaration`). The peak memory of the step is measured with two small micro-batches
+    and extrapolated linearly.
 
     Args:
         load: returns the run's configuration for a micro-batch.
-        device: device of the run. A CPU gets a fixed small micro-batch.
+        device: device of the run. On a CPU nothing is measured: the result is at most 32, if a permitted size is.
 
     Raises:
-        ConfigError: none divides the global batch, or not even the smallest fits.
+        ConfigError: no permitted size divides the global batch, or not even the smallest fits.
     """
     smallest = load(1)
     per_replica, unit = smallest.grad_accumulation_steps, smallest.declaration.micro_batch_multiple

@@ -190,7 +190,7 @@ def dropout_add_norm(
 ) -> Tensor | Fp8Tensor | tuple[Tensor | Fp8Tensor, Tensor]:
     """See :func:`common.ops.dropout_add_norm.reference.dropout_add_norm_reference`.
 
-    Both results share memory. The backward kernel adds their gradients.
+    Without FP8 both results share memory. The backward kernel adds their gradients.
     """
     call = Call(rate(dropout.p), dropout.site)
     second: Tensor

@@ -104,7 +104,10 @@ def forward(
     fp8: Scaling | None = None,
     frozen_scales: bool = False,
 ) -> Normed:
-    """See :func:`common.ops.row_norm.reference.forward_reference`. One launch."""
+    """Add to the residual and normalise the sum, in one launch.
+
+    See :func:`common.ops.row_norm.reference.forward_reference`.
+    """
     require_contiguous(residual=residual_TE, delta=delta_TE, added=added_E, weight=weight_E, bias=bias_E)
     tokens, mean = residual_TE.shape[0], bias_E is not None
     unchanged = delta_TE is None and added_E is None

@@ -140,7 +140,7 @@ class Gradient(NamedTuple):
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor | None, int]:
-        """Return the first arguments of every backward kernel."""
+        """Return the first arguments of every backward kernel: both gradients, and the row stride of the second."""
         return self.first, self.second, 0 if self.second is None else self.second.stride(0)
 
     @property

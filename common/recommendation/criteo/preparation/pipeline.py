@@ -127,7 +127,7 @@ class Pipeline:
         self.stages = Stages(work_dir / "records", workers)
 
     def run(self) -> Made:
-        """Run all remaining stages.
+        """Run all remaining stages, and return the files and counts.
 
         Raises:
             DataError: raw files are damaged, or the disk is too small.
