@@ -72,7 +72,7 @@ class Pair(NamedTuple):
 
     Attributes:
         residual: residual stream (s, E) of the tokens of this rank.
-        delta: to be added to ``residual`` (s, E), together with ``behind.bias``; None before the first half.
+        delta: (s, E), added to ``residual`` by the next half, with ``behind.bias``; None before the first half.
         behind: bias and handover of the product that computed ``delta``; None before the first half.
     """
 

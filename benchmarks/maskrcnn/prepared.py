@@ -83,7 +83,7 @@ class Truth:
 
     Attributes:
         annotations: pictures and classes by rising id.
-        segmentations: in the order of the annotations; float64, so that masks equal those of COCO's own functions.
+        segmentations: one per annotation, in order; float64, so that masks equal those of COCO's own functions.
     """
 
     annotations: Annotations

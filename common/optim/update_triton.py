@@ -224,7 +224,7 @@ class MultiTensorUpdate(Update):
 
     implementation = "triton"
     rule: Any
-    """``RULE`` of the update kernel."""
+    """Jitted function that updates the state of a block. It returns a direction and the factor to subtract it with."""
 
     def __init__(self, formula: Any, binding: Binding) -> None:
         super().__init__(binding)
