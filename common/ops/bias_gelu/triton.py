@@ -13,7 +13,7 @@ from torch import Tensor
 from common.ops.bias_gelu import kernels
 from common.ops.bias_gelu.reference import Activated, Gradients
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Handover, Scaling
-from common.ops.fp8_cast.triton import launch, output, outputs
+from common.ops.fp8_cast.triton import fields_for_autograd, launch, output
 from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
 from common.ops.triton_support import require_contiguous
@@ -90,7 +90,7 @@ class _BiasGelu(torch.autograd.Function):
         ctx.handover = handover
         y_TF, y8, _ = forward(x_TF, bias_F, fp8=fp8)
         if y8 is not None:
-            return outputs(ctx, y8)
+            return fields_for_autograd(ctx, y8)
         assert y_TF is not None
         return y_TF
 

@@ -16,7 +16,7 @@ from common.ops.dropout.reference import DropoutMask
 from common.ops.dropout.triton import Rate, rate
 from common.ops.dropout_add_norm import kernels
 from common.ops.fp8_cast.reference import E4M3, E5M2, SAMPLED_ROWS_OF_COMPUTED, Fp8Tensor, Handover, Scaling
-from common.ops.fp8_cast.triton import arguments, outputs, result
+from common.ops.fp8_cast.triton import arguments, fields_for_autograd, result
 from common.ops.norm.row_programs import row_programs
 from common.ops.tile import Tile
 from common.ops.tiling.column_sums import column_sums
@@ -152,7 +152,7 @@ class _DropoutAddNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # a view: if both results were the same tensor, autograd would add their gradients before backward
         second_TE = y_TE.view_as(y_TE)
-        return (y_TE, second_TE) if y8 is None else (*outputs(ctx, y8), second_TE)
+        return (y_TE, second_TE) if y8 is None else (*fields_for_autograd(ctx, y8), second_TE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

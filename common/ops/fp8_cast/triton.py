@@ -172,7 +172,7 @@ def launch(
     return partial
 
 
-def outputs(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
+def fields_for_autograd(ctx: Any, x8: Fp8Tensor) -> tuple[Tensor | None, ...]:
     """Return an FP8 tensor's fields as results of an autograd function; only the last, ``source``, has a gradient."""
     ctx.set_materialize_grads(False)  # do not allocate zeros for the gradients of the others
     ctx.mark_non_differentiable(x8.data, x8.scale_inverse)
