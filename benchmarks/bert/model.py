@@ -175,7 +175,7 @@ class Embeddings(nn.Module):
     def forward(self, input_ids_T: Tensor, position_ids_T: Tensor, segment_ids_T: Tensor, seed: Tensor) -> Tensor:
         """Map ids to (T, E)."""
         position, segment, norm = self.position.weight, self.segment.weight, self.norm
-        # A table of all position + segment sums has few rows. Adding per token would read and write (T, E) once more.
+        # A table of all position + segment sums has few rows. Adding per token would read and write (T, E) again.
         place_table = (position.unsqueeze(1) + segment).flatten(0, 1)
         place_TE = F.embedding(position_ids_T * len(segment) + segment_ids_T, place_table)
         x_TE: Tensor = self._operations.dropout_add_norm(

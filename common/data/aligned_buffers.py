@@ -32,7 +32,7 @@ class AlignedBuffer:
 
     Attributes:
         values: the buffer as uint8, [size].
-        blocks: the same bytes, for system calls.
+        blocks: views of the same bytes, which system calls fill.
     """
 
     def __init__(self, memory: mmap.mmap, offset: int, size: int) -> None:

@@ -65,7 +65,7 @@ class Limits:
 
     Attributes:
         tries: maximum number of consecutive failed attempts without a received byte in between.
-        unreachable_tries: the same if the host cannot be reached at all.
+        unreachable_tries: attempts in a row if the host cannot be reached at all.
         delay_s: pause after the first failure in seconds; it doubles with each failure, up to a minute.
         timeout_s: seconds without a byte after which a connection is closed.
     """
@@ -163,7 +163,7 @@ class Connections:
         """Return the result of the first successful attempt.
 
         Args:
-            url: for messages.
+            url: address that messages name.
             attempt: raises :class:`Transient` if a retry may succeed.
             arrived: number of bytes received so far; a failure after progress resets the count of failures to 1.
 

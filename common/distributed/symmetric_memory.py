@@ -53,7 +53,6 @@ class PeerMemory:
 
     Attributes:
         size: bytes of each buffer.
-        rank, ranks: as given.
     """
 
     def __init__(self, own: Tensor, handle: Handle, rank: int, ranks: int) -> None:

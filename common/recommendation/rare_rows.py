@@ -146,7 +146,7 @@ class RareRows:
         """Raise an error if there were too few slots.
 
         Args:
-            beyond: for each hybrid table, how often.
+            beyond: for each hybrid table, how often its slots were too few.
 
         Raises:
             ConfigError: the message names the first such table.

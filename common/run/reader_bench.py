@@ -20,7 +20,7 @@ class ReaderTiming:
     """Timing of the reader, over all ranks. Times are those of the slowest rank, in seconds.
 
     Attributes:
-        first: from opening the data until the first step's micro-batches are on the device.
+        first: time from opening the data until the first step's micro-batches are on the device.
         longest_warm_up: longest wait of the other steps before the measured ones.
         waited: sum of the waits of all measured steps, without the pauses between them.
         longest: longest wait of a measured step.

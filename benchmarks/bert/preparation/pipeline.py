@@ -300,7 +300,7 @@ def gather_shard(sources: list[Path], shard: int, shards: int, packed: bool, pat
     """Write one shard to ``path``, from the files that :func:`scatter_part` wrote for all parts.
 
     Args:
-        sources: those files.
+        sources: output files of :func:`scatter_part`.
         shard: number of this shard.
         shards: number of all shards.
         packed: whether to write packs of sequences instead of single ones.

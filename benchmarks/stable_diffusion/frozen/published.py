@@ -51,7 +51,7 @@ def load_text(path: Path, digest: str | None, network: TextTower) -> None:
 
     Args:
         digest: expected SHA-256 or SHA-1, in hexadecimal; None accepts any.
-        network: on any device, in any floating-point dtype; values are converted to it.
+        network: network that receives the values, on any device; they are converted to its dtype.
 
     Raises:
         CheckpointError: the file is missing, damaged or malicious, has another digest, or contains other tensors than
@@ -93,7 +93,7 @@ def save_inception(path: Path, network: Inception) -> None:
     Args:
         path: target file; the suffix ``.safetensors`` selects that format, otherwise ``torch.save`` is used. The file
             appears under this name only when it is complete.
-        network: on any device.
+        network: network that receives the values, on any device.
     """
     weight = next(network.parameters())
     classifier = {"fc.weight": weight.new_zeros(CLASSES, network.out), "fc.bias": weight.new_zeros(CLASSES)}

@@ -69,7 +69,7 @@ class _Sum(NamedTuple):
     """A tensor whose bias is still to be added: maps + bias.
 
     Attributes:
-        maps_NCHW: in channels_last memory; may be overwritten.
+        maps_NCHW: feature maps in channels_last memory; may be overwritten.
         bias_1C: bias per channel.
     """
 

@@ -110,7 +110,7 @@ def backward_reference(
 
     Args:
         dy_TE: gradient of y; contiguous.
-        residual_TE, moments: from :class:`Normed`.
+        residual_TE, moments: results of the forward pass, see :class:`Normed`.
         weight_E: weight of the norm.
         d_residual_TE: gradient of the sum from its other consumers, which is added; None for none; contiguous.
         fp8: scale of the result in e5m2; None for no FP8.
@@ -144,7 +144,7 @@ def parameter_gradients_reference(
 
     Args:
         dy_TE: gradient of y; contiguous.
-        residual_TE, moments: from :class:`Normed`.
+        residual_TE, moments: results of the forward pass, see :class:`Normed`.
         dx_TE: result of the backward pass, for the gradient of ``added_E``; contiguous. None if there is no
             ``added_E``.
     """

@@ -66,7 +66,7 @@ def backward_reference(
 
     Args:
         dy_TF: gradient of the result; contiguous.
-        saved: from :class:`Activated`.
+        saved: result of the forward pass, see :class:`Activated`.
         fp8: scale of the gradient in e5m2; None for no FP8.
         frozen_scales: leave the scale as it is.
     """

@@ -87,7 +87,7 @@ def backward_reference(
         dh_RH: gradient of the result, zero where the result is zero.
         live_R: rows that exist and have a gradient, bool; all others are not read.
         frames, columns: S and N of the arguments of forward.
-        rows, dropout: those of forward.
+        rows, dropout: arguments of the forward pass.
 
     Returns:
         Gradients of f and g, in the dtype of ``dh_RH``; zero in padding.

@@ -54,7 +54,7 @@ class Transitions(NamedTuple):
     """Negative gradient of the loss by the logarithms of the arcs' probabilities; not negative.
 
     Attributes:
-        blank_R, label_R: for both arcs of each row. Their sum is the occupancy of the row.
+        blank_R, label_R: values for the arcs of blank and label of each row. Their sum is the occupancy of the row.
     """
 
     blank_R: Tensor
