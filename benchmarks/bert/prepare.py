@@ -11,17 +11,18 @@ import json
 import shutil
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from benchmarks.bert import adopt, raw
 from benchmarks.bert.preparation import sentences
 from benchmarks.bert.preparation.pipeline import Made, Pipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
 from benchmarks.bert.raw import RawText, Settings
-from benchmarks.bert.stand_in import Generated, generate
+from benchmarks.bert.stand_in import generate
 from common.data import manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
+from common.data.options import Option, Options
 from common.data.published import SYNTHETIC, Published
 from common.data.stand_in import MARKER, description_of
 from common.errors import ConfigError, DataError
@@ -40,24 +41,17 @@ PUBLISHED = Published({"train_samples": 156_726_829, "eval_samples": 10_000})
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of the command line.
+class PrepareOptions(Options):
+    """Options of ``prepare``. ``shards`` and ``max_sequence_length`` override the benchmark's or synthetic data's."""
 
-    Attributes:
-        punkt: folder of the English Punkt parameters from NLTK; None splits sentences without parameters.
-        unpacked: also write shards of single sequences.
-        keep_intermediate: keep the intermediate files.
-        sizes: fields of :class:`Settings` that override the sizes of the benchmark or of the synthetic data.
-    """
-
-    workers: int = 1
-    punkt: Path | None = None
-    unpacked: bool = False
-    keep_intermediate: bool = False
-    sizes: tuple[tuple[str, int], ...] = ()
+    shards: Annotated[int | None, Option("files of training data (default 4320)")] = None
+    unpacked: Annotated[bool, Option("also write shards of single sequences")] = False
+    keep_intermediate: Annotated[bool, Option("keep what lies between text and shards")] = False
+    punkt: Annotated[Path | None, Option("NLTK's folder punkt_tab/english, to split extracted articles")] = None
+    max_sequence_length: Annotated[int | None, Option("stand-in data only")] = None
 
 
-def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
+def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOptions(), workers: int = 1) -> Manifest:
     """Write the prepared data set. Do nothing if it is complete, and continue after an interruption.
 
     Args:
@@ -88,7 +82,7 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
             settings,
             data_dir,
             work_dir,
-            min(options.workers, 1 + _text_bytes(source) // TEXT_PER_WORKER),
+            min(workers, 1 + _text_bytes(source) // TEXT_PER_WORKER),
             options.punkt,
             options.unpacked,
             options.keep_intermediate,
@@ -111,32 +105,41 @@ def verify(data_dir: Path) -> Manifest:
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
 
 
-def adopted(packed_dir: Path, eval_file: Path, data_dir: Path, workers: int) -> Manifest:
+def adopt_packed(
+    folder: Path,
+    data_dir: Path,
+    eval_file: Annotated[Path | None, Option("with --adopt: the evaluation set of the packed shards")] = None,
+    workers: int = 1,
+) -> Manifest:
     """Check shards that other tools packed, create links to them in ``data_dir``, and write the manifest.
 
     Raises:
+        ConfigError: ``eval_file`` is missing.
         DataError: a shard is missing or damaged, or ``data_dir`` has other data.
     """
-    wanted = {"fingerprint": adopt.fingerprint(packed_dir, eval_file), "settings": "packed by other tools"}
+    if eval_file is None:
+        raise ConfigError("--adopt and --eval-file go together: the evaluation set is no part of the folder of shards")
+    wanted = {"fingerprint": adopt.fingerprint(folder, eval_file), "settings": "packed by other tools"}
     with preparation.locked(data_dir):
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED):
             return found
         work_dir = data_dir / INTERMEDIATE
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
-        made = adopt.adopt(packed_dir, eval_file, data_dir, work_dir, workers)
-        published = PUBLISHED if description_of(packed_dir) is None else SYNTHETIC
-        source = {**wanted, "description": f"packed by other tools: {packed_dir}", "prepared": preparation.now()}
+        made = adopt.adopt(folder, eval_file, data_dir, work_dir, workers)
+        published = PUBLISHED if description_of(folder) is None else SYNTHETIC
+        source = {**wanted, "description": f"packed by other tools: {folder}", "prepared": preparation.now()}
         written = published.manifest(FORMAT, made.files, made.counts, source)
         manifest.write(data_dir, written)
         shutil.rmtree(work_dir)
         return written
 
 
-def _settings(source: RawText, options: Options) -> Settings:
-    sizes = dict(options.sizes)
-    if source.stand_in is None and "max_sequence_length" in sizes:
+def _settings(source: RawText, options: PrepareOptions) -> Settings:
+    if source.stand_in is None and options.max_sequence_length is not None:
         raise ConfigError("--max-sequence-length: Wikipedia's sequences have 512 tokens, only a stand-in's may differ")
-    return dataclasses.replace(raw.settings_of(source), **sizes)
+    sizes = {"shards": options.shards, "max_sequence_length": options.max_sequence_length}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    return dataclasses.replace(raw.settings_of(source), **given)
 
 
 def _check_real(source: RawText) -> None:
@@ -152,7 +155,7 @@ def _check_real(source: RawText) -> None:
             )
 
 
-def _identity(source: RawText, settings: Settings, options: Options) -> dict[str, str]:
+def _identity(source: RawText, settings: Settings, options: PrepareOptions) -> dict[str, str]:
     """Return the values that identify a preparation: it can only continue if they are equal."""
     chosen = {**dataclasses.asdict(settings), "unpacked": options.unpacked}
     if source.articles:
@@ -160,7 +163,7 @@ def _identity(source: RawText, settings: Settings, options: Options) -> dict[str
     return {"fingerprint": source.fingerprint(), "settings": json.dumps(chosen, sort_keys=True)}
 
 
-def _origin(source: RawText, options: Options) -> dict[str, str]:
+def _origin(source: RawText, options: PrepareOptions) -> dict[str, str]:
     if source.stand_in is not None:
         description = json.dumps(source.stand_in, sort_keys=True)
     elif source.articles:
@@ -182,53 +185,14 @@ def _text_bytes(source: RawText) -> int:
     return sum(path.stat().st_size for path in (*source.parts, *source.articles))
 
 
-def _generate(raw_dir: Path, articles: int | None, vocabulary: int, **sizes: Any) -> Generated:
-    return generate(raw_dir, articles, vocabulary, Settings(**sizes))
-
-
-def _prepare(
-    raw_dir: Path, data_dir: Path, workers: int, shards: int | None, max_sequence_length: int | None, **chosen: Any
-) -> Manifest:
-    sizes = {"shards": shards, "max_sequence_length": max_sequence_length}
-    given = tuple((name, size) for name, size in sizes.items() if size is not None)
-    return prepare(raw_dir, data_dir, Options(workers, sizes=given, **chosen))
-
-
-def _adopt(folder: Path, data_dir: Path, workers: int, eval_file: Path | None) -> Manifest:
-    if eval_file is None:
-        raise ConfigError("--adopt and --eval-file go together: the evaluation set is no part of the folder of shards")
-    return adopted(folder, eval_file, data_dir, workers)
-
-
 COMMANDS = DataCommands(
     "bert",
     raw="text and vocabulary",
     prepared="prepared sequences",
     real="Wikipedia",
-    generate=_generate,
-    prepare=_prepare,
+    generate=generate,
+    prepare=prepare,
     verify=verify,
-    adopt=_adopt,
+    adopt=adopt_packed,
     published=PUBLISHED,
-    workers={"prepare": cores},
-    options={
-        "prepare": (
-            option("--shards", type=int, help="files of training data (default 4320)"),
-            option("--unpacked", action="store_true", help="also write shards of single sequences"),
-            option("--keep-intermediate", action="store_true", help="keep what lies between text and shards"),
-            option("--punkt", type=Path, help="NLTK's folder punkt_tab/english, to split extracted articles"),
-            option("--max-sequence-length", type=int, help="stand-in data only"),
-        ),
-        "adopt": (option("--eval-file", type=Path, help="with --adopt: the evaluation set of the packed shards"),),
-        "generate": (
-            option("--articles", type=int, help="articles (default: all that Python's library holds)"),
-            option("--vocabulary", type=int, default=2048, help="pieces of the vocabulary"),
-            option("--max-sequence-length", type=int, default=128, help="tokens of the longest sequence"),
-            option("--train", dest="train_samples", type=int, help="sequences to train on (default: all)"),
-            option("--eval", dest="eval_samples", type=int, default=512, help="sequences to evaluate"),
-            option("--eval-articles", type=int, default=100, help="articles to evaluate"),
-            option("--parts", type=int, default=4, help="text parts"),
-            option("--shards", type=int, default=8, help="files of training data"),
-        ),
-    },
 )

@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from benchmarks.bert import raw
 from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
 from benchmarks.bert.raw import Settings
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.data.python_documentation import documentation
 from common.errors import ConfigError, DataError
 
@@ -31,51 +33,56 @@ _WORD_SHARE = 0.75
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Numbers of articles, of characters in their text, and of pieces in the vocabulary."""
+class SyntheticArticles(Options):
+    """Options of ``generate``; see :class:`benchmarks.bert.raw.Settings` for the sizes that the data keep."""
 
-    articles: int
-    characters: int
-    vocabulary: int
+    articles: Annotated[int | None, Option("articles (default: all that Python's library holds)")] = None
+    vocabulary: Annotated[int, Option("pieces of the vocabulary", least=SMALLEST_VOCABULARY, most=MAX_VOCABULARY)] = (
+        2048
+    )
+    max_sequence_length: Annotated[int, Option("tokens of the longest sequence")] = 128
+    train_samples: Annotated[int | None, Option("sequences to train on (default: all)", "--train")] = None
+    eval_samples: Annotated[int, Option("sequences to evaluate", "--eval")] = 512
+    eval_articles: Annotated[int, Option("articles to evaluate")] = 100
+    parts: Annotated[int, Option("text parts")] = 4
+    shards: Annotated[int, Option("files of training data")] = 8
 
-    def __str__(self) -> str:
-        return f"{self.articles} articles, {self.characters / 1e6:.2f} MB of text, a vocabulary of {self.vocabulary}"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.articles is not None and self.articles < 2 * self.parts:
+            raise ConfigError(f"--articles={self.articles}: at least two for each of {self.parts} parts")
+        _ = self.settings  # raises an error for impossible sizes
+
+    @property
+    def settings(self) -> Settings:
+        """Sizes for the preparation."""
+        return Settings(**{field.name: getattr(self, field.name) for field in fields(Settings)})
 
 
-def generate(raw_dir: Path, articles: int | None, vocabulary: int, settings: Settings) -> Generated:
-    """Write synthetic articles and a vocabulary to ``raw_dir``, and mark them as synthetic.
-
-    Args:
-        raw_dir: an empty or new folder.
-        articles: number of articles; None for all that the standard library has.
-        vocabulary: number of pieces in ``vocab.txt``.
-        settings: sizes for the preparation, stored with the data.
+def generate(raw_dir: Path, options: SyntheticArticles = SyntheticArticles()) -> str:
+    """Write synthetic articles and a vocabulary to ``raw_dir``, an empty or new folder; return a summary.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: there are fewer articles than the options need.
         DataError: ``raw_dir`` is not empty, or this Python has too little documentation.
     """
-    if not SMALLEST_VOCABULARY <= vocabulary <= MAX_VOCABULARY:
-        raise ConfigError(f"vocabulary={vocabulary}: {SMALLEST_VOCABULARY} to {MAX_VOCABULARY}")
-    if articles is not None and articles < 2 * settings.parts:
-        raise ConfigError(f"articles={articles}: at least two for each of {settings.parts} parts")
-    stand_in.require_unused(raw_dir)
     found: list[tuple[str, list[str]]] = []
     for title, paragraphs in documentation():
         found.append((title, paragraphs))
-        if len(found) == articles:
+        if len(found) == options.articles:
             break
-    if len(found) < (articles or 2 * settings.parts):
+    if len(found) < (options.articles or 2 * options.parts):
         raise DataError(f"this Python's library holds {len(found)} documented things, fewer than were asked for")
-    if settings.eval_articles > len(found) // 2:
-        raise ConfigError(f"eval_articles={settings.eval_articles}: at most half of {len(found)} articles")
-    description = {"kind": "documentation of Python", "articles": len(found), "settings": asdict(settings)}
+    if options.eval_articles > len(found) // 2:
+        raise ConfigError(f"--eval-articles={options.eval_articles}: at most half of {len(found)} articles")
+    description = {"kind": "documentation of Python", "articles": len(found), "settings": asdict(options.settings)}
     with stand_in.generated(raw_dir) as folder:
         stand_in.mark(folder, description)
-        _write_articles(folder / raw.ARTICLES_FOLDER, found, max(settings.parts, min(_FILES, len(found) // 4)))
-        pieces = make_vocabulary((text for _, paragraphs in found for text in paragraphs), vocabulary)
+        _write_articles(folder / raw.ARTICLES_FOLDER, found, max(options.parts, min(_FILES, len(found) // 4)))
+        pieces = make_vocabulary((text for _, paragraphs in found for text in paragraphs), options.vocabulary)
         (folder / raw.VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
-    return Generated(len(found), sum(len(text) for _, paragraphs in found for text in paragraphs), len(pieces))
+    characters = sum(len(text) for _, paragraphs in found for text in paragraphs)
+    return f"{len(found)} articles, {characters / 1e6:.2f} MB of text, a vocabulary of {len(pieces)}"
 
 
 def make_vocabulary(paragraphs: Iterator[str], size: int) -> list[str]:

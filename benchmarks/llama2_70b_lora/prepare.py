@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,11 @@ from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
 from benchmarks.llama2_70b_lora.raw import BASE, MARKER, RawRows, Settings
 from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
-from benchmarks.llama2_70b_lora.stand_in import Generated, Request, generate
+from benchmarks.llama2_70b_lora.stand_in import generate
 from common.data import atomic, manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest, digest
+from common.data.options import Option
 from common.data.placing import assets_of
 from common.data.published import SYNTHETIC, Published
 from common.errors import DataError
@@ -44,17 +45,16 @@ PUBLISHED = Published(
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    row_length: int | None = None,
-    assets_dir: Path | None = None,
+    row_length: Annotated[int | None, Option("tokens of a row (default 8192, or what the stand-in says)")] = None,
+    assets_dir: AssetsDir = None,
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared rows and the assets; do nothing if both are complete.
 
     Args:
         raw_dir: see :mod:`benchmarks.llama2_70b_lora.raw`.
-        row_length: tokens per row; None for the benchmark's 8,192, or that of synthetic data. Other lengths of real
-            texts give custom data.
-        assets_dir: folder for base and tokenizer; None for ``data_dir`` with the suffix ``-assets``.
+        row_length: other lengths of real texts than the benchmark's give custom data.
+        assets_dir: folder for base and tokenizer.
         workers: number of tokenizer threads.
 
     Raises:
@@ -159,10 +159,6 @@ def _description(source: RawRows) -> str:
     }[source.kind]
 
 
-def _generate(raw_dir: Path, **sizes: Any) -> Generated:
-    return generate(raw_dir, Request(**sizes))
-
-
 def _remarks(
     made: Manifest, data_dir: Path, row_length: int | None = None, assets_dir: Path | None = None, **options: Any
 ) -> Iterator[str]:
@@ -179,25 +175,9 @@ COMMANDS = DataCommands(
     raw="rows, or texts and tokenizer, and base weights",
     prepared="prepared rows",
     real="SCROLLS gov_report",
-    generate=_generate,
+    generate=generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
     published=PUBLISHED,
-    workers={"prepare": cores},
-    options={
-        "prepare": (
-            option("--row-length", type=int, help="tokens of a row (default 8192, or what the stand-in says)"),
-            option("--assets-dir", type=Path, help="for base weights and tokenizer (default: DATA_DIR-assets)"),
-        ),
-        "generate": tuple(
-            option(
-                f"--{field.name.replace('_', '-')}",
-                type=type(field.default),
-                default=field.default,
-                help=f"(default {field.default})",
-            )
-            for field in dataclasses.fields(Request)
-        ),
-    },
 )

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -23,6 +24,7 @@ from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, R
 from benchmarks.llama2_70b_lora.pretraining import mean_of_rows, pretrain
 from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, Settings
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
 
@@ -36,39 +38,25 @@ _TRAIN, _EVAL, _PRETRAINING, _TOKENIZER, _WORDS = range(5)  # a separate random 
 
 
 @dataclass(frozen=True)
-class Request:
-    """Sizes of the synthetic data.
+class SyntheticReports(Options):
+    """Options of ``generate``. The vocabulary is that of the model; the tokenizer may have fewer tokens."""
 
-    Attributes:
-        train, eval: rows of each split.
-        row_length: tokens per row.
-        vocabulary: vocabulary size of the model; the tokenizer may have fewer tokens.
-        words, classes: numbers of words and classes in the language.
-        layers, hidden, heads, kv_heads, feed_forward: sizes of the base.
-        steps: number of pre-training steps of 8 rows.
-        seed: seed of all random numbers.
-    """
-
-    train: int = 1024
-    eval: int = 173
-    row_length: int = 128
-    vocabulary: int = 512
-    words: int = 64
-    classes: int = 8
-    layers: int = 2
-    hidden: int = 64
-    heads: int = 4
-    kv_heads: int = 2
-    feed_forward: int = 128
-    steps: int = 300
-    seed: int = 0
+    train: Annotated[int, Option("rows to train on", least=1)] = 1024
+    eval: Annotated[int, Option("rows to evaluate", least=1)] = 173
+    row_length: Annotated[int, Option("tokens of a row, which holds a report and its summary", least=64)] = 128
+    vocabulary: Annotated[int, Option("vocabulary size of the base", least=1)] = 512
+    words: Annotated[int, Option("words of the language", least=1)] = 64
+    classes: Annotated[int, Option("classes of words", least=1)] = 8
+    layers: Annotated[int, Option("layers of the base", least=1)] = 2
+    hidden: Annotated[int, Option("hidden size of the base", least=1)] = 64
+    heads: Annotated[int, Option("heads of queries", least=1)] = 4
+    kv_heads: Annotated[int, Option("heads of keys and values", least=1)] = 2
+    feed_forward: Annotated[int, Option("hidden size of the MLP", least=1)] = 128
+    steps: Annotated[int, Option(f"steps of pre-training, each of {PRETRAINING_BATCH} rows", least=1)] = 300
+    seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < (0 if name == "seed" else 1):
-                raise ConfigError(f"--{name.replace('_', '-')}={value}: too few")
-        if self.row_length < 64:
-            raise ConfigError(f"--row-length={self.row_length}: at least 64, to hold a report and its summary")
+        super().__post_init__()
         if self.hidden % self.heads:
             raise ConfigError(f"--heads={self.heads} does not divide --hidden={self.hidden}")
         _ = self.architecture  # raises an error for invalid heads
@@ -97,72 +85,68 @@ class Request:
         )
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Examples in each split, loss of the base on the evaluation rows, and entropy, the lowest possible loss."""
-
-    examples: dict[str, int]
-    base_loss: float
-    entropy: float
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} examples to {split}" for split, count in self.examples.items())
-        return f"{counts}; loss of the base {self.base_loss:.3f}, entropy of the language {self.entropy:.3f} nats"
-
-
-def generate(raw_dir: Path, request: Request = Request()) -> Generated:
+def generate(raw_dir: Path, options: SyntheticReports = SyntheticReports()) -> str:
     """Write ``train.jsonl``, ``validation.jsonl``, ``tokenizer.model`` and ``base`` to ``raw_dir``.
+
+    Returns:
+        a summary: examples, loss of the base on the evaluation rows, and entropy, which is the lowest possible loss.
 
     Raises:
         ConfigError: the sizes are inconsistent.
         DataError: the folder is not empty.
     """
-    stand_in.require_unused(raw_dir)
-    known, other = languages(request.classes, request.words, _random(request, _WORDS))
+    known, other = languages(options.classes, options.words, _random(options, _WORDS))
     with stand_in.generated(raw_dir) as partial:
-        model = _tokenizer(request, known)
+        model = _tokenizer(options, known)
         (partial / TOKENIZER).write_bytes(model)
         tokenizer = SentencePieceProcessor(model_proto=model)
         examples = {}
-        for split, count, purpose in (("train", request.train, _TRAIN), ("eval", request.eval, _EVAL)):
-            texts, evaluation = _texts(request, other, tokenizer, split, count, purpose)
+        for split, count, purpose in (("train", options.train, _TRAIN), ("eval", options.eval, _EVAL)):
+            texts, evaluation = _texts(options, other, tokenizer, split, count, purpose)
             lines = (json.dumps({"input": report, "output": summary}) + "\n" for report, summary in texts)
             (partial / f"{SPLITS[split]}.jsonl").write_text("".join(lines), encoding="utf-8")
             examples[split] = len(texts)
-        rows_wanted = min(request.steps * PRETRAINING_BATCH, 4 * request.train)
-        _, rows = _texts(request, known, tokenizer, "train", rows_wanted, _PRETRAINING)
-        weights = pretrain(request.architecture, rows.tokens, request.steps, request.seed, PRETRAINING_BATCH)
+        rows_wanted = min(options.steps * PRETRAINING_BATCH, 4 * options.train)
+        _, rows = _texts(options, known, tokenizer, "train", rows_wanted, _PRETRAINING)
+        weights = pretrain(options.architecture, rows.tokens, options.steps, options.seed, PRETRAINING_BATCH)
         weights = {name: weight.bfloat16() for name, weight in weights.items()}
-        save_base(partial / BASE, weights.items(), request.architecture, request.row_length)
+        save_base(partial / BASE, weights.items(), options.architecture, options.row_length)
         wide = {name: weight.float() for name, weight in weights.items()}
-        loss = mean_of_rows(request.architecture, wide, evaluation.tokens, evaluation.scored)
-        made = Generated(examples, loss, other.entropy)
-        description = {**asdict(request), "base_loss": round(loss, 4), "entropy": round(other.entropy, 4)}
-        stand_in.mark(partial, {"settings": asdict(request.settings), "request": description})
-    return made
+        loss = mean_of_rows(options.architecture, wide, evaluation.tokens, evaluation.scored)
+        description = {**asdict(options), "base_loss": round(loss, 4), "entropy": round(other.entropy, 4)}
+        stand_in.mark(partial, {"settings": asdict(options.settings), "request": description})
+    counts = ", ".join(f"{count} examples to {split}" for split, count in examples.items())
+    return f"{counts}; loss of the base {loss:.3f}, entropy of the language {other.entropy:.3f} nats"
 
 
 def _texts(
-    request: Request, language: Language, tokenizer: SentencePieceProcessor, split: str, rows: int, purpose: int
+    options: SyntheticReports,
+    language: Language,
+    tokenizer: SentencePieceProcessor,
+    split: str,
+    rows: int,
+    purpose: int,
 ) -> tuple[list[tuple[str, str]], Rows]:
     """Return reports and summaries that give at least ``rows`` rows, and the first ``rows`` of these rows."""
     texts: list[tuple[str, str]] = []
     examples: list[Example] = []
-    drawn = _examples(request, language, _random(request, purpose))
+    drawn = _examples(options, language, _random(options, purpose))
     while True:
         more = [next(drawn) for _ in range(64)]
         texts += more
-        examples += [e for e in encoded(iter(more), tokenizer) if len(e.tokens) <= request.row_length]
+        examples += [e for e in encoded(iter(more), tokenizer) if len(e.tokens) <= options.row_length]
         tokens = sum(len(example.tokens) for example in examples)
         lost = len(list(pieces(len(examples), PROCESSES[split])))  # each piece drops less than one row
-        if tokens // request.row_length >= rows + lost:
-            packed = pack(examples, request.row_length, PROCESSES[split], answers_only=split == "eval")
+        if tokens // options.row_length >= rows + lost:
+            packed = pack(examples, options.row_length, PROCESSES[split], answers_only=split == "eval")
             return texts, Rows(packed.tokens[:rows], packed.scored[:rows])
 
 
-def _examples(request: Request, language: Language, generator: np.random.Generator) -> Iterator[tuple[str, str]]:
+def _examples(
+    options: SyntheticReports, language: Language, generator: np.random.Generator
+) -> Iterator[tuple[str, str]]:
     """Yield reports and summaries endlessly."""
-    length = request.row_length
+    length = options.row_length
     while True:
         kind = generator.random()
         if kind < TOO_LONG:
@@ -175,20 +159,20 @@ def _examples(request: Request, language: Language, generator: np.random.Generat
         yield language.text(counts[0], generator), language.text(counts[1], generator)
 
 
-def _tokenizer(request: Request, language: Language) -> bytes:
+def _tokenizer(options: SyntheticReports, language: Language) -> bytes:
     """Train a SentencePiece model (BPE with byte fallback, as for Llama) with one piece per word; return its bytes.
 
     Raises:
         ConfigError: the vocabulary is too small for one piece per word.
     """
-    drawn = _examples(request, language, _random(request, _TOKENIZER))
-    texts = [next(drawn) for _ in range(50 + 10 * request.words)]
+    drawn = _examples(options, language, _random(options, _TOKENIZER))
+    texts = [next(drawn) for _ in range(50 + 10 * options.words)]
     written = io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=iter(line for text in texts for line in f"{prompt(text[0])} {text[1]}".splitlines()),
         model_writer=written,
         model_type="bpe",
-        vocab_size=request.vocabulary,
+        vocab_size=options.vocabulary,
         hard_vocab_limit=False,
         byte_fallback=True,
         character_coverage=1.0,
@@ -206,11 +190,11 @@ def _tokenizer(request: Request, language: Language) -> bytes:
     tokenizer = SentencePieceProcessor(model_proto=model)
     if split := [word for word in language.words if len(tokenizer.encode(word)) > 1]:
         raise ConfigError(
-            f"--vocabulary={request.vocabulary}: too small for a piece for each of {request.words} words; "
+            f"--vocabulary={options.vocabulary}: too small for a piece for each of {options.words} words; "
             f"{len(split)} are split"
         )
     return model
 
 
-def _random(request: Request, purpose: int) -> np.random.Generator:
-    return np.random.default_rng((request.seed, purpose))
+def _random(options: SyntheticReports, purpose: int) -> np.random.Generator:
+    return np.random.default_rng((options.seed, purpose))

@@ -8,8 +8,6 @@ inside the picture are removed. Validation data are complete.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +15,9 @@ from numpy.typing import NDArray
 from benchmarks.maskrcnn.caffe2_backbone import BACKBONE
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
-from benchmarks.maskrcnn.stand_in import KINDS, Request, generate
-from common.data.commands import TRUST, DataCommands, cores, option
+from benchmarks.maskrcnn.stand_in import generate
 from common.detection.annotations import Annotations
-from common.detection.coco_preparation import PUBLISHED, CocoPreparation, with_pictures
-from common.detection.coco_stand_in import Generated
+from common.detection.coco_preparation import CocoPreparation, with_pictures
 from common.detection.segmentations import Segmentations
 from common.errors import DataError
 from common.mlperf.fixed import fixed_facts
@@ -98,41 +94,4 @@ def _counts(split: str, found: Annotations) -> dict[str, int]:
 
 _COCO = CocoPreparation(BENCHMARK, FORMAT, (BACKBONE,), segmentations=True, select=_selected, counts=_counts)
 prepare, verify = _COCO.prepare, _COCO.verify
-
-
-def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
-    request: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in sizes.items()
-    }
-    return generate(raw_dir, Request(**request), workers)
-
-
-_DEFAULTS = Request()
-
-COMMANDS = DataCommands(
-    BENCHMARK,
-    raw="COCO's archives, or what is in them",
-    prepared="prepared records, boxes and outlines",
-    real="COCO 2017",
-    generate=_generate,
-    prepare=prepare,
-    verify=verify,
-    workers={"prepare": cores, "generate": cores},
-    options={
-        "prepare": (option("--assets-dir", type=Path, help="where the backbone goes (default: DATA-assets)"), TRUST),
-        "generate": (
-            option("--train", type=int, default=_DEFAULTS.train, help="training pictures that are used"),
-            option("--eval", type=int, default=_DEFAULTS.eval, help="validation pictures"),
-            option("--classes", type=int, default=_DEFAULTS.classes),
-            option("--sides", type=int, nargs=2, default=_DEFAULTS.sides, help="least and largest, px"),
-            option("--boxes", type=int, default=_DEFAULTS.boxes, help="objects of a picture at most"),
-            option("--kind", choices=KINDS, default=_DEFAULTS.kind, help="coco-sized: 640 x 480 px, 7 objects each"),
-            option("--width", type=int, default=_DEFAULTS.width, help="channels of the backbone's first convolution"),
-            option("--layers", type=int, nargs=4, default=_DEFAULTS.layers, help="blocks of its stages"),
-            option("--image-size", type=int, default=_DEFAULTS.image_size, help="px, of what the backbone sees"),
-            option("--seed", type=int, default=0),
-        ),
-    },
-    remarks=_COCO.remarks,
-    published=PUBLISHED,
-)
+COMMANDS = _COCO.commands(generate, prepared="prepared records, boxes and outlines")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -20,17 +20,14 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, write_backbone
 from benchmarks.maskrcnn.config import Facts
-from common.data import stand_in
-from common.detection.coco_raw import SPLITS
-from common.detection.coco_stand_in import Generated, Look, write_pictures
-from common.detection.drawn_pictures import LEAST_SIDE, LOOKS, Form, PicturePlan
+from common.data.options import Option
+from common.detection import coco_stand_in
+from common.detection.coco_stand_in import Look, SyntheticCoco
+from common.detection.drawn_pictures import LEAST_SIDE, Form, PicturePlan
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 from common.nn.fitted_backbone import fitted_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
-
-Kind = Literal["mixed", "coco-sized"]
-KINDS: tuple[Kind, ...] = ("mixed", "coco-sized")
 
 EXTREME = 25
 """One of this number of pictures is extreme, and one has an object without area."""
@@ -48,42 +45,19 @@ _EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
-class Request:
-    """Options of the synthetic data.
+class SyntheticOutlines(SyntheticCoco):
+    """Options of ``generate``; there are two more training pictures.
 
-    Attributes:
-        train: usable training pictures; there are two more.
-        eval: validation pictures.
-        classes: classes of objects.
-        sides: smallest and largest width and height of a picture, px.
-        boxes: maximum number of objects in a picture, besides crowds and objects without area.
-        kind: ``mixed``, or ``coco-sized`` for measurements: all pictures have 640 x 480 or 480 x 640 px and 7 objects
-            on average, whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.
-        width, layers: channels and blocks of the backbone.
-        image_size: side of the squares in px to which the backbone's batch norms are fitted.
-        seed: seed of all random numbers.
+    The kind ``coco-sized`` is for measurements: all pictures have 640 x 480 or 480 x 640 px and 7 objects on average,
+    whose polygons have 10 to 30 points; ``sides`` and ``boxes`` are ignored.
     """
 
-    train: int = 2000
-    eval: int = 200
-    classes: int = 80
-    sides: tuple[int, int] = (300, 640)
-    boxes: int = 8
-    kind: Kind = "mixed"
-    width: int = 64
-    layers: tuple[int, int, int, int] = (3, 4, 6, 3)
-    image_size: int = 800
-    seed: int = 0
+    kind: Annotated[Literal["mixed", "coco-sized"], Option("coco-sized: 640 x 480 px, 7 objects each")] = "mixed"
+    layers: Annotated[tuple[int, int, int, int], Option("blocks of the backbone's stages")] = (3, 4, 6, 3)
+    image_size: Annotated[int, Option("px, of what the backbone sees", least=LEAST_SIDE)] = 800
 
     def __post_init__(self) -> None:
-        if min(self.train, self.eval) < 1:
-            raise ConfigError("generate needs at least one training and one validation picture")
-        if not 1 <= self.classes <= LOOKS:
-            raise ConfigError(f"--classes={self.classes}: 1 to {LOOKS} can be told apart")
-        if self.kind not in KINDS:
-            raise ConfigError(f"--kind={self.kind}: {' or '.join(KINDS)}")
-        if self.image_size < LEAST_SIDE:
-            raise ConfigError(f"--image-size={self.image_size}: at least {LEAST_SIDE} px")
+        super().__post_init__()
         longest = fixed_facts(Facts, "maskrcnn").longest_side
         if self.sides[1] > longest:
             raise ConfigError(f"--sides {self.sides[0]} {self.sides[1]}: COCO's pictures have {longest} px at most")
@@ -107,57 +81,50 @@ class Request:
         return ResNetShape(self.layers, self.width, True, TrainedNorm(_EPSILON, 1.0), stride_in_1x1=True)
 
 
-def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write synthetic data in the format of COCO 2017 to ``raw_dir``, with the marker file of synthetic data.
-
-    Args:
-        raw_dir: an empty or new folder.
-        workers: processes that draw.
+def generate(raw_dir: Path, options: SyntheticOutlines = SyntheticOutlines(), workers: int = 1) -> str:
+    """Write synthetic data to ``raw_dir``, an empty or new folder; return a summary.
 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    stand_in.require_unused(raw_dir)
-    if raw_dir.exists():
-        raw_dir.rmdir()
-    plans, look = _plans(request)
-    with stand_in.generated(raw_dir) as partial:
-        made = write_pictures(partial, plans, look, workers)
-        write_backbone(partial / BACKBONE, _backbone(partial / SPLITS["train"], request), _EPSILON)
-        stand_in.mark(partial, asdict(request))
-    return made
+
+    def add_backbone(folder: Path, pictures: list[Path]) -> None:
+        write_backbone(folder / BACKBONE, _backbone(pictures[:FITTED], options), _EPSILON)
+
+    plans, look = _plans(options)
+    return coco_stand_in.generate(raw_dir, options, plans, look, workers, add_backbone)
 
 
-def _plans(request: Request) -> tuple[dict[str, list[PicturePlan]], Look]:
+def _plans(options: SyntheticOutlines) -> tuple[dict[str, list[PicturePlan]], Look]:
     """Return the plans of the pictures of each split, and the look of their annotations."""
-    mixed = request.kind == "mixed"
-    forms: dict[str, list[Form]] = {"train": ["plain"] * request.train, "val": ["plain"] * request.eval}
-    if mixed and request.train > 2:
+    mixed = options.kind == "mixed"
+    forms: dict[str, list[Form]] = {"train": ["plain"] * options.train, "val": ["plain"] * options.eval}
+    if mixed and options.train > 2:
         forms["train"][2] = "crowd"
-    if mixed and request.eval > 2:
+    if mixed and options.eval > 2:
         forms["val"][1] = "crowd"
-    if request.eval > 1:
+    if options.eval > 1:
         forms["val"][-1] = "empty"
     without_area = len(forms["train"])
     forms["train"] += ["empty", "empty"]
     plans: dict[str, list[PicturePlan]] = {}
     first = 0
     for split, wanted in forms.items():
-        plans[split] = [request.plan(first + number, form) for number, form in enumerate(wanted)]
+        plans[split] = [options.plan(first + number, form) for number, form in enumerate(wanted)]
         first += len(wanted)
     slivers = {without_area}
     if mixed:
         drawn = [plan.number for split in plans.values() for plan in split if plan.form == "plain"]
         slivers |= {number for number in drawn if number % EXTREME == 1}
-    return plans, Look(request.classes, (0, 0) if mixed else COCO_POINTS, slivers)
+    return plans, Look(options.classes, (0, 0) if mixed else COCO_POINTS, slivers)
 
 
-def _backbone(folder: Path, request: Request) -> dict[str, Tensor]:
-    """Return a trunk fitted to the first pictures in ``folder``, as the network sees them: BGR minus the mean."""
+def _backbone(pictures: list[Path], options: SyntheticOutlines) -> dict[str, Tensor]:
+    """Return a trunk fitted to the given pictures, as the network sees them: BGR minus the mean."""
     mean_C = torch.tensor(fixed_facts(Facts, "maskrcnn").mean)
-    images = list(_squares(sorted(folder.iterdir())[:FITTED], request.image_size))
+    images = list(_squares(pictures, options.image_size))
     image_NCHW = (torch.stack(images).flip(-1) - mean_C).permute(0, 3, 1, 2)
-    return fitted_backbone(request.backbone, image_NCHW, request.seed)
+    return fitted_backbone(options.backbone, image_NCHW, options.seed)
 
 
 def _squares(paths: list[Path], side: int) -> Iterator[Tensor]:

@@ -16,11 +16,10 @@ import numpy as np
 
 from benchmarks.resnet import raw
 from benchmarks.resnet.raw import RawData, RawPicture
-from benchmarks.resnet.stand_in import KINDS
-from benchmarks.resnet.stand_in import generate as generate
+from benchmarks.resnet.stand_in import generate
 from common.data import manifest, preparation
 from common.data.ahead import ahead
-from common.data.commands import TRUST, DataCommands, cores, option
+from common.data.commands import DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.published import SYNTHETIC, Published
 from common.data.stand_in import MARKER
@@ -38,13 +37,12 @@ SHUFFLE_SEED = 20120
 _WINDOW = 64  # pictures per worker thread that are read ahead of the writer
 
 
-def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: bool = False) -> Manifest:
+def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: Trust = False) -> Manifest:
     """Write the prepared data set. Skip complete data and continue interrupted preparations.
 
     Args:
         raw_dir: tars or folders, see :mod:`benchmarks.resnet.raw`.
         workers: threads that read and decode pictures.
-        trust: skip the check that every picture can be decoded.
 
     Raises:
         DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` has data of another
@@ -131,16 +129,4 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     published=PUBLISHED,
-    workers={"prepare": cores, "generate": cores},
-    options={
-        "prepare": (TRUST,),
-        "generate": (
-            option("--kind", choices=KINDS, default="digits"),
-            option("--train", type=int, help="training pictures (default: all digits, or 10000)"),
-            option("--val", type=int, help="validation pictures (default: all digits, or 500)"),
-            option("--classes", type=int, help="classes of imagenet-sized (default 1000)"),
-            option("--seed", type=int, default=0),
-            option("--tars", action="store_true", help="write ImageNet's tars instead of folders"),
-        ),
-    },
 )

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import colorsys
 import functools
-import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +20,19 @@ from PIL import Image
 
 from benchmarks.resnet import raw
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.errors import ConfigError
+from common.formats.jpeg import encode
 
-KINDS = ("digits", "imagenet-sized")
 DIGITS_TRAIN, DIGITS_VAL = 1437, 360
-WORTH_PROCESSES = 64
-"""Minimum number of pictures of a split for which other processes draw them."""
+PER_WORKER = 32
+"""Number of pictures that are worth a process."""
 HUGE_SIDE = 5200
 """Long side in px of the one huge picture. The largest sides in ImageNet are 5980 and 6430."""
 
 
 @dataclass(frozen=True)
-class Request:
+class PicturePlan:
     """One picture to draw.
 
     Attributes:
@@ -50,97 +50,67 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Summary of the generated files; ``mean_bytes`` is the mean file size."""
+class SyntheticImages(Options):
+    """Options of ``generate``. ``seed`` determines sizes and contents; the split of the digits is fixed."""
 
-    train: int
-    val: int
-    classes: int
-    mean_bytes: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.train} training and {self.val} validation pictures of {self.classes} classes, "
-            f"{self.mean_bytes / 1000:.1f} KB on average"
-        )
+    kind: Literal["digits", "imagenet-sized"] = "digits"
+    train: Annotated[int | None, Option("training pictures (default: all digits, or 10000)")] = None
+    val: Annotated[int | None, Option("validation pictures (default: all digits, or 500)")] = None
+    classes: Annotated[int | None, Option("classes of imagenet-sized (default 1000)")] = None
+    seed: int = 0
+    tars: Annotated[bool, Option("write ImageNet's tars instead of folders")] = False
 
 
-def generate(
-    raw_dir: Path,
-    kind: str,
-    *,
-    train: int | None = None,
-    val: int | None = None,
-    classes: int | None = None,
-    seed: int = 0,
-    workers: int = 1,
-    tars: bool = False,
-) -> Generated:
-    """Write synthetic data to ``raw_dir``, with the marker file of synthetic data.
-
-    Args:
-        raw_dir: an empty or new folder.
-        kind: one of ``KINDS``.
-        train: training pictures; default: all 1,437 digits, or 10,000 pictures.
-        val: validation pictures; default: all 360 digits, or 500 pictures.
-        classes: classes of ``imagenet-sized``; default: 1000, or the number of training pictures if that is smaller.
-        seed: seed of sizes and contents. The split of the digits is fixed.
-        workers: processes that draw ``imagenet-sized`` pictures.
-        tars: write ImageNet's tars and development kit instead of folders.
+def generate(raw_dir: Path, options: SyntheticImages = SyntheticImages(), workers: int = 1) -> str:
+    """Write synthetic data to ``raw_dir``, an empty or new folder, and mark it as synthetic; return a summary.
 
     Raises:
-        ConfigError: the kind is unknown, or a number of pictures or classes is not possible.
+        ConfigError: a number of pictures or classes is not possible.
         DataError: ``raw_dir`` is not empty.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"kind={kind!r}: generate knows {' and '.join(KINDS)}")
-    stand_in.require_unused(raw_dir)
-    draw: Callable[[Request], bytes]
-    if kind == "digits":
-        requests, draw = _digit_requests(train, val, seed), draw_digit
+    if options.kind == "digits":
+        plans, draw = digit_plans(options), draw_digit
         workers = 1  # drawing all digits takes less time than starting a process
     else:
-        requests, draw = _striped_requests(train, val, classes, seed), draw_stripes
-    raw_dir.mkdir(parents=True, exist_ok=True)
-    stand_in.mark(raw_dir, {"kind": kind, "seed": seed, **{split: len(requests[split]) for split in requests}})
+        plans, draw = _striped_plans(options), draw_stripes
+    synsets = sorted({plan.synset for plan in plans["train"]})
     total = 0
-    for split, wanted in requests.items():
-        made = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=16)
-        pictures = ((request.synset, request.name, data) for request, data in zip(wanted, made, strict=True))
-        if not tars:
-            total += raw.write_folders(raw_dir, split, pictures)
-        elif split == "train":
-            total += raw.write_train_tar(raw_dir, pictures)
-        else:
-            synsets = sorted({request.synset for request in requests["train"]})
-            total += raw.write_val_tar(raw_dir, pictures, synsets)
-    pictures_written = sum(len(wanted) for wanted in requests.values())
-    return Generated(
-        train=len(requests["train"]),
-        val=len(requests["val"]),
-        classes=len({request.label for request in requests["train"]}),
-        mean_bytes=total / pictures_written,
+    with stand_in.generated(raw_dir) as folder:
+        counts = {split: len(wanted) for split, wanted in plans.items()}
+        stand_in.mark(folder, {"kind": options.kind, "seed": options.seed, **counts})
+        for split, wanted in plans.items():
+            drawn = stand_in.drawn(draw, wanted, workers, PER_WORKER)
+            pictures = ((plan.synset, plan.name, data) for plan, data in zip(wanted, drawn, strict=True))
+            if not options.tars:
+                total += raw.write_folders(folder, split, pictures)
+            elif split == "train":
+                total += raw.write_train_tar(folder, pictures)
+            else:
+                total += raw.write_val_tar(folder, pictures, synsets)
+    return (
+        f"{counts['train']} training and {counts['val']} validation pictures of {len(synsets)} classes, "
+        f"{total / sum(counts.values()) / 1000:.1f} KB on average"
     )
 
 
-def draw_digit(request: Request) -> bytes:
+def draw_digit(plan: PicturePlan) -> bytes:
     """Return one handwritten digit as JPEG, enlarged bicubically to sides of 48 to 128 px."""
-    random = np.random.default_rng([request.seed, request.number])
+    random = np.random.default_rng([plan.seed, plan.number])
     height = int(random.integers(48, 129))
     width = int(np.clip(round(height * math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))), 48, 128))
-    pixels = (_digits()[0][request.number] * (255 / 16)).astype(np.uint8)
+    pixels = (_digits()[0][plan.number] * (255 / 16)).astype(np.uint8)
     picture = Image.fromarray(pixels).convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
-    return _jpeg(picture, 90)
+    return encode(picture, 90)
 
 
-def draw_stripes(request: Request) -> bytes:
+def draw_stripes(plan: PicturePlan) -> bytes:
     """Return a noisy striped picture as 4:2:0 JPEG: around 500 x 375 px and 110 KB, or of huge size."""
-    random = np.random.default_rng([request.seed, request.number])
-    width, height = _imagenet_size(random) if request.form != "huge" else (HUGE_SIDE, HUGE_SIDE * 3 // 4)
-    hues = max(1, round(math.sqrt(1.6 * request.classes)))
-    directions = math.ceil(request.classes / hues)
-    angle = math.pi * (request.label // hues) / directions
-    hue = (request.label % hues) / hues
+    random = np.random.default_rng([plan.seed, plan.number])
+    width, height = _imagenet_size(random) if plan.form != "huge" else (HUGE_SIDE, HUGE_SIDE * 3 // 4)
+    hues = max(1, round(math.sqrt(1.6 * plan.classes)))
+    directions = math.ceil(plan.classes / hues)
+    angle = math.pi * (plan.label // hues) / directions
+    hue = (plan.label % hues) / hues
     frequency = 2 * math.pi * random.uniform(6, 10) / max(width, height)
     x = np.arange(width, dtype=np.float32) * np.float32(frequency * math.cos(angle))
     y = np.arange(height, dtype=np.float32) * np.float32(frequency * math.sin(angle))
@@ -149,9 +119,9 @@ def draw_stripes(request: Request) -> bytes:
     colour = colorsys.hsv_to_rgb(hue, random.uniform(0.5, 0.8), 1.0)
     pixels_HWC = level_HW[:, :, None] * (255 * np.asarray(colour, np.float32))
     picture = Image.fromarray(np.clip(pixels_HWC, 0, 255).astype(np.uint8))
-    if request.form == "grey":
+    if plan.form == "grey":
         picture = picture.convert("L").convert("RGB")
-    return _jpeg(picture, 94)
+    return encode(picture, 94)
 
 
 def _imagenet_size(random: np.random.Generator) -> tuple[int, int]:
@@ -172,12 +142,6 @@ def _noise(height: int, width: int, random: np.random.Generator) -> NDArray[np.f
     rows = np.arange(top, top + height) % 1024
     columns = np.arange(left, left + width) % 1024
     return _grain()[rows][:, columns] * np.float32(0.07 * math.exp(random.normal(0, 0.5)))
-
-
-def _jpeg(picture: Image.Image, quality: int) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality, subsampling="4:2:0")
-    return buffer.getvalue()
 
 
 @functools.cache
@@ -204,46 +168,50 @@ def _class_by_class(numbers: NDArray[np.int64], labels: NDArray[np.int64]) -> ND
     return numbers[sorted(range(len(numbers)), key=turns.__getitem__)]
 
 
-def _digit_requests(train: int | None, val: int | None, seed: int) -> dict[str, list[Request]]:
+def digit_plans(options: SyntheticImages) -> dict[str, list[PicturePlan]]:
+    """Return the plans of the digits of each split."""
     _, labels, train_numbers, val_numbers = _digits()
-    requests = {}
-    for split, numbers, wanted in (("train", train_numbers, train), ("val", val_numbers, val)):
+    plans = {}
+    for split, numbers, wanted in (("train", train_numbers, options.train), ("val", val_numbers, options.val)):
         if wanted is not None and not (10 if split == "train" else 1) <= wanted <= len(numbers):
-            raise ConfigError(f"{split}={wanted}: this split has 10 to {len(numbers)} handwritten digits")
-        requests[split] = [
-            Request(f"n{label:07d}d", _name(split, f"n{label:07d}d", place), label, 10, seed, int(number))
+            raise ConfigError(f"--{split}={wanted}: this split has 10 to {len(numbers)} handwritten digits")
+        plans[split] = [
+            PicturePlan(f"n{label:07d}d", _name(split, f"n{label:07d}d", place), label, 10, options.seed, int(number))
             for place, number in enumerate(numbers[:wanted])
             for label in [int(labels[number])]
         ]
-    return requests
+    return plans
 
 
-def _striped_requests(train: int | None, val: int | None, classes: int | None, seed: int) -> dict[str, list[Request]]:
-    counts = {"train": 10_000 if train is None else train, "val": 500 if val is None else val}
+def _striped_plans(options: SyntheticImages) -> dict[str, list[PicturePlan]]:
+    defaults = {"train": (options.train, 10_000), "val": (options.val, 500)}
+    counts = {split: usual if given is None else given for split, (given, usual) in defaults.items()}
     if min(counts.values()) < 1:
         raise ConfigError("generate needs at least one training and one validation picture")
-    total_classes = min(1000, counts["train"]) if classes is None else classes
+    total_classes = min(1000, counts["train"]) if options.classes is None else options.classes
     if not 1 <= total_classes <= counts["train"]:
-        raise ConfigError(f"classes={total_classes}: every class needs a training picture, there are {counts['train']}")
+        raise ConfigError(
+            f"--classes={total_classes}: every class needs a training picture, there are {counts['train']}"
+        )
     forms = {0: "huge", 1: "grey"} if counts["train"] >= 100 else {}
-    requests = {}
+    plans = {}
     for split, count in counts.items():
         first = 0 if split == "train" else counts["train"]
         stride = 1 if split == "train" else max(1, total_classes // count)
-        requests[split] = [
-            Request(
+        plans[split] = [
+            PicturePlan(
                 f"n{label:08d}",
                 _name(split, f"n{label:08d}", place),
                 label,
                 total_classes,
-                seed,
+                options.seed,
                 first + place,
                 forms.get(first + place, "plain"),
             )
             for place in range(count)
             for label in [place * stride % total_classes]
         ]
-    return requests
+    return plans
 
 
 def _name(split: str, synset: str, place: int) -> str:

@@ -33,9 +33,9 @@ from benchmarks.retinanet.prepared import (
     Split,
 )
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
-from benchmarks.retinanet.stand_in import OPTIONS, generate
+from benchmarks.retinanet.stand_in import generate
 from common.data import atomic, manifest, preparation
-from common.data.commands import TRUST, DataCommands, cores, option
+from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.published import SYNTHETIC, Published
@@ -52,16 +52,15 @@ _ROWS = 50_000  # rows of the JSON that are converted at a time
 
 
 def prepare(
-    raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 1, trust: bool = False
+    raw_dir: Path, data_dir: Path, assets_dir: AssetsDir = None, workers: int = 1, trust: Trust = False
 ) -> Manifest:
     """Write the prepared data set and place the backbone. Skip complete data and continue interrupted preparations.
 
     Args:
         raw_dir: see :mod:`benchmarks.retinanet.raw`.
         data_dir: receives pictures, boxes and manifest. Pictures are hard links if both folders are on one disk.
-        assets_dir: receives the backbone; default: ``data_dir`` with the suffix ``-assets``.
+        assets_dir: receives the backbone.
         workers: processes that read, decode and place pictures.
-        trust: skip the check that every picture can be decoded.
 
     Raises:
         DataError: raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or ``assets_dir``
@@ -261,12 +260,4 @@ COMMANDS = DataCommands(
     verify=verify,
     remarks=_remarks,
     published=PUBLISHED,
-    workers={"generate": cores, "prepare": cores, "verify": cores},
-    options={
-        "prepare": (
-            option("--assets-dir", type=Path, help="for the backbone's weights (default: DATA_DIR-assets)"),
-            TRUST,
-        ),
-        "generate": OPTIONS,
-    },
 )

@@ -8,11 +8,10 @@ pictures with only such boxes, which the benchmark does not use. With 100 traini
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,15 +23,15 @@ from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.raw import BACKBONES, CLASSES, FLAGS, SPLITS, picture_name
 from benchmarks.retinanet.torchvision_reader import resized_pixels
 from common.data import stand_in
-from common.data.commands import Option, option
+from common.data.options import Option, Options, comma_separated
 from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 from common.nn.fitted_backbone import fitted_backbone, write_backbone
 from common.nn.resnet import ResNetShape, TrainedNorm
 
-WORTH_PROCESSES = 64
-"""Minimum number of pictures of a split for which other processes draw them."""
+PER_WORKER = 32
+"""Number of pictures that are worth a process."""
 SPECIAL = 100
 """Minimum number of training pictures for which some are special."""
 STRANGERS = ("Tree", "Person", "Car")
@@ -49,35 +48,23 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Request:
-    """Options of the synthetic data.
+class SyntheticOpenImages(Options):
+    """Options of ``generate``. See :class:`benchmarks.retinanet.model.Architecture` for the sizes of the backbone."""
 
-    Attributes:
-        train, eval: selected pictures of each split.
-        classes: number of classes, which are the first of the benchmark.
-        size: smallest and largest side of a picture, px.
-        boxes: maximum number of objects in a picture.
-        image_size: size in px to which pictures are resized for fitting the backbone's norms.
-        layers, width, groups, width_per_group: backbone, see :class:`benchmarks.retinanet.model.Architecture`.
-        seed: seed of all random numbers.
-    """
-
-    train: int = 512
-    eval: int = 64
-    classes: int = 264
-    size: tuple[int, int] = (400, 1200)
-    boxes: int = 20
-    image_size: int = 800
-    layers: tuple[int, ...] = (3, 4, 6, 3)
-    width: int = 64
-    groups: int = 32
-    width_per_group: int = 4
+    train: Annotated[int, Option("pictures to train on that are selected", least=1)] = 512
+    eval: Annotated[int, Option("pictures to evaluate", least=1)] = 64
+    classes: Annotated[int, Option("the first classes of the benchmark", least=1)] = 264
+    size: Annotated[tuple[int, int], Option("least and largest side, px", parse=comma_separated)] = (400, 1200)
+    boxes: Annotated[int, Option("objects of a picture at most")] = 20
+    image_size: Annotated[int, Option("px, of what the backbone sees", least=1)] = 800
+    layers: Annotated[tuple[int, ...], Option("blocks of the backbone's stages", parse=comma_separated)] = (3, 4, 6, 3)
+    width: Annotated[int, Option("channels of the backbone's first convolution", least=1)] = 64
+    groups: Annotated[int, Option("groups of its convolutions", least=1)] = 32
+    width_per_group: Annotated[int, Option("channels of a group", least=1)] = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("train", "eval", "classes", "image_size", "width", "groups", "width_per_group"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')}={getattr(self, name)}: at least 1")
+        super().__post_init__()
         if self.classes > len(class_names()):
             raise ConfigError(f"--classes={self.classes}: the benchmark has {len(class_names())}")
         if len(self.size) != 2:
@@ -98,66 +85,49 @@ class Request:
         return ResNetShape(self.layers, self.width, True, TrainedNorm(1e-5, 1.0), self.groups, self.width_per_group)
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Summary of the generated files."""
+def generate(raw_dir: Path, options: SyntheticOpenImages = SyntheticOpenImages(), workers: int = 1) -> str:
+    """Write pictures, tables, backbone and the marker of synthetic data to ``raw_dir``, an empty or new folder.
 
-    pictures: dict[str, int]
-    boxes: int
-    bytes: int
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} pictures to {split}" for split, count in self.pictures.items())
-        return f"{counts}; {self.boxes} boxes; {self.bytes / sum(self.pictures.values()) / 1000:.1f} KB a picture"
-
-
-def generate(raw_dir: Path, workers: int = 1, **options: Any) -> Generated:
-    """Write pictures, tables, backbone and the marker file of synthetic data to ``raw_dir``.
-
-    Args:
-        raw_dir: an empty or new folder.
-        workers: processes that draw.
-        options: attributes of :class:`Request`.
+    Returns:
+        a summary: numbers of pictures and boxes, and mean file size.
 
     Raises:
-        ConfigError: the options are not possible.
         DataError: ``raw_dir`` is not empty.
     """
-    request = Request(**options)
-    stand_in.require_unused(raw_dir)
     pictures: dict[str, int] = {}
     boxes = size = 0
-    with stand_in.generated(raw_dir) as partial:
-        _write_table(partial / CLASSES, _labels(), ("LabelName", "DisplayName"))
+    with stand_in.generated(raw_dir) as folder:
+        _write_table(folder / CLASSES, _labels(), ("LabelName", "DisplayName"))
         for split, table in SPLITS.items():
-            plans = _plans(request, split)
+            plans = _plans(options, split)
             pictures[split] = len(plans)
             rows: list[tuple[str, ...]] = []
-            (partial / split).mkdir()
-            made = stand_in.drawn(draw, list(plans.values()), workers if len(plans) >= WORTH_PROCESSES else 1, chunk=8)
+            (folder / split).mkdir()
+            made = stand_in.drawn(draw, list(plans.values()), workers, PER_WORKER)
             for (picture, plan), drawn in zip(plans.items(), made, strict=True):
-                (partial / split / picture_name(picture)).write_bytes(drawn.jpeg)
-                rows += _rows(picture, drawn, request, plan.number)
+                (folder / split / picture_name(picture)).write_bytes(drawn.jpeg)
+                rows += _rows(picture, drawn, options, plan.number)
                 size += len(drawn.jpeg)
             boxes += len(rows)
-            _write_table(partial / table, rows, HEADER)
+            _write_table(folder / table, rows, HEADER)
             if split == "train":
-                fitted = list(plans)[: min(FITTED, request.train)]
-                write_backbone(partial / BACKBONES[-1], _backbone(request, partial / split, fitted))
-        stand_in.mark(partial, asdict(request))
-    return Generated(pictures, boxes, size)
+                fitted = list(plans)[: min(FITTED, options.train)]
+                write_backbone(folder / BACKBONES[-1], _backbone(options, folder / split, fitted))
+        stand_in.mark(folder, asdict(options))
+    counts = ", ".join(f"{count} pictures to {split}" for split, count in pictures.items())
+    return f"{counts}; {boxes} boxes; {size / sum(pictures.values()) / 1000:.1f} KB a picture"
 
 
-def _plans(request: Request, split: str) -> dict[str, PicturePlan]:
+def _plans(options: SyntheticOpenImages, split: str) -> dict[str, PicturePlan]:
     """Return plans by picture id, for the selected pictures and for additional ones with other classes only."""
-    count = request.train if split == "train" else request.eval
+    count = options.train if split == "train" else options.eval
     first = 0 if split == "train" else _EVAL
     forms: dict[int, Form] = {1: "many", 2: "one tiny"} if split == "train" and count >= SPECIAL else {}
     numbers = range(first, first + count + max(1, int(STRANGE * count)))
     plans = [
-        request.plan(number, forms.get(number - first, "plain"), strange=number - first >= count) for number in numbers
+        options.plan(number, forms.get(number - first, "plain"), strange=number - first >= count) for number in numbers
     ]
-    return {_picture_id(request.seed, plan.number): plan for plan in plans}
+    return {_picture_id(options.seed, plan.number): plan for plan in plans}
 
 
 def _picture_id(seed: int, number: int) -> str:
@@ -166,9 +136,9 @@ def _picture_id(seed: int, number: int) -> str:
     return f"{random:08x}{number % _EVAL:07x}{number // _EVAL:x}"
 
 
-def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> Iterator[tuple[str, ...]]:
+def _rows(picture: str, drawn: DrawnPicture, options: SyntheticOpenImages, number: int) -> Iterator[tuple[str, ...]]:
     """Yield the table rows of a picture's boxes, and sometimes one of a class outside the benchmark."""
-    random = np.random.default_rng([request.seed, number, 2])
+    random = np.random.default_rng([options.seed, number, 2])
     boxes = list(drawn.boxes)
     if random.random() < STRANGE:
         boxes.append(DrawnBox(LOOKS - 1, 0, 0, drawn.width, drawn.height))
@@ -181,13 +151,13 @@ def _rows(picture: str, drawn: DrawnPicture, request: Request, number: int) -> I
         )
         occluded, truncated, depiction, inside = random.integers(0, 2, 4)
         flags = (occluded, truncated, int(box.crowd), depiction, inside)
-        label = _label(box.class_index, request)
+        label = _label(box.class_index, options)
         yield (picture, "drawn", label, "1", *(f"{edge:.6f}" for edge in edges), *map(str, flags))
 
 
-def _label(class_index: int, request: Request) -> str:
+def _label(class_index: int, options: SyntheticOpenImages) -> str:
     """Return the label of a drawn class in the tables."""
-    known = class_index < request.classes
+    known = class_index < options.classes
     return f"/m/0{class_index:03d}" if known else f"/m/0{len(class_names()) + LOOKS - 1 - class_index:03d}"
 
 
@@ -197,15 +167,15 @@ def _labels() -> Iterator[tuple[str, ...]]:
         yield f"/m/0{index:03d}", name
 
 
-def _backbone(request: Request, folder: Path, pictures: Iterable[str]) -> dict[str, Tensor]:
+def _backbone(options: SyntheticOpenImages, folder: Path, pictures: Iterable[str]) -> dict[str, Tensor]:
     """Return random weights with norms fitted to pictures, which are preprocessed as in training."""
     facts = fixed_facts(Facts, "retinanet")
     images = []
     for picture in pictures:
         with Image.open(folder / picture_name(picture)) as opened:
-            pixels_SSC = resized_pixels(opened.convert("RGB"), request.image_size, mirrored=False)
+            pixels_SSC = resized_pixels(opened.convert("RGB"), options.image_size, mirrored=False)
         images.append((pixels_SSC - torch.tensor(facts.mean)) / torch.tensor(facts.std))
-    return fitted_backbone(request.backbone, torch.stack(images).permute(0, 3, 1, 2), request.seed)
+    return fitted_backbone(options.backbone, torch.stack(images).permute(0, 3, 1, 2), options.seed)
 
 
 def _write_table(path: Path, rows: Iterable[tuple[str, ...]], header: tuple[str, ...]) -> None:
@@ -213,19 +183,3 @@ def _write_table(path: Path, rows: Iterable[tuple[str, ...]], header: tuple[str,
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(rows)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Parse text such as ``96,160``."""
-    return tuple(int(part) for part in text.split(","))
-
-
-def _option(field: dataclasses.Field[Any]) -> Option:
-    default = field.default
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    kind = _numbers if isinstance(default, tuple) else int
-    return option(f"--{field.name.replace('_', '-')}", type=kind, default=default, help=f"(default {shown})")
-
-
-OPTIONS = tuple(_option(field) for field in dataclasses.fields(Request))
-"""Command-line options, besides folder and workers."""

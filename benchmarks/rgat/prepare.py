@@ -9,7 +9,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import psutil
 import torch
@@ -27,11 +27,12 @@ from benchmarks.rgat.prepared import (
     seeds_mark,
 )
 from benchmarks.rgat.raw import RawGraph
-from benchmarks.rgat.stand_in import Generated, Request, generate
+from benchmarks.rgat.stand_in import Request, generate
 from benchmarks.rgat.verification import verify
 from common.data import atomic, manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest
+from common.data.options import Option
 from common.data.published import SYNTHETIC, Published
 from common.errors import ConfigError
 from common.mlperf.fixed import benchmark_settings
@@ -145,19 +146,35 @@ def _occupied(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def _generate(raw_dir: Path, workers: int, **sizes: Any) -> Generated:
-    return generate(raw_dir, Request(**sizes), workers)
+def _generate(
+    raw_dir: Path,
+    workers: int,
+    papers: int = Request.papers,
+    classes: int = Request.classes,
+    feature_size: Annotated[int, Option("of features", "--size")] = Request.feature_size,
+    alone: Annotated[float, Option("accuracy that features alone allow")] = Request.alone,
+    homophily: Annotated[float, Option("of citations within a class")] = Request.homophily,
+    labelled: Annotated[int | None, Option("papers with a label (default: 0.8 of them)")] = None,
+    train_share: Annotated[float, Option("of these papers")] = Request.train_share,
+    eval_share: Annotated[float, Option("likewise")] = Request.eval_share,
+    seed: int = Request.seed,
+) -> str:
+    sizes = (papers, classes, feature_size, alone, homophily, labelled, train_share, eval_share, seed)
+    return str(generate(raw_dir, Request(*sizes), workers))
 
 
-def _prepare(raw_dir: Path, data_dir: Path, workers: int, memory_gb: float, **chosen: Any) -> Manifest:
-    return prepare(raw_dir, data_dir, Options(workers, int(memory_gb * 1e9), **chosen))
+def _prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    workers: int,
+    size: Annotated[str | None, Option("of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
+    features: Annotated[str, Option(choices=FEATURE_DTYPES)] = "float8",
+    memory_gb: Annotated[
+        float, Option("for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it")
+    ] = min(32, max(1, psutil.virtual_memory().total // 2_000_000_000)),
+) -> Manifest:
+    return prepare(raw_dir, data_dir, Options(workers, int(memory_gb * 1e9), features, size))
 
-
-def _usual_memory_gb() -> int:
-    return int(min(32, max(1, psutil.virtual_memory().total / 2e9)))
-
-
-_DEFAULTS = Request()
 
 COMMANDS = DataCommands(
     "rgat",
@@ -168,28 +185,4 @@ COMMANDS = DataCommands(
     prepare=_prepare,
     verify=verify,
     published=PUBLISHED,
-    workers={"prepare": cores, "verify": cores, "generate": cores},
-    options={
-        "prepare": (
-            option("--size", choices=list(raw.NODES), help="of IGBH (default: by the number of papers)"),
-            option("--features", choices=list(FEATURE_DTYPES), default="float8"),
-            option(
-                "--memory-gb",
-                type=float,
-                default=_usual_memory_gb(),
-                help="for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it",
-            ),
-        ),
-        "generate": (
-            option("--papers", type=int, default=_DEFAULTS.papers),
-            option("--classes", type=int, default=_DEFAULTS.classes),
-            option("--size", dest="feature_size", type=int, default=_DEFAULTS.feature_size, help="of features"),
-            option("--alone", type=float, default=_DEFAULTS.alone, help="accuracy that features alone allow"),
-            option("--homophily", type=float, default=_DEFAULTS.homophily, help="of citations within a class"),
-            option("--labelled", type=int, help="papers with a label (default: 0.8 of them)"),
-            option("--train-share", type=float, default=_DEFAULTS.train_share, help="of these papers"),
-            option("--eval-share", type=float, default=_DEFAULTS.eval_share, help="likewise"),
-            option("--seed", type=int, default=_DEFAULTS.seed),
-        ),
-    },
 )

@@ -168,7 +168,6 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    stand_in.require_unused(raw_dir)
     with stand_in.generated(raw_dir) as folder:
         settings = asdict(request.settings)
         stand_in.mark(folder, {"kind": "communities", **asdict(request), "settings": settings})

@@ -9,17 +9,18 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
 from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY, RawSpeech
-from benchmarks.rnnt.stand_in import KINDS, Generated, Request, generate
+from benchmarks.rnnt.stand_in import generate
 from benchmarks.rnnt.tokenizer import Tokenizer
 from common.data import manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
+from common.data.options import Option
 from common.data.published import SYNTHETIC, Published
 from common.errors import ConfigError
 
@@ -34,9 +35,11 @@ PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabul
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    vocabulary: int | None = None,
-    tokenizer: Path | None = None,
-    train_subsets: Sequence[str] | None = None,
+    vocabulary: Annotated[int | None, Option("pieces of the tokenizer (1023, or what the stand-in says)")] = None,
+    tokenizer: Annotated[Path | None, Option("a SentencePiece model, in the place of one trained on the data")] = None,
+    train_subsets: Annotated[
+        Sequence[str] | None, Option(f"some of {', '.join(TRAIN_SUBSETS)} (all)", metavar="SUBSET")
+    ] = None,
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
@@ -44,10 +47,7 @@ def prepare(
     Args:
         raw_dir: see :mod:`benchmarks.rnnt.raw`.
         data_dir: receives the files.
-        vocabulary: number of the tokenizer's pieces; None for the benchmark's 1,023, or for the size that synthetic
-            data name.
-        tokenizer: a SentencePiece model to use instead of one trained on the transcripts.
-        train_subsets: LibriSpeech subsets for training; None for all three. Fewer subsets are custom data.
+        train_subsets: LibriSpeech subsets for training. Fewer than all three are custom data.
         workers: number of processes.
 
     Raises:
@@ -104,40 +104,14 @@ def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
         )
 
 
-def _generate(raw_dir: Path, workers: int, **chosen: Any) -> Generated:
-    return generate(raw_dir, Request(**{name: value for name, value in chosen.items() if value is not None}), workers)
-
-
-_SUBSETS = option(
-    "--train-subsets", nargs="+", metavar="SUBSET", default=None, help=f"some of {', '.join(TRAIN_SUBSETS)} (all)"
-)
 COMMANDS = DataCommands(
     "rnnt",
     raw="LibriSpeech's archives, or what is in them",
     prepared="prepared samples and word pieces",
     real="LibriSpeech",
-    generate=_generate,
+    generate=generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
     published=PUBLISHED,
-    workers={"prepare": cores, "generate": cores},
-    options={
-        "prepare": (
-            option("--vocabulary", type=int, help="pieces of the tokenizer (1023, or what the stand-in says)"),
-            option("--tokenizer", type=Path, help="a SentencePiece model, in the place of one trained on the data"),
-            _SUBSETS,
-        ),
-        "generate": (
-            option("--kind", choices=KINDS, help=f"(default {KINDS[0]})"),
-            option("--train", type=int, help="utterances to train on"),
-            option("--eval", type=int, help="utterances to evaluate"),
-            option("--long", type=int, help="of those to evaluate, how many are longer than 16.7 s"),
-            option("--words", type=int, help="words of the language"),
-            option("--sentence", type=int, nargs=2, metavar=("LEAST", "MOST"), help="words of a sentence"),
-            option("--vocabulary", type=int, help="pieces of the tokenizer"),
-            option("--voices", type=int, help="speakers"),
-            option("--seed", type=int, default=0),
-        ),
-    },
 )

@@ -13,9 +13,9 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import soundfile
@@ -25,10 +25,11 @@ from benchmarks.rnnt import tokenizer
 from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS
 from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak, usual_seconds
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.data.python_documentation import documentation
 from common.errors import ConfigError
 
-KINDS = ("small", "librispeech-sized")
+Kind = Literal["small", "librispeech-sized"]
 LONGER_THAN_TRAINED = 17.0
 """Seconds of a long utterance: more than the longest one in the benchmark's training."""
 LONGEST = 32.7
@@ -47,43 +48,31 @@ _ATTEMPTS = 1000
 
 
 @dataclass(frozen=True)
-class Request:
-    """Options of the generator; None selects the default of the kind.
+class SyntheticSpeech(Options):
+    """Options of ``generate``. None selects the default of the kind, which :meth:`completed` fills in.
 
-    Attributes:
-        kind: one of :data:`KINDS`.
-        train, eval: utterances of each split.
-        long: evaluation utterances that are longer than all training utterances; only for ``small``.
-        words: words of the language, which are the most frequent ones of Python's documentation.
-        sentence: minimum and maximum words of a sentence; only for ``small``.
-        vocabulary: pieces of the tokenizer.
-        voices: speakers of each split.
-        seed: random seed.
+    ``words`` are the most frequent ones of Python's documentation. ``long`` and ``sentence`` are only for ``small``.
+    Long utterances are longer than all training utterances; each split has ``voices`` speakers.
     """
 
-    kind: str = KINDS[0]
-    train: int | None = None
-    eval: int | None = None
-    long: int = 0
-    words: int | None = None
-    sentence: tuple[int, int] | None = None
-    vocabulary: int | None = None
-    voices: int | None = None
-    seed: int = 0
+    kind: Kind = "small"
+    train: Annotated[int | None, Option("utterances to train on", least=1)] = None
+    eval: Annotated[int | None, Option("utterances to evaluate", least=1)] = None
+    long: Annotated[int, Option("of those to evaluate, how many are longer than 16.7 s", least=0)] = 0
+    words: Annotated[int | None, Option("words of the language", least=2)] = None
+    sentence: Annotated[tuple[int, int] | None, Option("words of a sentence", metavar=("LEAST", "MOST"))] = None
+    vocabulary: Annotated[int | None, Option("pieces of the tokenizer", least=1)] = None
+    voices: Annotated[int | None, Option("speakers", least=1)] = None
+    seed: Annotated[int, Option(least=0)] = 0
 
-    def completed(self) -> Request:
-        """Return the request with defaults for all values that are None.
+    def completed(self) -> SyntheticSpeech:
+        """Return the options with defaults for all values that are None.
 
         Raises:
-            ConfigError: a number is out of range.
+            ConfigError: the values are inconsistent.
         """
-        if self.kind not in USUAL:
-            raise ConfigError(f"--kind={self.kind}: {' or '.join(KINDS)}")
         given = {name: value for name, value in asdict(self).items() if value is not None}
-        whole = Request(**{**USUAL[self.kind], **given})
-        for name, least in (("train", 1), ("eval", 1), ("long", 0), ("words", 2), ("vocabulary", 1), ("voices", 1)):
-            if getattr(whole, name) < least:
-                raise ConfigError(f"--{name}={getattr(whole, name)}: at least {least}")
+        whole = SyntheticSpeech(**{**USUAL[self.kind], **given})
         assert whole.sentence is not None
         assert whole.eval is not None
         least, most = whole.sentence
@@ -91,7 +80,7 @@ class Request:
             raise ConfigError(f"--sentence {least} {most}: at least 1, and no fewer at most than at least")
         if whole.long > whole.eval:
             raise ConfigError(f"--long={whole.long}: of {whole.eval} utterances to evaluate")
-        return replace(whole, sentence=(least, most))
+        return whole
 
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -109,20 +98,6 @@ USUAL: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Result of the generator: utterances and seconds of each split."""
-
-    utterances: dict[str, int]
-    seconds: dict[str, float]
-
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{count} utterances of {self.seconds[split] / 3600:.2f} h to {split}"
-            for split, count in self.utterances.items()
-        )
-
-
-@dataclass(frozen=True)
 class _Chapter:
     """Utterances of one voice: texts, each with its duration in seconds, or None for a natural duration."""
 
@@ -135,27 +110,29 @@ class _Chapter:
         return f"{self.folder.parent.name}-{self.folder.name}"
 
 
-def generate(raw_dir: Path, request: Request = Request(), workers: int = 1) -> Generated:
-    """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir``, marked as synthetic.
+def generate(raw_dir: Path, options: SyntheticSpeech = SyntheticSpeech(), workers: int = 1) -> str:
+    """Write ``LibriSpeech/train-clean-100`` and ``LibriSpeech/dev-clean`` to ``raw_dir``, an empty or new folder.
+
+    Returns:
+        a summary: utterances and hours of each split.
 
     Raises:
         ConfigError: a number is out of range, or the words allow too few sentences.
         DataError: the folder is not empty, or a process was killed.
     """
-    request = request.completed()
-    stand_in.require_unused(raw_dir)
-    texts = _sentences(request) if request.kind == "small" else _passages(request)
+    options = options.completed()
     with stand_in.generated(raw_dir) as folder:
+        texts = _sentences(options) if options.kind == "small" else _passages(options)
         subsets = {"train": TRAIN_SUBSETS[0], "eval": EVAL_SUBSET}
         chapters = {
-            split: list(_chapters(folder / FOLDER / subsets[split], number, texts[split], request))
+            split: list(_chapters(folder / FOLDER / subsets[split], number, texts[split], options))
             for number, split in enumerate(subsets)
         }
         plans = [chapter for split in subsets for chapter in chapters[split]]
         lengths = iter(list(stand_in.drawn(write_chapter, plans, workers)))
-        seconds = {split: sum(next(lengths) for _ in chapters[split]) for split in subsets}
-        stand_in.mark(folder, {"vocabulary": request.vocabulary, "request": asdict(request)})
-    return Generated({split: len(texts[split]) for split in subsets}, seconds)
+        hours = {split: sum(next(lengths) for _ in chapters[split]) / 3600 for split in subsets}
+        stand_in.mark(folder, {"vocabulary": options.vocabulary, "request": asdict(options)})
+    return ", ".join(f"{len(texts[split])} utterances of {hours[split]:.2f} h to {split}" for split in subsets)
 
 
 def write_chapter(chapter: _Chapter) -> float:
@@ -197,26 +174,26 @@ def _counted_words() -> Counter[str]:
     return counts
 
 
-def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
+def _sentences(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | None]]]:
     """Return sentences of few words; evaluation sentences are not among the training sentences."""
-    assert request.words is not None
-    assert request.sentence is not None
-    assert request.train is not None
-    assert request.eval is not None
-    least, most = request.sentence
-    words = list(frequent_words(request.words, _SHORT))
-    random = np.random.default_rng((request.seed, _TEXTS))
+    assert options.words is not None
+    assert options.sentence is not None
+    assert options.train is not None
+    assert options.eval is not None
+    least, most = options.sentence
+    words = list(frequent_words(options.words, _SHORT))
+    random = np.random.default_rng((options.seed, _TEXTS))
 
     def sentence() -> str:
         length = int(random.integers(least, most + 1))
         return " ".join(words[place] for place in random.integers(len(words), size=length))
 
-    train = [sentence() for _ in range(request.train)]
+    train = [sentence() for _ in range(options.train)]
     known = set(train)
     held_out: list[tuple[str, float | None]] = [
-        (_long_sentence(words, random), LONGER_THAN_TRAINED) for _ in range(request.long)
+        (_long_sentence(words, random), LONGER_THAN_TRAINED) for _ in range(options.long)
     ]
-    while len(held_out) < request.eval:
+    while len(held_out) < options.eval:
         text = sentence()
         for _ in range(_ATTEMPTS):
             if text not in known:
@@ -225,7 +202,7 @@ def _sentences(request: Request) -> dict[str, list[tuple[str, float | None]]]:
         else:
             raise ConfigError(
                 f"--words={len(words)} --sentence {least} {most}: too few sentences for "
-                f"{request.train} to train on and others to evaluate"
+                f"{options.train} to train on and others to evaluate"
             )
         held_out.append((text, None))
     return {"train": [(text, None) for text in train], "eval": held_out}
@@ -239,20 +216,20 @@ def _long_sentence(words: list[str], random: np.random.Generator) -> str:
     return text
 
 
-def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
+def _passages(options: SyntheticSpeech) -> dict[str, list[tuple[str, float | None]]]:
     """Return texts for given durations, with words as frequent as in the documentation.
 
     The pieces of a word depend on the tokenizer, which depends on the texts. A first tokenizer, trained on texts of
     typical length, determines the number of words per text; a second one, trained on these texts, corrects it.
     """
-    assert request.words is not None
-    assert request.vocabulary is not None
-    assert request.train is not None
-    assert request.eval is not None
-    counts = frequent_words(request.words, _ANY)
+    assert options.words is not None
+    assert options.vocabulary is not None
+    assert options.train is not None
+    assert options.eval is not None
+    counts = frequent_words(options.words, _ANY)
     words, cumulative = list(counts), np.cumsum(list(counts.values()))
-    random = np.random.default_rng((request.seed, _TEXTS))
-    seconds = {"train": train_seconds(request.train, random), "eval": eval_seconds(request.eval, random)}
+    random = np.random.default_rng((options.seed, _TEXTS))
+    seconds = {"train": train_seconds(options.train, random), "eval": eval_seconds(options.eval, random)}
     wanted, drawn = {}, {}
     for split, seconds_N in seconds.items():
         rate_N = np.clip(random.normal(*PIECES_PER_SECOND, len(seconds_N)), SLOWEST, FASTEST)
@@ -264,7 +241,7 @@ def _passages(request: Request) -> dict[str, list[tuple[str, float | None]]]:
     said = {"train": [places[:_USUAL_WORDS] for places in drawn["train"]]}
     for _ in range(2):
         sample = (" ".join(words[place] for place in places) for places in said["train"][:_SAMPLE])
-        pieces_W = _pieces_of(words, tokenizer.train(sample, request.vocabulary))
+        pieces_W = _pieces_of(words, tokenizer.train(sample, options.vocabulary))
         said = {
             split: [
                 _first(places, pieces_W[places], pieces)
@@ -305,15 +282,17 @@ def eval_seconds(count: int, random: np.random.Generator) -> NDArray[np.float64]
     return np.clip(random.lognormal(np.log(5.9), 0.63, count), 1.4, LONGEST)
 
 
-def _chapters(folder: Path, split: int, texts: list[tuple[str, float | None]], request: Request) -> Iterator[_Chapter]:
+def _chapters(
+    folder: Path, split: int, texts: list[tuple[str, float | None]], options: SyntheticSpeech
+) -> Iterator[_Chapter]:
     """Assign texts to voices in turn, and divide the texts of each voice into chapters."""
-    assert request.voices is not None
-    for speaker in range(request.voices):
-        said = texts[speaker :: request.voices]
-        number = 1 + speaker + split * request.voices
+    assert options.voices is not None
+    for speaker in range(options.voices):
+        said = texts[speaker :: options.voices]
+        number = 1 + speaker + split * options.voices
         for chapter, first in enumerate(range(0, len(said), _CHAPTER)):
             yield _Chapter(
                 folder / str(number) / str(1000 + chapter),
-                (request.seed, _VOICE, number),
+                (options.seed, _VOICE, number),
                 tuple(said[first : first + _CHAPTER]),
             )

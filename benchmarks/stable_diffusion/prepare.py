@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -32,11 +32,12 @@ from benchmarks.stable_diffusion.prepared import (
 )
 from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
 from benchmarks.stable_diffusion.raw import FORMS, RawData
-from benchmarks.stable_diffusion.stand_in import OPTIONS, generate
+from benchmarks.stable_diffusion.synthetic import generate
 from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
 from common.data import manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import FileEntry, Manifest
+from common.data.options import Option
 from common.data.placing import assets_of, place
 from common.data.published import SYNTHETIC, Published, published_files
 from common.data.sources import read_sources
@@ -63,10 +64,10 @@ PUBLISHED = Published(
 def prepare(
     raw_dir: Path,
     data_dir: Path,
-    source: str | None = None,
-    members: str = "encoded",
-    assets_dir: Path | None = None,
-    device: str = "auto",
+    source: Annotated[str | None, Option("form of the raw tars, where there is more than one", choices=FORMS)] = None,
+    members: Annotated[str, Option("what the prepared tars have", choices=MEMBERS)] = "encoded",
+    assets_dir: AssetsDir = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option("where networks run")] = "auto",
     workers: int = 1,
 ) -> Manifest:
     """Write the prepared data set, and place the frozen networks; do nothing if both exist.
@@ -77,10 +78,9 @@ def prepare(
         raw_dir: see :mod:`benchmarks.stable_diffusion.raw`.
         data_dir: receives tars, captions, statistics and manifest. Files that are not converted become hard links, if
             they are on the same disk.
-        source: form of the raw tars, required if ``raw_dir`` has more than one.
         members: ``encoded``: moments and encoded captions in bf16; ``moments``: fp32, and captions as text;
             ``nvidia``: the raw tars of NVIDIA's form, unchanged.
-        assets_dir: receives the frozen networks; None for the name of ``data_dir`` with the suffix ``-assets``.
+        assets_dir: receives the frozen networks.
         device: ``cpu``, ``cuda`` for one process per GPU, or ``auto`` for the GPUs if there are any.
         workers: on the CPU, number of processes; on GPUs, total number of threads that read and decode.
 
@@ -90,8 +90,6 @@ def prepare(
             ``assets_dir`` come from another source or other settings; or another process is preparing them.
         CheckpointError: the checkpoint of the frozen networks is missing or damaged, or has other contents.
     """
-    if members not in MEMBERS:
-        raise ConfigError(f"--members={members}: one of {', '.join(MEMBERS)}")
     raw_data = raw.open_raw(raw_dir, source)
     if members == "nvidia" and raw_data.form != raw.ENCODED:
         raise ConfigError(f"--members=nvidia: these are kept and never written, and {raw_dir} has {raw_data.form}")
@@ -145,8 +143,6 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
 
 
 def _device(device: str) -> str:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"--device={device}: one of auto, cpu, cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device=cuda: PyTorch finds no GPU here")
     return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -288,14 +284,4 @@ COMMANDS = DataCommands(
     verify=verify,
     remarks=_remarks,
     published=PUBLISHED,
-    workers={"generate": cores, "prepare": cores, "verify": cores},
-    options={
-        "prepare": (
-            option("--source", choices=[*FORMS], help="form of the raw tars, where there is more than one"),
-            option("--members", choices=[*MEMBERS], default="encoded", help="what the prepared tars have"),
-            option("--assets-dir", type=Path, help="for the frozen networks (default: DATA_DIR-assets)"),
-            option("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where networks run"),
-        ),
-        "generate": OPTIONS,
-    },
 )

@@ -15,27 +15,27 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
-from benchmarks.unet3d.raw import RawCase, RawScans, Settings
-from benchmarks.unet3d.stand_in import Generated, Request, generate
+from benchmarks.unet3d.raw import RawCase, RawScans
+from benchmarks.unet3d.stand_in import generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
+from common.data.options import Option
 from common.data.placing import place
 from common.data.published import SYNTHETIC, Published
 from common.data.stages import Stages
 from common.data.stand_in import MARKER, description_of
-from common.errors import ConfigError, DataError
+from common.errors import DataError
 from common.formats import npy
 from common.formats.raw_files import listed
 from common.untrusted.strict_json import read_json_object
@@ -137,11 +137,14 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
         return _describe(data_dir, records, origin, published)
 
 
-def verify(data_dir: Path, checksums: Path | None = None, workers: int = 1) -> Manifest:
+def verify(
+    data_dir: Path,
+    checksums: Annotated[Path | None, Option("also compare with this checksum.json, e.g. the reference's")] = None,
+    workers: int = 1,
+) -> Manifest:
     """Compare the names of the volumes and all checksums of ``data_dir`` with its lists; this reads all data.
 
     Args:
-        checksums: another ``checksum.json``, such as the reference's, that the volumes must also match.
         workers: files at a time.
 
     Raises:
@@ -291,13 +294,6 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _generate(raw_dir: Path, workers: int, patch: list[int], **sizes: Any) -> Generated:
-    if len(patch) not in (1, 3):
-        raise ConfigError(f"--patch {' '.join(map(str, patch))}: one number, or three")
-    depth, height, width = patch if len(patch) == 3 else patch * 3
-    return generate(raw_dir, Request(settings=Settings((depth, height, width)), **sizes), workers)
-
-
 def _remarks(made: Manifest, checksums: Path | None = None, **options: Any) -> Iterator[str]:
     if checksums is not None:
         yield f"All volumes are those of {checksums}"
@@ -308,28 +304,11 @@ COMMANDS = DataCommands(
     raw="scans and their labels",
     prepared="prepared volumes",
     real="KiTS19",
-    generate=_generate,
+    generate=generate,
     prepare=prepare,
     verify=verify,
     remarks=_remarks,
     adopt=adopt,
     published=published_cases(),
-    workers={
-        "prepare": lambda: min(cores(), max(1, psutil.virtual_memory().total // MEMORY_PER_WORKER)),
-        "verify": cores,
-        "generate": cores,
-    },
-    options={
-        "verify": (
-            option("--checksums", type=Path, help="also compare with this checksum.json, e.g. the reference's"),
-        ),
-        "generate": (
-            option("--train", type=int, default=24, help="cases to train on"),
-            option("--eval", type=int, default=6, help="cases to evaluate"),
-            option("--patch", type=int, nargs="+", default=[128], help="voxels of a crop: one number, or D H W"),
-            option("--smallest", type=int, default=128, help="least voxels of an axis, once prepared"),
-            option("--largest", type=int, default=200, help="most voxels of an axis, once prepared"),
-            option("--seed", type=int, default=0),
-        ),
-    },
+    memory_per_worker=MEMORY_PER_WORKER,
 )

@@ -10,6 +10,7 @@ import functools
 import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import nibabel
 import numpy as np
@@ -19,6 +20,7 @@ from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import TARGET_SPACING
 from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, Settings
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.errors import ConfigError
 
 AIR, TISSUE, KIDNEY, TUMOUR, BONE = -1000, 24, 137, 188, 420
@@ -38,36 +40,29 @@ _ANATOMIES = {
 
 
 @dataclass(frozen=True)
-class Request:
-    """Parameters of the synthetic data.
+class SyntheticScans(Options):
+    """Options of ``generate``. Evaluation cases are from the benchmark's list. Sizes are before padding to the crop."""
 
-    Attributes:
-        train: number of training cases.
-        eval: number of evaluation cases, from the benchmark's list.
-        smallest: smallest axis of a prepared volume in voxels, before it is padded to the patch.
-        largest: largest axis of a prepared volume in voxels.
-        settings: settings of the preparation that the scans are for.
-        seed: determines everything else.
-    """
-
-    train: int
-    eval: int
-    smallest: int
-    largest: int
-    settings: Settings
-    seed: int = 0
+    train: Annotated[int, Option("cases to train on", least=1, most=LABELLED_CASES - len(EVALUATION_CASES))] = 24
+    eval: Annotated[int, Option("cases to evaluate", least=1, most=len(EVALUATION_CASES))] = 6
+    patch: Annotated[tuple[int, ...], Option("voxels of a crop: one number, or D H W")] = (128,)
+    smallest: Annotated[int, Option("least voxels of an axis, once prepared", least=SMALLEST)] = 128
+    largest: Annotated[int, Option("most voxels of an axis, once prepared", least=SMALLEST, most=LARGEST)] = 200
+    seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
-        most = {"train": LABELLED_CASES - len(EVALUATION_CASES), "eval": len(EVALUATION_CASES)}
-        for name, limit in most.items():
-            if not 1 <= getattr(self, name) <= limit:
-                raise ConfigError(f"--{name}={getattr(self, name)}: 1 to {limit} cases, as KiTS19 has them")
-        if not SMALLEST <= self.smallest <= self.largest <= LARGEST:
-            raise ConfigError(
-                f"--smallest={self.smallest} --largest={self.largest}: {SMALLEST} to {LARGEST} voxels, in this order"
-            )
-        if self.seed < 0:
-            raise ConfigError(f"--seed={self.seed}: 0 or more")
+        super().__post_init__()
+        if self.smallest > self.largest:
+            raise ConfigError(f"--smallest={self.smallest} --largest={self.largest}: in this order")
+        if len(self.patch) not in (1, 3):
+            raise ConfigError(f"--patch {' '.join(map(str, self.patch))}: one number, or three")
+        _ = self.settings  # raises an error for an impossible crop
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the preparation that the scans are for."""
+        depth, height, width = self.patch if len(self.patch) == 3 else self.patch * 3
+        return Settings((depth, height, width))
 
 
 @dataclass(frozen=True)
@@ -82,48 +77,31 @@ class Plan:
     seed: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Cases per split, voxels of all scans, and numbers of axes that windows crop and pad in the prepared volumes."""
+def generate(raw_dir: Path, options: SyntheticScans = SyntheticScans(), workers: int = 1) -> str:
+    """Write synthetic scans to ``raw_dir``, an empty or new folder, and mark it as synthetic.
 
-    train: int
-    eval: int
-    voxels: int
-    cropped: int
-    padded: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.train} cases to train and {self.eval} to evaluate, {self.voxels / 1e6:.1f} million voxels; "
-            f"of the axes of their volumes windows crop {self.cropped} and pad {self.padded}"
-        )
-
-
-def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
-    """Write synthetic scans to ``raw_dir`` and mark the folder as synthetic.
-
-    Args:
-        raw_dir: an empty or new folder.
-        request: numbers and sizes of the cases.
-        workers: processes.
+    Returns:
+        a summary: cases, voxels of all scans, and how many axes windows crop and pad in the prepared volumes.
 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    stand_in.require_unused(raw_dir)
-    plans = plan(request)
+    plans, patch = plan(options), options.settings.patch
     voxels = sum(int(np.prod(entry.scan_shape)) for entry in plans)
-    processes = min(workers, 1 + voxels // VOXELS_PER_WORKER)
+    described = {"kind": "ellipsoids in noise", **asdict(options), "settings": asdict(options.settings)}
+    del described["patch"]
     with stand_in.generated(raw_dir) as folder:
-        stand_in.mark(folder, {"kind": "ellipsoids in noise", **asdict(request)})
+        stand_in.mark(folder, described)
+        processes = min(workers, 1 + voxels // VOXELS_PER_WORKER)
         for _ in stand_in.drawn(functools.partial(write_scan, folder), plans, processes):
             pass
     branches = [
-        branch(max(size, least), least)
-        for entry in plans
-        for size, least in zip(entry.shape, request.settings.patch, strict=True)
+        branch(max(size, least), least) for entry in plans for size, least in zip(entry.shape, patch, strict=True)
     ]
-    return Generated(request.train, request.eval, voxels, branches.count("crop"), branches.count("pad"))
+    return (
+        f"{options.train} cases to train and {options.eval} to evaluate, {voxels / 1e6:.1f} million voxels; "
+        f"of the axes of their volumes windows crop {branches.count('crop')} and pad {branches.count('pad')}"
+    )
 
 
 def branch(size: int, patch: int) -> str | None:
@@ -138,16 +116,16 @@ def branch(size: int, patch: int) -> str | None:
     return "crop" if rest < stride / 2 else "pad"
 
 
-def plan(request: Request) -> list[Plan]:
-    """Return all scans of ``request``, sorted by name; evaluation uses the first cases of the benchmark's list."""
+def plan(options: SyntheticScans) -> list[Plan]:
+    """Return all scans of ``options``, sorted by name; evaluation uses the first cases of the benchmark's list."""
     training = [number for number in range(LABELLED_CASES) if number not in EVALUATION_CASES]
-    chosen = {"train": training[: request.train], "eval": list(EVALUATION_CASES[: request.eval])}
+    chosen = {"train": training[: options.train], "eval": list(EVALUATION_CASES[: options.eval])}
     plans = []
     for split, numbers in chosen.items():
         anatomies = itertools.cycle(_ANATOMIES[split])
         for place, (number, anatomy) in enumerate(zip(numbers, anatomies, strict=False)):
-            random = np.random.default_rng((request.seed, number))
-            shape = tuple(_size(request, axis, place, random) for axis in range(3))
+            random = np.random.default_rng((options.seed, number))
+            shape = tuple(_size(options, axis, place, random) for axis in range(3))
             spacings = [random.choice(SLICE_SPACINGS), *([random.choice(PIXEL_SPACINGS)] * 2)]
             scan_shape = tuple(
                 round((size + 0.5) * target / spacing)
@@ -158,7 +136,7 @@ def plan(request: Request) -> list[Plan]:
                 float((size + 0.5) * target / count)
                 for size, target, count in zip(shape, TARGET_SPACING, scan_shape, strict=True)
             )
-            plans.append(Plan(raw.case_name(number), anatomy, shape, scan_shape, spacing, (request.seed, number)))
+            plans.append(Plan(raw.case_name(number), anatomy, shape, scan_shape, spacing, (options.seed, number)))
     return sorted(plans, key=lambda entry: entry.name)
 
 
@@ -213,13 +191,13 @@ def _fill(
     volume[tuple(boxes)][squares[0] + squares[1] + squares[2] <= 1] = value
 
 
-def _size(request: Request, axis: int, place: int, random: np.random.Generator) -> int:
+def _size(options: SyntheticScans, axis: int, place: int, random: np.random.Generator) -> int:
     """Return an axis size: alternately one that windows crop and one that they pad; some D axes are below the patch.
 
     If the range has no such size, any size of the range is drawn.
     """
-    every = range(request.smallest, request.largest + 1)
-    patch = request.settings.patch[axis]
+    every = range(options.smallest, options.largest + 1)
+    patch = options.settings.patch[axis]
     if axis == 0 and place % 4 == 3:
         fitting = [size for size in every if size < patch]
     else:

@@ -57,26 +57,22 @@ def description_of(raw_dir: Path, *found: Path) -> dict[str, Any] | None:
         raise DataError(f"{marker} is damaged ({error}); generate the stand-in again") from error
 
 
-def require_unused(raw_dir: Path) -> None:
-    """Raise :class:`DataError` if ``raw_dir`` is not empty."""
-    if raw_dir.exists() and any(raw_dir.iterdir()):
-        raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
-
-
-def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, chunk: int = 1) -> Iterator[Drawn]:
+def drawn(draw: Callable[[Plan], Drawn], plans: Sequence[Plan], workers: int, per_worker: int = 1) -> Iterator[Drawn]:
     """Yield the result of ``draw`` for each plan, in order.
 
     Args:
         draw: a module-level function.
-        workers: number of processes; 1 runs in this process.
-        chunk: plans that a process receives at a time.
+        workers: maximum number of processes.
+        per_worker: number of plans that are worth a process. Fewer than two times as many are drawn in this process.
 
     Raises:
         DataError: a process was killed.
     """
+    workers = min(workers, len(plans) // per_worker)
     if workers <= 1:
         yield from map(draw, plans)
         return
+    chunk = max(1, min(per_worker, len(plans) // (4 * workers)))  # several chunks per process balance their loads
     try:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
             yield from pool.map(draw, plans, chunksize=chunk)
@@ -89,7 +85,12 @@ def generated(raw_dir: Path) -> Iterator[Path]:
     """Yield a temporary folder, and rename it to ``raw_dir`` when the block succeeds.
 
     If the block fails, the temporary folder stays, and the next call deletes it.
+
+    Raises:
+        DataError: ``raw_dir`` is not empty.
     """
+    if raw_dir.exists() and any(raw_dir.iterdir()):
+        raise DataError(f"{raw_dir} is not empty; generate a stand-in into a folder of its own")
     partial = raw_dir.with_name(f"{raw_dir.name}.partial")
     if partial.exists():  # left by an interrupted command
         shutil.rmtree(partial)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from common.data import manifest, preparation
 from common.data.ahead import ahead
+from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.published import SYNTHETIC, Published
@@ -64,16 +65,15 @@ class CocoPreparation:
         return prepare_command(self.benchmark)
 
     def prepare(
-        self, raw_dir: Path, data_dir: Path, assets_dir: Path | None = None, workers: int = 4, trust: bool = False
+        self, raw_dir: Path, data_dir: Path, assets_dir: AssetsDir = None, workers: int = 4, trust: Trust = False
     ) -> Manifest:
         """Write the prepared data set and copy the backbone. Finished parts are skipped, interrupted ones continued.
 
         Args:
             raw_dir: see :mod:`common.detection.coco_raw`.
             data_dir: output folder for records, columns and manifest.
-            assets_dir: output folder for the backbone; None: ``data_dir`` with the suffix ``-assets``.
+            assets_dir: output folder for the backbone.
             workers: threads that read and decode pictures.
-            trust: do not decode pictures.
 
         Raises:
             DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` or
@@ -112,6 +112,20 @@ class CocoPreparation:
                 yield f"{found[0]}: the backbone; give its folder as assets_dir"
             else:
                 yield f"{assets}: no backbone; put {self.backbones[0]} there, and give the folder as assets_dir"
+
+    def commands(self, generate: Callable[..., str], prepared: str) -> DataCommands:
+        """Return the data commands. ``prepared`` describes the contents of a data folder."""
+        return DataCommands(
+            self.benchmark,
+            raw="COCO's archives, or what is in them",
+            prepared=prepared,
+            real="COCO 2017",
+            generate=generate,
+            prepare=self.prepare,
+            verify=self.verify,
+            remarks=self.remarks,
+            published=PUBLISHED,
+        )
 
     def _selected(self, source: RawData, split: str, data_dir: Path) -> Annotations:
         """Return the annotations of a split that are kept."""

@@ -6,36 +6,38 @@ Ids of pictures and categories have gaps, as in COCO. Objects have polygons, cro
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.detection.coco_raw import SPLITS, annotations_name
 from common.detection.drawn_outlines import outlines
-from common.detection.drawn_pictures import DrawnBox, DrawnPicture, PicturePlan, draw, shape_of
+from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, PicturePlan, draw, shape_of
 
-WORTH_PROCESSES = 256
-"""Smallest number of pictures that several processes draw."""
+PER_WORKER = 128
+"""Number of pictures that are worth a process."""
 SLIVER = (1.0, 7.0)
 """Width and height, px, of a box that is empty in COCO's older arithmetic."""
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Numbers of pictures and boxes that were written, by split."""
+class SyntheticCoco(Options):
+    """Options of ``generate`` that workloads share. Crowds and tiny objects are drawn besides ``boxes``."""
 
-    pictures: dict[str, int]
-    boxes: dict[str, int]
-
-    def __str__(self) -> str:
-        return "; ".join(
-            f"{split}: {self.pictures[split]} pictures with {self.boxes[split]} boxes" for split in self.pictures
-        )
+    train: Annotated[int, Option("training pictures that are used", least=1)] = 2000
+    eval: Annotated[int, Option("validation pictures", least=1)] = 200
+    classes: Annotated[int, Option("classes that can be told apart", least=1, most=LOOKS)] = 80
+    sides: Annotated[tuple[int, int], Option("least and largest width and height, px")] = (300, 640)
+    boxes: Annotated[int, Option("objects of a picture at most")] = 8
+    width: Annotated[int, Option("channels of the backbone's first convolution")] = 64
+    image_size: Annotated[int, Option("px, of what the backbone sees")] = 800
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,21 +55,36 @@ class Look:
     slivers: Collection[int] = ()
 
 
-def write_pictures(raw_dir: Path, plans: dict[str, list[PicturePlan]], look: Look, workers: int) -> Generated:
-    """Draw the pictures of each split (``train`` and ``val``), and write them with their annotations.
+def generate(
+    raw_dir: Path,
+    options: SyntheticCoco,
+    plans: dict[str, list[PicturePlan]],
+    look: Look,
+    workers: int,
+    write_backbone: Callable[[Path, list[Path]], None],
+) -> str:
+    """Write synthetic data in the format of COCO 2017 to ``raw_dir``, an empty or new folder; return a summary.
 
     Args:
-        raw_dir: output folder.
-        plans: plans by split.
+        options: description that is stored with the data.
+        plans: plans of pictures by split, ``train`` and ``val``.
         look: options for the annotations.
         workers: processes that draw.
+        write_backbone: writes the backbone to the given folder, for the given training pictures.
+
+    Raises:
+        DataError: ``raw_dir`` is not empty.
     """
-    (raw_dir / "annotations").mkdir()
-    boxes = {}
-    for split, wanted in plans.items():
-        drawn = stand_in.drawn(draw, wanted, workers if len(wanted) >= WORTH_PROCESSES else 1, chunk=32)
-        boxes[split] = _write_split(raw_dir, split, wanted, drawn, look)
-    return Generated({split: len(wanted) for split, wanted in plans.items()}, boxes)
+    summary = []
+    with stand_in.generated(raw_dir) as folder:
+        (folder / "annotations").mkdir()
+        for split, wanted in plans.items():
+            drawn = stand_in.drawn(draw, wanted, workers, PER_WORKER)
+            boxes = _write_split(folder, split, wanted, drawn, look)
+            summary.append(f"{split}: {len(wanted)} pictures with {boxes} boxes")
+        write_backbone(folder, sorted((folder / SPLITS["train"]).iterdir()))
+        stand_in.mark(folder, asdict(options))
+    return "; ".join(summary)
 
 
 def category_ids(classes: int) -> list[int]:

@@ -7,7 +7,6 @@ noisy background of a muted colour, and each is mostly visible. A picture is a f
 from __future__ import annotations
 
 import functools
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from common.errors import ConfigError
+from common.formats.jpeg import encode
 
 Form = Literal["plain", "many", "one tiny", "crowd", "empty"]
 
@@ -123,9 +123,8 @@ class DrawnPicture:
 def draw(plan: PicturePlan) -> DrawnPicture:
     """Draw and encode a picture."""
     pixels_HWC, boxes = paint(plan)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels_HWC).save(buffer, "JPEG", quality=90)
-    return DrawnPicture(buffer.getvalue(), pixels_HWC.shape[1], pixels_HWC.shape[0], tuple(boxes))
+    jpeg = encode(Image.fromarray(pixels_HWC), 90)
+    return DrawnPicture(jpeg, pixels_HWC.shape[1], pixels_HWC.shape[0], tuple(boxes))
 
 
 def paint(plan: PicturePlan) -> tuple[NDArray[np.uint8], list[DrawnBox]]:

@@ -29,6 +29,13 @@ def decode(data: bytes) -> Image.Image:
         raise ValueError(str(error)) from error
 
 
+def encode(picture: Image.Image, quality: int, subsampling: str = "4:2:0") -> bytes:
+    """Return a picture as JPEG; ``subsampling`` of the chroma."""
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=quality, subsampling=subsampling)
+    return buffer.getvalue()
+
+
 def jpeg_size(data: bytes) -> tuple[int, int]:
     """Return width and height, px, of a complete JPEG.
 
@@ -84,9 +91,7 @@ def to_rgb_jpeg(data: bytes) -> bytes:
             rgb = picture.convert("RGB")
     except _DAMAGE as error:
         raise ValueError(f"neither JPEG nor PNG, or damaged: {error}") from error
-    buffer = io.BytesIO()
-    rgb.save(buffer, "JPEG", quality=100)
-    return buffer.getvalue()
+    return encode(rgb, 100)
 
 
 def jpeg_components(data: bytes) -> int:

@@ -12,7 +12,7 @@ from benchmarks.maskrcnn.data import open_eval, open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.prepare import prepare
 from benchmarks.maskrcnn.preparer import Preparer
-from benchmarks.maskrcnn.stand_in import Request, generate
+from benchmarks.maskrcnn.stand_in import SyntheticOutlines, generate
 from common.config.loading import build
 from common.data.batches import Block
 from common.distributed.layout import Layout
@@ -21,10 +21,10 @@ from common.mlperf.fixed import fixed_facts
 pytestmark = pytest.mark.gpu
 pytest.importorskip("nvidia.dali")
 
-REQUEST = Request(
+SYNTHETIC = SyntheticOutlines(
     train=30, eval=11, classes=12, sides=(120, 640), boxes=4, width=8, layers=(1, 1, 1, 1), image_size=64, seed=3
 )
-BLOCKS = [Block(i, i + 1, 1, i * REQUEST.train, REQUEST.train) for i in range(2)]
+BLOCKS = [Block(i, i + 1, 1, i * SYNTHETIC.train, SYNTHETIC.train) for i in range(2)]
 MICRO_BATCH = 4
 READER = {
     "reader": "dali", "threads": 4, "prefetch": 2, "max_boxes": 12, "hw_decoder_load": 0.65,
@@ -35,13 +35,13 @@ READER = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("dali")
-    generate(folder / "raw", REQUEST)
+    generate(folder / "raw", SYNTHETIC)
     prepare(folder / "raw", folder / "data", workers=2)
     return folder / "data"
 
 
 def settings(**reader):
-    facts = fixed_facts(Facts, "maskrcnn", classes=REQUEST.classes)
+    facts = fixed_facts(Facts, "maskrcnn", classes=SYNTHETIC.classes)
     return DataSettings(facts, build(MaskReaderConfig, READER | reader, "reader"))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from common.data import manifest, preparation, stand_in
-from common.data.commands import DataCommands, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.published import SYNTHETIC, Published
 from common.errors import DataError
@@ -19,7 +19,6 @@ PUBLISHED = Published({"train_samples": 524_288, "eval_samples": 65_536})
 
 def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
     """Each parameter fades a pattern of its own in; the patterns are the same in both splits."""
-    stand_in.require_unused(raw_dir)
     generator = np.random.default_rng(0)
     patterns_PV = generator.normal(size=(4, size**3))
     with stand_in.generated(raw_dir) as partial:
@@ -68,6 +67,4 @@ COMMANDS = DataCommands(
     prepare=prepare,
     verify=verify,
     published=PUBLISHED,
-    workers={},
-    options={"generate": tuple(option(f"--{name}", type=int, required=True) for name in ("train", "eval", "size"))},
 )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
-from common.data.commands import DataCommands, cores, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.megatron import preparation
 from common.data.megatron.corpus import Corpus
-from common.data.megatron.stand_in import Generated, Request, generate
+from common.data.megatron.stand_in import SyntheticText, generate
 
 
 def commands_for(corpus: Corpus) -> DataCommands:
     """Return ``download``, ``generate``, ``prepare`` and ``verify`` for ``corpus``."""
 
-    def generated(raw_dir: Path, **sizes: Any) -> Generated:
-        return generate(raw_dir, corpus, Request(**sizes))
+    def generated(raw_dir: Path, options: SyntheticText) -> str:
+        return generate(raw_dir, corpus, options)
 
     def prepared(raw_dir: Path, data_dir: Path, workers: int) -> Manifest:
         return preparation.prepare(raw_dir, data_dir, corpus, workers)
@@ -34,16 +32,4 @@ def commands_for(corpus: Corpus) -> DataCommands:
         prepare=prepared,
         verify=verified,
         published=corpus.published,
-        workers={"prepare": cores},
-        options={
-            "generate": tuple(
-                option(
-                    f"--{field.name.replace('_', '-')}",
-                    type=int,
-                    default=field.default,
-                    help=f"(default {field.default})",
-                )
-                for field in dataclasses.fields(Request)
-            )
-        },
     )

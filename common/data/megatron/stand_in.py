@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from common.data import stand_in
 from common.data.megatron.corpus import Corpus, Settings
 from common.data.megatron.text_tokenizers import open_tokenizer
+from common.data.options import Option, Options
 from common.data.python_documentation import documentation
 from common.errors import ConfigError
 
@@ -29,68 +31,44 @@ _LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN = 200_000, 12
 
 
 @dataclass(frozen=True)
-class Request:
-    """Sizes of the synthetic data.
+class SyntheticText(Options):
+    """Options of ``generate``. Parts have at least as many rows as asked for. The seed orders the documents."""
 
-    Attributes:
-        train, eval: minimum number of rows, of all training files together and of the evaluation.
-        row_length: tokens per row.
-        vocabulary: vocabulary size of the tokenizer.
-        files: number of text files per training part.
-        seed: seed for the order of documents.
-    """
-
-    train: int = 2048
-    eval: int = 64
-    row_length: int = 128
-    vocabulary: int = 1024
-    files: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < (0 if name == "seed" else 1):
-                raise ConfigError(f"--{name.replace('_', '-')}={value}: too few")
+    train: Annotated[int, Option("rows of all training files", least=1)] = 2048
+    eval: Annotated[int, Option("rows to evaluate", least=1)] = 64
+    row_length: Annotated[int, Option("tokens of a row", least=1)] = 128
+    vocabulary: Annotated[int, Option("tokens of the tokenizer", least=1)] = 1024
+    files: Annotated[int, Option("text files of a training part", least=1)] = 2
+    seed: Annotated[int, Option(least=0)] = 0
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Number of documents and tokens that were written, by split."""
-
-    documents: dict[str, int]
-    tokens: dict[str, int]
-
-    def __str__(self) -> str:
-        return ", ".join(
-            f"{self.documents[split]} documents of {self.tokens[split]} tokens to {split}" for split in self.documents
-        )
-
-
-def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Generated:
+def generate(raw_dir: Path, corpus: Corpus, options: SyntheticText = SyntheticText()) -> str:
     """Write a tokenizer and text files in C4's format to ``raw_dir``.
 
     The evaluation files contain more documents than the evaluation uses.
+
+    Returns:
+        a summary: documents and tokens of each split.
 
     Raises:
         ConfigError: the vocabulary is too small, or Python's documentation is too short for the requested rows.
         DataError: the folder is not empty.
     """
-    stand_in.require_unused(raw_dir)
-    texts = list(_texts(np.random.default_rng(request.seed), _characters(request)))
+    texts = list(_texts(np.random.default_rng(options.seed), _characters(options)))
     train_parts = [part for part in corpus.parts if part.split == "train"]
     eval_parts = [part for part in corpus.parts if part.split == "eval"]
     with stand_in.generated(raw_dir) as folder:
-        train_tokenizer(folder / corpus.tokenizer, texts, request.vocabulary)
+        train_tokenizer(folder / corpus.tokenizer, texts, options.vocabulary)
         encode = open_tokenizer(folder / corpus.tokenizer).encode
         chunks = (texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE))
         lengths = [len(tokens) for chunk in chunks for tokens in encode(chunk)]
-        evaluated = _count(lengths, request.eval * request.row_length + 1, "eval")
+        evaluated = _count(lengths, options.eval * options.row_length + 1, "eval")
         first = evaluated + _NOT_TAKEN
-        tokens = request.train * request.row_length + len(train_parts) * (request.row_length + 1)
+        tokens = options.train * options.row_length + len(train_parts) * (options.row_length + 1)
         trained = _count(lengths[first:], tokens, "train")
         settings = Settings(
-            request.vocabulary,
-            min(request.files, *(len(part.files) for part in corpus.parts if part.split == "train")),
+            options.vocabulary,
+            min(options.files, *(len(part.files) for part in corpus.parts if part.split == "train")),
             min(_EVAL_FILES, *(len(part.files) for part in eval_parts)),
             evaluated,
         )
@@ -98,10 +76,10 @@ def generate(raw_dir: Path, corpus: Corpus, request: Request = Request()) -> Gen
             _write(folder, settings.of(part).files, texts[:first])
         for part, share in zip(train_parts, _shares(texts[first : first + trained], len(train_parts)), strict=True):
             _write(folder, settings.of(part).files, share)
-        stand_in.mark(folder, {"settings": asdict(settings), "request": asdict(request)})
-    return Generated(
-        {"train": trained, "eval": evaluated},
-        {"train": sum(lengths[first : first + trained]), "eval": sum(lengths[:evaluated])},
+        stand_in.mark(folder, {"settings": asdict(settings), "request": asdict(options)})
+    return (
+        f"{trained} documents of {sum(lengths[first : first + trained])} tokens to train, "
+        f"{evaluated} documents of {sum(lengths[:evaluated])} tokens to eval"
     )
 
 
@@ -169,9 +147,9 @@ def _train_sentencepiece(path: Path, texts: Iterable[str], vocabulary: int) -> i
     return int(SentencePieceProcessor(model_proto=written.getvalue()).vocab_size())
 
 
-def _characters(request: Request) -> int:
+def _characters(options: SyntheticText) -> int:
     """Return an upper bound of the text that a request needs, because reading all documentation takes seconds."""
-    return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * (request.train + request.eval) * request.row_length)
+    return max(_LEAST_CHARACTERS, _CHARACTERS_PER_TOKEN * (options.train + options.eval) * options.row_length)
 
 
 def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.data import stand_in
+from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.recommendation.criteo.planted import MISSING, World, bayes_auc, calibrated, raw_categories
 from common.recommendation.criteo.sample_rows import DAYS
@@ -18,35 +20,23 @@ _CHUNK = 1 << 16  # lines that are written at a time
 
 
 @dataclass(frozen=True)
-class Request:
-    """Options for generated data.
+class SyntheticClicks(Options):
+    """Options of ``generate``.
 
-    Attributes:
-        train: samples of all days but the last, together.
-        evaluation: samples of the first half of the last day, which is evaluated; the other half has as many.
-        cap: largest number of categories of a feature, including the missing category.
-        bayes_auc: AUC of the best possible classifier.
-        click_rate: fraction of clicks.
-        seed: seed of all random choices.
+    ``evaluation`` is half of the last day; the other half has as many samples. ``cap`` includes the missing category.
     """
 
-    train: int = 200_000
-    evaluation: int = 20_000
-    cap: int = 1_000
-    bayes_auc: float = 0.8
-    click_rate: float = 0.25
-    seed: int = 0
+    train: Annotated[int, Option("samples of all days but the last", least=DAYS - 1)] = 200_000
+    evaluation: Annotated[int, Option("evaluated samples", "--eval", least=1)] = 20_000
+    cap: Annotated[int, Option("most categories of a feature", least=2)] = 1_000
+    bayes_auc: Annotated[float, Option("of the best classifier", "--auc")] = 0.8
+    click_rate: Annotated[float, Option("fraction of clicks", least=0.01, most=0.5)] = 0.25
+    seed: Annotated[int, Option(least=0)] = 0
 
     def __post_init__(self) -> None:
-        if self.train < DAYS - 1 or self.evaluation < 1:
-            raise ConfigError(f"--train={self.train} --eval={self.evaluation}: at least one for each of {DAYS} days")
-        if self.cap < 2 or self.seed < 0:
-            raise ConfigError(f"--cap={self.cap} --seed={self.seed}: at least two categories, and a seed of 0 or more")
-        if not 0.5 < self.bayes_auc < 0.95 or not 0.01 <= self.click_rate <= 0.5:
-            raise ConfigError(
-                f"--auc={self.bayes_auc} --click-rate={self.click_rate}: an AUC above 0.5 and below 0.95, and a rate "
-                "from 0.01 to 0.5"
-            )
+        super().__post_init__()
+        if not 0.5 < self.bayes_auc < 0.95:
+            raise ConfigError(f"--auc={self.bayes_auc}: above 0.5 and below 0.95")
 
     def world(self, table_rows: tuple[int, ...]) -> World:
         """Return the model for a benchmark with these tables."""
@@ -61,18 +51,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Numbers of samples that were written, and the Bayes AUC of the evaluated samples."""
-
-    train: int
-    evaluation: int
-    bayes_auc: float
-
-    def __str__(self) -> str:
-        return f"{self.train:,} + {self.evaluation:,} samples in {DAYS} days, Bayes AUC {self.bayes_auc:.4f}"
-
-
-@dataclass(frozen=True)
 class _Plan:
     path: Path
     world: World
@@ -80,28 +58,30 @@ class _Plan:
     day: int
 
 
-def generate(raw_dir: Path, table_rows: tuple[int, ...], request: Request = Request(), workers: int = 1) -> Generated:
-    """Write days of a synthetic log to ``raw_dir`` and mark it as synthetic.
+def generate(
+    raw_dir: Path, table_rows: tuple[int, ...], options: SyntheticClicks = SyntheticClicks(), workers: int = 1
+) -> str:
+    """Write days of a synthetic log to ``raw_dir``, an empty or new folder, and mark it as synthetic.
 
     Args:
-        raw_dir: an empty or new folder.
         table_rows: table rows of the benchmark.
-        request: options.
         workers: processes.
+
+    Returns:
+        a summary: numbers of samples, and the Bayes AUC of the evaluated samples.
 
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    stand_in.require_unused(raw_dir)
-    world = request.world(table_rows)
+    world = options.world(table_rows)
     with stand_in.generated(raw_dir) as folder:
-        plans = [_Plan(folder / f"day_{day}", world, request.samples(day), day) for day in range(DAYS)]
-        processes = min(workers, 1 + (request.train + 2 * request.evaluation) // _SAMPLES_PER_WORKER)
+        plans = [_Plan(folder / f"day_{day}", world, options.samples(day), day) for day in range(DAYS)]
+        processes = min(workers, 1 + (options.train + 2 * options.evaluation) // _SAMPLES_PER_WORKER)
         clicks = list(stand_in.drawn(_write_day, plans, processes))
-        found = bayes_auc([clicks[-1][: request.evaluation]])
-        described = {"kind": "planted logistic model", "asked": asdict(request), "bayes_auc": round(found, 5)}
+        auc = bayes_auc([clicks[-1][: options.evaluation]])
+        described = {"kind": "planted logistic model", "asked": asdict(options), "bayes_auc": round(auc, 5)}
         stand_in.mark(folder, {**described, "table_rows": list(world.table_rows)})
-    return Generated(request.train, request.evaluation, found)
+    return f"{options.train:,} + {options.evaluation:,} samples in {DAYS} days, Bayes AUC {auc:.4f}"
 
 
 def _write_day(plan: _Plan) -> NDArray[np.float64]:

@@ -12,9 +12,9 @@ import pytest
 import small_text
 
 from benchmarks.bert import raw as raw_module
-from benchmarks.bert.prepare import COMMANDS, Options, adopted, prepare, verify
+from benchmarks.bert.prepare import COMMANDS, PrepareOptions, adopt_packed, prepare, verify
 from benchmarks.bert.raw import Settings
-from benchmarks.bert.stand_in import generate
+from benchmarks.bert.stand_in import SyntheticArticles, generate
 from common import cli
 from common.data.published import Published
 from common.data.stages import Stages
@@ -41,14 +41,14 @@ def articles(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole_text(raw_dir, tmp_path_factory):
     data = tmp_path_factory.mktemp("whole_text") / "data"
-    prepare(raw_dir, data, Options(unpacked=True))
+    prepare(raw_dir, data, PrepareOptions(unpacked=True))
     return data
 
 
 @pytest.fixture(scope="module")
 def whole(articles, tmp_path_factory):
     data = tmp_path_factory.mktemp("whole") / "data"
-    prepare(articles, data, Options(unpacked=True))
+    prepare(articles, data, PrepareOptions(unpacked=True))
     return data
 
 
@@ -138,12 +138,12 @@ def test_packed_and_unpacked_shards_hold_the_same_sequences(whole):
 @pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(articles, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.bert.prepare.TEXT_PER_WORKER", 1)
-    prepare(articles, tmp_path / "data", Options(workers=2, unpacked=True))
+    prepare(articles, tmp_path / "data", PrepareOptions(unpacked=True), workers=2)
     assert contents(tmp_path / "data") == contents(whole)
 
 
 def test_articles_of_evaluation_are_not_trained_on(articles, tmp_path):
-    prepare(articles, tmp_path / "data", Options(keep_intermediate=True))
+    prepare(articles, tmp_path / "data", PrepareOptions(keep_intermediate=True))
     folder = tmp_path / "data" / "intermediate" / "text"
     parts = "".join((folder / f"part-{part:05d}-of-00002").read_text() for part in range(2))
     held_out = (folder / "eval.txt").read_text()
@@ -199,7 +199,7 @@ if moment == "within":
             die()
         return original(*arguments)
     setattr(module_of, name, dying)
-module.prepare(raw, data, module.Options(unpacked=True))
+module.prepare(raw, data, module.PrepareOptions(unpacked=True))
 """
 
 
@@ -231,7 +231,7 @@ def test_a_killed_preparation_continues_to_the_same_bytes(
     )
     assert process.returncode == -signal.SIGKILL
     assert not (data / "manifest.json").exists()
-    prepare(source, data, Options(unpacked=True))
+    prepare(source, data, PrepareOptions(unpacked=True))
     assert contents(data) == contents(expected)
     assert not list(data.rglob("*.partial"))
 
@@ -275,17 +275,17 @@ def test_other_raw_data_do_not_continue_an_interrupted_preparation(raw_dir, tmp_
     with pytest.raises(DataError, match="was prepared from other raw data"):
         prepare(other, tmp_path / "data")
     with pytest.raises(DataError, match=r'was prepared with .*"shards": 3.* not with .*"shards": 2'):
-        prepare(raw_dir, tmp_path / "data", Options(sizes=(("shards", 2),)))
+        prepare(raw_dir, tmp_path / "data", PrepareOptions(shards=2))
     prepare(raw_dir, tmp_path / "data")
 
 
 def test_sizes_can_be_chosen_for_a_stand_in_only(raw_dir, tmp_path, monkeypatch):
-    made = prepare(raw_dir, tmp_path / "data", Options(sizes=(("shards", 2), ("max_sequence_length", 32))))
+    made = prepare(raw_dir, tmp_path / "data", PrepareOptions(shards=2, max_sequence_length=32))
     assert (made.counts["shards"], made.counts["max_sequence_length"]) == (2, 32)
     real = small_text.write_raw(tmp_path / "real")
     (real / "STAND_IN").unlink()
     with pytest.raises(ConfigError, match="only a stand-in's may differ"):
-        prepare(real, tmp_path / "other", Options(sizes=(("max_sequence_length", 32),)))
+        prepare(real, tmp_path / "other", PrepareOptions(max_sequence_length=32))
 
 
 def test_other_text_cannot_pass_as_wikipedia(tmp_path, monkeypatch):
@@ -367,7 +367,7 @@ def test_records_of_a_stage_that_are_damaged_are_named(raw_dir, tmp_path, monkey
 
 def test_more_shards_than_packs_are_refused(raw_dir, tmp_path):
     with pytest.raises(DataError, match=r"\d+ packs cannot fill 4320 shards; use fewer"):
-        prepare(raw_dir, tmp_path / "data", Options(sizes=(("shards", 4320),)))
+        prepare(raw_dir, tmp_path / "data", PrepareOptions(shards=4320))
 
 
 def test_a_truncated_intermediate_is_named(raw_dir, tmp_path, monkeypatch):
@@ -408,9 +408,9 @@ def test_a_disk_that_fills_up_is_one_error_and_no_loss(raw_dir, whole_text, tmp_
 
     monkeypatch.setattr(f"benchmarks.bert.preparation.pipeline.{function}", full)
     with pytest.raises(DataError, match=f"stopped at stage {stage}: .*No space left on device; .* it continues"):
-        prepare(raw_dir, tmp_path / "data", Options(unpacked=True))
+        prepare(raw_dir, tmp_path / "data", PrepareOptions(unpacked=True))
     monkeypatch.undo()
-    prepare(raw_dir, tmp_path / "data", Options(unpacked=True))
+    prepare(raw_dir, tmp_path / "data", PrepareOptions(unpacked=True))
     assert contents(tmp_path / "data") == contents(whole_text)
 
 
@@ -462,10 +462,10 @@ def test_shards_with_the_benchmark_s_counts_are_wikipedia(whole, tmp_path, monke
     counts = json.loads((whole / "manifest.json").read_text())["counts"]
     published = Published({name: counts[name] for name in ("train_samples", "eval_samples")})
     monkeypatch.setattr("benchmarks.bert.prepare.PUBLISHED", published)
-    found = adopted(folder, evaluation, tmp_path / "data", 1)
+    found = adopt_packed(folder, tmp_path / "data", evaluation)
     assert (found.stand_in, found.custom) == (False, "")
     mark(folder, {"kind": "test"})
-    assert adopted(folder, evaluation, tmp_path / "synthetic", 1).stand_in is True
+    assert adopt_packed(folder, tmp_path / "synthetic", evaluation).stand_in is True
     assert (found.counts["vocabulary"], found.counts["max_sequence_length"]) == (30_522, 512)
 
 
@@ -482,7 +482,7 @@ def test_damaged_shards_of_other_tools_are_named(whole, tmp_path, damage, messag
     folder, evaluation = packed_elsewhere(whole, tmp_path)
     damage(folder)
     with pytest.raises(DataError, match=message):
-        adopted(folder, evaluation, tmp_path / "data", 1)
+        adopt_packed(folder, tmp_path / "data", evaluation)
 
 
 def test_a_shard_of_other_tools_that_is_not_whole_is_named(whole, tmp_path):
@@ -496,7 +496,7 @@ def test_a_shard_of_other_tools_that_is_not_whole_is_named(whole, tmp_path):
         for number, row in enumerate(rows):
             file["packed_input_len"][number] = row
     with pytest.raises(DataError, match="a shard is not whole"):
-        adopted(folder, evaluation, tmp_path / "data", 1)
+        adopt_packed(folder, tmp_path / "data", evaluation)
 
 
 def test_packed_folder_and_evaluation_file_go_together(tmp_path):
@@ -535,7 +535,8 @@ def test_generated_text_is_real_and_its_vocabulary_knows_it(articles):
 
 
 def test_small_vocabularies_begin_with_the_special_pieces(tmp_path):
-    generate(tmp_path / "raw", 20, 300, Settings(max_sequence_length=32, parts=2, eval_articles=2, eval_samples=5))
+    options = SyntheticArticles(20, 300, max_sequence_length=32, eval_samples=5, eval_articles=2, parts=2)
+    generate(tmp_path / "raw", options)
     assert (tmp_path / "raw" / "vocab.txt").read_text().split()[:5] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
@@ -547,7 +548,7 @@ def test_generate_refuses_used_folders_and_impossible_numbers(articles, tmp_path
         (["--articles", "5"], "articles=5: at least two for each of 4 parts"),
         (["--max-sequence-length", "513"], "max_sequence_length=513: 16 to 512"),
         (["--shards", "0"], "shards=0: at least 1"),
-        (["--articles", "40", "--eval-articles", "40"], "eval_articles=40"),
+        (["--articles", "40", "--eval-articles", "40"], "--eval-articles=40"),
     ):
         with pytest.raises(ConfigError, match=message):
             COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), *options])

@@ -15,12 +15,12 @@ from benchmarks.llama2_70b_lora.base import BaseWeights
 from benchmarks.llama2_70b_lora.markov import FAVOURITE, languages
 from benchmarks.llama2_70b_lora.prepare import COMMANDS, prepare
 from benchmarks.llama2_70b_lora.pretraining import next_token_losses
-from benchmarks.llama2_70b_lora.stand_in import Request, generate
+from benchmarks.llama2_70b_lora.stand_in import SyntheticReports, generate
 from common.errors import ConfigError, DataError
 from common.nn.decoder import Decoder
 from common.nn.lora import LoraSettings
 
-SMALL = Request(
+SMALL = SyntheticReports(
     train=60, eval=7, row_length=64, vocabulary=400, words=12, classes=4, hidden=32, heads=2, kv_heads=1,
     feed_forward=64, steps=60,
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_the_command_takes_the_recipe_s_arguments(tmp_path, capsys):
         ({"row_length": 32}, "--row-length=32: at least 64"),
         ({"heads": 3}, "--heads=3 does not divide --hidden=64"),
         ({"vocabulary": 300}, "--vocabulary=300: at least 323"),
-        ({"feed_forward": 0}, "--feed-forward=0: too few"),
+        ({"feed_forward": 0}, "--feed-forward=0: at least 1"),
         ({"kv_heads": 3}, "kv_heads=3"),
         ({"words": 30}, "--words=30 in --classes=8"),
         ({"vocabulary": 340}, "too small for a piece for each of 64 words"),
@@ -133,7 +133,7 @@ def test_the_command_takes_the_recipe_s_arguments(tmp_path, capsys):
 )
 def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, changes, told):
     with pytest.raises(ConfigError, match=told):
-        generate(tmp_path / "raw", Request(**changes))
+        generate(tmp_path / "raw", SyntheticReports(**changes))
     assert not (tmp_path / "raw").exists()
 
 

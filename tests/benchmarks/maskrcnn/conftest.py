@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_coco import REQUEST
+from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.prepare import prepare
 from benchmarks.maskrcnn.stand_in import generate
@@ -13,7 +13,7 @@ from benchmarks.maskrcnn.stand_in import generate
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw: 16 training pictures, two of them not to be used, and 6 for validation."""
     raw = tmp_path_factory.mktemp("drawn") / "raw"
-    generate(raw, REQUEST)
+    generate(raw, SYNTHETIC)
     return raw
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from small_coco import REQUEST
+from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.config import Facts, MaskReaderConfig
 from benchmarks.maskrcnn.data_settings import DataSettings
@@ -19,10 +19,10 @@ READER = {
 }  # fmt: skip
 SHORT, LONG, SLOT = 150, 300, 128
 MICRO_BATCH = 3
-BLOCK = Block(0, 1, 3, 0, 3 * REQUEST.train)
+BLOCK = Block(0, 1, 3, 0, 3 * SYNTHETIC.train)
 
 
 def settings(changed: Mapping[str, object] = MappingProxyType({}), **reader: object) -> DataSettings:
     """Pictures of 64 to 120 px become 150 px high or wide; ``changed`` are facts, ``reader`` how they are read."""
-    facts = {"classes": REQUEST.classes, "min_size": SHORT, "max_size": LONG, "longest_side": SLOT, **changed}
+    facts = {"classes": SYNTHETIC.classes, "min_size": SHORT, "max_size": LONG, "longest_side": SLOT, **changed}
     return DataSettings(fixed_facts(Facts, "maskrcnn", **facts), build(MaskReaderConfig, READER | reader, "reader"))

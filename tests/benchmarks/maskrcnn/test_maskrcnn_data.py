@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_coco import REQUEST
+from small_coco import SYNTHETIC
 from small_reader import BLOCK, LONG, MICRO_BATCH, SHORT, SLOT, settings
 
 from benchmarks.maskrcnn.data import open_eval, open_train
@@ -98,10 +98,10 @@ def test_a_pass_has_every_picture_once_and_masks_what_is_left_of_its_batches(pre
     pictures = open_prepared(prepared).train()
     pictures.pictures.close()
     high = int(np.sum(pictures.objects.size[:, 0] >= pictures.objects.size[:, 1]))
-    length = -(-high // MICRO_BATCH) + -(-(REQUEST.train - high) // MICRO_BATCH)
+    length = -(-high // MICRO_BATCH) + -(-(SYNTHETIC.train - high) // MICRO_BATCH)
     first = train(prepared)[:length]
-    assert sum(int(batch.tensors["real"].sum()) for batch in first) == REQUEST.train
-    assert length * MICRO_BATCH > REQUEST.train, "an incomplete batch is what this is about"
+    assert sum(int(batch.tensors["real"].sum()) for batch in first) == SYNTHETIC.train
+    assert length * MICRO_BATCH > SYNTHETIC.train, "an incomplete batch is what this is about"
     objects = [int(o) for b in first for o in b.tensors["object"][b.tensors["real"] & (b.tensors["count"] > 0)]]
     assert len(set(objects)) == len(objects) == int(np.sum(pictures.objects.counts > 0))
     for batch in first:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from small_coco import REQUEST
+from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig, MaskReaderConfig, ModelConfig
 from benchmarks.maskrcnn.evaluate import Scoring, evaluation
@@ -30,7 +30,7 @@ from common.mlperf.fixed import fixed_facts
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(
-    Facts, "maskrcnn", classes=REQUEST.classes, layers=[1, 1, 1, 1], width=8, pyramid_channels=8, box_channels=16,
+    Facts, "maskrcnn", classes=SYNTHETIC.classes, layers=[1, 1, 1, 1], width=8, pyramid_channels=8, box_channels=16,
     box_resolution=3, mask_resolution=4, mask_convolutions=1, anchor_sizes=[8, 16, 32, 64, 96],
     min_size=64, max_size=128, longest_side=640, eval_candidates=30, eval_proposals=30, detections=20,
 )  # fmt: skip
@@ -131,14 +131,14 @@ def test_figures_are_pycocotools(drawn: Path, prepared: Path, tmp_path: Path) ->
     made.scorer.open_data(prepared)
     figures = made.scorer.score(predictions)
     made.close()
-    assert figures.pop("eval_samples") == REQUEST.eval
+    assert figures.pop("eval_samples") == SYNTHETIC.eval
     np.testing.assert_allclose(
         list(figures.values()), judged(drawn / annotations_name("val"), values), rtol=0, atol=1e-12
     )
     found = MaskScorer(lambda root: read_coco(near(values, drawn, root), segmentations=True), CPU, 1)
     found.open_data(tmp_path)
     figures = found.score(predictions)
-    assert figures.pop("eval_samples") == REQUEST.eval
+    assert figures.pop("eval_samples") == SYNTHETIC.eval
     np.testing.assert_allclose(list(figures.values()), judged(tmp_path / "objects.json", values), rtol=0, atol=1e-12)
     assert 0 < figures["SEGM"] != figures["BBOX"] > 0
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
-from small_coco import REQUEST
+from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import Facts
@@ -60,7 +60,7 @@ def corners(xywh: list[float], picture: dict[str, Any]) -> list[float]:
 
 
 def test_generated_data_have_what_cocos_have(drawn):
-    for split, count in (("train", REQUEST.train + 2), ("val", REQUEST.eval)):
+    for split, count in (("train", SYNTHETIC.train + 2), ("val", SYNTHETIC.eval)):
         coco = annotations(drawn, split)
         assert len(coco.imgs) == count
         assert sorted(coco.cats) == category_ids(12)
@@ -110,7 +110,7 @@ def test_the_generated_backbone_fits_the_pictures(drawn):
 
 
 def test_pictures_of_cocos_size_have_seven_objects_with_ten_points_and_more(tmp_path):
-    request = dataclasses.replace(REQUEST, train=8, eval=1, kind="coco-sized")
+    request = dataclasses.replace(SYNTHETIC, train=8, eval=1, kind="coco-sized")
     generate(tmp_path / "raw", request)
     coco = annotations(tmp_path / "raw", "train")
     sizes = [(picture["width"], picture["height"]) for picture in coco.imgs.values()]
@@ -128,7 +128,7 @@ def test_pictures_of_cocos_size_have_seven_objects_with_ten_points_and_more(tmp_
 )
 def test_what_cannot_be_generated_is_refused(changes):
     with pytest.raises(ConfigError):
-        dataclasses.replace(REQUEST, **changes)
+        dataclasses.replace(SYNTHETIC, **changes)
 
 
 # What is prepared
@@ -137,7 +137,7 @@ def test_what_cannot_be_generated_is_refused(changes):
 def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared):
     coco = annotations(drawn, "train")
     expected = trained_on(coco)
-    assert len(expected) == REQUEST.train < len(coco.imgs) - 1
+    assert len(expected) == SYNTHETIC.train < len(coco.imgs) - 1
     assert [] in expected.values(), "a picture with nothing to train on"
     train = open_prepared(prepared).train()
     objects, label_of = train.objects, {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
@@ -180,7 +180,7 @@ def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared)
         assert (coco_mask.merge(rle) if isinstance(rle, list) else rle) == coco.annToRLE(box)
     assert found.category_ids() == sorted(coco.cats)
     pictures = found.validation()
-    assert len(pictures) == found.samples("val") == REQUEST.eval
+    assert len(pictures) == found.samples("val") == SYNTHETIC.eval
     assert pictures.size(0) == tuple(coco.imgs[min(coco.imgs)][side] for side in ("width", "height"))
     pictures.close()
 
@@ -194,7 +194,7 @@ def test_the_manifest_counts_what_device_tables_need_room_for(prepared):
         table.points,
         0,
     ]
-    assert counts["train_longest_side"] == REQUEST.sides[1]
+    assert counts["train_longest_side"] == SYNTHETIC.sides[1]
     assert found.stand_in
     assert verify(prepared).counts == counts
 

@@ -15,7 +15,8 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
-from benchmarks.resnet.prepare import COMMANDS, FILES, generate, prepare, verify
+from benchmarks.resnet.prepare import COMMANDS, FILES, prepare, verify
+from benchmarks.resnet.stand_in import SyntheticImages, digit_plans, generate
 from common import cli
 from common.config.composition import compose
 from common.data import preparation
@@ -122,13 +123,13 @@ def test_damaged_picture_names_its_file(folders, tmp_path):
 
 def test_tars_and_folders_give_the_same_records(tmp_path):
     for name, tars in (("folders", False), ("tars", True)):
-        generate(tmp_path / name / "raw", "digits", train=40, val=20, tars=tars)
+        generate(tmp_path / name / "raw", SyntheticImages(train=40, val=20, tars=tars))
         prepare(tmp_path / name / "raw", tmp_path / name / "data", workers=2)
     assert contents(tmp_path / "tars" / "data") == contents(tmp_path / "folders" / "data")
 
 
 def test_val_tar_takes_its_labels_from_the_development_kit(tmp_path):
-    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
     from sklearn.datasets import load_digits
 
     found = raw.open_raw(tmp_path)
@@ -138,7 +139,7 @@ def test_val_tar_takes_its_labels_from_the_development_kit(tmp_path):
 
 
 def test_truncated_tar_is_an_error(tmp_path):
-    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
     tar = tmp_path / raw.TRAIN_TAR
     tar.write_bytes(tar.read_bytes()[:-20_000])
     with pytest.raises(DataError, match="truncated"):
@@ -146,14 +147,14 @@ def test_truncated_tar_is_an_error(tmp_path):
 
 
 def test_val_tar_without_development_kit_is_an_error(tmp_path):
-    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
     (tmp_path / raw.DEVKIT_TAR).unlink()
     with pytest.raises(DataError, match="has no labels of its own"):
         prepare(tmp_path, tmp_path / "data")
 
 
 def test_development_kit_without_ground_truth_is_an_error(tmp_path):
-    generate(tmp_path, "digits", train=40, val=20, tars=True)
+    generate(tmp_path, SyntheticImages(train=40, val=20, tars=True))
     with tarfile.open(tmp_path / raw.DEVKIT_TAR, "w:gz"):
         pass
     with pytest.raises(DataError, match="damaged or no ILSVRC2012 development kit"):
@@ -175,7 +176,7 @@ def test_other_raw_data_are_refused(folders, tmp_path):
 
 
 def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
-    generate(tmp_path / "raw", "digits", train=60, val=20)
+    generate(tmp_path / "raw", SyntheticImages(train=60, val=20))
     prepare(tmp_path / "raw", tmp_path / "whole")
     script = (
         "import sys, signal, pathlib; from benchmarks.resnet import prepare as p; written = p.RecordWriter.write\n"
@@ -200,7 +201,7 @@ def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
 
 
 def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):
-    generate(tmp_path / "raw", "digits", train=30, val=10)
+    generate(tmp_path / "raw", SyntheticImages(train=30, val=10))
     fail_at = 12
 
     def failing(record_id, picture):
@@ -309,19 +310,17 @@ def test_verify_finds_a_changed_byte(folders, tmp_path):
 
 
 def test_digits_are_the_fixed_split_of_scikit_learn(tmp_path):
-    from benchmarks.resnet.stand_in import _digit_requests
-
-    requests = _digit_requests(None, None, 0)
-    numbers = {split: {request.number for request in requests[split]} for split in requests}
+    plans = digit_plans(SyntheticImages())
+    numbers = {split: {plan.number for plan in plans[split]} for split in plans}
     assert (len(numbers["train"]), len(numbers["val"])) == (1437, 360)
     assert not numbers["train"] & numbers["val"]
-    per_class = np.bincount([request.label for request in requests["val"]])
+    per_class = np.bincount([plan.label for plan in plans["val"]])
     assert per_class.min() >= 34
     assert per_class.max() <= 37
 
 
 def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
-    made = generate(tmp_path / "raw", "imagenet-sized", train=120, val=8, workers=1)
+    made = generate(tmp_path / "raw", SyntheticImages("imagenet-sized", train=120, val=8))
     sizes, subsampling = [], set()
     for path in sorted((tmp_path / "raw" / "train").rglob("*.JPEG")):
         with Image.open(path) as picture:
@@ -330,12 +329,12 @@ def test_imagenet_sized_pictures_have_imagenet_s_forms(tmp_path):
     assert max(max(size) for size in sizes) > 5000
     assert len(set(sizes)) > 100
     assert subsampling == {(2, 2)}
-    assert made.classes == 120
+    assert made.startswith("120 training and 8 validation pictures of 120 classes, ")
 
 
 def test_same_seed_draws_the_same_pictures(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        generate(tmp_path / name, "imagenet-sized", train=3, val=1, seed=seed)
+        generate(tmp_path / name, SyntheticImages("imagenet-sized", train=3, val=1, seed=seed))
     a, b, c = ([path.read_bytes() for path in sorted((tmp_path / name).rglob("*.JPEG"))] for name in ("a", "b", "c"))
     assert a == b
     assert all(x != y for x, y in zip(a, c, strict=True))
@@ -343,9 +342,9 @@ def test_same_seed_draws_the_same_pictures(tmp_path):
 
 def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
     with pytest.raises(DataError, match="is not empty"):
-        generate(folders[0], "digits")
+        generate(folders[0], SyntheticImages())
     with pytest.raises(ConfigError, match="10 to 1437 handwritten digits"):
-        generate(tmp_path / "new", "digits", train=2000)
+        generate(tmp_path / "new", SyntheticImages(train=2000))
 
 
 def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):

@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.retinanet import raw
 from benchmarks.retinanet.prepare import COMMANDS, prepare
 from benchmarks.retinanet.prepared import open_prepared
-from benchmarks.retinanet.stand_in import HEADER, OPTIONS, SPECIAL, Request, generate
+from benchmarks.retinanet.stand_in import HEADER, SPECIAL, SyntheticOpenImages, generate
 from common.errors import ConfigError, DataError
 
 SMALL = {
@@ -24,7 +24,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def raw_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stand_in") / "raw"
-    generate(folder, **SMALL)
+    generate(folder, SyntheticOpenImages(**SMALL))
     return folder
 
 
@@ -81,14 +81,14 @@ def test_boxes_are_where_the_objects_are(raw_dir):
 
 
 def test_the_same_request_gives_the_same_bytes(raw_dir, tmp_path):
-    generate(tmp_path / "again", workers=1, **SMALL)
+    generate(tmp_path / "again", SyntheticOpenImages(**SMALL), workers=1)
     names = sorted(path.relative_to(raw_dir) for path in raw_dir.rglob("*.*") if path.suffix != ".pth")
     assert [(tmp_path / "again" / name).read_bytes() for name in names] == [
         (raw_dir / name).read_bytes() for name in names
     ]
     states = [torch.load(folder / "backbone.pth", weights_only=True) for folder in (raw_dir, tmp_path / "again")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    generate(tmp_path / "other", **{**SMALL, "seed": 1})
+    generate(tmp_path / "other", SyntheticOpenImages(**{**SMALL, "seed": 1}))
     assert not {path.name for path in (tmp_path / "other/train").iterdir()} & {
         path.name for path in (raw_dir / "train").iterdir()
     }
@@ -121,8 +121,8 @@ def test_the_backbone_is_a_file_of_torchvisions_whose_norms_fit_the_pictures(raw
 
 def test_many_pictures_include_special_ones_and_processes_draw_alike(tmp_path):
     request = {**SMALL, "train": SPECIAL, "eval": 3, "width": 8}
-    generate(tmp_path / "one", **request)
-    generate(tmp_path / "two", workers=2, **request)
+    generate(tmp_path / "one", SyntheticOpenImages(**request))
+    generate(tmp_path / "two", SyntheticOpenImages(**request), workers=2)
     names = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.[jc]*"))
     assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
     prepare(tmp_path / "one", tmp_path / "data")
@@ -136,10 +136,6 @@ def test_many_pictures_include_special_ones_and_processes_draw_alike(tmp_path):
 
 
 def test_the_command_takes_and_says_what_it_should(tmp_path, capsys):
-    assert [option.name for option in OPTIONS] == [
-        "--train", "--eval", "--classes", "--size", "--boxes", "--image-size", "--layers", "--width", "--groups",
-        "--width-per-group", "--seed",
-    ]  # fmt: skip
     argv = ["--raw-dir", str(tmp_path / "raw"), "--workers", "1"]
     for name, value in {**SMALL, "width": 8}.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -163,14 +159,14 @@ def test_the_command_takes_and_says_what_it_should(tmp_path, capsys):
 )
 def test_impossible_requests_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        Request(**{**SMALL, **changes})
+        SyntheticOpenImages(**{**SMALL, **changes})
 
 
 def test_a_folder_that_is_used_is_refused(raw_dir):
     with pytest.raises(DataError, match="is not empty"):
-        generate(raw_dir, **SMALL)
+        generate(raw_dir, SyntheticOpenImages(**SMALL))
 
 
 def test_the_default_backbone_is_the_benchmarks():
-    shape = Request().backbone
+    shape = SyntheticOpenImages().backbone
     assert (shape.layers, shape.width, shape.groups, shape.width_per_group) == ((3, 4, 6, 3), 64, 32, 4)

@@ -12,7 +12,7 @@ import soundfile
 
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.prepare import COMMANDS, prepare
-from benchmarks.rnnt.stand_in import Request, eval_seconds, generate, train_seconds
+from benchmarks.rnnt.stand_in import SyntheticSpeech, eval_seconds, generate, train_seconds
 from benchmarks.rnnt.synthesis import LETTERS, Voice, draw_voice, formants_of, speak, usual_seconds
 from common.errors import ConfigError, DataError
 
@@ -92,7 +92,7 @@ def test_noise_lies_as_far_below_the_voice_as_it_should():
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small") / "raw"
-    generate(folder, Request(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4))
+    generate(folder, SyntheticSpeech(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4))
     return folder
 
 
@@ -122,7 +122,7 @@ def test_sentences_to_evaluate_are_new_and_by_other_voices(small):
 
 
 def test_the_seed_decides_everything_and_processes_nothing(small, forked_pools, tmp_path):
-    request = Request(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4)
+    request = SyntheticSpeech(train=60, eval=12, long=1, words=6, sentence=(1, 3), voices=4)
     generate(tmp_path / "same", request, workers=3)
     generate(tmp_path / "other", dataclasses.replace(request, seed=1))
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_ssd300 import REQUEST
+from small_ssd300 import SYNTHETIC
 
 from benchmarks.ssd300.prepare import prepare
 from benchmarks.ssd300.stand_in import generate
@@ -13,7 +13,7 @@ from benchmarks.ssd300.stand_in import generate
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw: 12 training pictures, one without a box, and 5 for validation."""
     raw = tmp_path_factory.mktemp("drawn") / "raw"
-    generate(raw, REQUEST)
+    generate(raw, SYNTHETIC)
     return raw
 
 

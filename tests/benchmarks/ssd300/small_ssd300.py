@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.stand_in import Request
+from benchmarks.ssd300.stand_in import SyntheticBoxes
 from common.config.loading import build
 from common.detection.reader_config import ReaderConfig
 from common.mlperf.fixed import fixed_facts
@@ -25,7 +25,9 @@ SMALL_SHAPE: dict[str, Any] = {
 SMALL = fixed_facts(Facts, "ssd300", **SMALL_SHAPE)
 """Three levels of 8, 4 and 2 cells a side."""
 
-REQUEST = Request(train=11, eval=5, classes=3, sides=(48, 80), boxes=3, width=8, layers=(1, 1, 1), image_size=64)
+SYNTHETIC = SyntheticBoxes(
+    train=11, eval=5, classes=3, sides=(48, 80), boxes=3, width=8, layers=(1, 1, 1), image_size=64
+)
 
 
 def reader(**changes: Any) -> ReaderConfig:

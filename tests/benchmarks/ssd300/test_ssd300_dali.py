@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from small_ssd300 import REQUEST, SMALL, reader
+from small_ssd300 import SMALL, SYNTHETIC, reader
 
 from benchmarks.ssd300.data import open_eval, open_train, warm_up
 from benchmarks.ssd300.data_settings import DataSettings
@@ -20,7 +20,7 @@ from common.errors import DataError
 
 # Colours that do not change, so that pixels can be compared: DALI changes them in an order of its own.
 PLAIN = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
-BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
+BLOCK = Block(0, 1, 2, 0, 2 * SYNTHETIC.train)
 
 
 def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> DataSettings:

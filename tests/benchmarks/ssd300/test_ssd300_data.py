@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools.coco import COCO
-from small_ssd300 import REQUEST, SMALL, reader
+from small_ssd300 import SMALL, SYNTHETIC, reader
 
 from benchmarks.ssd300.augment import draw, train_pixels
 from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train
@@ -33,7 +33,7 @@ from common.formats.recordio import RecordReader
 from common.nn.backbone_file import load_backbone
 
 SETTINGS = DataSettings(SMALL, reader(), crop_attempts=1, dtype=torch.float32)
-BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
+BLOCK = Block(0, 1, 2, 0, 2 * SYNTHETIC.train)
 
 
 def annotations(folder: Path, split: str) -> COCO:
@@ -58,7 +58,7 @@ def batches(
 
 def test_generated_data_are_cocos_with_gaps_between_ids_crowds_and_pictures_without_boxes(drawn):
     coco = annotations(drawn, "train")
-    assert len(coco.imgs) == REQUEST.train + 1
+    assert len(coco.imgs) == SYNTHETIC.train + 1
     assert [picture for picture in coco.imgs if not coco.getAnnIds(picture)] == [max(coco.imgs)]
     assert sorted(coco.cats) == drawn_ids(3) == [1, 3, 4]
     steps = np.diff(sorted(coco.imgs))
@@ -144,7 +144,7 @@ def test_preparing_again_does_nothing_and_an_interrupted_preparation_goes_on(dra
 
 def test_a_training_batch_is_what_the_plan_of_each_picture_says(drawn, prepared):
     coco = annotations(drawn, "train")
-    stream = EpochStream(REQUEST.train, 4, seed=5)
+    stream = EpochStream(SYNTHETIC.train, 4, seed=5)
     pictures = sorted({box["image_id"] for box in coco.anns.values()})
     class_of = {category: place + 1 for place, category in enumerate(coco.cats)}
     mean, std = np.array(SMALL.mean), np.array(SMALL.std)
@@ -341,9 +341,9 @@ def test_the_ids_of_categories_are_those_of_the_data_and_other_data_are_refused(
 def test_generating_wants_pictures_classes_and_an_unused_folder(drawn, tmp_path):
     for change in ({"train": 0}, {"classes": 0}, {"classes": 10_000}, {"sides": (300, 200)}):
         with pytest.raises(ConfigError):
-            generate(tmp_path / "raw", dataclasses.replace(REQUEST, **change))
+            generate(tmp_path / "raw", dataclasses.replace(SYNTHETIC, **change))
     with pytest.raises(DataError, match="not empty"):
-        generate(drawn, REQUEST)
+        generate(drawn, SYNTHETIC)
 
 
 def test_pictures_may_be_grey(drawn, tmp_path):

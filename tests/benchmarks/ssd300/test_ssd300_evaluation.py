@@ -11,7 +11,7 @@ import pytest
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from small_ssd300 import REQUEST
+from small_ssd300 import SYNTHETIC
 
 from benchmarks.ssd300.workload import Ssd300Detection
 from common import cli
@@ -49,7 +49,7 @@ def test_figures_are_pycocotools(drawn, prepared):
     evaluation.close()
     values = predictions.values
     assert len(values["score"]) > 20
-    assert set(values["class_id"].tolist()) <= set(category_ids(REQUEST.classes)) == {1, 3, 4}
+    assert set(values["class_id"].tolist()) <= set(category_ids(SYNTHETIC.classes)) == {1, 3, 4}
     rows = np.concatenate(
         [values["picture_id"][:, None], values["box"], values["score"][:, None], values["class_id"][:, None]], 1
     )
@@ -59,7 +59,7 @@ def test_figures_are_pycocotools(drawn, prepared):
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
-    assert figures.pop("eval_samples") == REQUEST.eval == len(truth.imgs)
+    assert figures.pop("eval_samples") == SYNTHETIC.eval == len(truth.imgs)
     assert figures["mean_average_precision"] > 0
     np.testing.assert_allclose(list(figures.values()), judge.stats, rtol=0, atol=1e-12)
 

@@ -20,9 +20,9 @@ from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions, generation_
 from benchmarks.stable_diffusion.fid import FeatureStatistics
 from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.stand_in import small_merges
 from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.scoring_networks import published_networks, random_networks
+from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.contract.evaluation import Predictions, Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.stable_diffusion.small_unet import SMALL

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.stable_diffusion.frozen.sizes import SMALL_INCEPTION, SMALL_TEXT, SMALL_VISION, VaeSizes
-from benchmarks.stable_diffusion.frozen.stand_in import fit_clip, fit_vae, made_inception, small_merges
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
+from benchmarks.stable_diffusion.synthetic_networks import fit_clip, fit_vae, random_inception, small_merges
 from common.nn.frozen import frozen_names
 from tests.benchmarks.stable_diffusion.drawn_shapes import drawn
 
@@ -121,8 +121,8 @@ def test_captions_that_say_nothing_are_an_error(captioned):
         fit_clip(pixels, captions, tokenizer, SMALL_TEXT, other, seed=0)
 
 
-def test_a_made_inception_tells_sets_apart():
-    network, again = (made_inception(SMALL_INCEPTION, seed=3) for _ in range(2))
+def test_a_random_inception_tells_sets_apart():
+    network, again = (random_inception(SMALL_INCEPTION, seed=3) for _ in range(2))
     images = drawn(16, 32, seed=4)[0]
     means = [network.features(images[:8]).mean(0), network.features(images[8:]).mean(0)]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import CLIPTokenizer
 
-from benchmarks.stable_diffusion.frozen.stand_in import small_merges
 from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, Tokenizer, byte_characters, read_merges
+from benchmarks.stable_diffusion.synthetic_networks import small_merges
 from common.errors import DataError
 
 CAPTIONS = [

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 import tarfile
 
 import numpy as np
@@ -16,14 +17,13 @@ from PIL import Image
 from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.stand_in import made_inception
 from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.prepare import COMMANDS
-from benchmarks.stable_diffusion.shapes import COLOURS, ShapePlan, draw
-from benchmarks.stable_diffusion.stand_in import Request, generate
+from benchmarks.stable_diffusion.synthetic import COLOURS, ShapePlan, SyntheticPictures, draw, generate
+from benchmarks.stable_diffusion.synthetic_networks import random_inception
 from common.errors import ConfigError, DataError
 
 SIZES = {
@@ -38,7 +38,7 @@ COUNTS = {"train": 33, "eval": 12, "tars": 2, "image_size": 16, "sides": (16, 24
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stand-in") / "raw"
-    return folder, generate(folder, **COUNTS, **SIZES)
+    return folder, generate(folder, SyntheticPictures(**COUNTS, **SIZES))
 
 
 def middle_and_corner(jpeg):
@@ -62,7 +62,7 @@ def test_a_caption_says_what_is_drawn(number):
 
 def test_tars_are_as_img2dataset_writes_them(made):
     folder, generated = made
-    assert generated.pictures == {"train": 33, "eval": 12}
+    assert generated.startswith("33 pictures to train, 12 pictures to eval; ")
     samples = 0
     for number in range(2):
         with tarfile.open(folder / raw.IMAGES / f"{number:05d}.tar") as tar:
@@ -92,7 +92,7 @@ def test_captions_to_evaluate_are_a_table_sorted_by_id(made):
 def test_statistics_are_those_of_the_real_pictures(made):
     """Against NumPy's mean and covariance of pictures that Pillow resizes, through the network of the file."""
     folder, _ = made
-    network = made_inception(SIZES["inception"], seed=5)
+    network = random_inception(SIZES["inception"], seed=5)
     load_inception(folder / raw.ASSETS / raw.INCEPTION, None, network)
     pictures = []
     for number in range(12):
@@ -124,12 +124,11 @@ def test_the_networks_load_as_published_ones_do(made):
 
 
 def test_what_bounds_the_scores_is_told(made):
-    scores = made[1].scores
-    own, shuffled = scores["real pictures"], scores["with shuffled captions"]
-    assert own.fid == shuffled.fid
-    assert own.clip > shuffled.clip + 0.2
-    assert scores["of an untrained U-Net"].fid > 2 * own.fid
-    assert all(f"{what}: FID {score.fid:.1f}" in str(made[1]) for what, score in scores.items())
+    told = re.findall(r"\n  (.+): FID (.+), CLIP (.+)", made[1])
+    fid, clip = ({what: float(score[number]) for what, *score in told} for number in range(2))
+    assert fid["real pictures"] == fid["with shuffled captions"]
+    assert clip["real pictures"] > clip["with shuffled captions"] + 0.2
+    assert fid["of an untrained U-Net"] > 2 * fid["real pictures"]
 
 
 def test_raw_data_are_read_with_the_sizes_that_were_generated(made):
@@ -149,7 +148,7 @@ def test_raw_data_are_read_with_the_sizes_that_were_generated(made):
 )
 def test_sizes_that_do_not_fit_are_an_error(options, message):
     with pytest.raises(ConfigError, match=message):
-        Request(**options)
+        SyntheticPictures(**options)
 
 
 def test_sizes_of_the_command_line_are_checked(tmp_path):
@@ -161,9 +160,9 @@ def test_sizes_of_the_command_line_are_checked(tmp_path):
 def test_captions_that_are_too_few_are_an_error(tmp_path):
     text = dataclasses.replace(SIZES["text"], vocabulary=1000)
     with pytest.raises(ConfigError, match=r"cannot be fitted to 33 captions: .* pairs to merge, and 486 are asked for"):
-        generate(tmp_path / "raw", **COUNTS, **{**SIZES, "text": text})
+        generate(tmp_path / "raw", SyntheticPictures(**COUNTS, **{**SIZES, "text": text}))
 
 
 def test_a_folder_in_use_is_refused(made):
     with pytest.raises(DataError, match="not empty"):
-        generate(made[0], **COUNTS, **SIZES)
+        generate(made[0], SyntheticPictures(**COUNTS, **SIZES))

@@ -10,20 +10,19 @@ from scipy import ndimage
 
 from benchmarks.unet3d import raw, stand_in
 from benchmarks.unet3d.prepare import prepare
-from benchmarks.unet3d.raw import Settings
-from benchmarks.unet3d.stand_in import Request, branch, generate, plan
+from benchmarks.unet3d.stand_in import SyntheticScans, branch, generate, plan
 from benchmarks.unet3d.volumes import open_volumes
 from common.errors import ConfigError, DataError
 
 PATCH = (64, 64, 64)
-REQUEST = Request(8, 4, 56, 96, Settings(PATCH))
+SYNTHETIC = SyntheticScans(8, 4, PATCH, 56, 96)
 TOUCHING = np.ones((3, 3, 3))
 
 
 @pytest.fixture(scope="module")
 def raw_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stand_in") / "raw"
-    generate(folder, REQUEST)
+    generate(folder, SYNTHETIC)
     return folder
 
 
@@ -49,7 +48,7 @@ def test_cases_have_the_benchmarks_names_and_splits(volumes):
 
 
 def test_prepared_volumes_have_the_anatomy_that_was_planned(volumes):
-    planned = {entry.name: entry.anatomy for entry in plan(REQUEST)}
+    planned = {entry.name: entry.anatomy for entry in plan(SYNTHETIC)}
     for case in (*volumes.train, *volumes.eval):
         _, label = volumes.read(case)
         anatomy = planned[case.name]
@@ -107,7 +106,7 @@ def test_scans_differ_in_spacing_and_shape_and_are_resampled(raw_dir, volumes):
 
 def test_prepared_shapes_are_the_planned_ones_padded_to_the_patch(volumes):
     made = {case.name: case.shape for case in (*volumes.train, *volumes.eval)}
-    assert made == {entry.name: tuple(max(size, 64) for size in entry.shape) for entry in plan(REQUEST)}
+    assert made == {entry.name: tuple(max(size, 64) for size in entry.shape) for entry in plan(SYNTHETIC)}
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
@@ -119,7 +118,7 @@ def test_sizes_reach_both_branches_of_the_sliding_window(volumes, split):
 
 
 def test_some_scans_are_smaller_than_the_patch():
-    assert any(entry.shape[0] < 64 for entry in plan(REQUEST))
+    assert any(entry.shape[0] < 64 for entry in plan(SYNTHETIC))
 
 
 @pytest.mark.parametrize(
@@ -132,15 +131,15 @@ def test_branches_are_those_of_the_reference(size, what):
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_others(raw_dir, tmp_path):
-    generate(tmp_path / "same", REQUEST)
+    generate(tmp_path / "same", SYNTHETIC)
     assert files(tmp_path / "same") == files(raw_dir)
-    generate(tmp_path / "other", Request(2, 1, 56, 96, Settings(PATCH), seed=1))
+    generate(tmp_path / "other", SyntheticScans(2, 1, PATCH, 56, 96, seed=1))
     other = files(tmp_path / "other")
     assert all(other[name] != content for name, content in files(raw_dir).items() if name in other)
 
 
 def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
-    generate(tmp_path / "few", Request(2, 1, 56, 96, Settings(PATCH)))
+    generate(tmp_path / "few", SyntheticScans(2, 1, PATCH, 56, 96))
     few, many = files(tmp_path / "few"), files(raw_dir)
     assert set(few) - {"STAND_IN"} < set(many)
     assert all(many[name] == content for name, content in few.items() if name != "STAND_IN")
@@ -149,17 +148,17 @@ def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
 @pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(raw_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(stand_in, "VOXELS_PER_WORKER", 1 << 20)
-    generate(tmp_path / "parallel", REQUEST, workers=2)
+    generate(tmp_path / "parallel", SYNTHETIC, workers=2)
     assert files(tmp_path / "parallel") == files(raw_dir)
 
 
 def test_all_210_cases_can_be_had(tmp_path):
-    plans = plan(Request(168, 42, 32, 32, Settings((32, 32, 32))))
+    plans = plan(SyntheticScans(168, 42, (32,), 32, 32))
     assert [entry.name for entry in plans] == [f"case_{number:05d}" for number in range(210)]
 
 
 def test_the_smallest_volumes_still_have_their_anatomy(tmp_path):
-    request = Request(8, 4, 32, 32, Settings((32, 32, 32)))
+    request = SyntheticScans(8, 4, (32,), 32, 32)
     generate(tmp_path / "raw", request)
     prepare(tmp_path / "raw", tmp_path / "data")
     volumes = open_volumes(tmp_path / "data", (32, 32, 32))
@@ -195,20 +194,20 @@ def test_files_are_whole_gzip(raw_dir):
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong, says):
-    right = {"train": 2, "eval": 1, "smallest": 56, "largest": 96, "settings": Settings(PATCH), "seed": 0}
+    right = {"train": 2, "eval": 1, "smallest": 56, "largest": 96, "patch": PATCH, "seed": 0}
     with pytest.raises(ConfigError, match=says):
-        Request(**{**right, **wrong})
+        SyntheticScans(**{**right, **wrong})
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(DataError, match="is not empty"):
-        generate(tmp_path, REQUEST)
+        generate(tmp_path, SYNTHETIC)
     assert files(tmp_path) == {"mine": b"mine"}
 
 
 def test_leftovers_of_a_command_that_was_cut_off_are_replaced(tmp_path):
     (tmp_path / "raw.partial" / "case_00001").mkdir(parents=True)
-    generate(tmp_path / "raw", Request(1, 1, 32, 32, Settings((32, 32, 32))))
+    generate(tmp_path / "raw", SyntheticScans(1, 1, (32,), 32, 32))
     assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["STAND_IN", "case_00000", "case_00001"]
     assert not (tmp_path / "raw.partial").exists()

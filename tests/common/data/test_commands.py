@@ -4,11 +4,13 @@ import errno
 import importlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from common.data.commands import DataCommands, option
+from common.data.commands import DataCommands
 from common.data.manifest import Manifest
+from common.data.options import Option
 from common.errors import ConfigError, DataError
 
 COUNTS = {"classes": 2, "train_samples": 3}
@@ -20,30 +22,58 @@ FOLDERS = {
 
 
 class Called:
-    """Commands of a workload whose functions note what they got."""
+    """Commands of a workload whose functions note what they got.
 
-    def __init__(self, stand_in: bool = False, error: OSError | None = None, **more: object) -> None:
+    Args:
+        few: ``prepare`` has workers and an option ``--few``.
+        adopting: ``prepare`` can adopt.
+    """
+
+    def __init__(
+        self,
+        stand_in: bool = False,
+        error: OSError | None = None,
+        few: bool = False,
+        adopting: bool = False,
+        **more: object,
+    ) -> None:
         self.options: dict[str, object] = {}
-        made = Manifest("x/1", {}, COUNTS, stand_in, {})
 
-        def returning(result):
-            def function(**options):
-                self.options = options
-                if error is not None:
-                    raise error
-                return result
+        def note(**options: object) -> Manifest:
+            self.options = options
+            if error is not None:
+                raise error
+            return Manifest("x/1", {}, COUNTS, stand_in, {})
 
-            return function
+        def generate(raw_dir: Path) -> str:
+            note(raw_dir=raw_dir)
+            return "many pictures"
 
-        given = {
-            "generate": returning("many pictures"),
-            "prepare": returning(made),
-            "verify": returning(made),
-            "workers": {},
-            "options": {},
+        def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
+            return note(raw_dir=raw_dir, data_dir=data_dir)
+
+        def prepare_few(
+            raw_dir: Path, data_dir: Path, less: Annotated[int, Option("less", "--few", least=2)] = 5, workers: int = 1
+        ) -> Manifest:
+            return note(raw_dir=raw_dir, data_dir=data_dir, less=less, workers=workers)
+
+        def adopt(folder: Path, data_dir: Path, many: int | None = None) -> Manifest:
+            return note(folder=folder, data_dir=data_dir, many=many)
+
+        def verify(data_dir: Path) -> Manifest:
+            return note(data_dir=data_dir)
+
+        self.commands = DataCommands(
+            "name",
+            raw="raw data",
+            prepared="prepared data",
+            real="Real",
+            generate=generate,
+            prepare=prepare_few if few else prepare,
+            verify=verify,
+            adopt=adopt if adopting else None,
             **more,
-        }
-        self.commands = DataCommands("name", raw="raw data", prepared="prepared data", real="Real", **given)
+        )
 
 
 @pytest.mark.parametrize("command", FOLDERS)
@@ -83,13 +113,13 @@ def test_folders_that_are_given_are_taken(command):
     ("command", "arguments", "options"),
     [
         ("verify", ["--raw-dir", "x"], "--data-dir"),
-        ("download", ["--data-dir", "x"], "--raw-dir, --sets, --mirror, --list, --check, --workers"),
+        ("download", ["--data-dir", "x"], "--raw-dir, --workers, --sets, --mirror, --list, --check"),
         ("prepare", ["raw_dir=x"], "--raw-dir, --data-dir, --workers, --few"),
         ("prepare", ["x"], "--raw-dir, --data-dir, --workers, --few"),
     ],
 )
 def test_what_is_no_option_of_the_command_is_refused_by_name_with_those_there_are(command, arguments, options):
-    called = Called(workers={"prepare": lambda: 6}, options={"prepare": (option("--few", dest="less"),)})
+    called = Called(few=True)
     with pytest.raises(ConfigError) as refused:
         called.commands.run(command, arguments)
     assert str(refused.value) == f"{command} {' '.join(arguments)}: no such option; the options are {options}"
@@ -97,30 +127,31 @@ def test_what_is_no_option_of_the_command_is_refused_by_name_with_those_there_ar
 
 
 def test_an_option_reaches_the_function_of_its_command_alone():
-    called = Called(options={"generate": (option("--few", type=int, default=5),)})
-    called.commands.run("generate", [])
-    assert called.options["few"] == 5
-    called.commands.run("generate", ["--few", "7"])
-    assert called.options["few"] == 7
+    called = Called(few=True)
     called.commands.run("prepare", [])
-    assert "few" not in called.options
+    assert called.options["less"] == 5
+    called.commands.run("prepare", ["--few", "7"])
+    assert called.options["less"] == 7
+    called.commands.run("verify", [])
+    assert "less" not in called.options
 
 
-def test_workers_have_a_default_for_each_command_that_has_workers():
-    called = Called(workers={"prepare": lambda: 6})
+@pytest.mark.parametrize(("memory", "workers"), [(0, os.cpu_count()), (1 << 60, 1)])
+def test_workers_have_a_default_for_each_command_that_has_workers(memory, workers):
+    called = Called(few=True, memory_per_worker=memory)
     called.commands.run("prepare", [])
-    assert called.options["workers"] == 6
+    assert called.options["workers"] == workers
     called.commands.run("prepare", ["--workers", "2"])
     assert called.options["workers"] == 2
     called.commands.run("verify", [])
     assert "workers" not in called.options
 
 
-@pytest.mark.parametrize("workers", ["0", "-1"])
-def test_no_workers_are_refused_before_anything_is_done(workers):
-    called = Called(workers={"generate": lambda: 6})
-    with pytest.raises(ConfigError, match=f"^--workers={workers}: at least 1$"):
-        called.commands.run("generate", ["--workers", workers])
+@pytest.mark.parametrize(("option", "value", "least"), [("--workers", 0, 1), ("--workers", -1, 1), ("--few", 1, 2)])
+def test_values_out_of_range_are_refused_before_anything_is_done(option, value, least):
+    called = Called(few=True)
+    with pytest.raises(ConfigError, match=f"^{option}={value}: at least {least}$"):
+        called.commands.run("prepare", [option, str(value)])
     assert called.options == {}
 
 
@@ -180,12 +211,11 @@ def test_other_workloads_have_nothing_to_adopt(tmp_path, benchmark):
 
 
 def test_options_of_adopting_and_of_preparing_do_not_go_together(tmp_path):
-    own = {"prepare": (option("--few", type=int),), "adopt": (option("--many", type=int),)}
-    called = Called(options=own, adopt=lambda **options: called.commands.verify(**options))
+    called = Called(few=True, adopting=True)
     assert called.commands.run("prepare", ["--adopt", str(tmp_path), "--many", "3", "--data-dir", "d"]) == 0
     assert called.options == {"folder": tmp_path, "data_dir": Path("d"), "many": 3}
     assert called.commands.run("prepare", ["--few", "3", "--raw-dir", "r", "--data-dir", "d"]) == 0
-    assert called.options == {"raw_dir": Path("r"), "data_dir": Path("d"), "few": 3}
+    assert called.options == {"raw_dir": Path("r"), "data_dir": Path("d"), "less": 3, "workers": os.cpu_count()}
     for wrong in (
         ["--adopt", str(tmp_path), "--few", "3"],
         ["--many", "3"],

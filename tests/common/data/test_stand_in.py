@@ -28,11 +28,9 @@ def test_a_damaged_description_is_named(tmp_path, content):
 
 
 def test_a_used_folder_is_refused(tmp_path):
-    stand_in.require_unused(tmp_path / "new")
-    stand_in.require_unused(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=f"^{tmp_path} is not empty"):
-        stand_in.require_unused(tmp_path)
+    with pytest.raises(DataError, match=f"^{tmp_path} is not empty"), stand_in.generated(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -65,7 +63,7 @@ def halved(number: int) -> float:
 @pytest.mark.usefixtures("forked_pools")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_drawn_comes_in_the_order_of_its_plans(workers):
-    assert list(stand_in.drawn(halved, range(5), workers, chunk=2)) == [0, 0.5, 1, 1.5, 2]
+    assert list(stand_in.drawn(halved, range(5), workers)) == [0, 0.5, 1, 1.5, 2]
 
 
 @pytest.mark.usefixtures("forked_pools")

@@ -1,7 +1,10 @@
 """Small frozen networks for synthetic data, fitted to the generated pictures within seconds on a CPU.
 
 They replace the published networks in a demo, so that its scores are meaningful: the autoencoder reconstructs
-pictures, and the CLIP score is high for a picture with its own caption and low with another caption.
+pictures, and the CLIP score is high for a picture with its own caption and low with another caption. They are written
+in the formats of the published files.
+
+Legend: N pictures, S their side in pixels.
 """
 
 from __future__ import annotations
@@ -9,20 +12,53 @@ from __future__ import annotations
 import gzip
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import torch
 import torch.nn.functional as F
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
+from benchmarks.stable_diffusion import raw
+from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_bytes
+from benchmarks.stable_diffusion.config import Facts
+from benchmarks.stable_diffusion.decode import pictures_of
+from benchmarks.stable_diffusion.diffusion import abar, sampling_times
+from benchmarks.stable_diffusion.fid import FeatureStatistics, FrechetDistance, statistics_of_features
 from benchmarks.stable_diffusion.frozen.freezing import freeze
 from benchmarks.stable_diffusion.frozen.inception import Inception
-from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
+from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
+from benchmarks.stable_diffusion.frozen.sizes import (
+    SMALL_INCEPTION,
+    SMALL_TEXT,
+    SMALL_VAE,
+    SMALL_VISION,
+    InceptionSizes,
+    TextSizes,
+    VaeSizes,
+    VisionSizes,
+)
 from benchmarks.stable_diffusion.frozen.text import TextTower
-from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer, byte_characters, byte_symbols, merge_pair, words
+from benchmarks.stable_diffusion.frozen.tokenizer import (
+    BYTE_TOKENS,
+    MARKS,
+    Tokenizer,
+    byte_characters,
+    byte_symbols,
+    merge_pair,
+    words,
+)
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.frozen.vision import VisionTower
+from common.config.loading import build
+from common.data.options import Option, Options
+from common.errors import ConfigError
+from common.mlperf.fixed import fixed_facts
 
 BATCH = 8
 """Pictures per step of :func:`fit_vae`."""
@@ -42,9 +78,176 @@ RIDGE = 1e-3
 """Regularisation of :func:`fit_clip`: fraction of the mean variance that is added to the variance of each feature."""
 RETAINED = 0.5
 """Threshold of :func:`fit_clip` on the squared canonical correlation; weaker directions are dropped."""
-_CHUNK = 256
+SPREAD = 250.0
+"""Target for the sum of variances of the Inception's features of real pictures. A FID of this size then means
+pictures that have nothing in common with real ones, as with the published network.
+"""
+_FITTED_AT_ONCE, _SCORED_AT_ONCE = 256, 64  # pictures
 
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
+_Sizes = TypeVar("_Sizes", VaeSizes, TextSizes, VisionSizes, InceptionSizes)
+
+
+def _sizes(name: str, kind: type[_Sizes]) -> Option:
+    """Return the option for the sizes of a network, as a mapping such as ``{channels: 16}``."""
+
+    def parsed(text: str) -> _Sizes:
+        try:
+            # OmegaConf parses YAML like Hydra: 1e-06 is a number
+            read = OmegaConf.to_container(OmegaConf.create(f"{name}: {text}"))
+            return build(kind, read[name], name)  # type: ignore[call-overload, index]
+        except (ConfigError, OmegaConfBaseException, yaml.YAMLError) as error:
+            raise ConfigError(f"--{name}={text}: {error}") from error
+
+    return Option(f"sizes, such as '{{}}' for the published {kind.__name__}", parse=parsed)
+
+
+@dataclass(frozen=True)
+class NetworkSizes(Options):
+    """Options of ``generate`` for the sizes of the frozen networks."""
+
+    vae: Annotated[VaeSizes, _sizes("vae", VaeSizes)] = SMALL_VAE
+    text: Annotated[TextSizes, _sizes("text", TextSizes)] = SMALL_TEXT
+    vision: Annotated[VisionSizes, _sizes("vision", VisionSizes)] = SMALL_VISION
+    inception: Annotated[InceptionSizes, _sizes("inception", InceptionSizes)] = SMALL_INCEPTION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text.embedding != self.vision.embedding:
+            raise ConfigError(f"--text and --vision: embeddings of {self.text.embedding} and {self.vision.embedding}")
+
+
+@dataclass(frozen=True)
+class SyntheticNetworks:
+    """The frozen networks, in fp32 on the CPU.
+
+    Attributes:
+        tokenize: maps captions to tokens.
+    """
+
+    vae: AutoencoderKL
+    text: TextTower
+    vision: VisionTower
+    inception: Inception
+    tokenize: Tokenizer
+
+
+@dataclass(frozen=True)
+class Score:
+    """FID and CLIP score of a set of pictures."""
+
+    fid: float
+    clip: float
+
+
+def fitted_networks(
+    images_N3SS: Tensor, captions: Sequence[str], sizes: NetworkSizes, assets: Path, vae_steps: int, seed: int
+) -> SyntheticNetworks:
+    """Fit all networks to pictures, and write them to ``assets`` in the published formats.
+
+    Args:
+        images_N3SS: pictures in [0, 1], preprocessed for the autoencoder.
+        captions: captions of the N pictures.
+        assets: an existing folder.
+        vae_steps: training steps of the autoencoder.
+        seed: determines all random choices.
+
+    Raises:
+        ConfigError: the captions are too few or too similar for the sizes.
+    """
+    vocabulary = assets / raw.VOCABULARY
+    try:
+        vocabulary.write_bytes(small_merges(captions, sizes.text.vocabulary - BYTE_TOKENS - MARKS))
+        tokenize = Tokenizer(vocabulary, sizes.text.vocabulary, sizes.text.context)
+        pixels = ClipTransform(sizes.vision.resolution, torch.float32)(to_bytes(images_N3SS.clamp(0, 1)))
+        text, vision = fit_clip(pixels, captions, tokenize, sizes.text, sizes.vision, seed)
+    except ValueError as error:
+        raise ConfigError(f"the networks cannot be fitted to {len(captions)} captions: {error}") from error
+    # Pictures in [0, 1] are encoded and decoded to [-1, 1]; with these targets, the whole chain reconstructs them.
+    vae = fit_vae(images_N3SS, sizes.vae, vae_steps, seed, targets_N3HW=2 * images_N3SS - 1)
+    inception = _spread(random_inception(sizes.inception, seed), images_N3SS)
+    save_stable_diffusion(assets / raw.CHECKPOINT, vae, text)
+    save_clip(assets / raw.CLIP, text, vision)
+    save_inception(assets / raw.INCEPTION, inception)
+    return SyntheticNetworks(vae, text, vision, inception, tokenize)
+
+
+def _spread(network: Inception, images_N3SS: Tensor) -> Inception:
+    """Scale all features. They are proportional to the weight of the first norm, because all shifts are zero."""
+    spread = _features(network, images_N3SS).double().var(dim=0).sum()
+    network.Conv2d_1a_3x3.bn.weight.mul_((SPREAD / spread).sqrt())
+    return network
+
+
+def statistics(network: Inception, images_N3SS: Tensor) -> FeatureStatistics:
+    """Return the feature statistics of pictures in [0, 1]."""
+    return statistics_of_features(_features(network, images_N3SS))
+
+
+def scores(
+    networks: SyntheticNetworks,
+    reference: FeatureStatistics,
+    images_N3SS: Tensor,
+    captions: Sequence[str],
+    latent_size: int,
+    seed: int,
+) -> dict[str, Score]:
+    """Return scores that bound those of a run, by kind of pictures.
+
+    Args:
+        reference: statistics of other pictures than these.
+        images_N3SS: pictures in [0, 1].
+        captions: captions of the N pictures.
+        latent_size: height and width of a latent.
+        seed: seed of the sampler's initial noise.
+    """
+    judge = _judge(networks, reference, captions)
+    shuffled = [*captions[1:], *captions[:1]]
+    decoded = _decoded(networks.vae, networks.vae.encode_moments(images_N3SS)[:, : networks.vae.sizes.latent_channels])
+    shape = (len(images_N3SS), networks.vae.sizes.latent_channels, latent_size, latent_size)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    untrained = _decoded(networks.vae, _untrained_factor() * noise / networks.vae.sizes.scale)
+    return {
+        "real pictures": judge(images_N3SS),
+        "through the autoencoder": judge(decoded),
+        "with shuffled captions": _judge(networks, reference, shuffled)(images_N3SS),
+        "of an untrained U-Net": judge(untrained),
+    }
+
+
+def _judge(
+    networks: SyntheticNetworks, reference: FeatureStatistics, captions: Sequence[str]
+) -> Callable[[Tensor], Score]:
+    distance = FrechetDistance(reference)
+    embedded_NE = networks.text.project(networks.tokenize(captions))
+    transform = ClipTransform(networks.vision.sizes.resolution, torch.float32)
+
+    def judge(images_N3SS: Tensor) -> Score:
+        pixels = transform(to_bytes(images_N3SS.clamp(0, 1)))
+        clip = cosines(_in_parts(networks.vision.project, pixels), embedded_NE).double().mean()
+        return Score(distance(statistics(networks.inception, images_N3SS)), float(clip))
+
+    return judge
+
+
+def _untrained_factor() -> float:
+    """Return the total factor that the sampler applies to its noise if the network predicts 0, as before training."""
+    facts = fixed_facts(Facts, "stable_diffusion")
+    times = sampling_times(abar(facts.times, facts.first_beta, facts.last_beta), facts.sampling_steps)
+    signal, noise = (times.abar_S * times.previous_S).sqrt(), ((1 - times.abar_S) * (1 - times.previous_S)).sqrt()
+    return float((signal + noise).prod())
+
+
+def _decoded(vae: AutoencoderKL, means_NChw: Tensor) -> Tensor:
+    return _in_parts(lambda part: pictures_of(part, vae), vae.sizes.scale * means_NChw)
+
+
+def _features(network: Inception, images_N3SS: Tensor) -> Tensor:
+    return _in_parts(network.features, images_N3SS)
+
+
+def _in_parts(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    return torch.cat([function(part) for part in rows.split(_SCORED_AT_ONCE)])
 
 
 def fit_vae(
@@ -142,7 +345,7 @@ def _autoencoder_loss(network: AutoencoderKL, images: Tensor, targets: Tensor, g
 
 def _standardize(network: AutoencoderKL, images_N3HW: Tensor) -> None:
     """Shift and scale the latents, inside the two 1x1 convolutions; decoded pictures stay the same."""
-    means = torch.cat([network.encode_moments(part).chunk(2, dim=1)[0] for part in images_N3HW.split(_CHUNK)])
+    means = torch.cat([network.encode_moments(part).chunk(2, dim=1)[0] for part in images_N3HW.split(_FITTED_AT_ONCE)])
     deviation, mean = torch.std_mean(means, dim=(0, 2, 3))
     factor = 1 / (network.sizes.scale * deviation)
     channels = network.sizes.latent_channels
@@ -188,8 +391,8 @@ def fit_clip(
     texts, pictures = _seeded(seed, lambda: (TextTower(text), VisionTower(vision)))
     tokens = tokenizer(captions)
     features_NW = [
-        torch.cat([texts.pooled(part) for part in tokens.split(_CHUNK)]).double(),
-        torch.cat([pictures.pooled(part) for part in pixels_N3HW.split(_CHUNK)]).double(),
+        torch.cat([texts.pooled(part) for part in tokens.split(_FITTED_AT_ONCE)]).double(),
+        torch.cat([pictures.pooled(part) for part in pixels_N3HW.split(_FITTED_AT_ONCE)]).double(),
     ]
     kept = [_without_mean(features) for features in features_NW]
     whitening = [_inverse_root(basis.T @ _covariance(f, f) @ basis) for f, basis in zip(features_NW, kept, strict=True)]
@@ -207,7 +410,7 @@ def fit_clip(
     return texts, pictures
 
 
-def _seeded(seed: int, make: Callable[[], Made]) -> Made:
+def _seeded(seed: int, make: Callable[[], _Made]) -> _Made:
     """Call ``make`` with PyTorch's CPU generator seeded, then restore the generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -229,7 +432,7 @@ def _inverse_root(covariance: Tensor) -> Tensor:
     return vectors @ torch.diag((values.clamp(min=0) + RIDGE * values.mean()).rsqrt()) @ vectors.T
 
 
-def made_inception(sizes: InceptionSizes, seed: int) -> Inception:
+def random_inception(sizes: InceptionSizes, seed: int) -> Inception:
     """Return a frozen Inception with random weights; its features still distinguish sets of pictures."""
     return _seeded(seed, lambda: Inception(sizes.width_factor, sizes.resolution))
 

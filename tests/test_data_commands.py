@@ -1,0 +1,111 @@
+"""What ``generate``, ``prepare`` and ``verify`` of every workload have in common, on the data of ``scale=test``."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections import namedtuple
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from benchmarks import WORKLOADS
+from common import cli
+from common.data.manifest import NAME
+from common.data.preparation import LOCK
+from common.errors import DataError
+
+OTHER = {"bert": ["--articles", "399"]}
+"""Options of other raw data; those of the other workloads have another seed."""
+LINKED = ("retinanet",)
+"""Workloads whose prepared pictures are links to the raw ones, which take no space."""
+pytestmark = pytest.mark.parametrize("workload", sorted(WORKLOADS))
+
+
+def run(command: str, workload: str, *options: object) -> None:
+    assert cli.COMMANDS[command]([f"benchmark={workload}", *map(str, options)]) == 0
+
+
+def prepare(workload: str, raw: Path, data: Path) -> None:
+    run("prepare", workload, "--raw-dir", raw, "--data-dir", data, "--workers", 1)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files(folder)}
+
+
+@pytest.fixture
+def raw(workload, data_of):
+    return data_of(workload).parent / "raw"
+
+
+@pytest.fixture
+def copied(workload, data_of, tmp_path):
+    """Prepared data whose files are links; a test that changes one replaces it."""
+    return shutil.copytree(data_of(workload), tmp_path / "data", copy_function=os.link)
+
+
+def test_the_same_options_generate_the_same_bytes(workload, raw, tmp_path):
+    run("generate", workload, "scale=test", "--raw-dir", tmp_path / "raw")
+    assert contents(tmp_path / "raw") == contents(raw)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_a_used_folder_is_not_generated_into(workload, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(DataError, match=rf"^{tmp_path} is not empty"):
+        run("generate", workload, "scale=test", "--raw-dir", tmp_path)
+    assert contents(tmp_path) == {"mine": b"mine"}
+
+
+def test_synthetic_data_are_verified_as_such(workload, data_of, capsys):
+    run("verify", workload, "--data-dir", data_of(workload))
+    assert f"{data_of(workload)}: stand-in, " in capsys.readouterr().out
+    assert not set(data_of(workload).parent.rglob("*.partial"))
+
+
+def test_preparing_again_changes_nothing(workload, raw, data_of):
+    before = {path: path.stat() for path in files(data_of(workload))}
+    prepare(workload, raw, data_of(workload))
+    assert {path: path.stat() for path in files(data_of(workload))} == before
+
+
+def test_other_raw_data_are_refused(workload, copied, tmp_path):
+    run("generate", workload, "scale=test", "--raw-dir", tmp_path / "raw", *OTHER.get(workload, ["--seed", "1"]))
+    before = contents(copied)
+    with pytest.raises(DataError, match="was prepared from other raw data; delete it or name another --data-dir"):
+        prepare(workload, tmp_path / "raw", copied)
+    assert contents(copied) == before
+
+
+def test_two_preparations_at_once_are_refused(workload, raw, tmp_path):
+    (tmp_path / "data").mkdir()
+    with open(tmp_path / "data" / LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is preparing"):
+            prepare(workload, raw, tmp_path / "data")
+
+
+def test_a_full_disk_is_noticed_before_the_work(workload, raw, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("common.data.preparation.shutil.disk_usage", lambda path: usage(1, 1, 0))
+    refused = pytest.raises(DataError, match=r" needs \d+\.\d GB( more)?; its disk has 0\.0 GB left$")
+    with nullcontext() if workload in LINKED else refused:
+        prepare(workload, raw, tmp_path / "data")
+
+
+def test_verify_finds_a_changed_byte(workload, copied):
+    for name in sorted(json.loads((copied / NAME).read_text())["files"])[:3]:
+        whole = (copied / name).read_bytes()
+        (copied / name).unlink()
+        (copied / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(DataError, match=Path(name).name):
+            run("verify", workload, "--data-dir", copied)
+        (copied / name).write_bytes(whole)
