@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.llama2_70b_lora import raw
 from benchmarks.llama2_70b_lora.assets import place_assets
@@ -79,7 +77,7 @@ def prepare(
         arrays[SCORED] = splits["eval"].scored.astype(np.uint8)
         preparation.require_space(data_dir, sum(array.nbytes for array in arrays.values()), more=False)
         for name, array in arrays.items():
-            _save(data_dir / name, array)
+            atomic.save(data_dir / name, array)
         written = published.manifest(
             FORMAT,
             manifest.describe_files(data_dir, arrays),
@@ -144,11 +142,6 @@ def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
     }
 
 
-def _save(path: Path, array: NDArray[Any]) -> None:
-    with atomic.written(path) as beside, open(beside, "wb") as file:
-        np.save(file, array, allow_pickle=False)
-
-
 def _description(source: RawRows) -> str:
     if source.stand_in is not None:
         return json.dumps(source.stand_in, sort_keys=True)
@@ -159,17 +152,6 @@ def _description(source: RawRows) -> str:
     }[source.kind]
 
 
-def _remarks(
-    made: Manifest, data_dir: Path, row_length: int | None = None, assets_dir: Path | None = None, **options: Any
-) -> Iterator[str]:
-    if "raw_dir" in options:
-        assets = assets_dir or assets_of(data_dir)
-        if (assets / BASE).is_dir():
-            yield f"{assets}: base weights, for assets_dir"
-        else:
-            yield f"{assets}: no base weights; put them into {assets / BASE}, or give their parent as assets_dir"
-
-
 COMMANDS = DataCommands(
     "llama2_70b_lora",
     raw="rows, or texts and tokenizer, and base weights",
@@ -178,6 +160,6 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
-    remarks=_remarks,
+    assets=((BASE,),),
     published=PUBLISHED,
 )

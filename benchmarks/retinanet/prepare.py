@@ -148,8 +148,9 @@ def _prepare_split(
     annotations = _annotations(boxes, columns["width"], columns["height"], names, len(source.classes))
     files = annotations.write(folder / BOXES)
     sha256 = [bytes.fromhex(value) for record in noted for value in record["sha256"]]
-    files.append(_save(folder / BOXES / BYTES, np.array(columns["bytes"], np.int64)))
-    files.append(_save(folder / BOXES / SHA256, np.frombuffer(b"".join(sha256), np.uint8).reshape(-1, 32)))
+    atomic.save(folder / BOXES / BYTES, np.array(columns["bytes"], np.int64))
+    atomic.save(folder / BOXES / SHA256, np.frombuffer(b"".join(sha256), np.uint8).reshape(-1, 32))
+    files += [folder / BOXES / BYTES, folder / BOXES / SHA256]
     with atomic.written(folder / LABELS) as beside, open(beside, "w", encoding="utf-8") as file:
         write_coco(file, annotations, boxes.flags, source.classes)
     return [*files, folder / LABELS]
@@ -233,22 +234,6 @@ def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column[first : first + _ROWS].tolist() for column in columns), strict=True)
 
 
-def _save(path: Path, array: NDArray[Any]) -> Path:
-    with atomic.written(path) as beside, open(beside, "wb") as file:
-        np.save(file, array, allow_pickle=False)
-    return path
-
-
-def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
-    if "raw_dir" in options:
-        assets = assets_dir or assets_of(data_dir)
-        placed = [name for name in raw.BACKBONES if (assets / name).is_file()]
-        if placed:
-            yield f"{assets}: {placed[0]}, for assets_dir"
-        else:
-            yield f"{assets}: has no backbone; put {raw.BACKBONES[0]} there, or give its folder as assets_dir"
-
-
 COMMANDS = DataCommands(
     "retinanet",
     raw="tables and pictures of OpenImages",
@@ -258,6 +243,6 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
-    remarks=_remarks,
+    assets=(raw.BACKBONES,),
     published=PUBLISHED,
 )

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
@@ -94,7 +94,7 @@ def _description(source: RawSpeech) -> str:
     return f"LibriSpeech: {', '.join((*source.subsets['train'], *source.subsets['eval']))}"
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+def _remarks(made: Manifest) -> Iterator[str]:
     for split in SPLITS:
         samples, seconds = made.counts[f"{split}_samples"], made.counts[f"{split}_audio_samples"] / 16_000
         yield (

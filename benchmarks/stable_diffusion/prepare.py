@@ -10,13 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.stable_diffusion import formats, raw
 from benchmarks.stable_diffusion.prepared import (
@@ -129,17 +127,7 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
         strangers = {f"{folder}/{path.name}" for path in listed(data_dir / folder)} - found.files.keys()
         if strangers:
             raise DataError(f"{data_dir / min(strangers)} was not prepared; delete it")
-
-    def compare(name: str) -> None:
-        manifest.verify_file(data_dir, found, name, PREPARE_COMMAND)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for _ in tqdm(pool.map(compare, found.files), "verify", len(found.files), unit="file", disable=None):
-                pass
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    return found
+    return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND, workers)
 
 
 def _device(device: str) -> str:
@@ -264,16 +252,6 @@ def _description(source: RawData) -> str:
     return f"LAION-400M filtered, {source.form}; COCO 2014"
 
 
-def _remarks(made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
-    if "raw_dir" in options:
-        assets = assets_dir or assets_of(data_dir)
-        needed = (raw.CHECKPOINT, raw.CLIP, raw.INCEPTION, raw.VOCABULARY)
-        if missing := [name for name in needed if not (assets / name).is_file()]:
-            yield f"{assets}: lacks {', '.join(missing)}, which training or its evaluation reads; put them there"
-        else:
-            yield f"{assets}: the frozen networks, for assets_dir"
-
-
 COMMANDS = DataCommands(
     "stable_diffusion",
     raw="tars of pictures, moments or encoded samples, captions, and frozen networks",
@@ -282,6 +260,6 @@ COMMANDS = DataCommands(
     generate=generate,
     prepare=prepare,
     verify=verify,
-    remarks=_remarks,
+    assets=((raw.CHECKPOINT,), (raw.CLIP,), (raw.INCEPTION,), (raw.VOCABULARY,)),
     published=PUBLISHED,
 )

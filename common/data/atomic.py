@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @contextmanager
@@ -21,6 +25,12 @@ def written(path: Path) -> Iterator[Path]:
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def save(path: Path, array: NDArray[Any]) -> None:
+    """Write ``array`` to the ``.npy`` file ``path``, atomically; see :func:`written`."""
+    with written(path) as partial, open(partial, "wb") as file:
+        np.save(file, array, allow_pickle=False)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from common.data.fetching import Download, Extra, described
 from common.data.http import CONNECTIONS
 from common.data.manifest import NAME, Manifest
 from common.data.options import Option, Parameter, call, options_of, parse
+from common.data.placing import assets_of
 from common.data.published import Published
 from common.data.sources import parse_mirrors, read_sources
 from common.errors import FULL_DISK, ConfigError, DataError
@@ -31,11 +32,6 @@ Trust = Annotated[
 AssetsDir = Annotated[Path | None, Option("for what a run may read before its clock starts (default: DATA_DIR-assets)")]
 """Option of ``prepare`` for workloads with starting weights or vocabularies."""
 _PREPARE, _ADOPT = "prepare without --adopt", "prepare --adopt"  # the two modes of prepare, with different options
-
-
-def no_remarks(made: Manifest, **options: Any) -> Iterable[str]:
-    """Return no lines: the default of :attr:`DataCommands.remarks`."""
-    return ()
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,8 @@ class DataCommands:
         generate: writes synthetic raw data, and returns a summary.
         prepare: converts raw data to the format that training reads.
         verify: compares prepared data with their manifest.
-        remarks: returns lines to print after the summary of ``prepare`` and ``verify``, from their manifest and
-            options.
+        remarks: returns lines to print after the summary of ``prepare`` and ``verify``, from the manifest.
+        assets: names of the files and folders that a run reads from ``assets_dir``; alternatives are a tuple.
         extra: fetches files that ``sources.yaml`` cannot list, after its sets were fetched.
         adopt: implements ``prepare --adopt``: checks the existing ``folder``, which may be ``data_dir`` itself, links
             its files into ``data_dir`` and writes the manifest. None: the workload has no such option.
@@ -69,7 +65,8 @@ class DataCommands:
     generate: Callable[..., str]
     prepare: Callable[..., Manifest]
     verify: Callable[..., Manifest]
-    remarks: Callable[..., Iterable[str]] = no_remarks
+    remarks: Callable[[Manifest], Iterable[str]] = lambda made: ()
+    assets: tuple[tuple[str, ...], ...] = ()
     extra: Extra | None = None
     adopt: Callable[..., Manifest] | None = None
     published: Published = field(default_factory=Published)
@@ -123,11 +120,19 @@ class DataCommands:
             yield f"{values['data_dir']}: {kind}, {counts}"
             if made.trusted:
                 yield f"{values['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
-            yield from self.remarks(made, **values)
+            if self.assets and mode == "prepare":
+                yield self._remark(values["assets_dir"] or assets_of(values["data_dir"]))
+            yield from self.remarks(made)
             if made.custom:
                 yield f"{values['data_dir']}: not the benchmark's data, for the open division alone: {made.custom}"
             if mode == "verify" and not made.stand_in:
                 yield from self._compare(made, values["data_dir"])
+
+    def _remark(self, assets_dir: Path) -> str:
+        """Return a line about the files in ``assets_dir``."""
+        if missing := [names[0] for names in self.assets if not any((assets_dir / name).exists() for name in names)]:
+            return f"{assets_dir}: lacks {', '.join(missing)}; put it there, or give its folder as assets_dir"
+        return f"{assets_dir}: complete, for assets_dir"
 
     def _compare(self, made: Manifest, data_dir: Path) -> Iterator[str]:
         """Compare verified files with the published ones and yield a line about the result.

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from common.data import atomic
 from common.errors import DataError
 from common.untrusted.regular_file import read_bytes
@@ -187,15 +189,23 @@ def read_alone(root: Path, expected_format: str, remedy: str, undecided: bool = 
     return _parse(raw, path, remedy)
 
 
-def verify(root: Path, expected_format: str, command: str) -> Manifest:
+def verify(root: Path, expected_format: str, command: str, workers: int = 1) -> Manifest:
     """Return the manifest as :func:`read` does, and compare every checksum; reads all data once.
 
+    Args:
+        workers: files that are read at a time.
+
     Raises:
-        DataError: as :func:`read`, or a checksum differs.
+        DataError: as :func:`read`, or a checksum differs; the message names the first such file.
     """
     manifest = read(root, expected_format, command)
-    for name in manifest.files:
-        verify_file(root, manifest, name, command)
+    with ThreadPoolExecutor(workers) as pool:
+        compared = pool.map(lambda name: verify_file(root, manifest, name, command), manifest.files)
+        try:
+            for _ in tqdm(compared, "verify", len(manifest.files), unit="file", disable=None):
+                pass
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
     return manifest
 
 

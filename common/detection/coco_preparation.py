@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,16 +102,6 @@ class CocoPreparation:
         """Check every checksum of ``data_dir``; raise :class:`DataError` at the first that differs."""
         return manifest.verify(data_dir, self.format, self.command)
 
-    def remarks(self, made: Manifest, data_dir: Path, assets_dir: Path | None = None, **options: Any) -> Iterator[str]:
-        """Yield what ``prepare`` reports about the backbone."""
-        if "raw_dir" in options:
-            assets = assets_dir or assets_of(data_dir)
-            found = [assets / name for name in self.backbones if (assets / name).is_file()]
-            if found:
-                yield f"{found[0]}: the backbone; give its folder as assets_dir"
-            else:
-                yield f"{assets}: no backbone; put {self.backbones[0]} there, and give the folder as assets_dir"
-
     def commands(self, generate: Callable[..., str], prepared: str) -> DataCommands:
         """Return the data commands. ``prepared`` describes the contents of a data folder."""
         return DataCommands(
@@ -123,7 +112,7 @@ class CocoPreparation:
             generate=generate,
             prepare=self.prepare,
             verify=self.verify,
-            remarks=self.remarks,
+            assets=(self.backbones,),
             published=PUBLISHED,
         )
 

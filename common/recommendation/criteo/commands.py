@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import psutil
 
@@ -69,7 +69,7 @@ def click_log_commands(
     )
 
 
-def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
+def _remarks(made: Manifest) -> Iterator[str]:
     yield f"table rows: {made.source[TABLE_ROWS]}"
     if made.source.get(FORM) == PARQUET:
         yield (

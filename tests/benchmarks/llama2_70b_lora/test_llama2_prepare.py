@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 from small_rows import LENGTH, VOCABULARY, mark, texts, write_object_array, write_parquet, write_texts, write_tokenizer
 
-from benchmarks.llama2_70b_lora.prepare import COMMANDS, prepare, verify
+from benchmarks.llama2_70b_lora.prepare import prepare, verify
 from common.errors import DataError
 
 SIZES = {"train": 120, "validation": 40}
@@ -90,21 +90,6 @@ def test_every_raw_format_gives_the_rows_worked_out_by_hand(raws, tmp_path, kind
     assert made.counts["train_samples"] == len(expected["train"][0])
     assert made.counts["eval_scored_tokens"] == scored[:, 1:].sum()
     assert verify(tmp_path / "data") == made
-
-
-def test_a_second_preparation_finds_the_first(raws, tmp_path):
-    first = prepare(raws[0]["npy"], tmp_path / "data")
-    written = (tmp_path / "data" / "train_tokens.npy").stat().st_mtime_ns
-
-    assert prepare(raws[0]["npy"], tmp_path / "data") == first
-    assert (tmp_path / "data" / "train_tokens.npy").stat().st_mtime_ns == written
-
-
-def test_other_raw_data_or_rows_are_not_mixed_into_prepared_ones(raws, tmp_path):
-    prepare(raws[0]["npy"], tmp_path / "data")
-
-    with pytest.raises(DataError, match="prepared from other raw data"):
-        prepare(raws[0]["text"], tmp_path / "data")
 
 
 def test_the_row_length_may_be_chosen_for_texts(raws, tmp_path):
@@ -352,13 +337,3 @@ def test_an_incomplete_base_is_an_error(copy, tmp_path):
 
     with pytest.raises(DataError, match=r"model-00001-of-00002\.safetensors is missing"):
         prepare(raw, tmp_path / "data")
-
-
-def test_verify_finds_a_changed_byte(raws, tmp_path):
-    prepare(raws[0]["npy"], tmp_path / "data")
-    content = bytearray((tmp_path / "data" / "eval_scored.npy").read_bytes())
-    content[-1] ^= 1
-    (tmp_path / "data" / "eval_scored.npy").write_bytes(content)
-
-    with pytest.raises(DataError, match=r"eval_scored\.npy: SHA-256"):
-        COMMANDS.run("verify", ["--data-dir", str(tmp_path / "data")])

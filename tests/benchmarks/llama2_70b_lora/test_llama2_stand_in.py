@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.llama2_70b_lora.base import BaseWeights
 from benchmarks.llama2_70b_lora.markov import FAVOURITE, languages
-from benchmarks.llama2_70b_lora.prepare import COMMANDS, prepare
+from benchmarks.llama2_70b_lora.prepare import prepare
 from benchmarks.llama2_70b_lora.pretraining import next_token_losses
 from benchmarks.llama2_70b_lora.stand_in import SyntheticReports, generate
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 from common.nn.decoder import Decoder
 from common.nn.lora import LoraSettings
 
@@ -57,17 +57,6 @@ def test_two_languages_have_the_same_words_and_other_favourites():
     walked = [numbers[word] for word in one.text(20_000, np.random.default_rng(3)).split()]
     kept = np.mean([one.successors[a] == b for a, b in pairwise(walked)])
     assert kept == pytest.approx(FAVOURITE, abs=0.01)
-
-
-def test_the_same_request_makes_the_same_bytes(folder, tmp_path):
-    generate(tmp_path / "again", SMALL)
-
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    assert [str(name) for name in names] == [
-        "STAND_IN", "base/config.json", "base/model.safetensors", "tokenizer.model", "train.jsonl", "validation.jsonl",
-    ]  # fmt: skip
-    for name in names:
-        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
 
 
 def test_it_is_prepared_to_as_many_rows_as_asked_for(folder, tmp_path):
@@ -111,14 +100,6 @@ def test_adapters_of_the_base_learn_the_other_language(folder, tmp_path):
     assert loss() < before - 0.3 * (before - said["entropy"])
 
 
-def test_the_command_takes_the_recipe_s_arguments(tmp_path, capsys):
-    small = ["--train", "3", "--eval", "2", "--row-length", "64", "--steps", "1", "--hidden", "16", "--heads", "2"]
-
-    assert COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), *small]) == 0
-
-    assert "entropy of the language" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -135,8 +116,3 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(ConfigError, match=told):
         generate(tmp_path / "raw", SyntheticReports(**changes))
     assert not (tmp_path / "raw").exists()
-
-
-def test_a_folder_with_content_is_not_written_over(folder):
-    with pytest.raises(DataError, match="is not empty"):
-        generate(folder, SMALL)

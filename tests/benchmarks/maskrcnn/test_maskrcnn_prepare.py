@@ -224,7 +224,7 @@ def test_the_commands_work_together(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "train: 5 pictures" in said
     assert "stand-in, train_samples 3, eval_samples 1, classes 3, train_objects" in said
-    assert f"{tmp_path / 'data-assets' / 'R-50.pkl'}: the backbone; give its folder as assets_dir" in said
+    assert f"{tmp_path / 'data-assets'}: complete, for assets_dir" in said
 
 
 # Boxes of the older arithmetic

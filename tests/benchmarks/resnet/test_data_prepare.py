@@ -15,11 +15,10 @@ from PIL import Image
 
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
-from benchmarks.resnet.prepare import COMMANDS, FILES, prepare, verify
+from benchmarks.resnet.prepare import COMMANDS, FILES, prepare
 from benchmarks.resnet.stand_in import SyntheticImages, digit_plans, generate
 from common import cli
 from common.config.composition import compose
-from common.data import preparation
 from common.errors import ConfigError, DataError
 from common.formats.jpeg import jpeg_components, to_rgb_jpeg
 from common.formats.recordio import RecordReader
@@ -161,20 +160,6 @@ def test_development_kit_without_ground_truth_is_an_error(tmp_path):
         prepare(tmp_path, tmp_path / "data")
 
 
-def test_second_preparation_changes_nothing(folders, tmp_path):
-    first = prepare(folders[0], tmp_path / "data")
-    stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "data").iterdir() if path.suffix != ".lock"}
-    assert prepare(folders[0], tmp_path / "data") == first
-    assert stamps == {name: (tmp_path / "data" / name).stat().st_mtime_ns for name in stamps}
-
-
-def test_other_raw_data_are_refused(folders, tmp_path):
-    prepare(folders[0], tmp_path / "data")
-    (folders[0] / "train/n01/a3.JPEG").write_bytes(jpeg())
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(folders[0], tmp_path / "data")
-
-
 def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
     generate(tmp_path / "raw", SyntheticImages(train=60, val=20))
     prepare(tmp_path / "raw", tmp_path / "whole")
@@ -253,18 +238,6 @@ def test_records_of_an_unknown_source_are_made_again(folders, tmp_path):
     assert records(tmp_path / "data" / "train.rec")[0].data == jpeg("L", 78)
 
 
-def test_a_full_disk_is_an_error_before_a_record_is_written(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 100}))
-    with pytest.raises(DataError, match=r"data needs 0\.0 GB more; its disk has 0\.0 GB left"):
-        prepare(folders[0], tmp_path / "data")
-    assert not list((tmp_path / "data").glob("*.rec*"))
-
-
-def test_two_preparations_of_one_folder_do_not_meet(folders, tmp_path):
-    with preparation.locked(tmp_path / "data"), pytest.raises(DataError, match="another process is preparing"):
-        prepare(folders[0], tmp_path / "data")
-
-
 def test_training_records_are_shuffled_and_validation_records_are_not(digits):
     with RecordReader(digits / "train.rec") as train, RecordReader(digits / "val.rec") as val:
         assert train.ids.tolist() != sorted(train.ids.tolist()) == list(range(61))
@@ -298,15 +271,6 @@ def test_manifest_says_stand_in(digits):
     raw_manifest = json.loads((digits / "manifest.json").read_text())
     assert raw_manifest["stand_in"] is True
     assert raw_manifest["counts"] == {"train_samples": 61, "eval_samples": 23, "classes": 10}
-
-
-def test_verify_finds_a_changed_byte(folders, tmp_path):
-    prepare(folders[0], tmp_path / "data")
-    verify(tmp_path / "data")
-    rec = tmp_path / "data" / "val.rec"
-    rec.write_bytes(rec.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(DataError, match=r"val\.rec: SHA-256"):
-        verify(tmp_path / "data")
 
 
 def test_digits_are_the_fixed_split_of_scikit_learn(tmp_path):
@@ -345,15 +309,6 @@ def test_generate_refuses_a_used_folder_and_too_many_digits(folders, tmp_path):
         generate(folders[0], SyntheticImages())
     with pytest.raises(ConfigError, match="10 to 1437 handwritten digits"):
         generate(tmp_path / "new", SyntheticImages(train=2000))
-
-
-def test_command_line_goes_from_nothing_to_verified(tmp_path, capsys):
-    folders = ["--raw-dir", str(tmp_path / "raw")]
-    assert COMMANDS.run("generate", [*folders, "--train", "20", "--val", "10", "--workers", "1"]) == 0
-    data = ["--data-dir", str(tmp_path / "data")]
-    assert COMMANDS.run("prepare", [*folders, *data, "--workers", "1"]) == 0
-    assert COMMANDS.run("verify", [*data]) == 0
-    assert "stand-in" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("folder", [None, "elsewhere"])

@@ -139,20 +139,6 @@ def test_the_backbone_is_placed_beside_the_data(folders, tmp_path):
         prepare(*folders)
 
 
-def test_preparing_again_changes_nothing(folders):
-    first = prepare(*folders)
-    before = {path: path.stat().st_mtime_ns for path in folders[1].rglob("*.*") if path.name != "prepare.lock"}
-    assert prepare(*folders) == first
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-
-
-def test_other_raw_data_are_refused(folders, tmp_path):
-    prepare(*folders)
-    other = {**ROWS, "train": ROWS["train"][1:]}
-    with pytest.raises(DataError, match="prepared from other raw data"):
-        prepare(write_raw(tmp_path / "other", other, PICTURES), folders[1])
-
-
 def test_an_interrupted_preparation_continues(folders, monkeypatch):
     raw_dir, data_dir = folders
     monkeypatch.setattr(preparing, "TASK", 1)
@@ -220,13 +206,6 @@ def test_missing_pictures_are_counted_and_named(folders):
         prepare(*folders)
 
 
-def test_two_preparations_at_once_are_refused(folders):
-    from common.data import preparation
-
-    with preparation.locked(folders[1]), pytest.raises(DataError, match="another process is preparing"):
-        prepare(*folders)
-
-
 def changed(path):
     """Another picture of the same size in the place of ``path``, which may be a hard link."""
     data = path.read_bytes()
@@ -259,12 +238,12 @@ def test_the_commands_say_what_is_there(folders, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said == [
         f"{data_dir}: stand-in, classes 3, train_samples 2, train_boxes 4, eval_samples 2, eval_boxes 2",
-        f"{data_dir}-assets: backbone.pth, for assets_dir",
+        f"{data_dir}-assets: complete, for assets_dir",
     ]
     (folders[0] / "STAND_IN").unlink()
     (folders[0] / "backbone.pth").unlink()
     COMMANDS.run("prepare", ["--raw-dir", raw_dir, "--data-dir", f"{data_dir}2", "--workers", "1"])
     said = capsys.readouterr().out.splitlines()
     weights = "resnext50_32x4d-7cdf4587.pth"
-    assert said[1] == f"{data_dir}2-assets: has no backbone; put {weights} there, or give its folder as assets_dir"
+    assert said[1] == f"{data_dir}2-assets: lacks {weights}; put it there, or give its folder as assets_dir"
     assert said[2].endswith("for the open division alone: train_samples is 2, published is 1170301")

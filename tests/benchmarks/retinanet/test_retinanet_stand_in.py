@@ -13,7 +13,7 @@ from benchmarks.retinanet import raw
 from benchmarks.retinanet.prepare import COMMANDS, prepare
 from benchmarks.retinanet.prepared import open_prepared
 from benchmarks.retinanet.stand_in import HEADER, SPECIAL, SyntheticOpenImages, generate
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 SMALL = {
     "train": 12, "eval": 5, "classes": 3, "size": (48, 80), "boxes": 3, "image_size": 64, "layers": (1, 1, 1, 1),
@@ -160,11 +160,6 @@ def test_the_command_takes_and_says_what_it_should(tmp_path, capsys):
 def test_impossible_requests_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         SyntheticOpenImages(**{**SMALL, **changes})
-
-
-def test_a_folder_that_is_used_is_refused(raw_dir):
-    with pytest.raises(DataError, match="is not empty"):
-        generate(raw_dir, SyntheticOpenImages(**SMALL))
 
 
 def test_the_default_backbone_is_the_benchmarks():

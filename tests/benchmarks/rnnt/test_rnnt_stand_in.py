@@ -14,7 +14,7 @@ from benchmarks.rnnt import raw
 from benchmarks.rnnt.prepare import COMMANDS, prepare
 from benchmarks.rnnt.stand_in import SyntheticSpeech, eval_seconds, generate, train_seconds
 from benchmarks.rnnt.synthesis import LETTERS, Voice, draw_voice, formants_of, speak, usual_seconds
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 QUIET = Voice(pitch=100.0, tempo=1.0, tract=1.0, noise=-90.0, silence=(0.2, 0.2))
 
@@ -168,11 +168,6 @@ def test_speech_of_librispeechs_size_has_as_many_pieces_a_second(tmp_path):
 def test_impossible_sizes_are_refused(options, says, tmp_path):
     with pytest.raises(ConfigError, match=says):
         COMMANDS.run("generate", ["--raw-dir", str(tmp_path / "raw"), "--workers", "1", *options])
-
-
-def test_a_used_folder_is_refused(small):
-    with pytest.raises(DataError, match="is not empty"):
-        generate(small)
 
 
 def test_voices_differ():

@@ -26,7 +26,6 @@ from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.prepare import COMMANDS, prepare, verify
 from benchmarks.stable_diffusion.prepared import open_prepared
-from common.data import manifest
 from common.data.placing import assets_of
 from common.data.stages import Stages
 from common.errors import CheckpointError, ConfigError, DataError
@@ -160,12 +159,6 @@ def test_the_manifest_counts_and_training_can_open_it(encoded):
     assert verify(encoded, workers=2) == found.manifest
     for name in (raw.CHECKPOINT, raw.VOCABULARY):
         assert (assets_of(encoded) / name).is_file()
-
-
-def test_a_second_preparation_changes_nothing(raw_dir, encoded):
-    stamps = {path: path.stat().st_mtime_ns for path in encoded.rglob("*") if path.name != "prepare.lock"}
-    assert prepare(raw_dir, encoded) == manifest.read(encoded, module.FORMAT, module.PREPARE_COMMAND)
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
 
 def test_processes_make_the_same_bytes(raw_dir, moments, tmp_path):

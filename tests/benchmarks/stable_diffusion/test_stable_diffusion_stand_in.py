@@ -24,7 +24,7 @@ from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.prepare import COMMANDS
 from benchmarks.stable_diffusion.synthetic import COLOURS, ShapePlan, SyntheticPictures, draw, generate
 from benchmarks.stable_diffusion.synthetic_networks import random_inception
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 SIZES = {
     "vae": VaeSizes(channels=8, multipliers=(1, 1, 2), blocks=1, groups=4),
@@ -161,8 +161,3 @@ def test_captions_that_are_too_few_are_an_error(tmp_path):
     text = dataclasses.replace(SIZES["text"], vocabulary=1000)
     with pytest.raises(ConfigError, match=r"cannot be fitted to 33 captions: .* pairs to merge, and 486 are asked for"):
         generate(tmp_path / "raw", SyntheticPictures(**COUNTS, **{**SIZES, "text": text}))
-
-
-def test_a_folder_in_use_is_refused(made):
-    with pytest.raises(DataError, match="not empty"):
-        generate(made[0], SyntheticPictures(**COUNTS, **SIZES))

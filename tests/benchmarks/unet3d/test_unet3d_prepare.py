@@ -1,7 +1,6 @@
 """The whole preparation: files and checksums, interruptions, damage, sources, the command line."""
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import signal
@@ -9,7 +8,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -39,12 +37,6 @@ def data(raw_dir, tmp_path):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.npy"))}
-
-
-def flip(path, place):
-    changed = bytearray(path.read_bytes())
-    changed[place] ^= 1
-    path.write_bytes(changed)
 
 
 def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
@@ -162,19 +154,6 @@ def test_a_damaged_marker_is_named(raw_dir, tmp_path, content):
     (raw_dir / "STAND_IN").write_text(content)
     with pytest.raises(DataError, match=r"raw/STAND_IN (is damaged|lacks or garbles its settings)"):
         prepare(raw_dir, tmp_path / "data")
-
-
-def test_a_second_preparation_changes_nothing(raw_dir, data):
-    stamps = {path.name: path.stat().st_mtime_ns for path in data.iterdir() if path.suffix != ".lock"}
-    first = json.loads((data / "manifest.json").read_text())["counts"]
-    assert prepare(raw_dir, data).counts == first
-    assert stamps == {name: (data / name).stat().st_mtime_ns for name in stamps}
-
-
-def test_other_scans_are_refused(raw_dir, data):
-    small_scans.write_case(raw_dir / "case_00004", (20, 20, 20), (2.0, 1.0, 1.0))
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(raw_dir, data)
 
 
 def test_other_crops_are_refused(raw_dir, data):
@@ -296,34 +275,6 @@ def test_a_damaged_record_is_named(raw_dir, tmp_path, monkeypatch, name, content
         prepare(raw_dir, tmp_path / "data")
 
 
-def test_a_full_disk_is_noticed_before_the_work(raw_dir, tmp_path, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda path: usage(1, 0, 10_000))
-    # 31 x 20 x 20, 25 x 30 x 32, 24 x 22 x 22 and 30 x 20 x 23 voxels of five bytes
-    with pytest.raises(DataError, match=r"data needs 0\.0 GB more; its disk has 0\.0 GB left"):
-        prepare(raw_dir, tmp_path / "data")
-    assert not contents(tmp_path / "data")
-
-
-def test_two_preparations_of_one_folder_do_not_meet(raw_dir, tmp_path):
-    (tmp_path / "data").mkdir()
-    with open(tmp_path / "data" / "prepare.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another process is preparing"):
-            prepare(raw_dir, tmp_path / "data")
-
-
-def test_a_folder_that_cannot_be_written_is_named(raw_dir):
-    with pytest.raises(DataError, match="cannot write to /proc/data"):
-        prepare(raw_dir, prepare_module.Path("/proc/data"))
-
-
-def test_verify_finds_a_flipped_bit_and_names_the_file(data):
-    flip(data / "case_00001_y.npy", -5)
-    with pytest.raises(DataError, match=r"changed or damaged, by SHA-256 of manifest.json: case_00001_y.npy; delete"):
-        verify(data)
-
-
 def test_verify_holds_volumes_against_the_md5s_too(data):
     md5s = json.loads((data / "checksum.json").read_text())
     changed = {**md5s, "case_00002_x.npy": "0" * 32}
@@ -363,12 +314,6 @@ def test_verify_compares_with_the_checksums_of_others(data, tmp_path, capsys):
     others.write_text("[]")
     with pytest.raises(DataError, match=r"published.json cannot be read as names and MD5s"):
         verify(data, others)
-
-
-@pytest.mark.parametrize("command", ["download", "generate", "prepare", "verify"])
-def test_no_workers_are_refused(command, tmp_path):
-    with pytest.raises(ConfigError, match="--workers=0: at least 1"):
-        COMMANDS.run(command, ["--workers", "0"])
 
 
 @pytest.mark.parametrize("patch", [["32", "32"], ["0"], ["32", "-1", "32"], ["2000"]])

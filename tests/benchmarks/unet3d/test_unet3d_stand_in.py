@@ -12,7 +12,7 @@ from benchmarks.unet3d import raw, stand_in
 from benchmarks.unet3d.prepare import prepare
 from benchmarks.unet3d.stand_in import SyntheticScans, branch, generate, plan
 from benchmarks.unet3d.volumes import open_volumes
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 
 PATCH = (64, 64, 64)
 SYNTHETIC = SyntheticScans(8, 4, PATCH, 56, 96)
@@ -197,17 +197,3 @@ def test_numbers_out_of_range_are_refused(wrong, says):
     right = {"train": 2, "eval": 1, "smallest": 56, "largest": 96, "patch": PATCH, "seed": 0}
     with pytest.raises(ConfigError, match=says):
         SyntheticScans(**{**right, **wrong})
-
-
-def test_a_folder_that_holds_something_is_left_alone(tmp_path):
-    (tmp_path / "mine").write_text("mine")
-    with pytest.raises(DataError, match="is not empty"):
-        generate(tmp_path, SYNTHETIC)
-    assert files(tmp_path) == {"mine": b"mine"}
-
-
-def test_leftovers_of_a_command_that_was_cut_off_are_replaced(tmp_path):
-    (tmp_path / "raw.partial" / "case_00001").mkdir(parents=True)
-    generate(tmp_path / "raw", SyntheticScans(1, 1, (32,), 32, 32))
-    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == ["STAND_IN", "case_00000", "case_00001"]
-    assert not (tmp_path / "raw.partial").exists()

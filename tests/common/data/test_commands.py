@@ -8,7 +8,7 @@ from typing import Annotated
 
 import pytest
 
-from common.data.commands import DataCommands
+from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
 from common.errors import ConfigError, DataError
@@ -26,6 +26,7 @@ class Called:
 
     Args:
         few: ``prepare`` has workers and an option ``--few``.
+        placing: ``prepare`` has a folder of assets.
         adopting: ``prepare`` can adopt.
     """
 
@@ -34,6 +35,7 @@ class Called:
         stand_in: bool = False,
         error: OSError | None = None,
         few: bool = False,
+        placing: bool = False,
         adopting: bool = False,
         **more: object,
     ) -> None:
@@ -57,6 +59,9 @@ class Called:
         ) -> Manifest:
             return note(raw_dir=raw_dir, data_dir=data_dir, less=less, workers=workers)
 
+        def prepare_assets(raw_dir: Path, data_dir: Path, assets_dir: AssetsDir = None) -> Manifest:
+            return note(raw_dir=raw_dir, data_dir=data_dir, assets_dir=assets_dir)
+
         def adopt(folder: Path, data_dir: Path, many: int | None = None) -> Manifest:
             return note(folder=folder, data_dir=data_dir, many=many)
 
@@ -69,7 +74,7 @@ class Called:
             prepared="prepared data",
             real="Real",
             generate=generate,
-            prepare=prepare_few if few else prepare,
+            prepare=prepare_few if few else prepare_assets if placing else prepare,
             verify=verify,
             adopt=adopt if adopting else None,
             **more,
@@ -171,11 +176,22 @@ def test_every_command_says_what_is_there_now(command, stand_in, said, capsys):
 
 
 def test_remarks_follow_the_summary(capsys):
-    def remarks(made, data_dir, **options):
-        return [f"{made.format} in {data_dir}"]
+    def remarks(made):
+        return [f"format {made.format}"]
 
     Called(remarks=remarks).commands.run("verify", ["--data-dir", "d"])
-    assert capsys.readouterr().out.splitlines() == ["d: Real, classes 2, train_samples 3", "x/1 in d"]
+    assert capsys.readouterr().out.splitlines() == ["d: Real, classes 2, train_samples 3", "format x/1"]
+
+
+@pytest.mark.parametrize("there", [(), ("other.pth",), ("other.pth", "words.txt")])
+def test_prepare_says_which_assets_are_missing(there, tmp_path, capsys):
+    for name in there:
+        (tmp_path / name).touch()
+    called = Called(placing=True, assets=(("weights.pth", "other.pth"), ("words.txt",)))
+    called.commands.run("prepare", ["--data-dir", "d", "--assets-dir", str(tmp_path)])
+    missing = ["weights.pth, words.txt", "words.txt", ""][len(there)]
+    told = f"lacks {missing}; put it there, or give its folder as assets_dir" if missing else "complete, for assets_dir"
+    assert capsys.readouterr().out.splitlines()[1] == f"{tmp_path}: {told}"
 
 
 @pytest.mark.parametrize(

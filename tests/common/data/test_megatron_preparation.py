@@ -18,7 +18,7 @@ from common.data.megatron import preparation
 from common.data.megatron.commands import commands_for
 from common.data.megatron.corpus import Corpus, Part, open_raw
 from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_indexed
-from common.data.megatron.preparation import prepare, read_documents, read_manifest, verify
+from common.data.megatron.preparation import prepare, read_documents, read_manifest
 from common.data.megatron.stand_in import SyntheticText, generate, train_tokenizer
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.published import Published, PublishedFile
@@ -202,21 +202,6 @@ def test_a_piece_that_was_placed_and_not_noted_is_not_missed(raw, tmp_path, monk
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_what_is_there_is_not_prepared_again(raw, tmp_path, monkeypatch):
-    made = prepare(raw, tmp_path / "data", corpus())
-    monkeypatch.delattr(preparation, "tokenize_files")
-
-    assert prepare(raw, tmp_path / "data", corpus()) == made
-
-
-def test_other_text_does_not_go_into_the_same_folder(raw, tmp_path):
-    prepare(raw, tmp_path / "data", corpus())
-    write(raw / "en" / "train.2.json.gz", TEXTS[:9])
-
-    with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(raw, tmp_path / "data", corpus())
-
-
 def test_pairs_that_others_made_are_linked_and_checked(raw, tmp_path):
     prepare(raw, tmp_path / "made", corpus())
     pairs = tmp_path / "pairs"
@@ -243,18 +228,6 @@ def test_pairs_of_another_tokenizer_are_refused(tmp_path):
         DataError, match=r"c4-first\.en_text\.bin: sequence 0 has token 301, outside a vocabulary of 300"
     ):
         prepare(tmp_path / "pairs", tmp_path / "data", corpus())
-
-
-def test_verify_reads_every_byte(raw, tmp_path):
-    prepare(raw, tmp_path / "data", corpus())
-    verify(tmp_path / "data", corpus())
-    path = tmp_path / "data" / "c4.en_7_text.bin"
-    content = bytearray(path.read_bytes())
-    content[7] ^= 1
-    path.write_bytes(content)
-
-    with pytest.raises(DataError, match=r"c4\.en_7_text\.bin: SHA-256"):
-        verify(tmp_path / "data", corpus())
 
 
 def test_a_model_of_another_vocabulary_is_refused(raw, tmp_path):

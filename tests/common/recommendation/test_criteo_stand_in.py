@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from common.errors import ConfigError, DataError
+from common.errors import ConfigError
 from common.recommendation.criteo.commands import click_log_commands
 from common.recommendation.criteo.planted import bayes_auc, calibrated, raw_categories, weights
 from common.recommendation.criteo.preparation.encoding import Encoding
@@ -49,22 +49,11 @@ def test_lines_have_criteos_format(raw):
         assert len({row[feature] for row in categories}) <= min(rows, 300)
 
 
-def test_the_same_request_gives_the_same_bytes(raw, tmp_path):
-    generate(tmp_path / "raw", TABLES, SYNTHETIC)
-    for day in range(24):
-        assert (tmp_path / "raw" / f"day_{day}").read_bytes() == (raw[0] / f"day_{day}").read_bytes()
-
-
 def test_the_marker_has_the_bayes_auc_and_the_tables(raw):
     folder, generated = raw
     found = json.loads((folder / "STAND_IN").read_text())
     assert found["table_rows"] == [300, 3, *[40] * 24]
     assert generated == f"2,000 + 200 samples in 24 days, Bayes AUC {found['bayes_auc']:.4f}"
-
-
-def test_a_used_folder_is_refused(raw):
-    with pytest.raises(DataError, match="is not empty"):
-        generate(raw[0], TABLES, SYNTHETIC)
 
 
 def test_the_bayes_auc_is_the_expectation_over_all_labels():
