@@ -6,6 +6,9 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import sys
+import threading
 from collections import namedtuple
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,9 +20,12 @@ from common import cli
 from common.data.manifest import NAME
 from common.data.preparation import LOCK
 from common.errors import DataError
+from tests.conftest import ROOT
 
 OTHER = {"bert": ["--articles", "399"]}
 """Options of other raw data; those of the other workloads have another seed."""
+MORE = {"bert": ["--unpacked"], "stable_diffusion": ["--members", "moments"]}
+"""Options with which a preparation has all stages."""
 LINKED = ("retinanet",)
 """Workloads whose prepared pictures are links to the raw ones, which take no space."""
 pytestmark = pytest.mark.parametrize("workload", sorted(WORKLOADS))
@@ -29,8 +35,8 @@ def run(command: str, workload: str, *options: object) -> None:
     assert cli.COMMANDS[command]([f"benchmark={workload}", *map(str, options)]) == 0
 
 
-def prepare(workload: str, raw: Path, data: Path) -> None:
-    run("prepare", workload, "--raw-dir", raw, "--data-dir", data, "--workers", 1)
+def prepare(workload: str, raw: Path, data: Path, *more: str) -> None:
+    run("prepare", workload, "--raw-dir", raw, "--data-dir", data, "--workers", 1, *more)
 
 
 def files(folder: Path) -> list[Path]:
@@ -99,6 +105,52 @@ def test_a_full_disk_is_noticed_before_the_work(workload, raw, tmp_path, monkeyp
     refused = pytest.raises(DataError, match=r" needs \d+\.\d GB( more)?; its disk has 0\.0 GB left$")
     with nullcontext() if workload in LINKED else refused:
         prepare(workload, raw, tmp_path / "data")
+
+
+def test_a_killed_preparation_continues_to_the_same_bytes(workload, raw, tmp_path):
+    """Killed after a quarter of the calls; what continues may need fewer calls than those after which it is killed."""
+    whole, data = tmp_path / "whole", tmp_path / "data"
+    calls = killed_after(None, workload, raw, whole)
+    for number, share in enumerate((0.25, 0.5, 0.75)):
+        made = killed_after(int(share * calls), workload, raw, data)
+        assert made < calls if number else made == 0 and not (data / NAME).exists()
+    prepare(workload, raw, data, *MORE.get(workload, ()))
+    assert without_time(contents(data)) == without_time(contents(whole))
+    assert not set(tmp_path.rglob("*.partial"))
+
+
+def killed_after(calls: int | None, workload: str, raw: Path, data: Path) -> int:
+    """Prepare in another process, and kill it at a call of a function of the suite; the calls it made, 0 if killed."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if not process:
+        count = 0
+
+        def profile(frame, event, argument):
+            nonlocal count
+            if event == "call" and frame.f_code.co_filename.startswith(str(ROOT)):
+                count += 1
+                if count == calls:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            threading.setprofile(profile)
+            sys.setprofile(profile)
+            prepare(workload, raw, data, *MORE.get(workload, ()))
+            os.write(writing, str(count).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) in (-signal.SIGKILL, 0)
+    with open(reading) as pipe:
+        return int(pipe.read() or 0)
+
+
+def without_time(files: dict[str, bytes]) -> dict[str, object]:
+    described = json.loads(files[NAME])
+    del described["source"]["prepared"]
+    return {**files, NAME: described}
 
 
 def test_verify_finds_a_changed_byte(workload, copied):

@@ -22,7 +22,7 @@ from benchmarks import WORKLOADS
 from benchmarks.dlrm_dcnv2.prepare import encoding
 from common.data import manifest
 from common.data.commands import DataCommands
-from common.data.stand_in import MARKER, mark
+from common.data.synthetic import MARKER, mark
 from common.errors import DataError
 from common.recommendation.criteo.sample_rows import DAYS
 

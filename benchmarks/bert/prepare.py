@@ -18,13 +18,13 @@ from benchmarks.bert.preparation import sentences
 from benchmarks.bert.preparation.pipeline import Made, Pipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
 from benchmarks.bert.raw import RawText, Settings
-from benchmarks.bert.stand_in import generate
+from benchmarks.bert.synthetic import generate
 from common.data import manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option, Options
 from common.data.published import SYNTHETIC, Published
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 FORMAT = "bert-hdf5/1"

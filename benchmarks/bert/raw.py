@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.bert.preparation.samples import SampleSettings
 from common.data.raw_layout import find_file, packed_hint
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import listed
 from common.untrusted.regular_file import read_bytes

@@ -20,7 +20,7 @@ from benchmarks.llama2_70b_lora.preparation.packing import Rows
 from benchmarks.llama2_70b_lora.preparation.published import check_rows, rows_of_object_array, rows_of_parquet
 from benchmarks.llama2_70b_lora.raw import BASE, MARKER, RawRows, Settings
 from benchmarks.llama2_70b_lora.rows import FORMAT, PREPARE_COMMAND, SCORED, TOKENS
-from benchmarks.llama2_70b_lora.stand_in import generate
+from benchmarks.llama2_70b_lora.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest, digest

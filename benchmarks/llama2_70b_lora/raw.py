@@ -18,7 +18,7 @@ from typing import Any, Literal
 from benchmarks.llama2_70b_lora.base import INDEX, SINGLE
 from common.data.manifest import digest
 from common.data.raw_layout import find_file
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 Kind = Literal["text", "parquet", "object arrays"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.maskrcnn.caffe2_backbone import BACKBONE
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepared import BENCHMARK, FORMAT, has_area, legacy_corners
-from benchmarks.maskrcnn.stand_in import generate
+from benchmarks.maskrcnn.synthetic import generate
 from common.detection.annotations import Annotations
 from common.detection.coco_preparation import CocoPreparation, with_pictures
 from common.detection.segmentations import Segmentations

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data.stand_in import MARKER
+from common.data.synthetic import MARKER
 from common.errors import DataError
 from common.formats import tars
 from common.formats.raw_files import is_data, listed

@@ -33,7 +33,7 @@ from benchmarks.retinanet.prepared import (
     Split,
 )
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
-from benchmarks.retinanet.stand_in import generate
+from benchmarks.retinanet.synthetic import generate
 from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest

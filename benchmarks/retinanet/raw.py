@@ -28,7 +28,7 @@ from pyarrow import csv as arrow_csv
 
 from benchmarks.retinanet.classes import class_names
 from common.data.manifest import digest
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import DataError
 from common.untrusted.regular_file import read_text
 

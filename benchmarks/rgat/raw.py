@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.rgat.schema import Relation, Schema
 from common.data.raw_layout import find_file
-from common.data.stand_in import MARKER, description_of, marker_of
+from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 from common.formats import npy
 from common.mlperf.fixed import benchmark_settings

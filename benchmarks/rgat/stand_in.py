@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, Settings
 from benchmarks.rgat.schema import Relation
-from common.data import stand_in
+from common.data import synthetic
 from common.errors import ConfigError
 
 PER_PAPER = {
@@ -168,15 +168,15 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     Raises:
         DataError: ``raw_dir`` is not empty.
     """
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         settings = asdict(request.settings)
-        stand_in.mark(folder, {"kind": "communities", **asdict(request), "settings": settings})
+        synthetic.mark(folder, {"kind": "communities", **asdict(request), "settings": settings})
         plans = [Plan(folder, request, node_type=name) for name in PER_PAPER]
         plans += [Plan(folder, request, links=_links(links, request)) for links in LINKS]
         nodes = request.nodes
         numbers = sum(nodes.values()) * request.feature_size
         processes = min(workers, 1 + numbers // _NUMBERS_PER_WORKER)
-        counts = list(stand_in.drawn(_write, plans, processes))
+        counts = list(synthetic.drawn(_write, plans, processes))
     return Generated(nodes, {links.relation: count for links, count in zip(LINKS, counts[len(nodes) :], strict=True)})
 
 

@@ -9,13 +9,13 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
 from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY, RawSpeech
-from benchmarks.rnnt.stand_in import generate
+from benchmarks.rnnt.synthetic import generate
 from benchmarks.rnnt.tokenizer import Tokenizer
 from common.data import manifest, preparation
 from common.data.commands import DataCommands
@@ -94,7 +94,7 @@ def _description(source: RawSpeech) -> str:
     return f"LibriSpeech: {', '.join((*source.subsets['train'], *source.subsets['eval']))}"
 
 
-def _remarks(made: Manifest) -> Iterator[str]:
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
     for split in SPLITS:
         samples, seconds = made.counts[f"{split}_samples"], made.counts[f"{split}_audio_samples"] / 16_000
         yield (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data, listed
 from common.untrusted.regular_file import read_text

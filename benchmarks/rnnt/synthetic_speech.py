@@ -17,7 +17,7 @@ from benchmarks.rnnt.config import RnntConfig
 from benchmarks.rnnt.data import PADDING, EvalBatches
 from benchmarks.rnnt.evaluate import Transcription
 from benchmarks.rnnt.model import Rnnt
-from benchmarks.rnnt.stand_in import eval_seconds
+from benchmarks.rnnt.synthetic import eval_seconds
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.evaluation.model_weights import evaluating

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
 from benchmarks.ssd300.config import BACKBONES
-from benchmarks.ssd300.stand_in import generate
+from benchmarks.ssd300.synthetic import generate
 from common.detection.annotations import Annotations
 from common.detection.coco_preparation import CocoPreparation, with_pictures
 

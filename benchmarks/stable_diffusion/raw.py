@@ -24,7 +24,7 @@ from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from common.config.loading import build
 from common.data.manifest import digest
 from common.data.raw_layout import find_file
-from common.data.stand_in import MARKER, description_of, marker_of
+from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 from common.formats import tars
 from common.formats.raw_files import listed

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.moments import read_picture
 from benchmarks.stable_diffusion.synthetic_networks import NetworkSizes, fitted_networks, scores, statistics
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, comma_separated
 from common.errors import ConfigError
 from common.formats import tars
@@ -118,7 +118,7 @@ def generate(raw_dir: Path, options: SyntheticPictures = SyntheticPictures(), wo
         DataError: ``raw_dir`` is not empty.
     """
     side = options.image_size
-    with stand_in.generated(raw_dir) as partial, torch.no_grad():
+    with synthetic.generated(raw_dir) as partial, torch.no_grad():
         for folder in (raw.IMAGES, raw.VALIDATION, raw.ASSETS):
             (partial / folder).mkdir()
         train, held_out = (
@@ -133,7 +133,7 @@ def generate(raw_dir: Path, options: SyntheticPictures = SyntheticPictures(), wo
         np.savez(partial / raw.VALIDATION / raw.STATISTICS, mu=reference.mean_F, sigma=reference.covariance_FF)
         count = min(options.eval, len(seen))
         judged = scores(networks, reference, seen[:count], captions[:count], side // options.vae.factor, options.seed)
-        stand_in.mark(partial, asdict(options))
+        synthetic.mark(partial, asdict(options))
     size = sum(len(drawn.jpeg) for drawn in train) / options.train / 1000
     bounds = "".join(f"\n  {kind}: FID {score.fid:.1f}, CLIP {score.clip:.3f}" for kind, score in judged.items())
     return (
@@ -143,7 +143,7 @@ def generate(raw_dir: Path, options: SyntheticPictures = SyntheticPictures(), wo
 
 def _drawn(options: SyntheticPictures, first: int, count: int, workers: int) -> list[CaptionedPicture]:
     plans = [ShapePlan(options.seed, number, options.sides) for number in range(first, first + count)]
-    return list(stand_in.drawn(draw, plans, workers, PER_WORKER))
+    return list(synthetic.drawn(draw, plans, workers, PER_WORKER))
 
 
 def _write_tars(folder: Path, pictures: Sequence[CaptionedPicture], count: int) -> None:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import CLASSES, load_scan, preprocess, voxels_of
 from benchmarks.unet3d.raw import RawCase, RawScans
-from benchmarks.unet3d.stand_in import generate
+from benchmarks.unet3d.synthetic import generate
 from benchmarks.unet3d.volumes import CASES, FORMAT, PREPARE_COMMAND, Case
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands
@@ -34,7 +34,7 @@ from common.data.options import Option
 from common.data.placing import place
 from common.data.published import SYNTHETIC, Published
 from common.data.stages import Stages
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import DataError
 from common.formats import npy
 from common.formats.raw_files import listed

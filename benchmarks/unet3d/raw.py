@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.data.raw_layout import find_file
-from common.data.stand_in import MARKER, description_of, marker_of
+from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
 
 IMAGE = "imaging.nii.gz"

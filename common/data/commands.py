@@ -49,7 +49,8 @@ class DataCommands:
         generate: writes synthetic raw data, and returns a summary.
         prepare: converts raw data to the format that training reads.
         verify: compares prepared data with their manifest.
-        remarks: returns lines to print after the summary of ``prepare`` and ``verify``, from the manifest.
+        remarks: returns lines to print after the summary of ``prepare`` and ``verify``, from the manifest and
+            the options.
         assets: names of the files and folders that a run reads from ``assets_dir``; alternatives are a tuple.
         extra: fetches files that ``sources.yaml`` cannot list, after its sets were fetched.
         adopt: implements ``prepare --adopt``: checks the existing ``folder``, which may be ``data_dir`` itself, links
@@ -65,7 +66,7 @@ class DataCommands:
     generate: Callable[..., str]
     prepare: Callable[..., Manifest]
     verify: Callable[..., Manifest]
-    remarks: Callable[[Manifest], Iterable[str]] = lambda made: ()
+    remarks: Callable[..., Iterable[str]] = lambda made, **options: ()
     assets: tuple[tuple[str, ...], ...] = ()
     extra: Extra | None = None
     adopt: Callable[..., Manifest] | None = None
@@ -122,7 +123,7 @@ class DataCommands:
                 yield f"{values['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
             if self.assets and mode == "prepare":
                 yield self._remark(values["assets_dir"] or assets_of(values["data_dir"]))
-            yield from self.remarks(made)
+            yield from self.remarks(made, **values)
             if made.custom:
                 yield f"{values['data_dir']}: not the benchmark's data, for the open division alone: {made.custom}"
             if mode == "verify" and not made.stand_in:

@@ -33,7 +33,7 @@ from common.data.inventory import Inventory
 from common.data.preparation import locked, require_space
 from common.data.remote_file import RemoteFile, fault_of
 from common.data.sources import Sources, SourceSet, with_checksums
-from common.data.stand_in import MARKER
+from common.data.synthetic import MARKER
 from common.errors import ConfigError, DataError
 from common.formats.raw_files import is_data
 from common.untrusted import archives

@@ -24,7 +24,7 @@ from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.published import SYNTHETIC, Published
-from common.data.stand_in import MARKER
+from common.data.synthetic import MARKER
 from common.detection.annotations import Annotations, read_coco
 from common.detection.coco_pictures import SPLITS, prepare_command
 from common.detection.coco_raw import RawData, RawPictures, annotations_name, open_raw

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from common.data.stand_in import description_of
+from common.data.synthetic import description_of
 from common.errors import DataError
 from common.formats.raw_files import is_data
 from common.untrusted.archives import BAD_ZIP, bounded_zip

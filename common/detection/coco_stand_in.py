@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
 from common.detection.coco_raw import SPLITS, annotations_name
 from common.detection.drawn_outlines import outlines
@@ -76,14 +76,14 @@ def generate(
         DataError: ``raw_dir`` is not empty.
     """
     summary = []
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         (folder / "annotations").mkdir()
         for split, wanted in plans.items():
-            drawn = stand_in.drawn(draw, wanted, workers, PER_WORKER)
+            drawn = synthetic.drawn(draw, wanted, workers, PER_WORKER)
             boxes = _write_split(folder, split, wanted, drawn, look)
             summary.append(f"{split}: {len(wanted)} pictures with {boxes} boxes")
         write_backbone(folder, sorted((folder / SPLITS["train"]).iterdir()))
-        stand_in.mark(folder, asdict(options))
+        synthetic.mark(folder, asdict(options))
     return "; ".join(summary)
 
 

@@ -12,7 +12,7 @@ from benchmarks.maskrcnn.data import open_eval, open_train, warm_up
 from benchmarks.maskrcnn.data_settings import DataSettings
 from benchmarks.maskrcnn.prepare import prepare
 from benchmarks.maskrcnn.preparer import Preparer
-from benchmarks.maskrcnn.stand_in import SyntheticOutlines, generate
+from benchmarks.maskrcnn.synthetic import SyntheticOutlines, generate
 from common.config.loading import build
 from common.data.batches import Block
 from common.distributed.layout import Layout

@@ -202,7 +202,7 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
     from benchmarks.ssd300.data import open_eval, open_train, warm_up
     from benchmarks.ssd300.data_settings import DataSettings
     from benchmarks.ssd300.prepare import prepare
-    from benchmarks.ssd300.stand_in import SyntheticBoxes, generate
+    from benchmarks.ssd300.synthetic import SyntheticBoxes, generate
     from common.detection.reader_config import ReaderConfig
 
     generate(tmp_path / "raw", SyntheticBoxes(24, 6, 7, (96, 160), 3, 8, 96, layers=(1, 1, 1)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data import manifest, preparation, stand_in
+from common.data import manifest, preparation, synthetic
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.published import SYNTHETIC, Published
@@ -21,12 +21,12 @@ def generate(raw_dir: Path, train: int, eval: int, size: int) -> str:
     """Each parameter fades a pattern of its own in; the patterns are the same in both splits."""
     generator = np.random.default_rng(0)
     patterns_PV = generator.normal(size=(4, size**3))
-    with stand_in.generated(raw_dir) as partial:
+    with synthetic.generated(raw_dir) as partial:
         for split, count in zip(SPLITS, (train, eval), strict=True):
             parameters_NP = generator.uniform(-1, 1, size=(count, 4))
             volumes = np.exp(0.5 * parameters_NP @ patterns_PV).astype(np.float32)
             np.savez(partial / f"{split}.npz", volumes=volumes, parameters=parameters_NP.astype(np.float32))
-        stand_in.mark(partial, {"train": train, "eval": eval, "size": size})
+        synthetic.mark(partial, {"train": train, "eval": eval, "size": size})
     return f"{train} and {eval} volumes of {size} x {size} x {size}"
 
 
@@ -38,7 +38,7 @@ def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
         raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=cosmoflow'")
     wanted = {"fingerprint": " ".join(manifest.digest(raw_dir / f"{split}.npz", "sha256") for split in SPLITS)}
     with preparation.locked(data_dir):
-        published = PUBLISHED if stand_in.description_of(raw_dir) is None else SYNTHETIC
+        published = PUBLISHED if synthetic.description_of(raw_dir) is None else SYNTHETIC
         if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
             return found
         for split in SPLITS:

@@ -8,7 +8,7 @@ from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.megatron import preparation
 from common.data.megatron.corpus import Corpus
-from common.data.megatron.stand_in import SyntheticText, generate
+from common.data.megatron.synthetic import SyntheticText, generate
 
 
 def commands_for(corpus: Corpus) -> DataCommands:

@@ -16,7 +16,7 @@ from common.data.manifest import digest
 from common.data.megatron.indexed import bin_of, idx_of
 from common.data.published import Published
 from common.data.raw_layout import find_file, packed_hint
-from common.data.stand_in import MARKER, description_of
+from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 Split = Literal["train", "eval"]

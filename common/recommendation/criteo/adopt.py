@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common.data import manifest, preparation, stand_in
+from common.data import manifest, preparation, synthetic
 from common.data.manifest import FileEntry, Manifest
 from common.data.placing import place
 from common.data.published import SYNTHETIC
@@ -39,7 +39,7 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
         DataError: a file is missing or differs, or ``data_dir`` has other data.
     """
     chosen = encoding.sample_format
-    described = stand_in.description_of(folder)
+    described = synthetic.description_of(folder)
     counted = {chosen.eval_file: "eval_samples", chosen.train_file: "train_samples"}
     rows = _rows(folder, tuple(counted), IDS + sum(encoding.hotness))
     published = published_logs(chosen) if described is None else SYNTHETIC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 
@@ -12,13 +12,13 @@ from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
 from common.errors import ConfigError
-from common.recommendation.criteo import adopt, stand_in
+from common.recommendation.criteo import adopt, synthetic
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.preparation.raw_days import PARQUET
 from common.recommendation.criteo.prepare import prepare, published_logs, verify
 from common.recommendation.criteo.prepared import FORM, TABLE_ROWS
 from common.recommendation.criteo.sample_rows import SampleFormat
-from common.recommendation.criteo.stand_in import SyntheticClicks
+from common.recommendation.criteo.synthetic import SyntheticClicks
 
 
 def click_log_commands(
@@ -35,7 +35,7 @@ def click_log_commands(
     """
 
     def generated(raw_dir: Path, options: SyntheticClicks, workers: int) -> str:
-        return stand_in.generate(raw_dir, encoding().table_rows, options, workers)
+        return synthetic.generate(raw_dir, encoding().table_rows, options, workers)
 
     def prepared(
         raw_dir: Path,
@@ -69,7 +69,7 @@ def click_log_commands(
     )
 
 
-def _remarks(made: Manifest) -> Iterator[str]:
+def _remarks(made: Manifest, **options: Any) -> Iterator[str]:
     yield f"table rows: {made.source[TABLE_ROWS]}"
     if made.source.get(FORM) == PARQUET:
         yield (

@@ -14,10 +14,10 @@ import small_text
 from benchmarks.bert import raw as raw_module
 from benchmarks.bert.prepare import COMMANDS, PrepareOptions, adopt_packed, prepare, verify
 from benchmarks.bert.raw import Settings
-from benchmarks.bert.stand_in import SyntheticArticles, generate
+from benchmarks.bert.synthetic import SyntheticArticles, generate
 from common.data.published import Published
 from common.data.stages import Stages
-from common.data.stand_in import mark
+from common.data.synthetic import mark
 from common.errors import ConfigError, DataError
 
 SMALL = ["--articles", "60", "--vocabulary", "1000", "--max-sequence-length", "64", "--parts", "2", "--shards", "3"]

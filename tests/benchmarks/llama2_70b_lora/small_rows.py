@@ -14,7 +14,7 @@ from pyarrow import parquet
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from benchmarks.llama2_70b_lora.rows import FORMAT
-from common.data import manifest, stand_in
+from common.data import manifest, synthetic
 from common.data.manifest import Manifest
 
 LENGTH = 64
@@ -59,7 +59,7 @@ def write_texts(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
 
 def mark(folder: Path, length: int = LENGTH, vocabulary: int = VOCABULARY, **rows: int) -> None:
     """Say that a raw folder is a stand-in."""
-    stand_in.mark(folder, {"settings": {"row_length": length, "vocabulary": vocabulary, **rows}})
+    synthetic.mark(folder, {"settings": {"row_length": length, "vocabulary": vocabulary, **rows}})
 
 
 def write_parquet(path: Path, tokens: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], rows: int = 2) -> None:

@@ -6,7 +6,7 @@ import pytest
 from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.prepare import prepare
-from benchmarks.maskrcnn.stand_in import generate
+from benchmarks.maskrcnn.synthetic import generate
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from benchmarks.maskrcnn.caffe2_backbone import load_backbone
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.prepare import COMMANDS, prepare, verify
 from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
-from benchmarks.maskrcnn.stand_in import generate
+from benchmarks.maskrcnn.synthetic import generate
 from common.detection.coco_raw import SPLITS, annotations_name
 from common.detection.coco_stand_in import category_ids
 from common.errors import ConfigError, DataError

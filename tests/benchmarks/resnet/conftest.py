@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.resnet.prepare import prepare
-from benchmarks.resnet.stand_in import SyntheticImages, generate
+from benchmarks.resnet.synthetic import SyntheticImages, generate
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,7 @@
 import io
 import json
 import random
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from PIL import Image
 from benchmarks.resnet import prepare as prepare_module
 from benchmarks.resnet import raw
 from benchmarks.resnet.prepare import COMMANDS, FILES, prepare
-from benchmarks.resnet.stand_in import SyntheticImages, digit_plans, generate
+from benchmarks.resnet.synthetic import SyntheticImages, digit_plans, generate
 from common import cli
 from common.config.composition import compose
 from common.errors import ConfigError, DataError
@@ -158,31 +154,6 @@ def test_development_kit_without_ground_truth_is_an_error(tmp_path):
         pass
     with pytest.raises(DataError, match="damaged or no ILSVRC2012 development kit"):
         prepare(tmp_path, tmp_path / "data")
-
-
-def test_killed_preparation_continues_to_the_same_bytes(tmp_path):
-    generate(tmp_path / "raw", SyntheticImages(train=60, val=20))
-    prepare(tmp_path / "raw", tmp_path / "whole")
-    script = (
-        "import sys, signal, pathlib; from benchmarks.resnet import prepare as p; written = p.RecordWriter.write\n"
-        "seen = []\n"
-        "def fourth_waits(self, *a):\n"
-        "    len(seen) == 3 and signal.pause()\n"
-        "    written(self, *a); self._rec.flush(); self._idx.flush(); seen.append(a)\n"
-        "p.RecordWriter.write = fourth_waits; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), 1)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "raw"), str(tmp_path / "killed")])
-    index = tmp_path / "killed" / "train.idx.partial"
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and not (index.exists() and index.read_bytes().count(b"\n") == 3):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert index.read_bytes().count(b"\n") == 3
-    assert not (tmp_path / "killed" / "manifest.json").exists()
-    prepare(tmp_path / "raw", tmp_path / "killed")
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert not list((tmp_path / "killed").glob("*.partial"))
 
 
 def test_continuation_keeps_what_was_written(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from small_ssd300 import SYNTHETIC
 
 from benchmarks.ssd300.prepare import prepare
-from benchmarks.ssd300.stand_in import generate
+from benchmarks.ssd300.synthetic import generate
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.stand_in import SyntheticBoxes
+from benchmarks.ssd300.synthetic import SyntheticBoxes
 from common.config.loading import build
 from common.detection.reader_config import ReaderConfig
 from common.mlperf.fixed import fixed_facts

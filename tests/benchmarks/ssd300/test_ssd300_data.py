@@ -21,7 +21,7 @@ from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_t
 from benchmarks.ssd300.data_settings import DataSettings
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.prepare import prepare, verify
-from benchmarks.ssd300.stand_in import generate
+from benchmarks.ssd300.synthetic import generate
 from common.data.batches import Block
 from common.data.order import EpochStream, sample_generator
 from common.detection.coco_raw import SPLITS, annotations_name

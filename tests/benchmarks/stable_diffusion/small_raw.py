@@ -17,7 +17,7 @@ from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VaeSizes
 from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
 from benchmarks.stable_diffusion.synthetic_networks import small_merges
-from common.data import stand_in
+from common.data import synthetic
 
 SIDE = 16
 VAE = VaeSizes(channels=8, multipliers=(1, 1, 2), blocks=1, groups=4)
@@ -88,5 +88,5 @@ def write_raw(folder: Path, form: str, members: list[Members], features: int = 8
     save_stable_diffusion(assets / raw.CHECKPOINT, *networks())
     merges = small_merges(["a caption of plain text", "another caption, and a naive one"], TEXT.vocabulary - 514)
     (assets / raw.VOCABULARY).write_bytes(merges)
-    stand_in.mark(folder, SIZES)
+    synthetic.mark(folder, SIZES)
     return folder

@@ -7,9 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -164,41 +161,6 @@ def test_the_manifest_counts_and_training_can_open_it(encoded):
 def test_processes_make_the_same_bytes(raw_dir, moments, tmp_path):
     prepare(raw_dir, tmp_path / "data", members="moments", workers=2)
     assert contents(tmp_path / "data") == contents(moments)
-
-
-KILL = """
-import os, pathlib, signal, sys
-from benchmarks.stable_diffusion import prepare, tar_maker
-raw, data, dying = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-add, calls = tar_maker.tars.add, []
-def counted(*arguments):
-    calls.append(1)
-    if len(calls) == dying:
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(*arguments)
-tar_maker.tars.add = counted
-prepare.prepare(raw, data, members="moments")
-"""
-
-
-def test_a_killed_preparation_continues_to_the_same_bytes(raw_dir, moments, tmp_path, monkeypatch):
-    in_second = 2 * len(RAW[0]) // 3 + 2 * 17  # its first 16 samples are written
-    process = subprocess.run(
-        [sys.executable, "-c", KILL, str(raw_dir), str(tmp_path / "data"), str(in_second)], timeout=100, check=False
-    )
-    assert process.returncode == -signal.SIGKILL
-    assert not (tmp_path / "data/manifest.json").exists()
-    assert [path.name for path in sorted((tmp_path / "data/train").glob("*.tar*"))] == [
-        "00000.tar",
-        "00001.tar.partial",
-    ]
-    done = recorded(monkeypatch)
-
-    prepare(raw_dir, tmp_path / "data", members="moments")
-
-    assert done == ["00001", "00002"]
-    assert contents(tmp_path / "data") == contents(moments)
-    assert not list((tmp_path / "data").rglob("*.partial"))
 
 
 def test_a_tar_that_is_gone_is_made_again(raw_dir, moments, tmp_path, monkeypatch):

@@ -3,11 +3,8 @@
 import dataclasses
 import hashlib
 import json
-import signal
 import struct
 import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from benchmarks.unet3d.volumes import open_volumes
 from common.errors import ConfigError, DataError
 
 NAMES = {f"{case}_{kind}.npy" for case in small_scans.CASES for kind in "xy"}
-DEADLINE = 200
 
 
 @pytest.fixture
@@ -177,30 +173,6 @@ def test_a_damaged_scan_ends_all_workers_with_its_name(raw_dir, tmp_path, monkey
     with pytest.raises(DataError, match=r"case_00001/segmentation.nii.gz cannot be read"):
         prepare(raw_dir, tmp_path / "data", workers=2)
     assert not (tmp_path / "data" / "manifest.json").exists()
-
-
-def test_a_killed_preparation_continues_to_the_same_bytes(raw_dir, data, tmp_path):
-    killed = tmp_path / "killed"
-    script = (
-        "import sys, signal, pathlib; from benchmarks.unet3d import prepare as p; load = p.load_scan; seen = []\n"
-        "def third_waits(*paths):\n"
-        "    seen.append(paths); len(seen) > 2 and signal.pause(); return load(*paths)\n"
-        "p.load_scan = third_waits; p.prepare(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, str(raw_dir), str(killed)])
-    deadline = time.monotonic() + DEADLINE
-    while len(list((killed / "records" / "cases").glob("case_*.json"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = {path.name: path.stat().st_mtime_ns for path in killed.glob("*.npy")}
-    assert len(before) == 4
-    assert not (killed / "manifest.json").exists()
-    prepare(raw_dir, killed)
-    assert contents(killed) == contents(data)
-    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in killed.glob("*.npy")}.items()
-    assert not list(killed.glob("*.partial"))
-    assert not (killed / "records").exists()
 
 
 def interrupted(raw_dir, folder, monkeypatch):

@@ -176,11 +176,11 @@ def test_every_command_says_what_is_there_now(command, stand_in, said, capsys):
 
 
 def test_remarks_follow_the_summary(capsys):
-    def remarks(made):
-        return [f"format {made.format}"]
+    def remarks(made, data_dir):
+        return [f"{made.format} in {data_dir}"]
 
     Called(remarks=remarks).commands.run("verify", ["--data-dir", "d"])
-    assert capsys.readouterr().out.splitlines() == ["d: Real, classes 2, train_samples 3", "format x/1"]
+    assert capsys.readouterr().out.splitlines() == ["d: Real, classes 2, train_samples 3", "x/1 in d"]
 
 
 @pytest.mark.parametrize("there", [(), ("other.pth",), ("other.pth", "words.txt")])

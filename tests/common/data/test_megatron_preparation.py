@@ -13,13 +13,13 @@ import pytest
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
-from common.data import stand_in
+from common.data import synthetic
 from common.data.megatron import preparation
 from common.data.megatron.commands import commands_for
 from common.data.megatron.corpus import Corpus, Part, open_raw
 from common.data.megatron.indexed import bin_of, idx_of, indexed_writer, open_indexed
 from common.data.megatron.preparation import prepare, read_documents, read_manifest
-from common.data.megatron.stand_in import SyntheticText, generate, train_tokenizer
+from common.data.megatron.synthetic import SyntheticText, generate, train_tokenizer
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.published import Published, PublishedFile
 from common.errors import ConfigError, DataError
@@ -331,7 +331,7 @@ def test_a_stand_in_is_prepared_as_the_real_data_are(tmp_path, tokenizer):
 
 
 def test_impossible_stand_ins(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.data.megatron.stand_in.documentation", lambda: iter([("x", TEXTS)] * 20))
+    monkeypatch.setattr("common.data.synthetic.documentation", lambda: iter([("x", TEXTS)] * 20))
     with pytest.raises(ConfigError, match="--vocabulary=200: at least 256"):
         generate(tmp_path / "raw", corpus(), SyntheticText(vocabulary=200))
     with pytest.raises(ConfigError, match="--vocabulary=5000: the text makes"):
@@ -347,7 +347,7 @@ def test_impossible_stand_ins(tmp_path, monkeypatch):
 
 
 def test_a_garbled_stand_in(raw, tmp_path):
-    stand_in.mark(raw, {"settings": {"vocabulary": 0}})
+    synthetic.mark(raw, {"settings": {"vocabulary": 0}})
     with pytest.raises(DataError, match="garbles its settings: vocabulary=0"):
         open_raw(raw, corpus())
 

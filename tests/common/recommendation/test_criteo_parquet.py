@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from benchmarks.dlrm.prepare import COMMANDS as DLRM
 from benchmarks.dlrm_dcnv2.prepare import COMMANDS as DLRM_DCNV2
-from common.data import stand_in
+from common.data import synthetic
 from common.errors import DataError
 from common.recommendation.criteo.preparation.parquet_parts import read_parts
 
@@ -28,7 +28,7 @@ def raw(tmp_path_factory):
     days = write_days(root / "text")
     write_parquet_days(root / "parquet" / "data", days)
     for form in ("text", "parquet"):
-        stand_in.mark(root / form, {"kind": "test"})
+        synthetic.mark(root / form, {"kind": "test"})
     return root, days
 
 
@@ -44,7 +44,7 @@ def test_parquet_makes_the_bytes_that_text_makes(raw, tmp_path, capsys, benchmar
     if below == ".":
         folder = tmp_path / "raw"
         shutil.copytree(raw[0] / "parquet" / "data", folder)
-        stand_in.mark(folder, {"kind": "test"})
+        synthetic.mark(folder, {"kind": "test"})
     assert prepare(commands, folder, tmp_path / "parquet") == 0
     assert "Whether their rows are in the order of the original text is not known" in capsys.readouterr().out
     assert commands.run("verify", ["--data-dir", str(tmp_path / "parquet")]) == 0
@@ -179,7 +179,7 @@ def test_real_days_that_are_not_whole_are_refused_without_the_advice_to_fetch_th
     folder = tmp_path / "raw"
     if form == "parquet":
         shutil.copytree(raw[0] / "parquet", folder)
-        (folder / stand_in.MARKER).unlink()
+        (folder / synthetic.MARKER).unlink()
     else:
         write_sample(folder, raw[1], "" if form == "text" else ".gz", -20 if form == "gzip cut off" else None)
     with pytest.raises(DataError, match=says) as refused:

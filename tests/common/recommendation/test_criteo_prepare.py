@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from criteo_logs import HOTNESS, LARGEST, ROWS, as_text, expected_files, write_days, write_published
 
-from common.data import manifest, stand_in
+from common.data import manifest, synthetic
 from common.data.stages import Stages
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
@@ -34,7 +34,7 @@ FEW_ROWS = 20 * BYTES_PER_ROW
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("criteo") / "raw"
     days = write_days(folder)
-    stand_in.mark(folder, {"kind": "test"})
+    synthetic.mark(folder, {"kind": "test"})
     return folder, days
 
 
@@ -133,7 +133,7 @@ def test_the_manifest_says_how_logs_differ_from_the_benchmarks(tmp_path, monkeyp
 def published(raw, tmp_path_factory):
     folder = tmp_path_factory.mktemp("published") / "set"
     write_published(folder, raw[1], MULTI_HOT)
-    stand_in.mark(folder, {"table_rows": expected_files(raw[1], MULTI_HOT)[2]})
+    synthetic.mark(folder, {"table_rows": expected_files(raw[1], MULTI_HOT)[2]})
     return folder
 
 
@@ -153,10 +153,10 @@ def copied(folder: Path, target: Path) -> Path:
 
 def test_a_category_outside_its_table_is_named(published, tmp_path):
     folder = copied(published, tmp_path / "raw")
-    stand_in_rows = json.loads((folder / stand_in.MARKER).read_text())["table_rows"]
+    stand_in_rows = json.loads((folder / synthetic.MARKER).read_text())["table_rows"]
     stand_in_rows[2] = 1
-    (folder / stand_in.MARKER).unlink()
-    stand_in.mark(folder, {"table_rows": stand_in_rows})
+    (folder / synthetic.MARKER).unlink()
+    synthetic.mark(folder, {"table_rows": stand_in_rows})
     with pytest.raises(DataError, match=r"day_0_sparse_multi_hot.npz: row \d+ has category \d+ of table C3, of 1 rows"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
@@ -223,7 +223,7 @@ def test_missing_days_are_named(raw, published, tmp_path, form):
 
 def test_a_real_day_that_is_not_whole_is_refused(raw, tmp_path):
     folder = copied(raw[0], tmp_path / "raw")
-    (folder / stand_in.MARKER).unlink()
+    (folder / synthetic.MARKER).unlink()
     with pytest.raises(DataError, match=r"day_0 has 3 samples and not 195,841,983"):
         prepare(folder, tmp_path / "data", MULTI_HOT)
 
@@ -231,7 +231,7 @@ def test_a_real_day_that_is_not_whole_is_refused(raw, tmp_path):
 def days_with_a_count(folder, count):
     """Days of which line 2 of day 5 has ``count`` as I4, and which lack the line feed at their end."""
     days = write_days(folder)
-    stand_in.mark(folder, {"kind": "test"})
+    synthetic.mark(folder, {"kind": "test"})
     days[5][1][1][3] = count
     for number, lines in enumerate(days):
         (folder / f"day_{number}").write_text("".join(map(as_text, lines)).removesuffix("\n"))

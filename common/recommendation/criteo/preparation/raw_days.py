@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.data import stand_in
+from common.data import synthetic
 from common.data.raw_layout import find_file
 from common.errors import DataError
 from common.recommendation.criteo.preparation.parquet_parts import DAY_FOLDERS, parts_of
@@ -113,7 +113,7 @@ def open_raw(raw_dir: Path) -> RawDays:
         found = find_file(raw_dir, *(f"day_{day}{end}" for day in range(DAYS) for end in ("", ".gz")))
         form, folder = TEXT, raw_dir if found is None else found.parent
         days = [(_text(folder, day),) for day in range(DAYS)]
-    marker = stand_in.description_of(raw_dir, *filter(None, (found,)))
+    marker = synthetic.description_of(raw_dir, *filter(None, (found,)))
     if missing := [path for day in days for path in day if not path.is_file()]:
         lacking = [path.parent.name if form == PARQUET else path.name for path in missing]
         first, last = (DAY_FOLDERS[0], DAY_FOLDERS[-1]) if form == PARQUET else ("day_0", f"day_{DAYS - 1}")

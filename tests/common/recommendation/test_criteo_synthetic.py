@@ -12,10 +12,16 @@ from sklearn.metrics import roc_auc_score
 
 from common.errors import ConfigError
 from common.recommendation.criteo.commands import click_log_commands
-from common.recommendation.criteo.planted import bayes_auc, calibrated, raw_categories, weights
 from common.recommendation.criteo.preparation.encoding import Encoding
 from common.recommendation.criteo.sample_rows import SampleFormat
-from common.recommendation.criteo.stand_in import SyntheticClicks, generate
+from common.recommendation.criteo.synthetic import (
+    SyntheticClicks,
+    bayes_auc,
+    calibrated,
+    generate,
+    raw_categories,
+    weights,
+)
 
 TABLES = (1_000_000, 3, *(40,) * 24)
 SYNTHETIC = SyntheticClicks(train=2_000, evaluation=200, cap=300)

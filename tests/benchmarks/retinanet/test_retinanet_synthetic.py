@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.retinanet import raw
 from benchmarks.retinanet.prepare import COMMANDS, prepare
 from benchmarks.retinanet.prepared import open_prepared
-from benchmarks.retinanet.stand_in import HEADER, SPECIAL, SyntheticOpenImages, generate
+from benchmarks.retinanet.synthetic import HEADER, SPECIAL, SyntheticOpenImages, generate
 from common.errors import ConfigError
 
 SMALL = {

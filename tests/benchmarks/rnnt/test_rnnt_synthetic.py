@@ -12,8 +12,8 @@ import soundfile
 
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.prepare import COMMANDS, prepare
-from benchmarks.rnnt.stand_in import SyntheticSpeech, eval_seconds, generate, train_seconds
 from benchmarks.rnnt.synthesis import LETTERS, Voice, draw_voice, formants_of, speak, usual_seconds
+from benchmarks.rnnt.synthetic import SyntheticSpeech, eval_seconds, generate, train_seconds
 from common.errors import ConfigError
 
 QUIET = Voice(pitch=100.0, tempo=1.0, tract=1.0, noise=-90.0, silence=(0.2, 0.2))

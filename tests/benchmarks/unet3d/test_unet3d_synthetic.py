@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from benchmarks.unet3d import raw, stand_in
+from benchmarks.unet3d import raw, synthetic
 from benchmarks.unet3d.prepare import prepare
-from benchmarks.unet3d.stand_in import SyntheticScans, branch, generate, plan
+from benchmarks.unet3d.synthetic import SyntheticScans, branch, generate, plan
 from benchmarks.unet3d.volumes import open_volumes
 from common.errors import ConfigError
 
@@ -147,7 +147,7 @@ def test_fewer_cases_are_the_first_of_more(raw_dir, tmp_path):
 
 @pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(raw_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(stand_in, "VOXELS_PER_WORKER", 1 << 20)
+    monkeypatch.setattr(synthetic, "VOXELS_PER_WORKER", 1 << 20)
     generate(tmp_path / "parallel", SYNTHETIC, workers=2)
     assert files(tmp_path / "parallel") == files(raw_dir)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.resnet import raw
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.formats.jpeg import encode
@@ -75,11 +75,11 @@ def generate(raw_dir: Path, options: SyntheticImages = SyntheticImages(), worker
         plans, draw = _striped_plans(options), draw_stripes
     synsets = sorted({plan.synset for plan in plans["train"]})
     total = 0
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         counts = {split: len(wanted) for split, wanted in plans.items()}
-        stand_in.mark(folder, {"kind": options.kind, "seed": options.seed, **counts})
+        synthetic.mark(folder, {"kind": options.kind, "seed": options.seed, **counts})
         for split, wanted in plans.items():
-            drawn = stand_in.drawn(draw, wanted, workers, PER_WORKER)
+            drawn = synthetic.drawn(draw, wanted, workers, PER_WORKER)
             pictures = ((plan.synset, plan.name, data) for plan, data in zip(wanted, drawn, strict=True))
             if not options.tars:
                 total += raw.write_folders(folder, split, pictures)

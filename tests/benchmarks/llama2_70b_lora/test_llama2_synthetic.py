@@ -15,7 +15,7 @@ from benchmarks.llama2_70b_lora.base import BaseWeights
 from benchmarks.llama2_70b_lora.markov import FAVOURITE, languages
 from benchmarks.llama2_70b_lora.prepare import prepare
 from benchmarks.llama2_70b_lora.pretraining import next_token_losses
-from benchmarks.llama2_70b_lora.stand_in import SyntheticReports, generate
+from benchmarks.llama2_70b_lora.synthetic import SyntheticReports, generate
 from common.errors import ConfigError
 from common.nn.decoder import Decoder
 from common.nn.lora import LoraSettings

@@ -13,11 +13,10 @@ from typing import Annotated
 
 import numpy as np
 
-from common.data import stand_in
+from common.data import synthetic
 from common.data.megatron.corpus import Corpus, Settings
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.options import Option, Options
-from common.data.python_documentation import documentation
 from common.errors import ConfigError
 
 BYTES = 256
@@ -57,7 +56,7 @@ def generate(raw_dir: Path, corpus: Corpus, options: SyntheticText = SyntheticTe
     texts = list(_texts(np.random.default_rng(options.seed), _characters(options)))
     train_parts = [part for part in corpus.parts if part.split == "train"]
     eval_parts = [part for part in corpus.parts if part.split == "eval"]
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         train_tokenizer(folder / corpus.tokenizer, texts, options.vocabulary)
         encode = open_tokenizer(folder / corpus.tokenizer).encode
         chunks = (texts[first : first + _AT_ONCE] for first in range(0, len(texts), _AT_ONCE))
@@ -76,7 +75,7 @@ def generate(raw_dir: Path, corpus: Corpus, options: SyntheticText = SyntheticTe
             _write(folder, settings.of(part).files, texts[:first])
         for part, share in zip(train_parts, _shares(texts[first : first + trained], len(train_parts)), strict=True):
             _write(folder, settings.of(part).files, share)
-        stand_in.mark(folder, {"settings": asdict(settings), "request": asdict(options)})
+        synthetic.mark(folder, {"settings": asdict(settings), "request": asdict(options)})
     return (
         f"{trained} documents of {sum(lengths[first : first + trained])} tokens to train, "
         f"{evaluated} documents of {sum(lengths[:evaluated])} tokens to eval"
@@ -155,7 +154,7 @@ def _characters(options: SyntheticText) -> int:
 def _texts(generator: np.random.Generator, characters: int) -> Iterator[str]:
     """Yield at least ``characters`` of documentation, or all, in random order; a few texts are many texts joined."""
     found: list[str] = []
-    for _, paragraphs in documentation():
+    for _, paragraphs in synthetic.documentation():
         found.append("\n".join(paragraphs))
         characters -= len(found[-1])
         if characters <= 0:

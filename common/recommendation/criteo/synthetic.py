@@ -1,19 +1,25 @@
-"""Synthetic click logs where clicks follow a known logistic model of dense and categorical features.
+"""Synthetic days of click logs as text, in Criteo's format, with a signal that a model can learn.
 
-Categories of a feature are Zipf-distributed, and each has an effect on the click. The best possible classifier knows
-the probability of every click. Its area under the ROC curve, the Bayes AUC, follows from the probabilities alone.
+Clicks follow a known logistic model of dense and categorical features. Categories of a feature are Zipf-distributed,
+and each has an effect on the click. The best possible classifier knows the probability of every click. Its area under
+the ROC curve, the Bayes AUC, follows from the probabilities alone.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.recommendation.criteo.sample_rows import CATEGORICAL, DENSE
+from common.data import synthetic
+from common.data.options import Option, Options
+from common.errors import ConfigError
+from common.recommendation.criteo.sample_rows import CATEGORICAL, DAYS, DENSE
 
 ZIPF = 1.05
 """Exponent of the categories' frequencies."""
@@ -25,10 +31,115 @@ MISSING_COUNTS, MISSING_CATEGORIES, NEGATIVE_COUNTS = 0.1, 0.05, 0.03
 """Fractions of the fields."""
 _NO_COUNT = np.iinfo(np.int32).min
 _PROBE = 50_000
+_SAMPLES_PER_WORKER = 1 << 19
+_CHUNK = 1 << 16  # lines that are written at a time
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SyntheticClicks(Options):
+    """Options of ``generate``.
+
+    ``evaluation`` is half of the last day; the other half has as many samples. ``cap`` includes the missing category.
+    """
+
+    train: Annotated[int, Option("samples of all days but the last", least=DAYS - 1)] = 200_000
+    evaluation: Annotated[int, Option("evaluated samples", "--eval", least=1)] = 20_000
+    cap: Annotated[int, Option("most categories of a feature", least=2)] = 1_000
+    bayes_auc: Annotated[float, Option("of the best classifier", "--auc")] = 0.8
+    click_rate: Annotated[float, Option("fraction of clicks", least=0.01, most=0.5)] = 0.25
+    seed: Annotated[int, Option(least=0)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.5 < self.bayes_auc < 0.95:
+            raise ConfigError(f"--auc={self.bayes_auc}: above 0.5 and below 0.95")
+
+    def model(self, table_rows: tuple[int, ...]) -> LogisticModel:
+        """Return the model for a benchmark with these tables."""
+        categories = tuple(min(rows, self.cap) for rows in table_rows)
+        return calibrated(categories, self.bayes_auc, self.click_rate, self.seed)
+
+    def samples(self, day: int) -> int:
+        """Return the number of samples of one day."""
+        if day == DAYS - 1:
+            return 2 * self.evaluation
+        return self.train * (day + 1) // (DAYS - 1) - self.train * day // (DAYS - 1)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    path: Path
+    model: LogisticModel
+    samples: int
+    day: int
+
+
+def generate(
+    raw_dir: Path, table_rows: tuple[int, ...], options: SyntheticClicks = SyntheticClicks(), workers: int = 1
+) -> str:
+    """Write days of a synthetic log to ``raw_dir``, an empty or new folder, and mark it as synthetic.
+
+    Args:
+        table_rows: table rows of the benchmark.
+        workers: processes.
+
+    Returns:
+        a summary: numbers of samples, and the Bayes AUC of the evaluated samples.
+
+    Raises:
+        DataError: ``raw_dir`` is not empty.
+    """
+    model = options.model(table_rows)
+    with synthetic.generated(raw_dir) as folder:
+        plans = [_Plan(folder / f"day_{day}", model, options.samples(day), day) for day in range(DAYS)]
+        processes = min(workers, 1 + (options.train + 2 * options.evaluation) // _SAMPLES_PER_WORKER)
+        clicks = list(synthetic.drawn(_write_day, plans, processes))
+        auc = bayes_auc([clicks[-1][: options.evaluation]])
+        described = {"kind": "planted logistic model", "asked": asdict(options), "bayes_auc": round(auc, 5)}
+        synthetic.mark(folder, {**described, "table_rows": list(model.table_rows)})
+    return f"{options.train:,} + {options.evaluation:,} samples in {DAYS} days, Bayes AUC {auc:.4f}"
+
+
+def _write_day(plan: _Plan) -> NDArray[np.float64]:
+    """Write a day; return the probabilities of its clicks."""
+    clicks = []
+    with open(plan.path, "wb") as file:
+        for chunk, first in enumerate(range(0, plan.samples, _CHUNK)):
+            drawn = plan.model.draw(min(_CHUNK, plan.samples - first), plan.day * 2**32 + chunk)
+            counts = np.where(drawn.counts == drawn.no_count, b"", drawn.counts.astype("S11"))
+            fields = [_characters(drawn.labels.astype("S1")), *(_characters(column) for column in counts.T)]
+            for feature, (rows, own) in enumerate(zip(plan.model.table_rows, drawn.categories.T, strict=True)):
+                digits = _hexadecimal(raw_categories(rows - 1, feature, plan.model.seed)[own])
+                digits[own == MISSING] = 0
+                fields.append(digits)
+            file.write(_lines(fields))
+            clicks.append(drawn.click)
+    return np.concatenate(clicks)
+
+
+def _hexadecimal(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """Return the eight hexadecimal digits of each value, (N, 8)."""
+    shifts = np.arange(28, -1, -4, dtype=np.uint32)
+    return np.frombuffer(b"0123456789abcdef", np.uint8)[(values[:, None] >> shifts) & np.uint32(15)]
+
+
+def _characters(texts: NDArray[np.bytes_]) -> NDArray[np.uint8]:
+    """Return texts (N,) as characters (N, longest), padded with 0."""
+    return np.ascontiguousarray(texts).view(np.uint8).reshape(len(texts), -1)
+
+
+def _lines(fields: list[NDArray[np.uint8]]) -> bytes:
+    """Join fields, each (N, characters), to N tab-separated lines, without the characters that are 0."""
+    parts = []
+    for number, field in enumerate(fields):
+        end = b"\t" if number < len(fields) - 1 else b"\n"
+        parts += [field, np.full((len(field), 1), end[0], np.uint8)]
+    text = np.concatenate(parts, axis=1).reshape(-1)
+    return text[text != 0].tobytes()
+
+
+@dataclass(frozen=True)
+class Samples:
     """N samples of the model.
 
     Attributes:
@@ -47,7 +158,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class World:
+class LogisticModel:
     """The model; :func:`calibrated` creates one.
 
     Attributes:
@@ -61,20 +172,20 @@ class World:
     scale: float
     offset: float
 
-    def draw(self, samples: int, number: int) -> Drawn:
+    def draw(self, samples: int, number: int) -> Samples:
         """Draw ``samples``; each ``number`` gives other samples."""
         random = np.random.default_rng([self.seed, 1, number])
         counts, categories = _features(random, self.table_rows, samples)
         effect = _effect(counts, categories, *weights(len(self.table_rows), self.seed))
         click = _sigmoid(self.scale * effect + self.offset)
-        return Drawn(counts, categories, click, (random.random(samples) < click).astype(np.int64))
+        return Samples(counts, categories, click, (random.random(samples) < click).astype(np.int64))
 
 
-def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> World:
+def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, seed: int) -> LogisticModel:
     """Return the model with a given Bayes AUC and click rate, found by bisection over a sample.
 
     Args:
-        table_rows, seed: see :class:`World`.
+        table_rows, seed: see :class:`LogisticModel`.
         best_auc: target of the Bayes AUC.
         click_rate: target of the mean probability of a click.
     """
@@ -86,7 +197,7 @@ def calibrated(table_rows: tuple[int, ...], best_auc: float, click_rate: float, 
         offset = _offset(scale * effect, click_rate)
         below = bayes_auc([_sigmoid(scale * effect + offset)]) < best_auc
         low, high = (scale, high) if below else (low, scale)
-    return World(table_rows, seed, scale, offset)
+    return LogisticModel(table_rows, seed, scale, offset)
 
 
 @functools.lru_cache(maxsize=CATEGORICAL)

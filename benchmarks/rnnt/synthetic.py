@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from benchmarks.rnnt import tokenizer
 from benchmarks.rnnt.raw import EVAL_SUBSET, FOLDER, TRAIN_SUBSETS
 from benchmarks.rnnt.synthesis import SAMPLE_RATE, draw_voice, speak, usual_seconds
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
-from common.data.python_documentation import documentation
 from common.errors import ConfigError
 
 Kind = Literal["small", "librispeech-sized"]
@@ -121,7 +120,7 @@ def generate(raw_dir: Path, options: SyntheticSpeech = SyntheticSpeech(), worker
         DataError: the folder is not empty, or a process was killed.
     """
     options = options.completed()
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         texts = _sentences(options) if options.kind == "small" else _passages(options)
         subsets = {"train": TRAIN_SUBSETS[0], "eval": EVAL_SUBSET}
         chapters = {
@@ -129,9 +128,9 @@ def generate(raw_dir: Path, options: SyntheticSpeech = SyntheticSpeech(), worker
             for number, split in enumerate(subsets)
         }
         plans = [chapter for split in subsets for chapter in chapters[split]]
-        lengths = iter(list(stand_in.drawn(write_chapter, plans, workers)))
+        lengths = iter(list(synthetic.drawn(write_chapter, plans, workers)))
         hours = {split: sum(next(lengths) for _ in chapters[split]) / 3600 for split in subsets}
-        stand_in.mark(folder, {"vocabulary": options.vocabulary, "request": asdict(options)})
+        synthetic.mark(folder, {"vocabulary": options.vocabulary, "request": asdict(options)})
     return ", ".join(f"{len(texts[split])} utterances of {hours[split]:.2f} h to {split}" for split in subsets)
 
 
@@ -167,7 +166,7 @@ def frequent_words(count: int, letters: range) -> dict[str, int]:
 @functools.cache
 def _counted_words() -> Counter[str]:
     counts: Counter[str] = Counter()
-    for _, paragraphs in documentation():
+    for _, paragraphs in synthetic.documentation():
         for text in paragraphs:
             found = re.findall(r"[a-z']+", text.lower())
             counts.update(word for word in found if re.fullmatch(_WORD, word))

@@ -23,7 +23,7 @@ from benchmarks.llama2_70b_lora.preparation.examples import encoded, prompt
 from benchmarks.llama2_70b_lora.preparation.packing import PROCESSES, Example, Rows, pack, pieces
 from benchmarks.llama2_70b_lora.pretraining import mean_of_rows, pretrain
 from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, Settings
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 from common.nn.decoder import DecoderArchitecture
@@ -96,7 +96,7 @@ def generate(raw_dir: Path, options: SyntheticReports = SyntheticReports()) -> s
         DataError: the folder is not empty.
     """
     known, other = languages(options.classes, options.words, _random(options, _WORDS))
-    with stand_in.generated(raw_dir) as partial:
+    with synthetic.generated(raw_dir) as partial:
         model = _tokenizer(options, known)
         (partial / TOKENIZER).write_bytes(model)
         tokenizer = SentencePieceProcessor(model_proto=model)
@@ -114,7 +114,7 @@ def generate(raw_dir: Path, options: SyntheticReports = SyntheticReports()) -> s
         wide = {name: weight.float() for name, weight in weights.items()}
         loss = mean_of_rows(options.architecture, wide, evaluation.tokens, evaluation.scored)
         description = {**asdict(options), "base_loss": round(loss, 4), "entropy": round(other.entropy, 4)}
-        stand_in.mark(partial, {"settings": asdict(options.settings), "request": description})
+        synthetic.mark(partial, {"settings": asdict(options.settings), "request": description})
     counts = ", ".join(f"{count} examples to {split}" for split, count in examples.items())
     return f"{counts}; loss of the base {loss:.3f}, entropy of the language {other.entropy:.3f} nats"
 

@@ -22,7 +22,7 @@ from benchmarks.retinanet.classes import class_names
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.raw import BACKBONES, CLASSES, FLAGS, SPLITS, picture_name
 from benchmarks.retinanet.torchvision_reader import resized_pixels
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options, comma_separated
 from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
 from common.errors import ConfigError
@@ -96,14 +96,14 @@ def generate(raw_dir: Path, options: SyntheticOpenImages = SyntheticOpenImages()
     """
     pictures: dict[str, int] = {}
     boxes = size = 0
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         _write_table(folder / CLASSES, _labels(), ("LabelName", "DisplayName"))
         for split, table in SPLITS.items():
             plans = _plans(options, split)
             pictures[split] = len(plans)
             rows: list[tuple[str, ...]] = []
             (folder / split).mkdir()
-            made = stand_in.drawn(draw, list(plans.values()), workers, PER_WORKER)
+            made = synthetic.drawn(draw, list(plans.values()), workers, PER_WORKER)
             for (picture, plan), drawn in zip(plans.items(), made, strict=True):
                 (folder / split / picture_name(picture)).write_bytes(drawn.jpeg)
                 rows += _rows(picture, drawn, options, plan.number)
@@ -113,7 +113,7 @@ def generate(raw_dir: Path, options: SyntheticOpenImages = SyntheticOpenImages()
             if split == "train":
                 fitted = list(plans)[: min(FITTED, options.train)]
                 write_backbone(folder / BACKBONES[-1], _backbone(options, folder / split, fitted))
-        stand_in.mark(folder, asdict(options))
+        synthetic.mark(folder, asdict(options))
     counts = ", ".join(f"{count} pictures to {split}" for split, count in pictures.items())
     return f"{counts}; {boxes} boxes; {size / sum(pictures.values()) / 1000:.1f} KB a picture"
 

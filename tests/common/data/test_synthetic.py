@@ -1,35 +1,36 @@
 """Generated folders are there when they are complete, and say what they are."""
 
+import itertools
 import json
 import os
 from contextlib import suppress
 
 import pytest
 
-from common.data import stand_in
+from common.data import synthetic
 from common.errors import DataError
 
 
 def test_real_data_have_no_description(tmp_path):
-    assert stand_in.description_of(tmp_path) is None
+    assert synthetic.description_of(tmp_path) is None
 
 
 def test_a_description_is_read_as_it_was_written(tmp_path):
-    stand_in.mark(tmp_path, {"kind": "test", "settings": {"patch": (1, 2)}})
+    synthetic.mark(tmp_path, {"kind": "test", "settings": {"patch": (1, 2)}})
     assert json.loads((tmp_path / "STAND_IN").read_text()) == {"kind": "test", "settings": {"patch": [1, 2]}}
-    assert stand_in.description_of(tmp_path) == {"kind": "test", "settings": {"patch": [1, 2]}}
+    assert synthetic.description_of(tmp_path) == {"kind": "test", "settings": {"patch": [1, 2]}}
 
 
 @pytest.mark.parametrize("content", [b"", b"a test", b"[]", b"\xff\xfe"], ids=["empty", "text", "list", "no UTF-8"])
 def test_a_damaged_description_is_named(tmp_path, content):
     (tmp_path / "STAND_IN").write_bytes(content)
     with pytest.raises(DataError, match=rf"^{tmp_path}/STAND_IN is damaged \(.*\); generate the stand-in again$"):
-        stand_in.description_of(tmp_path)
+        synthetic.description_of(tmp_path)
 
 
 def test_a_used_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=f"^{tmp_path} is not empty"), stand_in.generated(tmp_path):
+    with pytest.raises(DataError, match=f"^{tmp_path} is not empty"), synthetic.generated(tmp_path):
         pass
 
 
@@ -38,7 +39,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, there):
     raw_dir = tmp_path / "a" / "raw"
     if there:
         raw_dir.mkdir(parents=True)
-    with stand_in.generated(raw_dir) as folder:
+    with synthetic.generated(raw_dir) as folder:
         (folder / "file").write_text("x")
         assert not (raw_dir / "file").exists()
     assert [path.name for path in raw_dir.parent.iterdir()] == ["raw"]
@@ -46,10 +47,10 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, there):
 
 
 def test_what_a_killed_command_left_is_replaced(tmp_path):
-    with suppress(KeyError), stand_in.generated(tmp_path / "raw") as folder:
+    with suppress(KeyError), synthetic.generated(tmp_path / "raw") as folder:
         (folder / "old").touch()
         raise KeyError
-    with stand_in.generated(tmp_path / "raw") as folder:
+    with synthetic.generated(tmp_path / "raw") as folder:
         (folder / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["raw", "new"]
 
@@ -63,10 +64,20 @@ def halved(number: int) -> float:
 @pytest.mark.usefixtures("forked_pools")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_is_drawn_comes_in_the_order_of_its_plans(workers):
-    assert list(stand_in.drawn(halved, range(5), workers)) == [0, 0.5, 1, 1.5, 2]
+    assert list(synthetic.drawn(halved, range(5), workers)) == [0, 0.5, 1, 1.5, 2]
 
 
 @pytest.mark.usefixtures("forked_pools")
 def test_a_killed_worker_is_one_error():
     with pytest.raises(DataError, match="a worker process was killed, perhaps for want of memory"):
-        list(stand_in.drawn(halved, [1, -1], 2))
+        list(synthetic.drawn(halved, [1, -1], 2))
+
+
+def test_what_is_documented_comes_by_the_modules_names_as_prose():
+    found = list(itertools.islice(synthetic.documentation(), 200))
+
+    title, paragraphs = found[0]
+    assert title == "__future__"
+    assert "language" in " ".join(paragraphs)
+    assert [name.partition(".")[0] for name, _ in found] == sorted(name.partition(".")[0] for name, _ in found)
+    assert not [text for _, texts in found for text in texts if ">>>" in text or "\n" in text]

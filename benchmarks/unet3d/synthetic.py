@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.unet3d import raw
 from benchmarks.unet3d.preprocess import TARGET_SPACING
 from benchmarks.unet3d.raw import EVALUATION_CASES, LABELLED_CASES, Settings
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
 
@@ -90,10 +90,10 @@ def generate(raw_dir: Path, options: SyntheticScans = SyntheticScans(), workers:
     voxels = sum(int(np.prod(entry.scan_shape)) for entry in plans)
     described = {"kind": "ellipsoids in noise", **asdict(options), "settings": asdict(options.settings)}
     del described["patch"]
-    with stand_in.generated(raw_dir) as folder:
-        stand_in.mark(folder, described)
+    with synthetic.generated(raw_dir) as folder:
+        synthetic.mark(folder, described)
         processes = min(workers, 1 + voxels // VOXELS_PER_WORKER)
-        for _ in stand_in.drawn(functools.partial(write_scan, folder), plans, processes):
+        for _ in synthetic.drawn(functools.partial(write_scan, folder), plans, processes):
             pass
     branches = [
         branch(max(size, least), least) for entry in plans for size, least in zip(entry.shape, patch, strict=True)

@@ -17,9 +17,8 @@ from typing import Annotated
 from benchmarks.bert import raw
 from benchmarks.bert.preparation.tokenizer import MAX_VOCABULARY, words
 from benchmarks.bert.raw import Settings
-from common.data import stand_in
+from common.data import synthetic
 from common.data.options import Option, Options
-from common.data.python_documentation import documentation
 from common.errors import ConfigError, DataError
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -67,7 +66,7 @@ def generate(raw_dir: Path, options: SyntheticArticles = SyntheticArticles()) ->
         DataError: ``raw_dir`` is not empty, or this Python has too little documentation.
     """
     found: list[tuple[str, list[str]]] = []
-    for title, paragraphs in documentation():
+    for title, paragraphs in synthetic.documentation():
         found.append((title, paragraphs))
         if len(found) == options.articles:
             break
@@ -76,8 +75,8 @@ def generate(raw_dir: Path, options: SyntheticArticles = SyntheticArticles()) ->
     if options.eval_articles > len(found) // 2:
         raise ConfigError(f"--eval-articles={options.eval_articles}: at most half of {len(found)} articles")
     description = {"kind": "documentation of Python", "articles": len(found), "settings": asdict(options.settings)}
-    with stand_in.generated(raw_dir) as folder:
-        stand_in.mark(folder, description)
+    with synthetic.generated(raw_dir) as folder:
+        synthetic.mark(folder, description)
         _write_articles(folder / raw.ARTICLES_FOLDER, found, max(options.parts, min(_FILES, len(found) // 4)))
         pieces = make_vocabulary((text for _, paragraphs in found for text in paragraphs), options.vocabulary)
         (folder / raw.VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")

@@ -1,10 +1,14 @@
-"""Synthetic raw data: a folder that is renamed when it is complete, with a file that marks it as synthetic."""
+"""Synthetic raw data: a folder that is renamed when it is complete, its marker file, and text for its content."""
 
 from __future__ import annotations
 
+import ast
 import json
 import multiprocessing
+import re
 import shutil
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,9 +21,12 @@ from common.untrusted.strict_json import read_json_object
 
 Plan = TypeVar("Plan")
 Drawn = TypeVar("Drawn")
+_Documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 MARKER = "STAND_IN"
 """Name of the file that marks a raw folder, and thus all data that are prepared from it, as synthetic."""
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"}
+_LEAST_CHARACTERS = 40
 
 
 def mark(raw_dir: Path, description: Mapping[str, object]) -> None:
@@ -97,3 +104,41 @@ def generated(raw_dir: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     yield partial
     partial.replace(raw_dir)
+
+
+def documentation() -> Iterator[tuple[str, list[str]]]:
+    """Yield name and paragraphs of each docstring with enough prose in the standard library, sorted by module."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in sorted(sys.stdlib_module_names):
+        single = library / f"{name}.py"
+        files = [single] if single.is_file() else sorted((library / name).rglob("*.py"))
+        for path in files:
+            place = path.relative_to(library)
+            if _LEFT_OUT & set(place.parts):
+                continue
+            for title, paragraphs in _documented(path, ".".join(place.with_suffix("").parts)):
+                if sum(map(len, paragraphs)) >= _LEAST_CHARACTERS:
+                    yield title, paragraphs
+
+
+def _documented(path: Path, module: str) -> Iterator[tuple[str, list[str]]]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # some files are invalid on purpose
+        return
+    for place, node in _definitions(tree, module):
+        paragraphs = (" ".join(text.split()) for text in re.split(r"\n\s*\n", ast.get_docstring(node) or ""))
+        yield place, [text for text in paragraphs if _is_prose(text)]
+
+
+def _definitions(node: _Documentable, place: str) -> Iterator[tuple[str, _Documentable]]:
+    """Yield ``node`` and all classes and functions in it, with their dotted names."""
+    yield place, node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _definitions(child, f"{place}.{child.name}")
+
+
+def _is_prose(text: str) -> bool:
+    letters = sum(character.isalpha() or character == " " for character in text)
+    return text.isprintable() and ">>>" not in text and text.count(" ") >= 5 and letters >= 0.85 * len(text)
