@@ -15,7 +15,7 @@ from typing import Annotated
 
 from benchmarks.bert import adopt, raw
 from benchmarks.bert.preparation import sentences
-from benchmarks.bert.preparation.pipeline import Made, Pipeline
+from benchmarks.bert.preparation.pipeline import Pipeline
 from benchmarks.bert.preparation.tokenizer import read_vocabulary
 from benchmarks.bert.raw import RawText, Settings
 from benchmarks.bert.synthetic import generate
@@ -23,14 +23,14 @@ from common.data import manifest, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option, Options
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.data.synthetic import MARKER, description_of
 from common.errors import ConfigError, DataError
 
 FORMAT = "bert-hdf5/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=bert --raw-dir RAW --data-dir DATA"
 INTERMEDIATE = "intermediate"
-STATE = "source.json"
 DISK_PER_TEXT_BYTE = {(False, False): 30, (True, False): 48, (False, True): 55, (True, True): 78}
 """Peak bytes on disk per byte of Wikipedia text, by (``unpacked``, ``keep_intermediate``)."""
 REBUILT = "English Wikipedia, rebuilt from extracted articles"
@@ -68,12 +68,10 @@ def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOpti
     if source.stand_in is None:
         _check_real(source)
     wanted = _identity(source, settings, options)
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
-        work_dir = data_dir / INTERMEDIATE
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        work_dir = job.begin(INTERMEDIATE)
         if not (work_dir / "records").exists():
             per_byte = DISK_PER_TEXT_BYTE[options.unpacked, options.keep_intermediate]
             preparation.require_space(data_dir, _text_bytes(source) * per_byte, more=False)
@@ -90,14 +88,13 @@ def prepare(raw_dir: Path, data_dir: Path, options: PrepareOptions = PrepareOpti
         made = pipeline.run()
         if made.evaluation_md5 not in (None, raw.EVALUATION_MD5):
             text = f"the held-out text has the MD5 {made.evaluation_md5}, published is {raw.EVALUATION_MD5}"
-            published = dataclasses.replace(published, known=text)
+            job.published = dataclasses.replace(job.published, known=text)
         shutil.copyfile(source.vocabulary, data_dir / raw.VOCABULARY)
-        origin = {**wanted, **_origin(source, options)}
-        written = _manifest(data_dir, made, len(vocabulary), settings, published, origin)
-        manifest.write(data_dir, written)
-        if not options.keep_intermediate:
-            shutil.rmtree(work_dir)
-        return written
+        files = {**made.files, raw.VOCABULARY: manifest.file_entry(data_dir / raw.VOCABULARY)}
+        counts = {"vocabulary": len(vocabulary), "max_sequence_length": settings.max_sequence_length}
+        description = REBUILT if source.articles else "English Wikipedia of 2020-01-01, the distributed text"
+        versions = {"unicode": unicodedata.unidata_version}
+        return job.finish(files, {**made.counts, **counts}, description, versions, options.keep_intermediate)
 
 
 def verify(data_dir: Path) -> Manifest:
@@ -120,18 +117,12 @@ def adopt_packed(
     if eval_file is None:
         raise ConfigError("--adopt and --eval-file go together: the evaluation set is no part of the folder of shards")
     wanted = {"fingerprint": adopt.fingerprint(folder, eval_file), "settings": "packed by other tools"}
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED):
-            return found
-        work_dir = data_dir / INTERMEDIATE
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
-        made = adopt.adopt(folder, eval_file, data_dir, work_dir, workers)
-        published = PUBLISHED if description_of(folder) is None else SYNTHETIC
-        source = {**wanted, "description": f"packed by other tools: {folder}", "prepared": preparation.now()}
-        written = published.manifest(FORMAT, made.files, made.counts, source)
-        manifest.write(data_dir, written)
-        shutil.rmtree(work_dir)
-        return written
+    synthetic = description_of(folder)
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, synthetic) as job:
+        if job.found is not None:
+            return job.found
+        made = adopt.adopt(folder, eval_file, data_dir, job.begin(INTERMEDIATE), workers)
+        return job.finish(made.files, made.counts, "", {"description": f"packed by other tools: {folder}"})
 
 
 def _settings(source: RawText, options: PrepareOptions) -> Settings:
@@ -161,24 +152,6 @@ def _identity(source: RawText, settings: Settings, options: PrepareOptions) -> d
     if source.articles:
         chosen["sentences"] = sentences.description(options.punkt)
     return {"fingerprint": source.fingerprint(), "settings": json.dumps(chosen, sort_keys=True)}
-
-
-def _origin(source: RawText, options: PrepareOptions) -> dict[str, str]:
-    if source.stand_in is not None:
-        description = json.dumps(source.stand_in, sort_keys=True)
-    elif source.articles:
-        description = REBUILT
-    else:
-        description = "English Wikipedia of 2020-01-01, the distributed text"
-    return {"description": description, "prepared": preparation.now(), "unicode": unicodedata.unidata_version}
-
-
-def _manifest(
-    data_dir: Path, made: Made, vocabulary: int, settings: Settings, published: Published, source: dict[str, str]
-) -> Manifest:
-    files = {**made.files, raw.VOCABULARY: manifest.file_entry(data_dir / raw.VOCABULARY)}
-    counts = {**made.counts, "vocabulary": vocabulary, "max_sequence_length": settings.max_sequence_length}
-    return published.manifest(FORMAT, files, counts, source)
 
 
 def _text_bytes(source: RawText) -> int:

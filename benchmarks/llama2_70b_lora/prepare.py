@@ -26,7 +26,8 @@ from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option
 from common.data.placing import assets_of
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.errors import DataError
 
 PUBLISHED = Published(
@@ -38,6 +39,8 @@ PUBLISHED = Published(
     }
 )
 """Sizes of the data set from MLCommons."""
+ORIGINS = {"text": "texts", "parquet": "the reference's rows", "object arrays": "NVIDIA's rows"}
+"""Descriptions of raw data by their kind."""
 
 
 def prepare(
@@ -67,25 +70,18 @@ def prepare(
     if source.kind == "text":
         _check_tokenizer(source, settings)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(settings), sort_keys=True)}
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
         place_assets(source, assets_dir or assets_of(data_dir))
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
+        if job.found is not None:
+            return job.found
         splits = {split: _read(source, split, settings, workers) for split in raw.SPLITS}
         arrays = {TOKENS[split]: rows.tokens for split, rows in splits.items()}
         arrays[SCORED] = splits["eval"].scored.astype(np.uint8)
         preparation.require_space(data_dir, sum(array.nbytes for array in arrays.values()), more=False)
         for name, array in arrays.items():
             atomic.save(data_dir / name, array)
-        written = published.manifest(
-            FORMAT,
-            manifest.describe_files(data_dir, arrays),
-            _counts(splits, settings),
-            {**wanted, "description": _description(source), "prepared": preparation.now()},
-        )
-        manifest.write(data_dir, written)
-        return written
+        files = manifest.describe_files(data_dir, arrays)
+        return job.finish(files, _counts(splits, settings), f"SCROLLS gov_report, {ORIGINS[source.kind]}")
 
 
 def verify(data_dir: Path) -> Manifest:
@@ -140,16 +136,6 @@ def _counts(splits: dict[str, Rows], settings: Settings) -> dict[str, int]:
         "eval_scored_rows": int(scored_RS.any(1).sum()),
         "eval_scored_tokens": int(scored_RS.sum()),
     }
-
-
-def _description(source: RawRows) -> str:
-    if source.stand_in is not None:
-        return json.dumps(source.stand_in, sort_keys=True)
-    return {
-        "text": "SCROLLS gov_report, texts",
-        "parquet": "SCROLLS gov_report, the reference's rows",
-        "object arrays": "SCROLLS gov_report, NVIDIA's rows",
-    }[source.kind]
 
 
 COMMANDS = DataCommands(

@@ -21,7 +21,8 @@ from common.data import manifest, preparation
 from common.data.ahead import ahead
 from common.data.commands import DataCommands, Trust
 from common.data.manifest import Manifest
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.data.synthetic import MARKER
 from common.errors import DataError
 from common.formats.jpeg import checked_size, to_rgb_jpeg
@@ -56,18 +57,12 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 4, trust: Trust = Fals
             f"than ImageNet put a file {MARKER} into the folder that says what they are"
         )
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
+    synthetic = {} if source.stand_in is None else {"description": source.stand_in}
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, synthetic or None) as job:
+        if job.found is not None:
+            return job.found
         _write_splits(source, data_dir, wanted, workers, trust)
-        made = published.manifest(
-            FORMAT,
-            manifest.describe_files(data_dir, FILES),
-            counts,
-            {**wanted, "description": source.stand_in or "ILSVRC2012", "prepared": preparation.now()},
-        )
-        manifest.write(data_dir, made)
+        made = job.finish(manifest.describe_files(data_dir, FILES), counts, "ILSVRC2012", synthetic)
         (data_dir / STATE).unlink()
         return made
 

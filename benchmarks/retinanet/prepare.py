@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,7 +37,8 @@ from common.data import atomic, manifest, preparation
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.data.stages import Stages
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
@@ -68,12 +68,11 @@ def prepare(
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
         _place_backbone(source, assets_dir or assets_of(data_dir))
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
-        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
+        if job.found is not None:
+            return job.found
+        job.begin(RECORDS)
         files: list[Path] = []
         counts = {"classes": len(source.classes)}
         with Stages(data_dir / RECORDS, workers) as stages:
@@ -81,16 +80,8 @@ def prepare(
                 boxes = source.boxes(SPLITS[split])
                 counts |= {f"{split}_samples": len(boxes.picture), f"{split}_boxes": len(boxes.box_class)}
                 files += _prepare_split(source, boxes, data_dir, SPLITS[split], stages, trust)
-        description = "OpenImages v6" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
-        made = published.manifest(
-            FORMAT,
-            manifest.describe_files(data_dir, sorted(path.relative_to(data_dir).as_posix() for path in files)),
-            counts,
-            {**wanted, "description": description, "prepared": preparation.now()},
-        )
-        manifest.write(data_dir, made)
-        shutil.rmtree(data_dir / RECORDS)
-        return made
+        names = sorted(path.relative_to(data_dir).as_posix() for path in files)
+        return job.finish(manifest.describe_files(data_dir, names), counts, "OpenImages v6")
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:

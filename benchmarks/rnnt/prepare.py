@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +13,18 @@ from typing import Annotated, Any
 from benchmarks.rnnt import raw
 from benchmarks.rnnt.preparation.pipeline import Pipeline
 from benchmarks.rnnt.prepared import FORMAT, PREPARE_COMMAND, SPLITS
-from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY, RawSpeech
+from benchmarks.rnnt.raw import TRAIN_SUBSETS, VOCABULARY
 from benchmarks.rnnt.synthetic import generate
 from benchmarks.rnnt.tokenizer import Tokenizer
-from common.data import manifest, preparation
+from common.data import manifest
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest, digest
 from common.data.options import Option
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.errors import ConfigError
 
 WORK = "intermediate"
-STATE = "source.json"
 LARGEST_VOCABULARY = 32_767
 """Maximum number of pieces, because they are stored in 16 bits."""
 PUBLISHED = Published({"train_samples": 281_241, "eval_samples": 2_703, "vocabulary": VOCABULARY})
@@ -69,29 +68,17 @@ def prepare(
             sort_keys=True,
         ),
     }
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
-        work_dir = data_dir / WORK
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
-        made = Pipeline(utterances, data_dir, work_dir, pieces, tokenizer, workers).run()
-        origin = {"description": _description(source), "prepared": preparation.now()}
-        written = published.manifest(FORMAT, made.files, made.counts, {**wanted, **origin})
-        manifest.write(data_dir, written)
-        shutil.rmtree(work_dir)
-        return written
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        made = Pipeline(utterances, data_dir, job.begin(WORK), pieces, tokenizer, workers).run()
+        subsets = (*source.subsets["train"], *source.subsets["eval"])
+        return job.finish(made.files, made.counts, f"LibriSpeech: {', '.join(subsets)}")
 
 
 def verify(data_dir: Path) -> Manifest:
     """Check every checksum of ``data_dir``; raises :class:`DataError` at the first that differs."""
     return manifest.verify(data_dir, FORMAT, PREPARE_COMMAND)
-
-
-def _description(source: RawSpeech) -> str:
-    if source.stand_in is not None:
-        return json.dumps(source.stand_in, sort_keys=True)
-    return f"LibriSpeech: {', '.join((*source.subsets['train'], *source.subsets['eval']))}"
 
 
 def _remarks(made: Manifest, **options: Any) -> Iterator[str]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,12 +30,13 @@ from benchmarks.stable_diffusion.prompts import read_prompts, read_reference
 from benchmarks.stable_diffusion.raw import FORMS, RawData
 from benchmarks.stable_diffusion.synthetic import generate
 from benchmarks.stable_diffusion.tar_maker import Plan, forget_networks, make_tar, numbered_processes
-from common.data import manifest, preparation
+from common.data import manifest
 from common.data.commands import AssetsDir, DataCommands
 from common.data.manifest import FileEntry, Manifest
 from common.data.options import Option
 from common.data.placing import assets_of, place
-from common.data.published import SYNTHETIC, Published, published_files
+from common.data.preparation import preparing
+from common.data.published import Published, published_files
 from common.data.sources import read_sources
 from common.data.stages import Stages
 from common.errors import ConfigError, DataError
@@ -97,23 +96,26 @@ def prepare(
     assets = assets_dir or assets_of(data_dir)
     plan = _plan(raw_data, MEMBERS[members], assets, kind, threads)
     wanted = {"fingerprint": raw_data.fingerprint(), "settings": _settings(plan)}
-    published = PUBLISHED if raw_data.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, raw_data.stand_in) as job:
         _place_assets(raw_data, assets)
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            _require_same_tars(raw_data, found, data_dir)
-            return found
-        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
+        if job.found is not None:
+            _require_same_tars(raw_data, job.found, data_dir)
+            return job.found
+        job.begin(RECORDS)
         for path, name in zip(raw_data.validation, (PROMPTS, STATISTICS), strict=True):
             place(path, data_dir / name, "delete it and prepare again")
         eval_samples = len(read_prompts(data_dir))
         read_reference(data_dir)
         _require_assets(plan)
         records = _run(raw_data, data_dir, plan, processes)
-        made = _describe(raw_data, data_dir, plan, records, eval_samples, wanted, published)
-        manifest.write(data_dir, made)
-        shutil.rmtree(data_dir / RECORDS)
-        return made
+        files = {name: FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
+        others = [*map(index_name, records), PROMPTS, STATISTICS]
+        return job.finish(
+            files | manifest.describe_files(data_dir, others, job.published.with_md5),
+            counts_of({name: record["samples"] for name, record in records.items()}, eval_samples),
+            f"LAION-400M filtered, {raw_data.form}; COCO 2014",
+            {RAW_TARS: raw.tar_sizes(raw_data.tars), KIND: plan.member},
+        )
 
 
 def verify(data_dir: Path, workers: int = 1) -> Manifest:
@@ -224,32 +226,6 @@ def _forget_lost(stages: Stages, task: str, source: Path, data_dir: Path, name: 
     noted = (record.get("bytes"), record.get("source_bytes"))
     if noted != (there, source.stat().st_size) or not record.keys() >= {"samples", "sha256"}:
         stages.path(STAGE, task).unlink()
-
-
-def _describe(
-    source: RawData,
-    data_dir: Path,
-    plan: Plan,
-    records: Mapping[str, Mapping[str, Any]],
-    eval_samples: int,
-    wanted: Mapping[str, str],
-    published: Published,
-) -> Manifest:
-    files = {name: FileEntry(record["bytes"], record["sha256"]) for name, record in records.items()}
-    noted = {RAW_TARS: raw.tar_sizes(source.tars), KIND: plan.member, "description": _description(source)}
-    others = [*map(index_name, records), PROMPTS, STATISTICS]
-    return published.manifest(
-        FORMAT,
-        files | manifest.describe_files(data_dir, others, published.with_md5),
-        counts_of({name: record["samples"] for name, record in records.items()}, eval_samples),
-        {**wanted, **noted, "prepared": preparation.now()},
-    )
-
-
-def _description(source: RawData) -> str:
-    if source.stand_in is not None:
-        return json.dumps(source.stand_in, sort_keys=True)
-    return f"LAION-400M filtered, {source.form}; COCO 2014"
 
 
 COMMANDS = DataCommands(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,7 +31,8 @@ from common.data.commands import DataCommands
 from common.data.manifest import FileEntry, Manifest, file_entry
 from common.data.options import Option
 from common.data.placing import place
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.data.stages import Stages
 from common.data.synthetic import MARKER, description_of
 from common.errors import DataError
@@ -72,17 +72,11 @@ def prepare(raw_dir: Path, data_dir: Path, workers: int = 1) -> Manifest:
     """
     source = raw.open_raw(raw_dir)
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(dataclasses.asdict(source.settings))}
-    published = published_cases() if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
-        preparation.begin_or_continue(data_dir, data_dir / RECORDS / "source.json", wanted)
-        records = _prepare_cases(source, data_dir, workers)
-        description = "KiTS19" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
-        origin = {**wanted, "description": description}
-        made = _describe(data_dir, records, origin, published)
-        shutil.rmtree(data_dir / RECORDS)
-        return made
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), source.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        job.begin(RECORDS)
+        return job.finish(*_describe(data_dir, _prepare_cases(source, data_dir, workers)), "KiTS19")
 
 
 def published_cases() -> Published:
@@ -108,7 +102,6 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
             data.
     """
     stand_in = description_of(folder)
-    published = published_cases() if stand_in is None else SYNTHETIC
     volumes = listed(folder, "*.npy")
     names = [raw.case_name(number) for number in range(raw.LABELLED_CASES)]
     if stand_in is not None:
@@ -119,10 +112,9 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
     _compare_names(folder, {path.name for path in volumes}, expected, "KiTS19" if stand_in is None else MARKER)
     digest = hashlib.sha256("".join(f"{path.name}\t{path.stat().st_size}\n" for path in volumes).encode())
     wanted = {"fingerprint": digest.hexdigest()}
-    with preparation.locked(data_dir):
-        compared = None if data_dir.samefile(folder) else wanted
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, compared, published):
-            return found
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, published_cases(), stand_in, adopted=folder) as job:
+        if job.found is not None:
+            return job.found
         with ThreadPoolExecutor(workers) as pool:
             made = pool.map(lambda name: _adopted(folder, name), names)
             records = dict(zip(names, tqdm(made, "adopt", len(names), unit="case", disable=None), strict=True))
@@ -131,10 +123,7 @@ def adopt(folder: Path, data_dir: Path, workers: int = 1) -> Manifest:
             _compare_published(folder, md5s, folder / CHECKSUMS)
         for path in volumes:
             place(path, data_dir / path.name, "delete it or name another --data-dir")
-        origin = {**wanted, "description": "KiTS19, prepared by the reference's script"}
-        if stand_in is not None:
-            origin["description"] = json.dumps(stand_in, sort_keys=True)
-        return _describe(data_dir, records, origin, published)
+        return job.finish(*_describe(data_dir, records), "KiTS19, prepared by the reference's script")
 
 
 def verify(
@@ -243,8 +232,8 @@ def _adopted(data_dir: Path, name: str) -> Record:
     return Record(tuple(image.shape[1:]), None, files)
 
 
-def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str], published: Published) -> Manifest:
-    """Write ``cases.json``, ``checksum.json``, and finally the manifest of all files."""
+def _describe(data_dir: Path, records: dict[str, Record]) -> tuple[dict[str, FileEntry], dict[str, int]]:
+    """Write ``cases.json`` and ``checksum.json``; return the files and counts of the manifest."""
     splits = {name: raw.split_of(int(name[-5:])) for name in sorted(records)}
     cases = {
         name: {"shape": records[name].shape, "split": split, "spacing_of_scan_mm": records[name].spacing}
@@ -257,10 +246,7 @@ def _describe(data_dir: Path, records: dict[str, Record], origin: dict[str, str]
     files = {name: FileEntry(entry.bytes, entry.sha256) for name, entry in digests.items()}
     files.update(manifest.describe_files(data_dir, (CASES, CHECKSUMS)))
     uses = list(splits.values())
-    counts = {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
-    made = published.manifest(FORMAT, files, counts, {**origin, "prepared": preparation.now()})
-    manifest.write(data_dir, made)
-    return made
+    return files, {"train_samples": uses.count("train"), "eval_samples": uses.count("eval")}
 
 
 def _read_checksums(path: Path) -> dict[str, str]:

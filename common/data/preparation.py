@@ -8,11 +8,13 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.data import atomic, manifest
-from common.data.manifest import Manifest
-from common.data.published import Published
+from common.data.manifest import FileEntry, Manifest
+from common.data.published import SYNTHETIC, Published
 from common.errors import DataError
 from common.untrusted.strict_json import read_json_object
 
@@ -45,6 +47,90 @@ def locked(folder: Path, name: str = LOCK, doing: str = "preparing") -> Iterator
         except BlockingIOError as error:
             raise DataError(f"another process is {doing} {folder}") from error
         yield
+
+
+@dataclass
+class Preparation:
+    """A preparation that has the lock of its folder; see :func:`preparing`.
+
+    Attributes:
+        data_dir: folder of the prepared data.
+        format: name and version of the prepared format.
+        wanted: see :func:`already_prepared`.
+        published: published properties of the data; ``SYNTHETIC`` for synthetic data.
+        synthetic: description of synthetic raw data; None for real data.
+        found: the manifest, if these data are prepared already.
+    """
+
+    data_dir: Path
+    format: str
+    wanted: Mapping[str, str]
+    published: Published
+    synthetic: Mapping[str, Any] | None
+    found: Manifest | None
+    _work_dir: Path | None = None
+
+    def begin(self, folder: str) -> Path:
+        """Return the folder for intermediate files below ``data_dir``, which :meth:`finish` deletes.
+
+        Raises:
+            DataError: as :func:`begin_or_continue`.
+        """
+        self._work_dir = self.data_dir / folder
+        begin_or_continue(self.data_dir, self._work_dir / "source.json", self.wanted)
+        return self._work_dir
+
+    def finish(
+        self,
+        files: Mapping[str, FileEntry],
+        counts: Mapping[str, int],
+        real: str,
+        source: Mapping[str, str] | None = None,
+        keep: bool = False,
+    ) -> Manifest:
+        """Write and return the manifest, and delete the intermediate files.
+
+        Args:
+            files, counts: see :class:`Manifest`.
+            real: description of real data.
+            source: further entries of the manifest's ``source``.
+            keep: do not delete the intermediate files.
+        """
+        described = real if self.synthetic is None else json.dumps(self.synthetic, sort_keys=True)
+        origin = {**self.wanted, "description": described, **(source or {}), "prepared": now()}
+        made = self.published.manifest(self.format, files, counts, origin)
+        manifest.write(self.data_dir, made)
+        if self._work_dir is not None and not keep:
+            shutil.rmtree(self._work_dir)
+        return made
+
+
+@contextmanager
+def preparing(
+    data_dir: Path,
+    data_format: str,
+    command: str,
+    wanted: Mapping[str, str],
+    published: Published,
+    synthetic: Mapping[str, Any] | None,
+    adopted: Path | None = None,
+) -> Iterator[Preparation]:
+    """Lock ``data_dir`` while the block runs, and look whether it has the data already.
+
+    Args:
+        data_dir, data_format, command, wanted: see :func:`already_prepared`.
+        published: published properties of the benchmark's data.
+        synthetic: description of synthetic raw data; None for real data.
+        adopted: folder of files that others prepared. If it is ``data_dir``, its manifest may be of any source.
+
+    Raises:
+        DataError: as :func:`locked` and :func:`already_prepared`.
+    """
+    published = published if synthetic is None else SYNTHETIC
+    with locked(data_dir):
+        compared = None if adopted is not None and data_dir.samefile(adopted) else wanted
+        found = already_prepared(data_dir, data_format, command, compared, published)
+        yield Preparation(data_dir, data_format, wanted, published, synthetic, found)
 
 
 def already_prepared(

@@ -8,7 +8,6 @@ backbone goes to a separate folder, because a run may read it before ``run_start
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,8 @@ from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.data.synthetic import MARKER
 from common.detection.annotations import Annotations, read_coco
 from common.detection.coco_pictures import SPLITS, prepare_command
@@ -79,22 +79,15 @@ class CocoPreparation:
                 ``assets_dir`` have data from another source; or another process prepares now.
         """
         source = open_raw(raw_dir, self.benchmark, self.backbones)
-        with preparation.locked(data_dir):
+        wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
+        with preparing(data_dir, self.format, self.command, wanted, PUBLISHED, source.stand_in) as job:
             _place_backbone(source, assets_dir or assets_of(data_dir))
-            wanted = {"fingerprint": source.fingerprint(), **preparation.decoding(trust)}
-            published = PUBLISHED if source.stand_in is None else SYNTHETIC
-            if found := preparation.already_prepared(data_dir, self.format, self.command, wanted, published):
-                return found
+            if job.found is not None:
+                return job.found
             splits = {split: self._selected(source, split, data_dir) for split in SPLITS}
             counts = self._counts(source, splits)
             files = _write(source, splits, data_dir, wanted, workers, trust)
-            made = published.manifest(
-                self.format,
-                manifest.describe_files(data_dir, files),
-                counts,
-                {**wanted, "description": _description(source), "prepared": preparation.now()},
-            )
-            manifest.write(data_dir, made)
+            made = job.finish(manifest.describe_files(data_dir, files), counts, "COCO 2017")
             (data_dir / STATE).unlink()
             return made
 
@@ -226,7 +219,3 @@ def _payload(pictures: RawPictures, wanted: Annotations, row: int, trust: bool) 
     if size != said:
         raise DataError(f"{pictures.place}: {name} has {size} px (width, height) where the annotations say {said}")
     return pack_image(ImageRecord(int(wanted.picture_id[row]), (0.0,), data))
-
-
-def _description(source: RawData) -> str:
-    return "COCO 2017" if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)

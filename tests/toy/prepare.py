@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.data import manifest, preparation, synthetic
+from common.data import manifest, synthetic
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.errors import DataError
 from tests.toy.data import FORMAT, PREPARE_COMMAND
 
@@ -37,20 +38,16 @@ def prepare(raw_dir: Path, data_dir: Path) -> Manifest:
     if missing:
         raise DataError(f"{raw_dir / missing[0]}.npz is missing; run 'mlperf-suite generate benchmark=cosmoflow'")
     wanted = {"fingerprint": " ".join(manifest.digest(raw_dir / f"{split}.npz", "sha256") for split in SPLITS)}
-    with preparation.locked(data_dir):
-        published = PUBLISHED if synthetic.description_of(raw_dir) is None else SYNTHETIC
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, synthetic.description_of(raw_dir)) as job:
+        if job.found is not None:
+            return job.found
         for split in SPLITS:
             with np.load(raw_dir / f"{split}.npz") as raw:
                 np.save(data_dir / f"{split}_volumes.npy", np.log(raw["volumes"]))
                 np.save(data_dir / f"{split}_parameters.npy", raw["parameters"])
                 counts[f"{split}_samples"] = len(raw["volumes"])
             names += [f"{split}_volumes.npy", f"{split}_parameters.npy"]
-        files = manifest.describe_files(data_dir, names)
-        written = published.manifest(FORMAT, files, counts, {**wanted, "prepared": preparation.now()})
-        manifest.write(data_dir, written)
-        return written
+        return job.finish(manifest.describe_files(data_dir, names), counts, "volumes")
 
 
 def verify(data_dir: Path) -> Manifest:

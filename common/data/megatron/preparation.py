@@ -7,8 +7,6 @@ files and lines, as if all files were merged first. No token marks the end of a 
 from __future__ import annotations
 
 import gzip
-import json
-import shutil
 import zlib
 from collections.abc import Iterator
 from itertools import islice
@@ -33,7 +31,7 @@ from common.data.megatron.indexed import (
 )
 from common.data.megatron.text_tokenizers import open_tokenizer
 from common.data.placing import place
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
 from common.data.stages import Record, Stages
 from common.errors import DataError
 from common.untrusted.regular_file import lines, open_file
@@ -41,7 +39,6 @@ from common.untrusted.strict_json import parse_line
 
 FORMAT = "megatron-indexed/1"
 INTERMEDIATE = "intermediate"
-STATE = "source.json"
 TOKENS_PER_BYTE = {".gz": 0.6, ".json": 0.25}
 """Upper bound of tokens per byte of C4's files, packed and unpacked: a token has at least four bytes of text."""
 TEXT_PER_WORKER = 1 << 20
@@ -72,20 +69,20 @@ def prepare(raw_dir: Path, data_dir: Path, corpus: Corpus, workers: int = 1) -> 
     source = open_raw(raw_dir, corpus)
     _check_vocabulary(source)
     wanted = {"fingerprint": source.fingerprint(), "settings": f"vocabulary {source.vocabulary}"}
-    published = corpus.published if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, corpus.prepare_command, wanted, published):
-            return found
-        work_dir = data_dir / INTERMEDIATE
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+    with preparing(data_dir, FORMAT, corpus.prepare_command, wanted, corpus.published, source.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        work_dir = job.begin(INTERMEDIATE)
+        description, more = "C4 en 3.0.1", {}
         if source.tokenizer is None:
             _link(source, data_dir)
+            description += ", tokenized by others"
         else:
             _tokenize(source, data_dir, work_dir, workers)
-        written = _manifest(source, data_dir, wanted, published)
-        manifest.write(data_dir, written)
-        shutil.rmtree(work_dir)
-        return written
+            more = {"tokenizer": digest(source.tokenizer, "sha256")}
+        names, counts = _counted(source, data_dir)
+        files = manifest.describe_files(data_dir, names, job.published.with_md5)
+        return job.finish(files, counts, description, more)
 
 
 def verify(data_dir: Path, corpus: Corpus) -> Manifest:
@@ -265,7 +262,8 @@ def _link(source: RawCorpus, data_dir: Path) -> None:
         check_all(open_indexed(data_dir / part.name), source.vocabulary)
 
 
-def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str], published: Published) -> Manifest:
+def _counted(source: RawCorpus, data_dir: Path) -> tuple[list[str], dict[str, int]]:
+    """Return the names of all files, and the counts of the manifest."""
     counts = {"vocabulary": source.vocabulary}
     names = []
     for part in source.parts:
@@ -273,12 +271,4 @@ def _manifest(source: RawCorpus, data_dir: Path, wanted: dict[str, str], publish
         for kind, count in (("documents", len(opened.index.documents) - 1), ("tokens", len(opened.tokens))):
             counts[f"{part.split}_{kind}"] = counts.get(f"{part.split}_{kind}", 0) + count
         names += [bin_of(Path(part.name)).name, idx_of(Path(part.name)).name]
-    files = manifest.describe_files(data_dir, names, published.with_md5)
-    if source.stand_in is not None:
-        description = json.dumps(source.stand_in, sort_keys=True)
-    else:
-        description = "C4 en 3.0.1" + ("" if source.tokenizer else ", tokenized by others")
-    origin = {**wanted, "description": description, "prepared": preparation.now()}
-    if source.tokenizer is not None:
-        origin["tokenizer"] = digest(source.tokenizer, "sha256")
-    return published.manifest(FORMAT, files, counts, origin)
+    return names, counts

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common.data import manifest, preparation, synthetic
+from common.data import manifest, synthetic
 from common.data.manifest import FileEntry, Manifest
 from common.data.placing import place
+from common.data.preparation import preparing
 from common.data.published import SYNTHETIC
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
@@ -50,10 +51,9 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
             )
     fingerprint = fingerprint_of(folder, [folder / name for name in counted], described)
     wanted = {"fingerprint": fingerprint, "settings": settings_of(encoding)}
-    with preparation.locked(data_dir):
-        compared = None if data_dir.samefile(folder) else wanted
-        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, compared, published):
-            return found
+    with preparing(data_dir, chosen.name, chosen.command, wanted, published, described, adopted=folder) as job:
+        if job.found is not None:
+            return job.found
         files = _entries(folder, tuple(counted))
         for name, file in published.files.items():
             if difference := file.difference(name, files[name]):
@@ -64,16 +64,12 @@ def adopt(folder: Path, data_dir: Path, encoding: Encoding, workers: int = 1) ->
         for name in counted:
             place(folder / name, data_dir / name, "delete it or name another --data-dir")
         source = {
-            **wanted,
             TABLE_ROWS: json.dumps(list(table_rows)),
             HOTNESS: json.dumps(encoding.hotness),
             "description": f"prepared by others: {'published files' if described is None else json.dumps(described)}",
-            "prepared": preparation.now(),
         }
         counts = {counted[name]: rows[name] for name in (chosen.train_file, chosen.eval_file)}
-        written = published.manifest(chosen.name, files, counts, source)
-        manifest.write(data_dir, written)
-        return written
+        return job.finish(files, counts, "", source)
 
 
 def _rows(folder: Path, names: Sequence[str], words: int) -> dict[str, int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +11,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data import atomic, manifest, preparation
+from common.data import atomic, manifest
 from common.data.manifest import Manifest
-from common.data.published import SYNTHETIC, Published, PublishedFile
+from common.data.preparation import preparing
+from common.data.published import Published, PublishedFile
 from common.errors import DataError
 from common.recommendation.criteo.preparation.encoding import Encoding
-from common.recommendation.criteo.preparation.pipeline import Made, Pipeline
-from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, RawDays, open_raw
+from common.recommendation.criteo.preparation.pipeline import Pipeline
+from common.recommendation.criteo.preparation.raw_days import PUBLISHED_COUNTS, open_raw
 from common.recommendation.criteo.prepared import FORM, HOTNESS, TABLE_ROWS, open_prepared
 from common.recommendation.criteo.sample_rows import IDS, WORD, SampleFormat
 
-STATE, INTERMEDIATE = "source.json", "intermediate"
+INTERMEDIATE = "intermediate"
 BYTES_PER_WORKER = 1 << 27
 """Bytes of raw files from which an additional process is worthwhile."""
 _BLOCK_BYTES = 64 << 20
@@ -45,23 +45,21 @@ def prepare(raw_dir: Path, data_dir: Path, encoding: Encoding, workers: int = 1,
             prepared from another source or with other settings; or another process prepares now.
     """
     raw = open_raw(raw_dir)
-    published = published_logs(encoding.sample_format) if raw.stand_in is None else SYNTHETIC
+    published = published_logs(encoding.sample_format)
     if encoding.reduced:
         published = replace(published, known=f"tables have at most {encoding.largest:,} rows")
     wanted = {"fingerprint": raw.fingerprint(), "settings": settings_of(encoding)}
-    with preparation.locked(data_dir):
-        chosen = encoding.sample_format
-        if found := preparation.already_prepared(data_dir, chosen.name, chosen.command, wanted, published):
-            return found
-        work_dir = data_dir / INTERMEDIATE
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
+    chosen = encoding.sample_format
+    with preparing(data_dir, chosen.name, chosen.command, wanted, published, raw.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        work_dir = job.begin(INTERMEDIATE)
         workers = min(workers, 1 + sum(path.stat().st_size for day in raw.files for path in day) // BYTES_PER_WORKER)
         own = _memory_per_worker(work_dir / "memory", memory // workers)
         made = Pipeline(raw, encoding, data_dir, work_dir, workers, own).run()
-        written = _manifest(raw, made, encoding, wanted, published)
-        manifest.write(data_dir, written)
-        shutil.rmtree(work_dir)
-        return written
+        source = {TABLE_ROWS: json.dumps(made.table_rows), HOTNESS: json.dumps(encoding.hotness), FORM: raw.form}
+        counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
+        return job.finish(made.files, counts, "Criteo's click logs", {**source, "numpy": np.__version__})
 
 
 def settings_of(encoding: Encoding) -> str:
@@ -150,22 +148,6 @@ def published_logs(sample_format: SampleFormat) -> Published:
         PUBLISHED_COUNTS,
         {name: PublishedFile(md5=md5) for name, md5 in sample_format.checksums.items()},
     )
-
-
-def _manifest(
-    raw: RawDays, made: Made, encoding: Encoding, wanted: Mapping[str, str], published: Published
-) -> Manifest:
-    origin = {
-        **wanted,
-        TABLE_ROWS: json.dumps(made.table_rows),
-        HOTNESS: json.dumps(encoding.hotness),
-        FORM: raw.form,
-        "description": "Criteo's click logs" if raw.stand_in is None else json.dumps(raw.stand_in, sort_keys=True),
-        "numpy": np.__version__,
-        "prepared": preparation.now(),
-    }
-    counts = {"train_samples": made.train_samples, "eval_samples": made.eval_samples}
-    return published.manifest(encoding.sample_format.name, made.files, counts, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:

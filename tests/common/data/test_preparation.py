@@ -1,13 +1,16 @@
 """What all preparations share: one at a time in a folder, of one source, on a disk that is large enough."""
 
 import fcntl
+import functools
 import json
 from collections import namedtuple
+from contextlib import nullcontext
 
 import pytest
 
 from common.data import manifest, preparation
 from common.data.manifest import Manifest
+from common.data.published import Published
 from common.errors import DataError
 
 WANTED = {"fingerprint": "f", "settings": "s"}
@@ -97,3 +100,30 @@ def test_a_disk_that_is_too_small_is_named_with_both_sizes(tmp_path, monkeypatch
     preparation.require_space(tmp_path, 2_400_000_000)
     with pytest.raises(DataError, match=f"^{tmp_path} needs {amount}; its disk has 2.4 GB left$"):
         preparation.require_space(tmp_path, 2_500_000_000, more=more)
+
+
+@pytest.mark.parametrize("synthetic", [None, {"kind": "noise"}])
+def test_a_finished_preparation_is_found_and_leaves_nothing_else(tmp_path, synthetic):
+    published = Published({"samples": 1})
+    opened = functools.partial(preparation.preparing, tmp_path, "x/1", "prepare it", WANTED, published, synthetic)
+    (tmp_path / "file").write_text("x")
+    with opened() as job:
+        assert job.found is None
+        (job.begin("work") / "part").write_text("")
+        made = job.finish(manifest.describe_files(tmp_path, ["file"]), {"samples": 1}, "real", {"version": "2"})
+    assert made.stand_in == (synthetic is not None)
+    assert made.source.items() >= {**WANTED, "version": "2"}.items()
+    assert made.source["description"] == ("real" if synthetic is None else '{"kind": "noise"}')
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "manifest.json", "prepare.lock"}
+    with opened() as job:
+        assert job.found == made
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_files_that_were_prepared_by_others_may_lie_where_they_are(prepared, tmp_path_factory, same):
+    folder = prepared if same else tmp_path_factory.mktemp("elsewhere")
+    wanted = {"fingerprint": "other"}
+    job = preparation.preparing(prepared, "x/1", "prepare it", wanted, Published({"classes": 2}), None, adopted=folder)
+    refused = pytest.raises(DataError, match="was prepared from other raw data")
+    with nullcontext() if same else refused, job as found:
+        assert found.found is not None
