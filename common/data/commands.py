@@ -121,7 +121,7 @@ class DataCommands:
             yield f"{values['data_dir']}: {kind}, {counts}"
             if made.trusted:
                 yield f"{values['data_dir']}: prepared with --trust: damaged pictures have not been looked for"
-            if self.assets and mode == "prepare":
+            if self.assets and "assets_dir" in values:
                 yield self._remark(values["assets_dir"] or assets_of(values["data_dir"]))
             yield from self.remarks(made, **values)
             if made.custom:
