@@ -41,7 +41,7 @@ class Configurable(Protocol):
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
-_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "config_file"}
+_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "recipe"}
 _SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
 
 
@@ -101,7 +101,7 @@ def load(
         evaluation=evaluation,
         cuda_graphs=bool(graphs),
         chunk_graphs=graphs == "chunks",
-        config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
+        recipe=convert(str, tree.get("recipe", RunConfig.recipe), "recipe"),
     )
     values = {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}
     if isinstance(values["ruleset"], int | float):  # YAML reads 4.0 as a number; code that knows the rulesets checks it
@@ -174,7 +174,7 @@ def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
 
     Number of ranks, layout and seed are left out, because a checkpoint stores them separately.
     """
-    derived = {"config_file", "assets_dir", "scale", "layout", "workload", "declaration"}
+    derived = {"recipe", "assets_dir", "scale", "layout", "workload", "declaration"}
     derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs"}
     sections = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name not in derived}
     sections["cuda_graphs"] = "chunks" if run.chunk_graphs else run.cuda_graphs
