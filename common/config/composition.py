@@ -133,7 +133,9 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
         try:
             chosen = HydraConfig.get()
             tree = _tree(OmegaConf.to_container(composed, resolve=True), chosen.runtime.choices)
-            arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
+            folders = [source.path for source in chosen.runtime.config_sources if source.provider == "command-line"]
+            of_a_job = [*(f"--config-dir={folder}" for folder in folders), *chosen.overrides.task]
+            arguments = of_a_job if chosen.mode == RunMode.MULTIRUN else argv
             if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
                 # All jobs of a sweep get the same ${now} from Hydra.
                 tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"

@@ -94,14 +94,13 @@ class WorkloadFiles(FileConfigSource):
         return ConfigResult(self.provider, f"{self.full_path()}/{group}.yaml", settings, {"package": _PACKAGES[kind]})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names of groups and choices in ``config_path``, sorted."""
+        """Return the names of folders and choices in ``config_path``, sorted."""
         path = config_path.rstrip("/")
         names = set(super().list(path, results_filter)) if super().is_group(path) else set()
         if results_filter != ObjectType.GROUP:
             names |= set(self._choices(path))
-        if results_filter != ObjectType.CONFIG and path in MAPPINGS:
-            files = Path(self.path, path).glob("*.yaml")
-            names |= {file.stem for file in files if self._choices(f"{path}/{file.stem}")}
+        if results_filter != ObjectType.CONFIG and not path and self._choices("scale"):
+            names.add("scale")
         return sorted(names)
 
     def _choices(self, group: str) -> Collection[str]:

@@ -22,15 +22,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def jobs(folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What each job of a command with the user's folder composes."""
-    trees: list[dict[str, Any]] = []
+    """What each job of a command with the user's folder composes, and composes again for its other ranks."""
+    found: list[tuple[dict[str, Any], list[str]]] = []
 
-    def job(tree: dict[str, Any], _: list[str]) -> int:
-        trees.append(tree)
+    def job(tree: dict[str, Any], of_the_job: list[str]) -> int:
+        found.append((tree, of_the_job))
         return 0
 
-    assert with_hydra([*arguments, "--config-dir", str(folder), f"hydra.sweep.dir={folder}"], job) == 0
-    return trees
+    flags = ("output_dir=out", "--config-dir", str(folder), f"hydra.sweep.dir={folder}")
+    assert with_hydra([*arguments, *flags], job) == 0
+    for tree, of_the_job in list(found):
+        assert with_hydra(of_the_job, job) == 0
+        assert found.pop()[0] == tree
+    return [tree for tree, _ in found]
 
 
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -43,10 +47,8 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -
 def test_an_additional_scale_extends_one_of_the_suite(folder):
     (folder / "recipe" / "resnet.yaml").write_text("scales:\n  16xB200: {from: 8xH200, micro_batch: 50}\n")
     (tree,) = jobs(folder, "benchmark=resnet", "scale=16xB200")
-    wanted = compose(["benchmark=resnet", "scale=8xH200", "micro_batch=50", "scale.nodes=2"])
-    for changed in (tree, wanted):
-        del changed["output_dir"], changed["recipe"]
-    assert tree == wanted
+    same = compose(["benchmark=resnet", "scale=8xH200", "micro_batch=50", "scale.nodes=2", "output_dir=out"])
+    assert tree == {**same, "recipe": "resnet/16xB200"}
 
 
 def test_a_whole_recipe_and_its_hyperparameters_may_be_the_users(folder):
@@ -59,7 +61,7 @@ scales:
 """
     (folder / "recipe" / "resnet.yaml").write_text(recipe)
     (folder / "hparams" / "resnet.yaml").write_text("sets: {mine: {from: digits, momentum: 0.5, source: mine}}")
-    (first, second) = jobs(folder, "-m", "benchmark=resnet", "scale=mine,same", "output_dir=out")
+    (first, second) = jobs(folder, "-m", "benchmark=resnet", "scale=mine,same")
     assert first["recipe"], second["recipe"] == ("resnet/mine", "resnet/same")
     assert {**first, "recipe": ""} == {**second, "recipe": ""}
     assert (first["model"], first["reader"]) == ({"implementations": {}}, {"threads": 3})
