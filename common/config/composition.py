@@ -20,6 +20,7 @@ from common.untrusted.variables import check_variables
 
 if TYPE_CHECKING:
     from hydra.conf import HydraConf
+    from hydra.errors import MissingConfigException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
@@ -244,30 +245,29 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     if swept:
         return f"{swept[0]!r} has commas, which separate the values of a sweep (--multirun){quoting_hint(swept[0])}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        choices = ", ".join(error.options or ()) or "none"
-        if error.missing_cfg_file.startswith("hparams/"):
-            benchmark = _benchmark(overrides)
-            own = _sets_of(benchmark)
-            asked = error.missing_cfg_file.removeprefix("hparams/")
-            scale = re.match(r"In 'recipe/(\w+)/([^']+)'", str(error))
-            by_file = scale is not None and not any(text.startswith("hparams=") for text in overrides)
-            key = f"recipe/{scale[1]}.yaml: {scale[2]}.hparams_set" if scale is not None and by_file else "hparams"
-            return f"{key}={asked}: unknown; {benchmark} has {', '.join(own)}{did_you_mean(asked, own)}"
-        if group.startswith("recipe/"):
-            benchmark = group.removeprefix("recipe/")
-            return (
-                f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(scales_of(benchmark))}"
-            )
-        if group == "scale":
-            near = did_you_mean(name, scales_of(_benchmark(overrides)))
-            return f"scale={name}: unknown; {_scales_in_words(overrides) or f'the choices are {choices}'}{near}"
-        return f"{group}={name}: unknown; the choices are {choices}{did_you_mean(name, error.options or ())}"
+        return _unknown_choice(error.missing_cfg_file, error, overrides)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(error.__cause__.full_key), overrides)
     if deleted := re.match(r"Could not delete from config\. '(.+)' does not exist", str(error)):
         return _unknown_key(deleted[1], overrides)
     return " ".join(str(error).splitlines()[:2])
+
+
+def _unknown_choice(asked: str, error: MissingConfigException, overrides: Sequence[str]) -> str:
+    """Return the message about ``asked``, a choice of a group, with those of the benchmark and the most similar one."""
+    group, _, name = asked.rpartition("/")
+    benchmark = _benchmark(overrides)
+    known, others, words = list(error.options or ()), "", "the choices are"
+    if asked.startswith("hparams/"):
+        group, name, known, words = "hparams", asked.removeprefix("hparams/"), _sets_of(benchmark), f"{benchmark} has"
+        scale = re.match(r"In 'recipe/(\w+)/([^']+)'", str(error))
+        if scale is not None and not any(text.startswith("hparams=") for text in overrides):
+            group = f"recipe/{scale[1]}.yaml: {scale[2]}.hparams_set"
+    elif group == "scale" or group.startswith("recipe/"):
+        group = "scale"
+        if scales := scales_of(benchmark):
+            known, others, words = scales, "; `mlperf-suite list` has those of all", f"{benchmark} has"
+    return f"{group}={name}: unknown; {words} {', '.join(known) or 'none'}{others}{did_you_mean(name, known)}"
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
@@ -291,13 +291,6 @@ def _benchmark(overrides: Sequence[str]) -> str:
     """Return the last benchmark named in ``overrides``, or the default of ``configs/train.yaml``."""
     named = [text.removeprefix("benchmark=") for text in overrides if text.startswith("benchmark=")]
     return named[-1] if named else "resnet"
-
-
-def _scales_in_words(overrides: Sequence[str]) -> str:
-    """Return a phrase with the benchmark's scales; "" if it has none."""
-    benchmark = _benchmark(overrides)
-    scales = scales_of(benchmark)
-    return f"{benchmark} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""
 
 
 def _second_line(error: Exception) -> str:

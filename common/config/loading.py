@@ -7,13 +7,13 @@ Hydra composes ``configs/`` and the command line; :func:`load` converts the resu
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
-from common.config.axes import factor
 from common.config.override import did_you_mean
 from common.config.ranges import Range
 from common.config.schema import (
@@ -139,6 +139,25 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
         return dataclasses.replace(given, layout=factor(given.ranks, given.layout))
     except ConfigError as error:
         raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
+
+
+def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of pp, cp and tp (default 1), and of dp, which takes all remaining ranks.
+
+    Raises:
+        ConfigError: an unknown axis or size, or the product of pp, cp and tp does not divide ``world_size``.
+    """
+    fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
+    for axis, size in sizes.items():
+        if axis not in fixed:
+            raise ConfigError(f"layout.{axis}={size}: the axes to choose are pp, cp and tp; dp takes the other ranks")
+        if size < 1:
+            raise ConfigError(f"layout.{axis}={size}: an axis has a positive size")
+    used = math.prod(fixed.values())
+    if world_size % used:
+        named = " x ".join(f"{axis}={size}" for axis, size in fixed.items())
+        raise ConfigError(f"layout: {named} = {used} does not divide {world_size} ranks")
+    return {**fixed, "dp": world_size // used}
 
 
 def _check_whole_rows(micro_batch: int, unit: int) -> None:
