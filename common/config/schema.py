@@ -407,7 +407,7 @@ class RunConfig:
         declaration: settings that the workload derives from all others.
         cuda_graphs: capture repeated work in CUDA graphs, in training and in evaluation.
         chunk_graphs: in training, one graph for each pass of each chunk instead of one per iteration.
-        config_file: path of the recipe in the repository, for the log.
+        recipe: benchmark and scale, such as ``bert/8xH200``.
     """
 
     benchmark: BenchmarkConfig
@@ -425,8 +425,13 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cuda_graphs: bool = True
     chunk_graphs: bool = False
-    config_file: str = "configs/train.yaml"
+    recipe: str = ""
     declaration: Declaration = field(default_factory=Declaration)
+
+    @property
+    def config_file(self) -> str:
+        """Path in the repository of the file with the recipe, for the log."""
+        return f"configs/recipe/{self.recipe.partition('/')[0]}.yaml"
 
     @property
     def world_size(self) -> int:

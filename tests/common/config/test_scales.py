@@ -1,31 +1,39 @@
-"""The table of scales is Hydra's group ``scale``."""
+"""Nodes and ranks of a scale follow from its name."""
 
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from benchmarks import WORKLOADS
-from common.config.composition import CONFIGS, compose, scales_of
+from common.config.composition import compose, scales_of
+from common.config.workload_files import scale_of
 from common.errors import ConfigError
 
-TABLE = yaml.safe_load((CONFIGS / "scales.yaml").read_text())
 
-
-def test_an_entry_of_the_table_is_what_is_composed_and_can_be_overridden():
+def test_a_scale_is_what_is_composed_and_can_be_overridden():
     assert compose(["scale=64xH100"])["scale"] == {"nodes": 8, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=64xH100", "scale.nodes=4"])["scale"] == {"nodes": 4, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=test"])["scale"] == {"nodes": 1, "gpus_per_node": 1}
 
 
-def test_a_scale_of_gpus_is_named_after_their_number():
-    named = {name: int(name.partition("x")[0]) for name, entry in TABLE.items() if entry.get("gpu")}
-    assert named == {name: TABLE[name]["nodes"] * TABLE[name]["gpus_per_node"] for name in named}
-    assert TABLE.keys() - named.keys() == {"demo", "test"}
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus"),
+    [
+        ("1xGPU", 1, 1),
+        ("4xH200", 1, 4),
+        ("8xA100", 1, 8),
+        ("72xH100", 9, 8),
+        ("11616xH100", 1452, 8),
+        ("12xB200", 3, 4),
+    ],
+)
+def test_a_scale_of_gpus_has_as_many_as_its_name_says(name, nodes, gpus):
+    assert scale_of(name) == {"nodes": nodes, "gpus_per_node": gpus, "gpu": True}
 
 
-def test_every_scale_has_a_recipe():
-    assert {scale for name in WORKLOADS for scale in scales_of(name)} == TABLE.keys()
+def test_the_scales_without_gpus_are_for_tests_and_demos():
+    names = {scale for name in WORKLOADS for scale in scales_of(name)}
+    assert {name for name in names if "gpu" not in scale_of(name)} == {"demo", "test"}
 
 
 def test_an_unknown_scale_is_named_with_the_known_ones():
