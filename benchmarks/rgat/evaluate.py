@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.data import Sources
+from benchmarks.rgat.data import EvaluationSeeds, Sources
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.sampling import BlockSampler
-from benchmarks.rgat.seeds import EvaluationSeeds
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
@@ -104,7 +103,7 @@ class NodeClassification(Evaluation):
 
     def _count(self, shape: BlockShape, batch: dict[str, Tensor]) -> None:
         with torch.no_grad():
-            logits_BC = self._model(batch["features"], Block.of(shape, batch), batch["seed"])
+            logits_BC = self._model(batch["features"], SampledBlock.of(shape, batch), batch["seed"])
         label_B = batch["label"]
         real_B = label_B >= 0
         self._counts.add(((logits_BC.argmax(1) == label_B) & real_B).sum(), real_B.sum())

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import Sources
+from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.made_up_graph import made_up_igbh
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.features import build_features
 from benchmarks.rgat.stores.partition import Partition
 from common.distributed.layout import Layout

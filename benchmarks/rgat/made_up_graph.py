@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import Graph, Relation, Schema
 from benchmarks.rgat.raw import FULL, NODES, published
-from benchmarks.rgat.schema import Relation, Schema
 
 PIECE = 1 << 24
 """Targets, or edges, that are drawn at once."""

@@ -6,7 +6,7 @@ for sources and targets. There are no added self-loops, no attention dropout and
 bias reaches all targets of its type, also targets without an edge in this relation. Leaky ReLU and dropout follow
 each convolution but the last; the classifier reads the seeds.
 
-Shapes: see :mod:`benchmarks.rgat.block`; K inputs and D = A x d outputs of a convolution, C classes.
+Shapes: see :mod:`benchmarks.rgat.graph`; K inputs and D = A x d outputs of a convolution, C classes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
 from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
 from benchmarks.rgat.ops.projection import PROJECTION
 from benchmarks.rgat.ops.projection.reference import Projection
 from benchmarks.rgat.ops.sample import SAMPLE
-from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, FiniteNotNegative, ProbabilityBelowOne
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import Operation, OperationRequest, select
@@ -129,7 +128,7 @@ class Convolution(nn.Module):
             bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
             parameter.uniform_(-bound, bound, generator=generator)
 
-    def forward(self, x_NK: Tensor, block: Block, epilogue: Epilogue) -> Tensor:
+    def forward(self, x_NK: Tensor, block: SampledBlock, epilogue: Epilogue) -> Tensor:
         """Return the outputs of the nodes within ``level - 1`` hops, from inputs of those within ``level`` hops.
 
         Args:
@@ -291,7 +290,7 @@ class RGAT(nn.Module):
             total += 2.0 * products * rows[convolution.level - 1] * inputs * width
         return total
 
-    def forward(self, x_NF: Tensor, block: Block, seed: Tensor) -> Tensor:
+    def forward(self, x_NF: Tensor, block: SampledBlock, seed: Tensor) -> Tensor:
         """Return the logits of the seeds.
 
         Args:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.prepared_names import SPLITS, features_name, indices_name, indptr_name, labels_name, seeds_name
 from benchmarks.rgat.raw import Settings
-from benchmarks.rgat.schema import Schema
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError

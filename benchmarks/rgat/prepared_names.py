@@ -11,7 +11,7 @@ Nodes of every type are numbered by its permutation, in all files.
 
 from __future__ import annotations
 
-from benchmarks.rgat.schema import Relation, Schema
+from benchmarks.rgat.graph import Relation, Schema
 
 SPLITS = ("train", "eval")
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rgat.schema import Relation, Schema
+from benchmarks.rgat.graph import Relation, Schema
 from common.data.raw_layout import find_file
 from common.data.stand_in import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError

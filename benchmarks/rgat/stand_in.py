@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rgat.graph import Relation
 from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, Settings
-from benchmarks.rgat.schema import Relation
 from common.data import stand_in
 from common.errors import ConfigError
 

@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.config import RgatConfig
-from benchmarks.rgat.data import BlockSource, Sources
+from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, Labelled, SeedStream, Sources, padded
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops.sample import SAMPLE
 from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
 from benchmarks.rgat.stores.features import open_features
 from benchmarks.rgat.stores.graphs import open_graph
 from common.config.schema import Declaration, RunConfig
@@ -105,7 +104,7 @@ class RgatClassification(Workload):
         """Return the mean cross-entropy over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
         tensors, shape = micro_batch.tensors, micro_batch.key
         assert isinstance(shape, BlockShape)
-        logits_BC = self.model(tensors["features"], Block.of(shape, tensors), tensors["seed"])
+        logits_BC = self.model(tensors["features"], SampledBlock.of(shape, tensors), tensors["seed"])
         label_B = tensors["label"]
         total = torch.nn.functional.cross_entropy(widen(logits_BC), label_B, ignore_index=NO_LABEL)
         real_B = label_B != NO_LABEL

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
 from benchmarks.rgat.ops.edge_attention.cases import CASES
@@ -43,8 +43,8 @@ def test_the_same_bits_twice() -> None:
         assert all(torch.equal(*pair) for pair in zip(run(), first, strict=True))
 
 
-def on_gpu(block: Block) -> Block:
-    return Block.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
+def on_gpu(block: SampledBlock) -> SampledBlock:
+    return SampledBlock.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
 
 
 @pytest.mark.parametrize("name", ["reference", "triton"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.graph import BlockShape
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from benchmarks.rgat.ops.projection.reference import Projection

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import enough_shape, largest_shape
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, made_up_igbh
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.sampling import BuildSampler, SeedBatch, measured
+from benchmarks.rgat.sampling import BuildSampler, SeedBatch, enough_shape, largest_shape, measured
 from common.ops.operation import AUTO, REFERENCE, OperationRequest
 
 SEEDS = 2048
@@ -62,7 +60,7 @@ def block_of_cases(
     papers: int = IGBH_EIGHTH,
     fanouts: tuple[int, ...] = FANOUTS,
     skew: float = SKEW,
-) -> Block:
+) -> SampledBlock:
     """Return a block with the capacities of training. Waits for the device.
 
     Args:
@@ -126,7 +124,7 @@ class Level(NamedTuple):
     targets: Filled
 
 
-def level_of(block: Block, level: int) -> Level:
+def level_of(block: SampledBlock, level: int) -> Level:
     """Return the parts of tensors that a block fills at ``level``. Waits for the device."""
     shape, nodes, rows = block.shape, block.node_counts.tolist(), block.row_counts.tolist()
     return Level(

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rgat.graph import Relation
 from benchmarks.rgat.preparation import permutation
 from benchmarks.rgat.raw import RawArray
-from benchmarks.rgat.schema import Relation
 from common.data.atomic import written
 from common.data.row_output import RowOutput
 from common.data.stages import Record

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.rgat.graph import Relation
 from benchmarks.rgat.preparation import edges, features, permutation, seeds
 from benchmarks.rgat.preparation.edges import Sorted
 from benchmarks.rgat.prepared import FEATURE_DTYPES
@@ -28,7 +29,6 @@ from benchmarks.rgat.prepared_names import (
     seeds_name,
 )
 from benchmarks.rgat.raw import RawArray, RawGraph
-from benchmarks.rgat.schema import Relation
 from common.data.manifest import FileEntry, file_entry
 from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.gather_rows.reference import LARGEST, ShardedRows
 from benchmarks.rgat.stores.feature_store import as_bytes
@@ -80,7 +80,7 @@ class ExchangedFeatures:
         self._given = own.new_empty(0)
         self._arrived: ShardedRows | None = None
 
-    def plan(self, block: Block) -> ExchangePlan:
+    def plan(self, block: SampledBlock) -> ExchangePlan:
         """Sort a block's nodes by owner, and send every owner the number of requested rows."""
         owner_N, row_N = self._owners(block)
         sorted_N, order_N = torch.sort(owner_N, stable=True)
@@ -100,7 +100,7 @@ class ExchangedFeatures:
         ready.record()
         return ExchangePlan(wanted_N, answer_N, received, on_host, ready)
 
-    def gather(self, block: Block, plan: ExchangePlan, out_NF: Tensor) -> None:
+    def gather(self, block: SampledBlock, plan: ExchangePlan, out_NF: Tensor) -> None:
         """See :class:`benchmarks.rgat.stores.feature_store.FeatureStore`."""
         if self._shard is None:
             raise ValueError("this store has been closed")
@@ -122,7 +122,7 @@ class ExchangedFeatures:
         self._shard = self._arrived = None
         self._given = self._given.new_empty(0)
 
-    def _owners(self, block: Block) -> tuple[Tensor, Tensor]:
+    def _owners(self, block: SampledBlock) -> tuple[Tensor, Tensor]:
         """Return the owner of each node entry, int16 (S for unfilled entries), and the row in its shard, int32."""
         hops, partition = block.shape.hops, self._partition
         offsets, count_T = block.shape.node_offsets(hops), block.node_counts[hops]

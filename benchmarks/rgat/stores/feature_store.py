@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops import gather_rows
 from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
 from benchmarks.rgat.stores.partition import Partition
@@ -27,11 +27,11 @@ class FeatureStore(Protocol):
     dtype: torch.dtype
     width: int
 
-    def plan(self, block: Block) -> Any:
+    def plan(self, block: SampledBlock) -> Any:
         """Return the ``plan`` for :meth:`gather` of a sampled block. Must run on all ranks in the same order."""
         ...
 
-    def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:
+    def gather(self, block: SampledBlock, plan: Any, out_NF: Tensor) -> None:
         """Copy the rows of all nodes of the block; unfilled entries stay unchanged.
 
         Args:
@@ -75,10 +75,10 @@ class InPlaceFeatures:
         self._release = release
         self._gather = gather_rows.GATHER_ROWS.select(AUTO, OperationRequest(device, torch.uint8)).function
 
-    def plan(self, block: Block) -> None:
+    def plan(self, block: SampledBlock) -> None:
         """Do nothing: rows are read in place."""
 
-    def gather(self, block: Block, plan: None, out_NF: Tensor) -> None:
+    def gather(self, block: SampledBlock, plan: None, out_NF: Tensor) -> None:
         """See :class:`FeatureStore`."""
         hops = block.shape.hops
         out_NB = as_bytes(out_NF, self.dtype, self.width)

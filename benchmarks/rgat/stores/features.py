@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.prepared_names import features_name
-from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.exchange import ExchangedFeatures
 from benchmarks.rgat.stores.feature_store import FeatureStore, InPlaceFeatures
 from benchmarks.rgat.stores.host_memory import NodeMemory

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.graph import LARGEST
+from benchmarks.rgat.graph import LARGEST, Schema
 from benchmarks.rgat.prepared_names import indices_name, indptr_name
-from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.row_loader import RowLoader
 from common.data.direct_rows import DirectRows

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import Graph, Schema
 from benchmarks.rgat.stores.graph_files import GraphFiles
 from benchmarks.rgat.stores.partition import Partition
 from benchmarks.rgat.stores.placement import GB, LOCAL, PEERS, Room

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops.edge_attention.reference import (
     RelationEdges,
     attention,
@@ -31,7 +31,7 @@ from common.ops.triton_support import widen
 
 def aggregate_first(
     x_NK: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     weight_RKD: Tensor,
     att_source_RAd: Tensor,
@@ -77,7 +77,7 @@ def aggregate_first(
     return finish(out_PD, block, level, activation_slope, dropout).to(x_NK.dtype)
 
 
-def _row_nodes(block: Block, level: int, relation: int) -> Tensor:
+def _row_nodes(block: SampledBlock, level: int, relation: int) -> Tensor:
     """[m]: node of each row, counted in its type; the first where there is no row."""
     first = block.shape.row_offsets(block.shape.hops)[relation]
     room = block.shape.rows[level - 1][relation]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 
 GARBAGE = 1 << 30
 """Number beyond what is filled."""
@@ -38,7 +37,7 @@ def random_block(
     slack: int = 3,
     hub: float = 0.0,
     shape: BlockShape | None = None,
-) -> Block:
+) -> SampledBlock:
     """A block of random edges in a graph of ``graph`` nodes of each type.
 
     Every target draws up to a hop's fanout of sources, often none, and the same one again at times.
@@ -82,7 +81,7 @@ def random_block(
     if shape is None:
         rooms = room(node_counts)
         shape = BlockShape(schema, (tuple(node_counts[0]), *rooms[1:]), room(edge_counts), room(row_counts))
-    block = Block.empty(shape, torch.device("cpu"))
+    block = SampledBlock.empty(shape, torch.device("cpu"))
     for tensor in block.tensors().values():
         tensor.fill_(GARBAGE)
     flat = [count for table in (node_counts, edge_counts, row_counts) for line in table for count in line]
@@ -126,7 +125,7 @@ class Inputs:
     dout_PD: Tensor
 
 
-def filled(block: Block, level: int, what: str) -> Tensor:
+def filled(block: SampledBlock, level: int, what: str) -> Tensor:
     """Which rows, targets or nodes at a level exist, bool."""
     shape, schema = block.shape, block.shape.schema
     if what == "rows":
@@ -141,7 +140,7 @@ def filled(block: Block, level: int, what: str) -> Tensor:
 
 
 def random_inputs(
-    block: Block, level: int, heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
+    block: SampledBlock, level: int, heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Inputs:
     """Inputs for a block on the CPU. Terms belong to z and the vectors of attention."""
     random = torch.Generator().manual_seed(seed)

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 
 GARBAGE = 2**31 - 1
 """Integer of what is not filled; floats are NaN there."""
@@ -29,7 +28,7 @@ ROOM = BlockShape(
 """Relations: cites, written_by, at, and the last two reversed; at level 1 only those into papers have room."""
 
 
-def random_block(seed: int, shape: BlockShape = ROOM, *, full: bool = False, device: str = "cpu") -> Block:
+def random_block(seed: int, shape: BlockShape = ROOM, *, full: bool = False, device: str = "cpu") -> SampledBlock:
     """Rows of any of the nodes that a level has, and at no level more rows than nodes.
 
     Args:
@@ -39,7 +38,7 @@ def random_block(seed: int, shape: BlockShape = ROOM, *, full: bool = False, dev
         device: of the result.
     """
     random = torch.Generator().manual_seed(seed)
-    block = Block.empty(shape, torch.device("cpu"))
+    block = SampledBlock.empty(shape, torch.device("cpu"))
     for tensor in block.tensors().values():
         tensor.fill_(GARBAGE)
 
@@ -70,7 +69,7 @@ def random_block(seed: int, shape: BlockShape = ROOM, *, full: bool = False, dev
         for row, node in enumerate(rows):
             if node < known:
                 block.node_row[into + node] = row
-    return Block.of(shape, {name: tensor.to(device) for name, tensor in block.tensors().items()})
+    return SampledBlock.of(shape, {name: tensor.to(device) for name, tensor in block.tensors().items()})
 
 
 class Filled(NamedTuple):
@@ -81,7 +80,7 @@ class Filled(NamedTuple):
     targets: Tensor
 
 
-def filled(block: Block, level: int) -> Filled:
+def filled(block: SampledBlock, level: int) -> Filled:
     """Masks over the room."""
     shape = block.shape
     nodes, rows, targets = (
@@ -101,7 +100,7 @@ def filled(block: Block, level: int) -> Filled:
 class Case(NamedTuple):
     """Inputs of all functions; NaN in the room that is not filled."""
 
-    block: Block
+    block: SampledBlock
     level: int
     x_NK: Tensor
     weight_RKD: Tensor
@@ -112,7 +111,7 @@ class Case(NamedTuple):
 
 
 def case(
-    block: Block, level: int, inputs: int, heads: int, head_size: int, x_dtype: torch.dtype, dtype: torch.dtype
+    block: SampledBlock, level: int, inputs: int, heads: int, head_size: int, x_dtype: torch.dtype, dtype: torch.dtype
 ) -> Case:
     """Values of order 1, and weights that keep them so."""
     random = torch.Generator().manual_seed(level)

@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import Graph, SampledBlock, Schema
 from benchmarks.rgat.made_up_graph import made_up_graph
-from benchmarks.rgat.schema import Schema
 
 SCHEMA = Schema.augmented(
     ("field", "paper", "author"), ("paper__cites__paper", "paper__by__author", "paper__of__field"), "paper"
@@ -143,7 +141,7 @@ def sampled(graph: Graph, fanouts: tuple[int, ...], seeds: list[int], seed: int)
     return {**counts, "nodes": nodes, "relations": found_relations}
 
 
-def filled(block: Block) -> dict[str, Any]:
+def filled(block: SampledBlock) -> dict[str, Any]:
     """Everything in a block that may be read, as lists."""
     shape, schema = block.shape, block.shape.schema
     nodes, edges, rows = (counts.tolist() for counts in (block.node_counts, block.edge_counts, block.row_counts))

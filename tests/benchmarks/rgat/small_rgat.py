@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import Graph, SampledBlock, Schema
 from benchmarks.rgat.model import RGAT, Architecture
-from benchmarks.rgat.schema import Schema
 
 CPU = torch.device("cpu")
 SMALL = Architecture(
@@ -42,7 +40,7 @@ def network(architecture: Architecture, schema: Schema, hops: int, dtype: torch.
     return made
 
 
-def features_of(block: Block, features: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def features_of(block: SampledBlock, features: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """The rows of a block's nodes, NaN beyond them; and those that are there by type."""
     shape = block.shape
     x_NF = torch.full((shape.node_offsets(shape.hops)[-1], features[0].shape[1]), torch.nan, dtype=features[0].dtype)

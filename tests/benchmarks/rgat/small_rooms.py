@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 
 SMALL_ROOMS = [
     ("nodes", 1, "paper"),
@@ -19,7 +19,7 @@ SMALL_ROOMS = [
 """Table of :class:`BlockShape`, line of it, and the type or relation that has little room there."""
 
 
-def smaller(block: Block, shape: BlockShape, table: str, hop: int, name: str) -> BlockShape:
+def smaller(block: SampledBlock, shape: BlockShape, table: str, hop: int, name: str) -> BlockShape:
     """``shape`` where the named type or relation has room for two less than ``block`` has there."""
     counts = {"nodes": block.node_counts, "edges": block.edge_counts, "rows": block.row_counts}[table].tolist()
     names = shape.schema.types if table == "nodes" else [str(relation) for relation in shape.schema.relations]

@@ -12,9 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 from benchmarks.rgat.prepared_names import features_name, indices_name, indptr_name
-from benchmarks.rgat.schema import Schema
 from benchmarks.rgat.stores import graphs
 from benchmarks.rgat.stores.feature_store import FeatureStore
 from benchmarks.rgat.stores.features import open_features
@@ -68,26 +67,26 @@ def write(root: Path, graph: Made) -> None:
         np.save(root / indices_name(relation), indices.numpy())
 
 
-def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2, 0)) -> Block:
+def block(seed: int, device: torch.device, counts: tuple[int, ...] = (17, 12, 2, 0)) -> SampledBlock:
     """Some nodes of each type, drawn anyhow, in room for more; only what a store looks at."""
     shape = BlockShape(SCHEMA, ((4, 0, 0, 0), (25, 15, 3, 1)), ((9, 9, 9),), ((9, 9, 9),))
     random = torch.Generator().manual_seed(seed)
-    drawn = Block.empty(shape, CPU)
+    drawn = SampledBlock.empty(shape, CPU)
     drawn.nodes.fill_(1 << 30)
     drawn.node_counts[1] = torch.tensor(counts, dtype=torch.int32)
     for first, count, nodes in zip(shape.node_offsets(1), counts, NODES, strict=False):
         drawn.nodes[first : first + count] = torch.randint(nodes, (count,), generator=random, dtype=torch.int32)
-    return Block.of(shape, {name: tensor.to(device) for name, tensor in drawn.tensors().items()})
+    return SampledBlock.of(shape, {name: tensor.to(device) for name, tensor in drawn.tensors().items()})
 
 
-def room(drawn: Block, dtype: torch.dtype) -> Tensor:
+def room(drawn: SampledBlock, dtype: torch.dtype) -> Tensor:
     """Room for the rows, filled with something else."""
     places = drawn.shape.node_offsets(1)[-1]
     bytes_ = torch.full((places, WIDTH * dtype.itemsize), UNTOUCHED, dtype=torch.uint8, device=drawn.nodes.device)
     return bytes_.view(dtype)
 
 
-def expected(graph: Made, drawn: Block) -> Tensor:
+def expected(graph: Made, drawn: SampledBlock) -> Tensor:
     """The rows' bytes, copied one by one."""
     out = room(drawn, graph.features[0].dtype).cpu().view(torch.uint8)
     counts, nodes = drawn.node_counts[1].tolist(), drawn.nodes.tolist()

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops.block_of_cases import block_of_cases
 from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
-from benchmarks.rgat.schema import Schema
 from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.aggregate_first import aggregate_first
 from tests.benchmarks.rgat.edge_attention_oracle import defined
@@ -23,7 +22,7 @@ ONE = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
 
 
 def assert_as_defined(
-    block: Block, level: int, activation_slope: float | None = 0.01, dropout: DropoutMask | None = MASK
+    block: SampledBlock, level: int, activation_slope: float | None = 0.01, dropout: DropoutMask | None = MASK
 ) -> None:
     inputs = random_inputs(block, level, HEADS, WIDTH)
     options = {"slope": SLOPE, "activation_slope": activation_slope, "dropout": dropout}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks.rgat import made_up_graph as made_up
+from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.made_up_graph import made_up_graph, made_up_igbh
 from benchmarks.rgat.raw import NODES
-from benchmarks.rgat.schema import Schema
 
 SCHEMA = Schema.augmented(("paper", "author"), ("paper__cites__paper", "paper__by__author"), "paper")
 CPU = torch.device("cpu")

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, HeteroConv
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import Graph, SampledBlock, Schema
 from benchmarks.rgat.model import RGAT, Architecture
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.sampling import largest_shape
 from common.mlperf.fixed import benchmark_settings
 from tests.benchmarks.rgat.small_rgat import CPU, NODES, SCHEMA, SMALL, features_of, network, random_graph
 
@@ -69,7 +67,7 @@ def whole(graph: Graph) -> dict[tuple[str, str, str], Tensor]:
     return edges
 
 
-def sampled(block: Block) -> dict[tuple[str, str, str], Tensor]:
+def sampled(block: SampledBlock) -> dict[tuple[str, str, str], Tensor]:
     """All edges of a block, between its own nodes."""
     shape, edges = block.shape, {}
     for number, relation in enumerate(shape.schema.relations):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.peer import Network, inputs_of, step_of
+from benchmarks.rgat.sampling import largest_shape
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 
 

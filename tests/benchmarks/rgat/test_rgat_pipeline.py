@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.data import Sources
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.sampling import SeedBatch
+from benchmarks.rgat.sampling import SeedBatch, largest_shape
 from common.data.batches import Batch, HostBatch
 from common.data.prefetch import Prefetcher
 from tests.benchmarks.rgat.small_rgat import random_graph
@@ -32,11 +31,11 @@ class _Noted:
     def __init__(self) -> None:
         self.notes: list[tuple[str, int]] = []
 
-    def plan(self, block: Block) -> int:
+    def plan(self, block: SampledBlock) -> int:
         self.notes.append(("plan", int(block.nodes[0])))
         return int(block.nodes[0])
 
-    def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:
+    def gather(self, block: SampledBlock, plan: Any, out_NF: Tensor) -> None:
         assert plan == int(block.nodes[0])
         self.notes.append(("gather", plan))
         out_NF.fill_(float(plan))

@@ -10,10 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import at_most, largest_shape
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.sampling import BlockSampler, SeedBatch, measured
+from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most, largest_shape, measured
 from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
 
 FANOUTS = (3, 2, 2)
@@ -27,7 +26,7 @@ def batches(count: int, real: int = 8) -> Iterator[SeedBatch]:
         yield SeedBatch(torch.arange(number, number + 8, dtype=torch.int32), real, torch.tensor(100 + number))
 
 
-def filled(block: Block) -> list[list[int]]:
+def filled(block: SampledBlock) -> list[list[int]]:
     """All that a block has, without the room beyond it."""
     shape, found = block.shape, [block.counts.tolist()]
     for kind, at in enumerate(shape.node_offsets(shape.hops)[:-1]):

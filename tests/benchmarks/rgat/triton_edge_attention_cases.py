@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops import edge_attention
 from benchmarks.rgat.ops.edge_attention import triton as edge_triton
 from benchmarks.rgat.ops.edge_attention.cases import CASES
-from benchmarks.rgat.schema import Schema
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
 from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
@@ -29,7 +28,7 @@ ONE = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
 
 
 def both_ways(
-    inputs: Inputs, block: Block, level: int, dropout: DropoutMask | None
+    inputs: Inputs, block: SampledBlock, level: int, dropout: DropoutMask | None
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Return the results of forward and of backward."""
     options = {"slope": SLOPE, "activation_slope": None, "dropout": dropout}

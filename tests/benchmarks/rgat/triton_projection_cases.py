@@ -10,7 +10,7 @@ import torch
 from random_rows import ROOM, case, expected, filled, random_block
 from torch import Tensor
 
-from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.graph import BlockShape
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from common.ops.operation import AUTO, OperationRequest
