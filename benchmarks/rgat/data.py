@@ -23,9 +23,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.rgat.feature_store import E4M3, FeatureStore
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, to_device
 from benchmarks.rgat.sampling import BlockSampler, BuildSampler, SeedBatch, enough_shape, largest_shape, measured
-from benchmarks.rgat.stores.features import FeatureStore
 from common.data.batches import Block, HostBatch
 from common.data.order import EvalShard, MicroBatches, sample_generator
 from common.errors import ConfigError
@@ -264,7 +264,7 @@ class Sources:
 
     def _with_features(self, block: SampledBlock, plan: Any, batch: SeedBatch, label: Tensor) -> dict[str, Tensor]:
         rows = block.shape.node_offsets(block.shape.hops)[-1]
-        features_NF = torch.empty((rows, self.features.width), dtype=self.features.dtype, device=self.graph.device)
+        features_NF = torch.empty((rows, self.features.width), dtype=E4M3, device=self.graph.device)
         self.features.gather(block, plan, features_NF)
         return {**block.tensors(), "features": features_NF, "label": label, "seed": batch.seed}
 

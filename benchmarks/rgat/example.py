@@ -7,11 +7,11 @@ from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import Sources
+from benchmarks.rgat.feature_store import build_features
 from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.made_up_graph import made_up_igbh
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.stores.features import build_features
-from benchmarks.rgat.stores.partition import Partition
+from benchmarks.rgat.sharded import NodePartition
 from common.distributed.layout import Layout
 
 _SEED = 1
@@ -31,14 +31,11 @@ def example_sources(
         placement: placement of the features; all except ``local`` are collective.
     """
     graph = made_up_igbh(max(own.model.example_papers, seeds), _SEED, layout.device, _SKEW, schema)
-    ranks = layout.world_size
-    features = build_features(
-        graph.nodes, own.facts.feature_size, torch.float8_e4m3fn, placement, layout, ranks, layout.device, _noise
-    )
+    features = build_features(graph.nodes, own.facts.feature_size, placement, layout, layout.world_size, _noise)
     return Sources(graph, features, own.facts.fanouts, build)
 
 
-def _noise(partition: Partition, shard: int, own_RF: Tensor) -> None:
+def _noise(partition: NodePartition, shard: int, own_RF: Tensor) -> None:
     """Fill rows with numbers in [0, 1/16). Rows of 1,024 then have a norm of about 1, like sentence embeddings."""
     generator = torch.Generator(own_RF.device).manual_seed(_SEED + shard)
     own_RF.view(torch.uint8).random_(0, _SIXTEENTH, generator=generator)

@@ -133,6 +133,7 @@ class Graph:
             Targets beyond the last node of the type have no edges.
         indices: [R][S], int32: sources of the edges.
         device: device that samples from the graph.
+        memory: memory of the shards, which must live as long as the graph; None if the tensors keep it alive.
     """
 
     schema: Schema
@@ -140,6 +141,7 @@ class Graph:
     indptr: tuple[tuple[Tensor, ...], ...]
     indices: tuple[tuple[Tensor, ...], ...]
     device: torch.device
+    memory: object = None
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.schema.types) or not all(0 < count <= LARGEST for count in self.nodes):

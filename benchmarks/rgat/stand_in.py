@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rgat.graph import Relation
-from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, Settings
+from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, GraphSettings
 from common.data import stand_in
 from common.errors import ConfigError
 
@@ -129,11 +129,11 @@ class Request:
         return {name: max(self.classes, round(self.papers * share)) for name, share in PER_PAPER.items()}
 
     @property
-    def settings(self) -> Settings:
-        """Settings for the preparation of the generated data."""
+    def settings(self) -> GraphSettings:
+        """GraphSettings for the preparation of the generated data."""
         relations = tuple(links.relation for links in LINKS)
         sizes = (self.feature_size, self.classes, self.labelled_papers, self.train_share, self.eval_share)
-        return Settings(tuple(PER_PAPER), relations, "paper", *sizes)
+        return GraphSettings(tuple(PER_PAPER), relations, "paper", *sizes)
 
 
 @dataclass(frozen=True)

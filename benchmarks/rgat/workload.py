@@ -15,13 +15,13 @@ from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, Labelled, SeedStream, Sources, padded
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.feature_store import open_features
 from benchmarks.rgat.graph import BlockShape, SampledBlock
+from benchmarks.rgat.graph_store import open_graph
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops.sample import SAMPLE
-from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
+from benchmarks.rgat.prepared import FORMAT, PreparedGraph, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.stores.features import open_features
-from benchmarks.rgat.stores.graphs import open_graph
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch
@@ -147,23 +147,15 @@ class RgatClassification(Workload):
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
             prepared = self._prepared(root)
-            per_node = self.cfg.scale.gpus_per_node
-            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, layout, per_node, layout.device)
+            where = layout, self.cfg.scale.gpus_per_node
+            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, *where)
             features = open_features(
-                root,
-                self._schema,
-                prepared.nodes,
-                own.facts.feature_size,
-                prepared.feature_dtype,
-                reader.features,
-                layout,
-                per_node,
-                layout.device,
+                root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *where
             )
             self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]
 
-    def _prepared(self, root: Path) -> Prepared:
+    def _prepared(self, root: Path) -> PreparedGraph:
         """Return the data in ``root``, which must match the configured constants."""
         facts, prepared = self.own.facts, open_prepared(root)
         found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
@@ -220,6 +212,6 @@ class RgatClassification(Workload):
             self._opened = None
 
 
-def labelled_of(prepared: Prepared, split: str) -> Labelled:
+def labelled_of(prepared: PreparedGraph, split: str) -> Labelled:
     """Return the seeds of a split, memory-mapped."""
     return Labelled(prepared.seeds_of(split), prepared.labels_of(split))

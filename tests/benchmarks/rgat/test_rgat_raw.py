@@ -174,5 +174,5 @@ def test_published_numbers_add_up():
 
 
 def test_settings_survive_json():
-    settings = raw.Settings.parse(small_graph.SETTINGS)
-    assert raw.Settings.parse(json.loads(json.dumps(small_graph.SETTINGS))) == settings
+    settings = raw.GraphSettings.parse(small_graph.SETTINGS)
+    assert raw.GraphSettings.parse(json.loads(json.dumps(small_graph.SETTINGS))) == settings
