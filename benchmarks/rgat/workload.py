@@ -14,14 +14,15 @@ from torch import Tensor
 from benchmarks.rgat.config import RgatConfig
 from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, Labelled, SeedStream, Sources, padded
 from benchmarks.rgat.evaluate import NodeClassification
-from benchmarks.rgat.example import example_sources
-from benchmarks.rgat.feature_store import open_features
+from benchmarks.rgat.feature_store import build_features, open_features
 from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.graph_store import open_graph
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops.sample import SAMPLE
 from benchmarks.rgat.prepared import FORMAT, PreparedGraph, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
+from benchmarks.rgat.sharded import LOCAL, NodePartition
+from benchmarks.rgat.synthetic import synthetic_igbh
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch
@@ -119,7 +120,10 @@ class RgatClassification(Workload):
     def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
         """Return shape and tensors of a synthetic batch."""
         own, device = self.own, self.layout.device
-        sources = example_sources(own, self._schema, seeds, self.build_sampler, self.layout)
+        graph = synthetic_igbh(max(own.model.example_papers, seeds), 1, device, 0.5, self._schema)
+        shards = self.layout, self.layout.world_size
+        features = build_features(graph.nodes, own.facts.feature_size, LOCAL, *shards, _example_features)
+        sources = Sources(graph, features, own.facts.fanouts, self.build_sampler)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
         made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
@@ -215,3 +219,9 @@ class RgatClassification(Workload):
 def labelled_of(prepared: PreparedGraph, split: str) -> Labelled:
     """Return the seeds of a split, memory-mapped."""
     return Labelled(prepared.seeds_of(split), prepared.labels_of(split))
+
+
+def _example_features(partition: NodePartition, shard: int, own_RF: Tensor) -> None:
+    """Fill rows with numbers in [0, 1/16). Rows of 1,024 then have a norm of about 1, like sentence embeddings."""
+    sixteenth = 0x18  # the bits of 1/16 in e4m3
+    own_RF.view(torch.uint8).random_(0, sixteenth, generator=torch.Generator(own_RF.device).manual_seed(1 + shard))

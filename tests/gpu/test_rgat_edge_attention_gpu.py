@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import SampledBlock
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
 from benchmarks.rgat.ops.edge_attention.cases import CASES
 from common.ops.cases import Draw

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from benchmarks.rgat.ops.block_of_cases import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.block_of_cases import capacities_of_cases, graph_of_cases
 from benchmarks.rgat.ops.sample.reference import sampler_reference

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, made_up_igbh
 from benchmarks.rgat.ops import sample
 from benchmarks.rgat.sampling import BuildSampler, SeedBatch, enough_shape, largest_shape, measured
+from benchmarks.rgat.synthetic import IGBH_EIGHTH, synthetic_igbh
 from common.ops.operation import AUTO, REFERENCE, OperationRequest
 
 SEEDS = 2048
@@ -21,7 +21,7 @@ SEEDS = 2048
 FANOUTS = (15, 10, 5)
 
 SKEW = 0.75
-"""How unevenly edges are distributed over nodes; see :func:`benchmarks.rgat.made_up_graph.made_up_graph`."""
+"""How unevenly edges are distributed over nodes; see :func:`benchmarks.rgat.synthetic.synthetic_graph`."""
 
 MEASURED, SIGMA = 20, 5.0
 """Number of batches from which capacities are estimated, and standard deviations above their mean."""
@@ -29,7 +29,7 @@ MEASURED, SIGMA = 20, 5.0
 
 def graph_of_cases(device: torch.device, papers: int = IGBH_EIGHTH, skew: float = SKEW) -> Graph:
     """Return the graph, which takes 7 GB. With fewer papers, all types have fewer nodes."""
-    return made_up_igbh(papers, 0, device, skew)
+    return synthetic_igbh(papers, 0, device, skew)
 
 
 def seeds_of_cases(graph: Graph, seeds: int, number: int) -> SeedBatch:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.rgat.graph import Graph, SampledBlock, Schema
-from benchmarks.rgat.made_up_graph import made_up_graph
+from benchmarks.rgat.synthetic import synthetic_graph
 
 SCHEMA = Schema.augmented(
     ("field", "paper", "author"), ("paper__cites__paper", "paper__by__author", "paper__of__field"), "paper"
@@ -24,7 +24,7 @@ DEGREES = {
 
 def small_graph(seed: int = 0) -> Graph:
     """With duplicate edges, self-loops, isolated targets and a relation without edges."""
-    return made_up_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), 0.6)
+    return synthetic_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), 0.6)
 
 
 def graph_of(schema: Schema, nodes: tuple[int, ...], adjacent: dict[str, list[list[int]]]) -> Graph:

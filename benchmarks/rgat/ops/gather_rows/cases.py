@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, igbh_proportions
 from benchmarks.rgat.ops.block_of_cases import SEEDS, block_of_cases
 from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
 from benchmarks.rgat.sharded import NodePartition
+from benchmarks.rgat.synthetic import IGBH_EIGHTH, igbh_proportions
 from common.ops.cases import Case, Draw, Pass
 
 UNTOUCHED = 7

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks.rgat.graph import BlockShape, Graph
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, capacities_of_cases, graph_of_cases
 from benchmarks.rgat.ops.sample.reference import Sampler
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Case, Draw, Pass, size_of
 
 SECTOR = 32
