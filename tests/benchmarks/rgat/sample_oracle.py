@@ -22,9 +22,9 @@ DEGREES = {
 """By relation; that into fields has no edge. Some papers have none of a field, some cite themselves, or one twice."""
 
 
-def small_graph(seed: int = 0) -> Graph:
+def small_graph(seed: int = 0, skew: float = 0.6) -> Graph:
     """With duplicate edges, self-loops, isolated targets and a relation without edges."""
-    return synthetic_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), 0.6)
+    return synthetic_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), skew)
 
 
 def graph_of(schema: Schema, nodes: tuple[int, ...], adjacent: dict[str, list[list[int]]]) -> Graph:
