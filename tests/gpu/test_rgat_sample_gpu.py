@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
-from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from benchmarks.rgat.ops.block_of_cases import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.block_of_cases import capacities_of_cases, graph_of_cases
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
 from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from tests.benchmarks.rgat.sample_oracle import filled, on
 from tests.gpu.captures import captured
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import SampledBlock
 from common.ops.dropout.reference import DropoutMask, keep_mask
-from tests.benchmarks.rgat.random_edges import Inputs
+from tests.benchmarks.rgat.random_blocks import Inputs
 
 
 def defined(

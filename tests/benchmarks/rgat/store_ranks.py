@@ -114,9 +114,9 @@ def use_host_for_peers() -> None:
         memory = ShardedArray(HOST, size, group, device)
         return PeerMemory(memory.own, HostHandle(memory), group.rank(), group.size())  # type: ignore[arg-type]
 
-    PeerMemory.allocate = allocate  # type: ignore[assignment,method-assign]
+    PeerMemory.allocate = allocate  # type: ignore[method-assign]
     one_machine.refusal = lambda group, device: None
-    Ranks.refusal = lambda *_: None  # type: ignore[method-assign,assignment]
+    Ranks.refusal = lambda *_: None  # type: ignore[method-assign]
 
 
 def run_rank(rank: int, world: int, folder: str) -> None:

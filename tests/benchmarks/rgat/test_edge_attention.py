@@ -12,7 +12,7 @@ from benchmarks.rgat.ops.block_of_cases import block_of_cases
 from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
 from common.ops.dropout.reference import DropoutMask
 from tests.benchmarks.rgat.edge_attention_oracle import defined
-from tests.benchmarks.rgat.random_edges import filled, random_block, random_inputs
+from tests.benchmarks.rgat.random_blocks import filled, random_block, random_inputs
 from tests.capturable import Capturable
 
 HEADS, WIDTH, SLOPE = 2, 3, 0.2
@@ -36,7 +36,7 @@ def assert_as_defined(
         inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, level,
         **options, deterministic=True,
     )  # fmt: skip
-    rows = filled(block, level, "rows")
+    rows = filled(block, level).rows
     torch.testing.assert_close(found[0][rows], gradients["z_MD"][rows])
     for tensor, name in zip(found[1:], ("target_term_TA", "bias_RD", "att_source_RAd"), strict=True):
         torch.testing.assert_close(tensor, gradients[name])

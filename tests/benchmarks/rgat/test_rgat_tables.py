@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.rgat.graph import BlockShape, device_table
-from tests.benchmarks.rgat.random_edges import SCHEMA
+from tests.benchmarks.rgat.random_blocks import SCHEMA
 
 CPU = torch.device("cpu")
 MANY = 300

@@ -17,7 +17,7 @@ from benchmarks.rgat.ops.edge_attention import triton as edge_triton
 from benchmarks.rgat.ops.edge_attention.cases import CASES
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
-from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
+from tests.benchmarks.rgat.random_blocks import Inputs, filled, random_block, random_inputs
 from tests.capturable import Capturable
 from tests.operation_checks import check
 
@@ -57,7 +57,7 @@ def test_the_same_bits_twice_and_others_from_another_seed() -> None:
     (out_PD, log_sum_TA), gradients = both_ways(inputs, block, 2, dropout)
     with Capturable():  # tables are on the device by now
         again, gradients_again = both_ways(inputs, block, 2, dropout)
-    rows = filled(block, 2, "rows")
+    rows = filled(block, 2).rows
     assert torch.equal(out_PD, again[0])
     assert torch.equal(log_sum_TA.nan_to_num(), again[1].nan_to_num())
     assert torch.equal(gradients[0][rows], gradients_again[0][rows])

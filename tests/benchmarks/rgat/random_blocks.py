@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,7 +105,9 @@ def random_block(
         )
         ends = shape.row_indptr_offsets[number : number + 2]
         block.row_indptr[slice(*ends)] = len(relation.row)
-        edges_of = [[edge for edge, row in enumerate(relation.row) if row == own] for own in range(len(relation.rows))]
+        edges_of: list[list[int]] = [[] for _ in relation.rows]
+        for edge, row in enumerate(relation.row):
+            edges_of[row].append(edge)
         _write(block.row_indptr, ends[0], [0, *torch.tensor([len(own) for own in edges_of]).cumsum(0).tolist()])
         _write(block.row_edges, shape.edge_offsets[number], [edge for own in edges_of for edge in own])
     return block
@@ -125,18 +129,30 @@ class Inputs:
     dout_PD: Tensor
 
 
-def filled(block: SampledBlock, level: int, what: str) -> Tensor:
-    """Which rows, targets or nodes at a level exist, bool."""
-    shape, schema = block.shape, block.shape.schema
-    if what == "rows":
-        rooms, counts = shape.rows[level - 1], block.row_counts[level - 1]
-    elif what == "nodes":
-        rooms, counts = shape.nodes[level - 1], block.node_counts[level - 1]
-    else:
-        rooms = tuple(shape.nodes[level - 1][target] for target in schema.targets)
-        counts = block.node_counts[level - 1][list(schema.targets)]
-    exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
-    return torch.cat(exists)
+class Filled(NamedTuple):
+    """Which entries of the tensors of a level exist, bool."""
+
+    nodes: Tensor
+    outputs: Tensor
+    rows: Tensor
+    targets: Tensor
+
+
+def filled(block: SampledBlock, level: int) -> Filled:
+    """Masks over the room of nodes within ``level`` and within ``level - 1`` hops, of rows and of targets."""
+    shape, targets = block.shape, list(block.shape.schema.targets)
+    inner, counts = shape.nodes[level - 1], block.node_counts[level - 1]
+
+    def mask(rooms: Iterable[int], counts: Tensor) -> Tensor:
+        exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+        return torch.cat(exists)
+
+    return Filled(
+        mask(shape.nodes[level], block.node_counts[level]),
+        mask(inner, counts),
+        mask(shape.rows[level - 1], block.row_counts[level - 1]),
+        mask([inner[target] for target in targets], counts[targets]),
+    )
 
 
 def random_inputs(
@@ -158,8 +174,14 @@ def random_inputs(
     z_MD = z_MD.to(dtype).double()
     att_of_row = att_source_RAd.repeat_interleave(torch.tensor(shape.rows[level - 1]), 0)
     source_term_MA = (z_MD.unflatten(1, (heads, width)) * att_of_row).sum(2)
-    for tensor, what in ((z_MD, "rows"), (source_term_MA, "rows"), (target_term_TA, "targets"), (dout_PD, "nodes")):
-        tensor[~filled(block, level, what)] = torch.nan
+    there = filled(block, level)
+    for tensor, exists in (
+        (z_MD, there.rows),
+        (source_term_MA, there.rows),
+        (target_term_TA, there.targets),
+        (dout_PD, there.outputs),
+    ):
+        tensor[~exists] = torch.nan
     terms = torch.promote_types(dtype, torch.float32)
     return Inputs(
         z_MD.to(dtype), source_term_MA.to(terms), target_term_TA.to(terms), normal(relations, heads * width).to(terms),
