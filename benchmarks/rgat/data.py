@@ -202,7 +202,7 @@ def padded(
 
 
 @dataclass(frozen=True)
-class Sources:
+class GraphData:
     """Graph, features and settings from which blocks are sampled.
 
     Attributes:
@@ -215,7 +215,7 @@ class Sources:
     fanouts: tuple[int, ...]
     build: BuildSampler
 
-    def room(
+    def capacities(
         self, seeds: int, batches: Iterable[SeedBatch], sigma: float, group: dist.ProcessGroup | None
     ) -> BlockShape:
         """Return capacities for nearly every block, estimated from sampled batches. Collective over ``group``.
@@ -281,7 +281,7 @@ class BlockSource:
 
     def __init__(
         self,
-        sources: Sources,
+        sources: GraphData,
         stream: SeedStream,
         shape: BlockShape,
         eval_samples: int,

@@ -69,7 +69,7 @@ OPERATIONS: dict[str, Operation] = {
 """Operations whose implementation ``model.implementations`` selects."""
 
 
-class Operations(NamedTuple):
+class ConvolutionOperations(NamedTuple):
     """Implementations of the operations of a convolution."""
 
     projection: Projection
@@ -88,7 +88,7 @@ class Epilogue(NamedTuple):
     dropout: DropoutMask | None
 
 
-class Convolution(nn.Module):
+class GraphAttention(nn.Module):
     """One graph attention per relation, summed over the relations into each type.
 
     Args:
@@ -108,7 +108,7 @@ class Convolution(nn.Module):
         level: int,
         inputs: int,
         architecture: Architecture,
-        operations: Operations,
+        operations: ConvolutionOperations,
         deterministic: bool,
     ) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class RGAT(nn.Module):
         hops: number of convolutions.
         implementations: the option ``model.implementations``.
         device, dtype: device and dtype of weights and activations.
-        deterministic: see :class:`Convolution`.
+        deterministic: see :class:`GraphAttention`.
         generator: CPU generator for the initial weights.
     """
 
@@ -248,10 +248,10 @@ class RGAT(nn.Module):
         products = select(implementations, "projection", PROJECTION, request)
         edges = select(implementations, "edge_attention", EDGE_ATTENTION, request)
         self.choices |= {"projection": products.name, "edge_attention": edges.name}
-        operations = Operations(products.function, edges.function)
+        operations = ConvolutionOperations(products.function, edges.function)
         width = architecture.width
         self.convs = nn.ModuleList(
-            Convolution(
+            GraphAttention(
                 schema,
                 hops - layer,
                 width if layer else architecture.feature_size,
@@ -269,7 +269,7 @@ class RGAT(nn.Module):
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
         for convolution in self.convs:
-            assert isinstance(convolution, Convolution)
+            assert isinstance(convolution, GraphAttention)
             convolution.initialise(generator)
         bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's default for linear layers
         self.lin.weight.uniform_(-bound, bound, generator=generator)
@@ -284,7 +284,7 @@ class RGAT(nn.Module):
         """
         total = 6.0 * seeds * self.lin.in_features * self.lin.out_features
         for layer, convolution in enumerate(self.convs):
-            assert isinstance(convolution, Convolution)
+            assert isinstance(convolution, GraphAttention)
             _, inputs, width = convolution.weight.shape
             products = 3 if layer else 2  # the features need no gradient
             total += 2.0 * products * rows[convolution.level - 1] * inputs * width

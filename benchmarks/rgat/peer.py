@@ -21,7 +21,7 @@ from common.contract.peer import Peer
 from common.data.batches import Batch
 
 
-class Network(nn.Module):
+class GeometricNetwork(nn.Module):
     """R-GAT, built from layers of PyTorch Geometric."""
 
     def __init__(self, architecture: Architecture, schema: Schema, hops: int) -> None:
@@ -55,7 +55,7 @@ class Network(nn.Module):
 def inputs_of(
     block: SampledBlock, features_NF: Tensor, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], list[tuple[dict[str, int], dict[Any, Tensor]]]]:
-    """Return the arguments of :meth:`Network.forward` for a block: features by type, and ``levels``."""
+    """Return the arguments of :meth:`GeometricNetwork.forward` for a block: features by type, and ``levels``."""
     shape, schema, hops = block.shape, block.shape.schema, block.shape.hops
     nodes, edge_counts = block.node_counts.tolist(), block.edge_counts.tolist()
     x = {}
@@ -94,7 +94,7 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     """Start the peer; see :class:`common.contract.peer.Peer`."""
     shape, facts = example.key, run.workload.facts
     assert isinstance(shape, BlockShape)
-    network = Network(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
+    network = GeometricNetwork(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
     inputs = inputs_of(SampledBlock.of(shape, example.tensors), example.tensors["features"], torch.bfloat16)
     with torch.no_grad():
         network(*inputs)  # builds the lazy layers

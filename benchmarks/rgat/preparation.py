@@ -58,7 +58,7 @@ class PreparedFiles:
     seeds: dict[str, int]
 
 
-class Pipeline:
+class PreparationStages:
     """Preparation of features, edges and seeds from a raw graph, in stages that resume after an interruption.
 
     Args:

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from benchmarks.rgat import raw
-from benchmarks.rgat.preparation import Pipeline, PreparedFiles
+from benchmarks.rgat.preparation import PreparationStages, PreparedFiles
 from benchmarks.rgat.prepared import (
     FEATURES,
     FORMAT,
@@ -96,7 +96,7 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         workers = min(options.workers, 1 + _bytes(source) // BYTES_PER_WORKER)
         memory = _memory_per_worker(work_dir / "memory", options.memory // workers)
-        pipeline = Pipeline(source, data_dir, work_dir, workers, memory)
+        pipeline = PreparationStages(source, data_dir, work_dir, workers, memory)
         preparation.require_space(data_dir, pipeline.space() - _occupied(data_dir))
         made = pipeline.run()
         written = _manifest(source, made, data_dir, wanted, published)

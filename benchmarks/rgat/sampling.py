@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
-from benchmarks.rgat.ops.sample.reference import Sampler
+from benchmarks.rgat.ops.sample.reference import NeighborSampler
 
 
 def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShape:
@@ -132,7 +132,7 @@ def _table(lines: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(line) for line in lines)
 
 
-FIRST_ROOM = 64
+FIRST_CAPACITY = 64
 """Capacity per seed for nodes, edges and rows of each kind, while nothing is known about the batches."""
 
 LEAST_GROWN = 64
@@ -142,7 +142,7 @@ LEAST_GROWN = 64
 class BuildSampler(Protocol):
     """Function that builds a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
 
-    def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+    def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> NeighborSampler:
         """Return a sampler for a graph, the edges drawn at each hop, and the capacities of a block."""
         ...
 
@@ -224,7 +224,7 @@ class BlockSampler:
         if waiting is not None:
             yield self._finish(waiting)
 
-    def _of_size(self, size: int) -> Sampler:
+    def _of_size(self, size: int) -> NeighborSampler:
         """Return the sampler for ``shape`` after it has grown ``size`` times."""
         while len(self._samplers) <= size:
             self._shapes.append(grown(self._shapes[-1], self._bounds, LEAST_GROWN))
@@ -265,5 +265,5 @@ def measured(
         seeds: seeds per batch.
     """
     bounds = largest_shape(graph, seeds, fanouts)
-    sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_ROOM * seeds))
+    sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_CAPACITY * seeds))
     return moments([block.counts.tolist() for block in sampler.blocks(batches)])

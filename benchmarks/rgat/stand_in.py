@@ -150,7 +150,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SyntheticFile:
     """A task: the features of a type (for papers also the labels), or the edges of a relation."""
 
     folder: Path
@@ -173,8 +173,8 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     with stand_in.generated(raw_dir) as folder:
         settings = asdict(request.settings)
         stand_in.mark(folder, {"kind": "communities", **asdict(request), "settings": settings})
-        plans = [Plan(folder, request, node_type=name) for name in PER_PAPER]
-        plans += [Plan(folder, request, links=_links(links, request)) for links in LINKS]
+        plans = [SyntheticFile(folder, request, node_type=name) for name in PER_PAPER]
+        plans += [SyntheticFile(folder, request, links=_links(links, request)) for links in LINKS]
         nodes = request.nodes
         numbers = sum(nodes.values()) * request.feature_size
         processes = min(workers, 1 + numbers // _NUMBERS_PER_WORKER)
@@ -214,7 +214,7 @@ def draw_edges(request: Request, links: LinkStatistics) -> NDArray[np.int64]:
     return drawn
 
 
-def _write(plan: Plan) -> int:
+def _write(plan: SyntheticFile) -> int:
     """Execute a plan, and return the number of rows."""
     if plan.links is not None:
         edges = draw_edges(plan.request, plan.links)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.rgat.config import RgatConfig
-from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, Labelled, SeedStream, Sources, padded
+from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, GraphData, Labelled, SeedStream, padded
 from benchmarks.rgat.evaluate import NodeClassification
 from benchmarks.rgat.feature_store import build_features, open_features
 from benchmarks.rgat.graph import BlockShape, SampledBlock
@@ -57,7 +57,7 @@ class RgatClassification(Workload):
         request = OperationRequest(layout.device, self.dtype)
         self._sample = select(names, "sample", SAMPLE, request)
         self.choices |= {**self.model.choices, "sample": self._sample.name}
-        self._opened: tuple[Path, Sources] | None = None
+        self._opened: tuple[Path, GraphData] | None = None
         self._captured: list[Batch] = []
 
     @property
@@ -123,11 +123,11 @@ class RgatClassification(Workload):
         graph = synthetic_igbh(max(own.model.example_papers, seeds), 1, device, 0.5, self._schema)
         shards = self.layout, self.layout.world_size
         features = build_features(graph.nodes, own.facts.feature_size, LOCAL, *shards, _example_features)
-        sources = Sources(graph, features, own.facts.fanouts, self.build_sampler)
+        sources = GraphData(graph, features, own.facts.fanouts, self.build_sampler)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
         made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
-        shape = sources.room(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
+        shape = sources.capacities(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
         return shape, sources.example(shape, made)
 
     def examples_of_data(self) -> Iterable[Batch]:
@@ -146,7 +146,7 @@ class RgatClassification(Workload):
         if self._beside is not None:
             dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._beside)
 
-    def _sources(self, root: Path) -> Sources:
+    def _sources(self, root: Path) -> GraphData:
         """Return graph and features in ``root``, opened once for training and evaluation."""
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
@@ -156,7 +156,7 @@ class RgatClassification(Workload):
             features = open_features(
                 root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *where
             )
-            self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
+            self._opened = root, GraphData(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]
 
     def _prepared(self, root: Path) -> PreparedGraph:
@@ -178,7 +178,7 @@ class RgatClassification(Workload):
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
         stream = SeedStream(labelled_of(prepared, "train"), mine, layout.seed, layout.device)
         measuring = stream.measuring(own.reader.capacity_batches)
-        shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
+        shape = sources.capacities(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
         source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in, self._beside)
         self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
         return source
@@ -187,7 +187,7 @@ class RgatClassification(Workload):
         """Return the evaluation of accuracy on the ranks of ``layout``."""
         reader = self.own.reader
 
-        def open_sources(root: Path) -> tuple[Sources, EvaluationSeeds]:
+        def open_sources(root: Path) -> tuple[GraphData, EvaluationSeeds]:
             seeds = EvaluationSeeds(
                 labelled_of(self._prepared(root), "eval"),
                 reader.eval_batch,

@@ -108,7 +108,7 @@ class Filled(NamedTuple):
         return x
 
 
-class Level(NamedTuple):
+class FilledLevel(NamedTuple):
     """The parts of tensors that a block fills at a level.
 
     Attributes:
@@ -124,10 +124,10 @@ class Level(NamedTuple):
     targets: Filled
 
 
-def level_of(block: SampledBlock, level: int) -> Level:
+def level_of(block: SampledBlock, level: int) -> FilledLevel:
     """Return the parts of tensors that a block fills at ``level``. Waits for the device."""
     shape, nodes, rows = block.shape, block.node_counts.tolist(), block.row_counts.tolist()
-    return Level(
+    return FilledLevel(
         Filled(shape.node_offsets(level), nodes[level]),
         Filled(shape.node_offsets(level - 1), nodes[level - 1]),
         Filled(shape.row_offsets(level), rows[level - 1]),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks.rgat.graph import Graph, Schema
 from benchmarks.rgat.model import RGAT, Architecture
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.peer import Network, inputs_of, step_of
+from benchmarks.rgat.peer import GeometricNetwork, inputs_of, step_of
 from benchmarks.rgat.sampling import largest_shape
 from common.mlperf.fixed import benchmark_settings
 from tests.benchmarks.rgat.sample_oracle import NODES, SCHEMA, small_graph
@@ -21,9 +21,9 @@ KEYS = [(relation.source, relation.name, relation.target) for relation in SCHEMA
 Levels = list[tuple[dict[str, int], dict[Any, Tensor]]]
 
 
-def peer_of(model: RGAT) -> Network:
+def peer_of(model: RGAT) -> GeometricNetwork:
     """The same network out of PyTorch Geometric's layers."""
-    peer = Network(SMALL, SCHEMA, 3).eval()
+    peer = GeometricNetwork(SMALL, SCHEMA, 3).eval()
     for ours, theirs in zip(model.convs, peer.convs, strict=True):
         for number, key in enumerate(KEYS):
             layer = theirs.convs[key]
@@ -35,7 +35,7 @@ def peer_of(model: RGAT) -> Network:
     return peer
 
 
-def gradients(peer: Network, layer: int, name: str) -> Tensor:
+def gradients(peer: GeometricNetwork, layer: int, name: str) -> Tensor:
     """Of a parameter of all relations of a layer, stacked; zeros where none came."""
     found = []
     for key in KEYS:

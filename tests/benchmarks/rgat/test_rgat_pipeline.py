@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.data import Sources
+from benchmarks.rgat.data import GraphData
 from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.sampling import SeedBatch, largest_shape
@@ -50,7 +50,7 @@ class _Noted:
 
 def test_a_block_is_planned_for_a_batch_before_it_is_gathered() -> None:
     graph, features = small_graph(2), _Noted()
-    sources = Sources(graph, features, FANOUTS, sampler_reference)
+    sources = GraphData(graph, features, FANOUTS, sampler_reference)
     sampler = sources.sampler(largest_shape(graph, 4, FANOUTS))
 
     def batches() -> Iterator[tuple[SeedBatch, Tensor]]:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.ops.sample.reference import Sampler, sampler_reference
+from benchmarks.rgat.ops.sample.reference import NeighborSampler, sampler_reference
 from benchmarks.rgat.workload import RgatClassification
 from common import cli
 from common.config.composition import compose
@@ -208,7 +208,7 @@ def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
 def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
     made: list[BlockShape] = []
 
-    def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+    def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> NeighborSampler:
         made.append(shape)
         return sampler_reference(graph, fanouts, shape)
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.rgat.graph import BlockShape, Graph
 from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, capacities_of_cases, graph_of_cases
-from benchmarks.rgat.ops.sample.reference import Sampler
+from benchmarks.rgat.ops.sample.reference import NeighborSampler
 from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Case, Draw, Pass, size_of
 
@@ -24,7 +24,7 @@ def _graph(device: torch.device, papers: int, seeds: int, fanouts: Sequence[int]
 
 
 def passes(
-    function: Callable[..., Sampler],
+    function: Callable[..., NeighborSampler],
     draw: Draw,
     seeds: int,
     papers: int,

@@ -23,7 +23,7 @@ UNSEEN = LARGEST
 """Stamp of a node that no edge has reached. A numbered node has -1 - number, which is less than every position."""
 
 
-class Sampler(Protocol):
+class NeighborSampler(Protocol):
     """Sampler of blocks from one graph. All samplers of a graph share its stamps, so only one stream may use them."""
 
     def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> SampledBlock:
@@ -36,7 +36,7 @@ class Sampler(Protocol):
         """
 
 
-def require_room(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
+def require_capacity(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
     """Check that a sampler can serve these arguments.
 
     Raises:
@@ -80,10 +80,10 @@ class _Sampled:
 
 
 class ReferenceSampler:
-    """Reference sampler; see :class:`benchmarks.rgat.ops.sample.reference.Sampler`."""
+    """Reference sampler; see :class:`benchmarks.rgat.ops.sample.reference.NeighborSampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
-        require_room(graph, fanouts, shape)
+        require_capacity(graph, fanouts, shape)
         self._graph = graph
         self._fanouts = tuple(fanouts)
         self._shape = shape
@@ -284,6 +284,6 @@ def sampler_reference(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -
     """Return a sampler in plain PyTorch, for any device.
 
     Raises:
-        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_room`.
+        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_capacity`.
     """
     return ReferenceSampler(graph, fanouts, shape)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, device_table, to_device
 from benchmarks.rgat.ops.sample import kernels
-from benchmarks.rgat.ops.sample.reference import SITES, UNSEEN, require_room
+from benchmarks.rgat.ops.sample.reference import SITES, UNSEEN, require_capacity
 from common.ops.tile import Tile
 
 TILES: dict[str, Tile] = {
@@ -52,10 +52,10 @@ def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
 
 
 class TritonSampler:
-    """Sampler on GPUs, with about 40 launches; see :class:`benchmarks.rgat.ops.sample.reference.Sampler`."""
+    """Sampler on GPUs, with about 40 launches; see :class:`benchmarks.rgat.ops.sample.reference.NeighborSampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
-        require_room(graph, fanouts, shape)
+        require_capacity(graph, fanouts, shape)
         self._graph, self._fanouts, self._shape = graph, tuple(fanouts), shape
         schema, device, hops = graph.schema, graph.device, range(shape.hops)
         self._stamp_offsets = (0, *accumulate(graph.nodes))
@@ -210,6 +210,6 @@ def triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> T
     """Return a sampler that only launches kernels, for GPUs.
 
     Raises:
-        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_room`.
+        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_capacity`.
     """
     return TritonSampler(graph, fanouts, shape)
