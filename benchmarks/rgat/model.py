@@ -12,7 +12,7 @@ Shapes: see :mod:`benchmarks.rgat.graph`; K inputs and D = A x d outputs of a co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -274,21 +274,6 @@ class RGAT(nn.Module):
         bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's default for linear layers
         self.lin.weight.uniform_(-bound, bound, generator=generator)
         self.lin.bias.uniform_(-bound, bound, generator=generator)
-
-    def training_flops(self, rows: Sequence[float], seeds: float) -> float:
-        """Return the FLOPs of projections and classifier, forward and backward; everything else is negligible.
-
-        Args:
-            rows: rows of all relations together, at levels 1 to H.
-            seeds: seeds of the batch.
-        """
-        total = 6.0 * seeds * self.lin.in_features * self.lin.out_features
-        for layer, convolution in enumerate(self.convs):
-            assert isinstance(convolution, GraphAttention)
-            _, inputs, width = convolution.weight.shape
-            products = 3 if layer else 2  # the features need no gradient
-            total += 2.0 * products * rows[convolution.level - 1] * inputs * width
-        return total
 
     def forward(self, x_NF: Tensor, block: SampledBlock, seed: Tensor) -> Tensor:
         """Return the logits of the seeds.

@@ -18,8 +18,8 @@ from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, gather_rows_r
 from benchmarks.rgat.sharded import LEFT_FREE, NodePartition, ShardedArray
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.step.capture import capturing
 from tests.benchmarks.rgat import store_ranks as small
+from tests.gpu.captures import captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -99,10 +99,7 @@ def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
     function, node = GATHER_ROWS.function(name), nodes(1).to(CUDA)
     count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
     out = torch.full((OFFSETS[-1], 1024), UNTOUCHED, dtype=torch.uint8, device=CUDA)
-    function(rows, node, count, OFFSETS, out)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with capturing(graph, stream):
-        function(rows, node, count, OFFSETS, out)
+    graph, _ = captured(lambda: function(rows, node, count, OFFSETS, out))
     for seed, filled in enumerate([COUNT, (5, 0, 9_000), (0, 0, 0)]):
         drawn = nodes(seed)
         drawn[OFFSETS[2] + COUNT[2] : OFFSETS[2] + filled[2]] = 3
@@ -111,8 +108,6 @@ def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
         out.fill_(UNTOUCHED)
         graph.replay()
         assert torch.equal(out.cpu(), expected(on_cpu, drawn, filled))
-    torch.cuda.synchronize()
-    graph.reset()
 
 
 @pytest.mark.parametrize("placement", ["auto", "local", "host"])

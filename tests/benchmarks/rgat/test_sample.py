@@ -16,14 +16,15 @@ from benchmarks.rgat.sampling import largest_shape
 from tests.benchmarks.rgat.sample_oracle import (
     NODES,
     SCHEMA,
+    SMALL_ROOMS,
     filled,
     graph_of,
     neighbours,
     sampled,
     sharded,
     small_graph,
+    smaller,
 )
-from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
 FANOUTS = (4, 3, 2)
 SEEDS = 7
