@@ -35,11 +35,11 @@ from benchmarks.rgat.sharded import (
     RowLoader,
     ShardedArray,
     candidates,
+    first_supported,
 )
 from common.data.direct_rows import DirectRows
 from common.distributed import groups
 from common.distributed.layout import Layout
-from common.errors import UnsupportedImplementation
 from common.ops.operation import AUTO, OperationRequest
 
 E4M3 = torch.float8_e4m3fn
@@ -136,22 +136,19 @@ def build_features(
     names = candidates(
         "features", placement, order_of(ranks), ranks, free, lambda shards: NodePartition(nodes, shards).rows * width
     )
-    for name in names:
+
+    def build(name: str) -> FeatureStore:
         partition = NodePartition(nodes, ranks.shards(name))
         memory_placement = LOCAL if name == EXCHANGE else name
-        try:
-            memory = ShardedArray(memory_placement, partition.rows * width, layout.node(ranks_per_node), layout.device)
-        except UnsupportedImplementation:
-            if name == names[-1]:
-                raise
-            continue
+        memory = ShardedArray(memory_placement, partition.rows * width, layout.node(ranks_per_node), layout.device)
         fill(partition, layout.rank % partition.shards, memory.own.view(-1, width).view(E4M3))
         memory.share()
         if name == EXCHANGE:
             # A separate communicator, so that concurrent traffic of training does not wait for it.
             return ExchangedFeatures(partition, memory.own.view(-1, width), groups.make(range(layout.world_size)))
         return InPlaceFeatures(name, partition, memory, width, layout.device)
-    raise AssertionError("there is at least one candidate")
+
+    return first_supported(names, build)
 
 
 def order_of(ranks: Ranks) -> tuple[str, ...]:

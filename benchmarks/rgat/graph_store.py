@@ -21,10 +21,11 @@ from benchmarks.rgat.sharded import (
     RowLoader,
     ShardedArray,
     candidates,
+    first_supported,
 )
 from common.data.direct_rows import DirectRows
 from common.distributed.layout import Layout
-from common.errors import DataError, UnsupportedImplementation
+from common.errors import DataError
 
 SMALL = 0.25
 """Maximum fraction of a GPU's free memory for a whole graph with ``auto``; the rest is for features."""
@@ -55,12 +56,7 @@ def open_graph(
     shared = ranks.gpus and ranks.on_node > 1 and size > SMALL * free.device
     order = (PEERS, LOCAL) if shared else (LOCAL,)
     names = candidates("edges", placement, order, ranks, free, lambda shards: size / shards, node_copies=True)
-    for name in names[:-1]:
-        try:
-            return files.graph(name, layout, ranks_per_node)
-        except UnsupportedImplementation:
-            continue
-    return files.graph(names[-1], layout, ranks_per_node)
+    return first_supported(names, lambda name: files.graph(name, layout, ranks_per_node))
 
 
 def graph_bytes(schema: Schema, nodes: tuple[int, ...], edges: Sequence[int]) -> int:
@@ -91,14 +87,6 @@ class GraphFiles:
         self._root, self._schema, self._nodes = root, schema, nodes
         self.edges = tuple(self._count(number) for number in range(len(schema.relations)))
 
-    def shard_edges(self, partition: NodePartition) -> list[tuple[int, ...]]:
-        """Return the first edge of every shard of targets, followed by the number of edges: [R][S + 1].
-
-        Raises:
-            DataError: these offsets do not ascend from 0 to the number of edges.
-        """
-        return [self._cuts(number, partition) for number in range(len(self._schema.relations))]
-
     def graph(self, placement: str, layout: Layout, ranks_per_node: int) -> Graph:
         """Return the graph in memory. Collective; see :func:`open_graph`.
 
@@ -108,7 +96,7 @@ class GraphFiles:
         group = None if placement == LOCAL else layout.node(ranks_per_node)
         partition = NodePartition(self._nodes, 1 if group is None else group.size())
         rank = 0 if group is None else group.rank()
-        cuts = self.shard_edges(partition)
+        cuts = [self._cuts(number, partition) for number in range(len(schema.relations))]
         targets = [partition.rows_per_shard[target] for target in schema.targets]
         edges = [[of[shard + 1] - of[shard] for of in cuts] for shard in range(partition.shards)]
         offsets = [_offsets(targets, of_shard) for of_shard in edges]
@@ -147,6 +135,7 @@ class GraphFiles:
         return DirectRows.from_npy(self._root / indices_name(self._schema.relations[number]), torch.int32, ())
 
     def _cuts(self, number: int, partition: NodePartition) -> tuple[int, ...]:
+        """Return the first edge of every shard of a relation's targets, followed by the number of edges: [S + 1]."""
         path = self._root / indptr_name(self._schema.relations[number])
         target = self._schema.targets[number]
         places = [partition.share(target, shard)[0] for shard in range(partition.shards)] + [self._nodes[target]]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ from common.distributed.meminfo import meminfo
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.errors import ConfigError, DeviceError, UnsupportedImplementation
 from common.ops.operation import AUTO
+
+T = TypeVar("T")
 
 LOCAL, PEERS, HOST, EXCHANGE = "local", "peers", "host", "exchange"
 """Placements.
@@ -195,6 +198,20 @@ def candidates(
 
 def _described(needs: MemoryBytes) -> str:
     return f"{needs.device / GB:.1f} GB of each GPU" if needs.device else f"{needs.host / GB:.1f} GB of each host"
+
+
+def first_supported(names: Sequence[str], build: Callable[[str], T]) -> T:
+    """Return the result of ``build`` for the first placement whose memory the GPUs can map.
+
+    Raises:
+        UnsupportedImplementation: ``build`` raises it for all names.
+    """
+    for name in names[:-1]:
+        try:
+            return build(name)
+        except UnsupportedImplementation:
+            continue
+    return build(names[-1])
 
 
 class ShardedArray:

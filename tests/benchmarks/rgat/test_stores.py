@@ -16,9 +16,9 @@ from benchmarks.rgat.feature_store import build_features, open_features, order_o
 from benchmarks.rgat.graph import Graph
 from benchmarks.rgat.graph_store import graph_bytes, open_graph
 from benchmarks.rgat.prepared import features_name, indices_name, indptr_name
-from benchmarks.rgat.sharded import MemoryBytes, NodePartition, Ranks, ShardedArray, candidates
+from benchmarks.rgat.sharded import MemoryBytes, NodePartition, Ranks, ShardedArray, candidates, first_supported
 from common.distributed.layout import Layout
-from common.errors import ConfigError, DataError, DeviceError
+from common.errors import ConfigError, DataError, DeviceError, UnsupportedImplementation
 from tests.benchmarks.rgat import store_ranks as small
 
 CPU = torch.device("cpu")
@@ -147,6 +147,24 @@ def test_auto_takes_what_fits(ranks, room, expected):
 def test_what_does_not_fit_says_what_would(requested, ranks, room, told):
     with pytest.raises(ConfigError, match=told):
         placed(requested, ranks, room)
+
+
+def test_every_node_may_have_a_copy_of_the_edges_but_not_of_the_features():
+    ranks, free = Ranks(16, 8, True), MemoryBytes(5e9, 5e9)
+    assert candidates("edges", "peers", (), ranks, free, lambda shards: 30e9 / shards, node_copies=True) == ("peers",)
+    with pytest.raises(ConfigError, match="one node"):
+        candidates("features", "peers", (), ranks, free, lambda shards: 30e9 / shards)
+
+
+def test_the_next_placement_is_taken_if_the_first_cannot_be_mapped():
+    def build(name):
+        if name == "peers":
+            raise UnsupportedImplementation("no mapping")
+        return name
+
+    assert first_supported(("peers", "exchange", "host"), build) == "exchange"
+    with pytest.raises(UnsupportedImplementation, match="no mapping"):
+        first_supported(("peers",), build)
 
 
 def test_a_store_without_room_is_one_error(tmp_path, monkeypatch):
