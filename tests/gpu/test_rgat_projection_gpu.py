@@ -10,8 +10,8 @@ from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from benchmarks.rgat.ops.projection.reference import Projection
-from tests.benchmarks.rgat.projection_oracle import Case, assert_close, case, expected
-from tests.benchmarks.rgat.random_blocks import SCHEMA, filled, random_block
+from tests.benchmarks.rgat.projection_oracle import Case, assert_close, case, expected, only_filled, results
+from tests.benchmarks.rgat.random_blocks import SCHEMA, random_block
 from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
@@ -35,28 +35,8 @@ def poison() -> None:
 
 
 def run(function: Projection, given: Case) -> dict[str, Tensor]:
-    """Everything that there is at the level, by the names of what is expected."""
     poison()
-    block, level = given.block, given.level
-    found = {}
-    found["z"], found["source_term"] = function.project(
-        given.x_NK, block, level, given.weight_RKD, given.att_source_RAd
-    )
-    found["weight_gradient"] = function.weight_gradient(given.x_NK, given.dz_MD, block, level, torch.float32)
-    found["term"] = function.target_terms(given.x_NK, block, level, given.v_RKA)
-    found["term_gradient"] = function.target_terms_gradient(given.x_NK, given.dterm_TA, block, level)
-    if level < block.shape.hops:
-        found["input_gradient"] = function.input_gradient(
-            given.dz_MD, given.dterm_TA, block, level, given.weight_RKD, given.v_RKA
-        )
-    return found
-
-
-def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
-    """Without the room that is not filled."""
-    there = filled(given.block, given.level)
-    masks = {"z": there.rows, "source_term": there.rows, "term": there.targets, "input_gradient": there.nodes}
-    return {name: value[masks[name]] if name in masks else value for name, value in found.items()}
+    return results(function, given)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
@@ -72,18 +52,18 @@ def test_products_of_fp16_equal_float64(size: tuple[int, int, int], level: int) 
 def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
     function = projection.PROJECTION.function(name)
     given = case(on_gpu(0), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
-    graph, results = captured(lambda: run(function, given))
+    graph, found = captured(lambda: run(function, given))
     for seed in (1, 2):
         other = case(on_gpu(seed), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
         for key, tensor in given.block.tensors().items():
             tensor.copy_(other.block.tensors()[key])
         for key in ("x_NK", "weight_RKD", "att_source_RAd", "v_RKA", "dz_MD", "dterm_TA"):
             getattr(given, key).copy_(getattr(other, key))
-        for tensor in results.values():
+        for tensor in found.values():
             tensor.fill_(float("nan"))
         graph.replay()
         eager = only_filled(run(function, other), other)
-        for key, value in only_filled(results, other).items():
+        for key, value in only_filled(found, other).items():
             assert value.isfinite().all(), key
             if name == "triton":
                 assert torch.equal(value, eager[key]), key

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import SampledBlock
+from benchmarks.rgat.ops.projection.reference import Projection
 from tests.benchmarks.rgat.random_blocks import Filled, filled
 
 
@@ -87,6 +88,30 @@ def expected(case: Case) -> Expected:
         *(part.detach() for part in (torch.cat(z), torch.cat(source_terms), dweight, torch.cat(terms), dv)),
         dx[there.nodes],
     )
+
+
+def results(function: Projection, given: Case) -> dict[str, Tensor]:
+    """Everything that there is at the level, by the names of what is expected."""
+    block, level = given.block, given.level
+    found = {}
+    found["z"], found["source_term"] = function.project(
+        given.x_NK, block, level, given.weight_RKD, given.att_source_RAd
+    )
+    found["weight_gradient"] = function.weight_gradient(given.x_NK, given.dz_MD, block, level, torch.float32)
+    found["term"] = function.target_terms(given.x_NK, block, level, given.v_RKA)
+    found["term_gradient"] = function.target_terms_gradient(given.x_NK, given.dterm_TA, block, level)
+    if level < block.shape.hops:
+        found["input_gradient"] = function.input_gradient(
+            given.dz_MD, given.dterm_TA, block, level, given.weight_RKD, given.v_RKA
+        )
+    return found
+
+
+def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
+    """Without the room that is not filled."""
+    there = filled(given.block, given.level)
+    masks = {"z": there.rows, "source_term": there.rows, "term": there.targets, "input_gradient": there.nodes}
+    return {name: value[masks[name]] if name in masks else value for name, value in found.items()}
 
 
 def assert_close(found: Tensor, formula: Tensor, tolerance: float, name: str = "") -> None:

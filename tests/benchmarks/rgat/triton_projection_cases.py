@@ -12,10 +12,12 @@ from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from common.ops.operation import AUTO, OperationRequest
-from tests.benchmarks.rgat.projection_oracle import assert_close, case, expected
+from tests.benchmarks.rgat.projection_oracle import assert_close, case, expected, only_filled, results
 from tests.benchmarks.rgat.random_blocks import filled, random_block
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
+
+TRITON = projection.PROJECTION.function("triton")
 
 
 @pytest.fixture(autouse=True)
@@ -37,18 +39,10 @@ def block() -> SampledBlock:
 def test_products_of_fp16_are_the_definitions(dtype: torch.dtype, exact: float) -> None:
     """With weights in bf16, the inputs are rounded to bf16."""
     given = case(block(), 2, 16, 2, 16, torch.float16, dtype)
-    (own, level, x_NK, weight, att, v, dz_MD, dterm_TA), formula = given, expected(given)
-    there, rounded = filled(own, level), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    z, source_term = projection_triton.project(x_NK, own, level, weight, att)
-    assert_close(z[there.rows], formula.z, rounded)
-    assert_close(source_term[there.rows], formula.source_term, exact)
-    assert_close(
-        projection_triton.weight_gradient(x_NK, dz_MD, own, level, torch.float32), formula.weight_gradient, exact
-    )
-    assert_close(projection_triton.target_terms(x_NK, own, level, v)[there.targets], formula.term, 1e-6)
-    assert_close(projection_triton.target_terms_gradient(x_NK, dterm_TA, own, level), formula.term_gradient, 1e-6)
-    dx = projection_triton.input_gradient(dz_MD, dterm_TA, own, level, weight, v)
-    assert_close(dx[there.nodes], formula.input_gradient, rounded)
+    formula, rounded = expected(given)._asdict(), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    tolerances = {"z": rounded, "input_gradient": rounded, "term": 1e-6, "term_gradient": 1e-6}
+    for name, value in only_filled(results(TRITON, given), given).items():
+        assert_close(value, formula[name], tolerances.get(name, exact), name)
 
 
 def test_gradients_too_small_for_fp16_are_not_lost() -> None:
@@ -68,13 +62,10 @@ def test_the_vectors_of_terms_keep_more_than_the_inputs_bits() -> None:
 
 def test_a_block_in_which_nothing_has_an_edge() -> None:
     given = case(random_block(1, without=tuple(range(5)), slack=0), 2, 16, 2, 8, torch.float32, torch.float32)
-    z, source_term = projection_triton.project(given.x_NK, given.block, 2, given.weight_RKD, given.att_source_RAd)
-    assert z.shape == (0, 16)
-    assert source_term.shape == (0, 2)
-    dweight = projection_triton.weight_gradient(given.x_NK, given.dz_MD, given.block, 2, torch.float32)
-    assert (dweight == 0).all()
-    dx = projection_triton.input_gradient(given.dz_MD, given.dterm_TA, given.block, 2, given.weight_RKD, given.v_RKA)
-    assert_close(dx[filled(given.block, 2).nodes], expected(given).input_gradient, 1e-6)
+    found = only_filled(results(TRITON, given), given)
+    assert (found["z"].shape, found["source_term"].shape) == ((0, 16), (0, 2))
+    assert not found["weight_gradient"].any()
+    assert_close(found["input_gradient"], expected(given).input_gradient, 1e-6)
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((4, 128), "triton"), ((3, 8), "triton"), ((5, 96), "reference")], ids=str)
