@@ -1,6 +1,6 @@
 """Download, prepare, verify and generate R-GAT's data: IGBH as features, graph and seeds in one random order.
 
-:mod:`benchmarks.rgat.prepared_names` lists the files; :mod:`benchmarks.rgat.preparation.pipeline` has the stages.
+:mod:`benchmarks.rgat.prepared` lists the files; :mod:`benchmarks.rgat.preparation` has the stages.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import psutil
 import torch
 
 from benchmarks.rgat import raw
-from benchmarks.rgat.preparation import permutation, seeds
-from benchmarks.rgat.preparation.pipeline import Made, Pipeline
+from benchmarks.rgat.preparation import PreparationStages, PreparedFiles
 from benchmarks.rgat.prepared import (
-    FEATURE_DTYPES,
+    FEATURES,
     FORMAT,
+    PERMUTATION_SEED,
     PREPARE_COMMAND,
     SCALE,
+    SPLIT_SEED,
     edges_count,
     nodes_count,
     seeds_mark,
+    verify,
 )
 from benchmarks.rgat.raw import RawGraph
 from benchmarks.rgat.stand_in import Generated, Request, generate
-from benchmarks.rgat.verification import verify
 from common.data import atomic, manifest, preparation
 from common.data.commands import DataCommands, cores, option
 from common.data.manifest import Manifest
@@ -58,13 +59,11 @@ class Options:
         workers: number of processes.
         memory: bytes of all processes together for sorting. Permutations (4 bytes per node) and labels and seeds (20
             bytes per labelled node) need additional memory.
-        features: dtype of the features, a name in ``FEATURE_DTYPES``.
         size: size of IGBH, a name in ``raw.NODES``; None: determined from the number of papers.
     """
 
     workers: int = 1
     memory: int = 32 << 30
-    features: str = "float8"
     size: str | None = None
 
     def __post_init__(self) -> None:
@@ -87,7 +86,7 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
             from another source or with other settings, or another process is preparing them.
     """
     source = raw.open_raw(raw_dir, options.size)
-    settings = {**dataclasses.asdict(source.settings), "features": options.features}
+    settings = {**dataclasses.asdict(source.settings), "features": FEATURES}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
     published = PUBLISHED if source.stand_in is None else SYNTHETIC
     with preparation.locked(data_dir):
@@ -97,7 +96,7 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
         preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
         workers = min(options.workers, 1 + _bytes(source) // BYTES_PER_WORKER)
         memory = _memory_per_worker(work_dir / "memory", options.memory // workers)
-        pipeline = Pipeline(source, options.features, data_dir, work_dir, workers, memory)
+        pipeline = PreparationStages(source, data_dir, work_dir, workers, memory)
         preparation.require_space(data_dir, pipeline.space() - _occupied(data_dir))
         made = pipeline.run()
         written = _manifest(source, made, data_dir, wanted, published)
@@ -106,7 +105,9 @@ def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Mani
         return written
 
 
-def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, str], published: Published) -> Manifest:
+def _manifest(
+    source: RawGraph, made: PreparedFiles, data_dir: Path, wanted: dict[str, str], published: Published
+) -> Manifest:
     description = source.name if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
     counts = {
         **{f"{split}_samples": count for split, count in made.seeds.items()},
@@ -119,8 +120,8 @@ def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, st
         **wanted,
         "description": description,
         "feature_scale": str(SCALE),
-        "permutation_seed": str(permutation.SEED),
-        "split_seed": str(seeds.SEED),
+        "permutation_seed": str(PERMUTATION_SEED),
+        "split_seed": str(SPLIT_SEED),
         "seeds": seeds_mark(data_dir),
         "torch": torch.__version__,
         "prepared": preparation.now(),
@@ -172,7 +173,6 @@ COMMANDS = DataCommands(
     options={
         "prepare": (
             option("--size", choices=list(raw.NODES), help="of IGBH (default: by the number of papers)"),
-            option("--features", choices=list(FEATURE_DTYPES), default="float8"),
             option(
                 "--memory-gb",
                 type=float,

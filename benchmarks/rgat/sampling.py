@@ -1,4 +1,6 @@
-"""Sampling of blocks one batch ahead, and resampling of blocks that exceed their capacities.
+"""Capacities of blocks, and sampling of blocks one batch ahead.
+
+Capacities are upper bounds from the fanouts, or estimates with a margin from some sampled batches.
 
 Counts stay on the device. The overflow flag of each block is copied to pinned memory, and read after the next block
 has been queued. A block that overflows is sampled again with larger capacities. The result is the same block, because
@@ -10,7 +12,8 @@ Graphs"). In a step with collectives, all ranks therefore leave the captured sha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +21,118 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import at_most, grown, largest_shape, moments
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.sampler import Sampler
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
+from benchmarks.rgat.ops.sample.reference import NeighborSampler
 
-FIRST_ROOM = 64
+
+def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShape:
+    """Return capacities that no batch of ``seeds`` seeds can exceed; ``fanouts`` go from the seeds outward."""
+    schema = graph.schema
+    new = [seeds if number == schema.seed_type else 0 for number in range(len(schema.types))]
+    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # more seeds than nodes
+    nodes, edges, rows = [new], [[0] * len(schema.relations)], []
+    for fanout in fanouts:
+        drawn = [new[target] * fanout for target in schema.targets]
+        edges.append(_added(edges[-1], drawn, graph.edges))
+        new = [0] * len(schema.types)
+        for source, count in zip(schema.sources, drawn, strict=True):
+            new[source] += count
+        new = [min(count, most) for count, most in zip(new, limits, strict=True)]
+        nodes.append(_added(nodes[-1], new, limits))
+        rows.append([min(count, nodes[-1][source]) for count, source in zip(edges[-1], schema.sources, strict=True)])
+    return BlockShape(schema, _table(nodes), _table(edges[1:]), _table(rows))
+
+
+def _added(before: Sequence[int], new: Sequence[int], most: Sequence[int]) -> list[int]:
+    return [min(old + more, limit) for old, more, limit in zip(before, new, most, strict=True)]
+
+
+def moments(counts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the sums over sampled batches that :func:`enough_shape` needs. Ranks may add their results.
+
+    Args:
+        counts: ``SampledBlock.counts`` of each batch, C numbers each.
+
+    Returns:
+        (2 * C + 1,), int64, on the CPU: sums, sums of squares, number of batches.
+    """
+    each = torch.tensor(counts, dtype=torch.int64)
+    return torch.cat([each.sum(0), (each * each).sum(0), torch.tensor([len(each)])])
+
+
+def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockShape:
+    """Return capacities of mean + ``sigma`` * standard deviation of every count, at most those of ``largest``.
+
+    Every relation and type that can occur gets a capacity of at least 1. NVIDIA's sigma is 5, with 20 batches on each
+    rank (training_results_v5.0, rgat).
+
+    Args:
+        moments: sum of :func:`moments` over all batches, (2 * C + 1,).
+        largest: see :func:`largest_shape`; its number of seeds is kept.
+        sigma: factor of the population standard deviation (divided by n, not n - 1).
+
+    Raises:
+        ValueError: there is no batch, the blocks have another shape, or a block is incomplete.
+    """
+    sums, squares, (batches,) = (part.tolist() for part in moments.split([largest.counts, largest.counts, 1]))
+    if batches < 1:
+        raise ValueError("no batch was sampled")
+    if sums[-1]:
+        raise ValueError("a sampled batch had too little room: what it would have taken is not known")
+    wanted = [
+        math.ceil((total + sigma * math.sqrt(batches * square - total * total)) / batches)
+        for total, square in zip(sums, squares, strict=True)
+    ]
+    types, relations, hops = len(largest.schema.types), len(largest.schema.relations), largest.hops
+    lines = iter(wanted)
+    nodes = [[next(lines) for _ in range(types)] for _ in range(hops + 1)]
+    edges, rows = ([[next(lines) for _ in range(relations)] for _ in range(hops)] for _ in range(2))
+    nodes = [list(largest.nodes[0]), *_grown(nodes[1:], largest.nodes[1:], largest.nodes[0])]
+    edges = _grown(edges, largest.edges, [0] * relations)
+    rows = _grown(rows, largest.rows, [0] * relations)
+    for hop, line in enumerate(rows):
+        for relation, source in enumerate(largest.schema.sources):
+            line[relation] = min(line[relation], edges[hop][relation], nodes[hop + 1][source])
+    return BlockShape(largest.schema, _table(nodes), _table(edges), _table(rows))
+
+
+def at_most(shape: BlockShape, limit: int) -> BlockShape:
+    """Return ``shape`` with every capacity except the seeds limited to ``limit``."""
+    return _each(shape, lambda room, largest: min(room, limit), shape)
+
+
+def grown(shape: BlockShape, largest: BlockShape, least: int = 1) -> BlockShape:
+    """Return ``shape`` with doubled capacities, at least ``least`` and at most those of ``largest``."""
+    return _each(shape, lambda room, limit: min(max(2 * room, least), limit), largest)
+
+
+def _each(shape: BlockShape, change: Callable[[int, int], int], largest: BlockShape) -> BlockShape:
+    tables = []
+    for table, limits in (
+        (shape.nodes[1:], largest.nodes[1:]),
+        (shape.edges, largest.edges),
+        (shape.rows, largest.rows),
+    ):
+        changed = [[change(*pair) for pair in zip(*lines, strict=True)] for lines in zip(table, limits, strict=True)]
+        tables.append(changed)
+    nodes = [list(shape.nodes[0]), *_grown(tables[0], largest.nodes[1:], shape.nodes[0])]
+    return BlockShape(shape.schema, _table(nodes), _table(tables[1]), _table(tables[2]))
+
+
+def _grown(wanted: Sequence[Sequence[int]], largest: Sequence[Sequence[int]], least: Sequence[int]) -> list[list[int]]:
+    """Return the capacities of each hop, not less than those of the hop before."""
+    table: list[list[int]] = []
+    for line, limits in zip(wanted, largest, strict=True):
+        before = table[-1] if table else least
+        table.append([min(limit, max(want, old, 1)) for want, old, limit in zip(line, before, limits, strict=True)])
+    return table
+
+
+def _table(lines: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(line) for line in lines)
+
+
+FIRST_CAPACITY = 64
 """Capacity per seed for nodes, edges and rows of each kind, while nothing is known about the batches."""
 
 LEAST_GROWN = 64
@@ -33,7 +142,7 @@ LEAST_GROWN = 64
 class BuildSampler(Protocol):
     """Function that builds a sampler (:mod:`benchmarks.rgat.ops.sample`)."""
 
-    def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+    def __call__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> NeighborSampler:
         """Return a sampler for a graph, the edges drawn at each hop, and the capacities of a block."""
         ...
 
@@ -58,7 +167,7 @@ class _Begun:
     """A block that is being sampled. ``lacking``, its overflow flag, is on the host after ``copied``."""
 
     batch: SeedBatch
-    block: Block
+    block: SampledBlock
     lacking: Tensor
     copied: torch.cuda.Event | None
 
@@ -104,7 +213,7 @@ class BlockSampler:
         if shape != self._bounds:
             self._of_size(1)
 
-    def blocks(self, batches: Iterable[SeedBatch]) -> Iterator[Block]:
+    def blocks(self, batches: Iterable[SeedBatch]) -> Iterator[SampledBlock]:
         """Yield the complete block of each batch, while the next one is being sampled."""
         waiting: _Begun | None = None
         for batch in batches:
@@ -115,7 +224,7 @@ class BlockSampler:
         if waiting is not None:
             yield self._finish(waiting)
 
-    def _of_size(self, size: int) -> Sampler:
+    def _of_size(self, size: int) -> NeighborSampler:
         """Return the sampler for ``shape`` after it has grown ``size`` times."""
         while len(self._samplers) <= size:
             self._shapes.append(grown(self._shapes[-1], self._bounds, LEAST_GROWN))
@@ -136,7 +245,7 @@ class BlockSampler:
         copied.record()
         return _Begun(batch, block, on_host, copied)
 
-    def _finish(self, begun: _Begun) -> Block:
+    def _finish(self, begun: _Begun) -> SampledBlock:
         size = 0
         while begun.lacks():
             size += 1
@@ -149,12 +258,12 @@ class BlockSampler:
 def measured(
     graph: Graph, fanouts: Sequence[int], build: BuildSampler, seeds: int, batches: Iterable[SeedBatch]
 ) -> Tensor:
-    """Return :func:`benchmarks.rgat.capacities.moments` of the blocks of some batches.
+    """Return :func:`benchmarks.rgat.sampling.moments` of the blocks of some batches.
 
     Args:
         graph, fanouts, build: see :class:`BlockSampler`.
         seeds: seeds per batch.
     """
     bounds = largest_shape(graph, seeds, fanouts)
-    sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_ROOM * seeds))
+    sampler = BlockSampler(graph, fanouts, build, at_most(bounds, FIRST_CAPACITY * seeds))
     return moments([block.counts.tolist() for block in sampler.blocks(batches)])

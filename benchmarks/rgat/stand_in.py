@@ -1,24 +1,29 @@
 """Synthetic graphs in IGBH's layout: papers, authors, institutes, fields, journals and conferences with communities.
 
-Every node has a class. The features of papers show it through noise, so that features alone allow a chosen accuracy.
-Papers cite papers of their class more often than others, and popular papers far more often; their authors, fields and
-venues mostly have their class too. The neighbours of a paper therefore reveal its class better than its features.
+Every node has a class: its number modulo the number of classes. The preparation gives nodes new numbers. The features
+of papers show the class through noise, so that features alone allow a chosen accuracy. Papers cite papers of their
+class more often than others, and popular papers far more often; their authors, fields and venues mostly have their
+class too. The neighbours of a paper therefore reveal its class better than its features.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, Settings
-from benchmarks.rgat.schema import Relation
+from benchmarks.rgat.graph import Relation
+from benchmarks.rgat.raw import EDGES, FEATURES, LABELS, GraphSettings
+from benchmarks.rgat.synthetic import draw_ends, draw_starts
 from common.data import stand_in
 from common.errors import ConfigError
 
@@ -38,37 +43,33 @@ HEADERLESS = ("paper", "author")
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkStatistics:
     """Edges of a relation.
 
     Attributes:
         relation: name of the folder.
-        certain: minimum number of edges of every source.
-        mean: mean number of further edges per source.
+        mean: mean number of edges per source.
         homophily: fraction of edges whose target has the class of their source; the rest is uniform over other
             classes.
-        exponent: popularity of a target is rank ** -exponent.
+        skew: skew of the targets' popularity.
         dtype: dtype of the file.
     """
 
     relation: str
-    certain: int
     mean: float
     homophily: float
-    exponent: float
+    skew: float
     dtype: str
 
 
 LINKS = (
-    Links("paper__cites__paper", 2, 11.0, 0.7, 0.6, "<i8"),
-    Links("paper__written_by__author", 1, 1.7, 0.8, 0.4, "<i8"),
-    Links("author__affiliated_to__institute", 0, 0.175, 0.3, 0.8, "<i4"),
-    Links("paper__topic__fos", 2, 1.9, 0.6, 0.8, "<i8"),
-    Links("paper__published__journal", 0, 0.3, 0.5, 0.8, "<i4"),
-    Links("paper__venue__conference", 0, 0.3, 0.5, 0.8, "<i8"),
+    LinkStatistics("paper__cites__paper", 13.0, 0.7, 0.6, "<i8"),
+    LinkStatistics("paper__written_by__author", 2.7, 0.8, 0.4, "<i8"),
+    LinkStatistics("author__affiliated_to__institute", 0.175, 0.3, 0.8, "<i4"),
+    LinkStatistics("paper__topic__fos", 3.9, 0.6, 0.8, "<i8"),
+    LinkStatistics("paper__published__journal", 0.3, 0.5, 0.8, "<i4"),
+    LinkStatistics("paper__venue__conference", 0.3, 0.5, 0.8, "<i8"),
 )
-_SPREAD = 1.5  # shape of the negative binomial distribution of further edges; smaller is wider
-_SINGLE = ("author__affiliated_to__institute", "paper__published__journal", "paper__venue__conference")
 _ROWS = 1 << 14  # rows of features that are drawn at once
 _NUMBERS_PER_WORKER = 1 << 26
 
@@ -129,11 +130,11 @@ class Request:
         return {name: max(self.classes, round(self.papers * share)) for name, share in PER_PAPER.items()}
 
     @property
-    def settings(self) -> Settings:
-        """Settings for the preparation of the generated data."""
+    def settings(self) -> GraphSettings:
+        """GraphSettings for the preparation of the generated data."""
         relations = tuple(links.relation for links in LINKS)
         sizes = (self.feature_size, self.classes, self.labelled_papers, self.train_share, self.eval_share)
-        return Settings(tuple(PER_PAPER), relations, "paper", *sizes)
+        return GraphSettings(tuple(PER_PAPER), relations, "paper", *sizes)
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,13 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SyntheticFile:
     """A task: the features of a type (for papers also the labels), or the edges of a relation."""
 
     folder: Path
     request: Request
     node_type: str | None = None
-    links: Links | None = None
+    links: LinkStatistics | None = None
 
 
 def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
@@ -172,8 +173,8 @@ def generate(raw_dir: Path, request: Request, workers: int = 1) -> Generated:
     with stand_in.generated(raw_dir) as folder:
         settings = asdict(request.settings)
         stand_in.mark(folder, {"kind": "communities", **asdict(request), "settings": settings})
-        plans = [Plan(folder, request, node_type=name) for name in PER_PAPER]
-        plans += [Plan(folder, request, links=_links(links, request)) for links in LINKS]
+        plans = [SyntheticFile(folder, request, node_type=name) for name in PER_PAPER]
+        plans += [SyntheticFile(folder, request, links=_links(links, request)) for links in LINKS]
         nodes = request.nodes
         numbers = sum(nodes.values()) * request.feature_size
         processes = min(workers, 1 + numbers // _NUMBERS_PER_WORKER)
@@ -196,40 +197,24 @@ def signal(alone: float, classes: int) -> float:
     return high
 
 
-def classes_of(request: Request, node_type: str) -> NDArray[np.int32]:
-    """Return the class of each node of a type; all classes are equally frequent."""
-    every = np.arange(request.nodes[node_type], dtype=np.int32) % request.classes
-    return _random(request, node_type, "classes").permutation(every)
-
-
-def draw_edges(request: Request, links: Links) -> NDArray[np.int64]:
+def draw_edges(request: Request, links: LinkStatistics) -> NDArray[np.int64]:
     """Return edges [E, 2], source and target, in random order. Citations have each paper's self-loop, as in IGBH."""
-    relation = Relation.parse(links.relation)
-    random = _random(request, links.relation)
-    own, other = classes_of(request, relation.source), classes_of(request, relation.target)
-    if links.relation in _SINGLE:
-        counts = (random.random(len(own)) < links.mean).astype(np.int64)
-    else:
-        counts = links.certain + random.negative_binomial(_SPREAD, _SPREAD / (_SPREAD + links.mean), len(own))
-    sources = np.repeat(np.arange(len(own)), counts)
-    wanted = own[sources]
-    strays = random.random(len(sources)) >= links.homophily
-    wanted[strays] += random.integers(1, request.classes, strays.sum(), dtype=np.int32)
-    wanted %= request.classes
-    members = np.argsort(other, kind="stable")  # by class
-    firsts = np.searchsorted(other[members], np.arange(request.classes + 1))
-    ranks = np.arange(len(members)) - firsts[other[members]] + 1
-    popularity = np.concatenate([[0.0], np.cumsum(ranks**-links.exponent)])
-    low, high = popularity[firsts[wanted]], popularity[firsts[wanted + 1]]
-    places = np.searchsorted(popularity, low + random.random(len(sources)) * (high - low), side="right") - 1
-    targets = members[np.clip(places, firsts[wanted], firsts[wanted + 1] - 1)]
-    edges = np.stack([sources, targets], axis=1)
+    relation, classes = Relation.parse(links.relation), request.classes
+    generator = _generator(request, links.relation)
+    count = request.nodes[relation.source]
+    every = torch.arange(count)
+    sources = every.repeat_interleave(draw_starts(count, links.mean, 0.0, generator).diff())
+    strays = torch.rand(len(sources), generator=generator) >= links.homophily
+    others = torch.randint(1, classes, (len(sources),), generator=generator)
+    targets = draw_ends(request.nodes[relation.target], len(sources), links.skew, generator, classes)
+    edges = torch.stack([sources, targets + (sources + strays * others) % classes], 1)
     if relation.symmetric:
-        edges = np.concatenate([edges, np.repeat(np.arange(len(own))[:, None], 2, axis=1)])
-    return random.permutation(edges)
+        edges = torch.cat([edges, torch.stack([every, every], 1)])
+    drawn: NDArray[np.int64] = edges[torch.randperm(len(edges), generator=generator)].numpy()
+    return drawn
 
 
-def _write(plan: Plan) -> int:
+def _write(plan: SyntheticFile) -> int:
     """Execute a plan, and return the number of rows."""
     if plan.links is not None:
         edges = draw_edges(plan.request, plan.links)
@@ -242,40 +227,38 @@ def _write(plan: Plan) -> int:
     folder.mkdir()
     _write_features(plan.request, plan.node_type, folder / FEATURES)
     if plan.node_type == "paper":
-        labels = classes_of(plan.request, "paper").astype("<f4")
+        labels = (np.arange(plan.request.papers) % plan.request.classes).astype("<f4")
         labels[plan.request.labelled_papers :] = np.nan  # a placeholder, as in IGBH
         labels.tofile(folder / LABELS)
     return plan.request.nodes[plan.node_type]
 
 
 def _write_features(request: Request, node_type: str, path: Path) -> None:
-    classes = classes_of(request, node_type)
-    embeddings = _embeddings(request) * np.float32(SIGNAL[node_type])
+    nodes, embeddings = request.nodes[node_type], _embeddings(request) * SIGNAL[node_type]
     with open(path, "wb") as file:
         if node_type not in HEADERLESS:
             described: dict[str, Any] = {"descr": "<f4", "fortran_order": False}
-            shape = (len(classes), request.feature_size)
-            np.lib.format.write_array_header_1_0(file, {**described, "shape": shape})
-        random = _random(request, node_type, "features")
-        for first in range(0, len(classes), _ROWS):
-            own = classes[first : first + _ROWS]
-            noise = random.standard_normal((len(own), request.feature_size), np.float32)
-            file.write((noise + embeddings[own]).data)
+            np.lib.format.write_array_header_1_0(file, {**described, "shape": (nodes, request.feature_size)})
+        generator = _generator(request, f"{node_type}/features")
+        for own in torch.arange(nodes).split(_ROWS):
+            noise = torch.randn((len(own), request.feature_size), generator=generator)
+            file.write((noise + embeddings[own % request.classes]).numpy().data)
 
 
 @functools.lru_cache(maxsize=1)
-def _embeddings(request: Request) -> NDArray[np.float32]:
+def _embeddings(request: Request) -> Tensor:
     """Return orthogonal class embeddings, [classes, F]."""
-    random = _random(request, "embeddings")
-    basis, _ = np.linalg.qr(random.standard_normal((request.feature_size, request.classes)))
-    return (basis.T * signal(request.alone, request.classes)).astype(np.float32)
+    size = request.feature_size, request.classes
+    basis, _ = torch.linalg.qr(torch.randn(size, generator=_generator(request, "embeddings"), dtype=torch.float64))
+    return (basis.T * signal(request.alone, request.classes)).float()
 
 
-def _links(links: Links, request: Request) -> Links:
+def _links(links: LinkStatistics, request: Request) -> LinkStatistics:
     cites = Relation.parse(links.relation).symmetric
     return dataclasses.replace(links, homophily=request.homophily) if cites else links
 
 
-def _random(request: Request, *names: str) -> np.random.Generator:
+def _generator(request: Request, purpose: str) -> torch.Generator:
     """Return a random generator for one purpose."""
-    return np.random.default_rng([request.seed, *"/".join(names).encode()])
+    digest = hashlib.sha256(f"{request.seed}/{purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import WORKLOADS
-from benchmarks.rgat.block import Block as SampledBlock
+from benchmarks.rgat.graph import SampledBlock
 from common import cli
 from common.config.composition import compose
 from common.contract.workload import Workload

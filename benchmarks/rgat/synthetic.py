@@ -1,10 +1,13 @@
-"""Random graphs with realistic skew, from a few nodes to a fraction of IGBH that fills a GPU.
+"""Generator of synthetic graphs with realistic skew, from a few nodes to a fraction of IGBH that fills a GPU.
 
 Nodes of a type are ranked by popularity. With skew s, the most popular fraction x of the nodes has the fraction
-x^(1-s) of all edges, as targets and as sources. Degrees follow a power law with exponent 1 + 1/s at both ends of an
-edge, as in a graph whose citations go both ways. An affine map from popularity rank to node number replaces a
-permutation. Relations are independent: a reversed relation has realistic degrees, but not the edges of its
-counterpart.
+x^(1-s) of all edges. Degrees follow a power law with exponent 1 + 1/s. An affine map from popularity rank to node
+number replaces a permutation. With several classes, node i has class i modulo the number of classes, and each class has
+its own ranks.
+
+Graphs in memory, for warm-up and bench, have skew at both ends of an edge, as in a graph whose citations go both ways.
+Their relations are independent: a reversed relation has realistic degrees, but not the edges of its counterpart.
+:mod:`benchmarks.rgat.stand_in` writes raw files with communities, from the same draws.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import Graph, Relation, Schema
 from benchmarks.rgat.raw import FULL, NODES, published
-from benchmarks.rgat.schema import Relation, Schema
 
 PIECE = 1 << 24
 """Targets, or edges, that are drawn at once."""
@@ -48,7 +50,7 @@ class _Spread:
         return number.mul_(pow(self.factor, -1, self.nodes)).remainder_(self.nodes)
 
 
-def made_up_graph(
+def synthetic_graph(
     schema: Schema,
     nodes: Sequence[int],
     degrees: Mapping[str, float],
@@ -77,20 +79,20 @@ def made_up_graph(
         zip(schema.relations, schema.sources, schema.targets, strict=True)
     ):
         generator = torch.Generator(device).manual_seed(seed + number)
-        starts = _starts(nodes[target], degrees.get(str(relation), 0.0), skew, generator)
+        starts = draw_starts(nodes[target], degrees.get(str(relation), 0.0), skew, generator)
         indptr.append((starts,))
-        indices.append((_sources(nodes[source], int(starts[-1]), skew, generator),))
+        indices.append((draw_ends(nodes[source], int(starts[-1]), skew, generator),))
     return Graph(schema, tuple(nodes), tuple(indptr), tuple(indices), device)
 
 
-def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) -> Tensor:
-    """Return the first edge of each target, [targets + 1], int64."""
-    spread = _Spread.over(targets)
-    starts = torch.zeros(targets + 1, dtype=torch.int64, device=generator.device)
-    for first in range(0, targets, PIECE):
-        piece = torch.arange(first, min(first + PIECE, targets), device=generator.device)
-        rank = spread.rank(piece).double().div_(targets)
-        weight = (rank + 1 / targets).pow_(1 - skew).sub_(rank.pow_(1 - skew)).mul_(mean * targets)
+def draw_starts(nodes: int, mean: float, skew: float, generator: torch.Generator) -> Tensor:
+    """Return the first edge of each node, [nodes + 1], int64; ``mean`` is the mean number of edges per node."""
+    spread = _Spread.over(nodes)
+    starts = torch.zeros(nodes + 1, dtype=torch.int64, device=generator.device)
+    for first in range(0, nodes, PIECE):
+        piece = torch.arange(first, min(first + PIECE, nodes), device=generator.device)
+        rank = spread.rank(piece).double().div_(nodes)
+        weight = (rank + 1 / nodes).pow_(1 - skew).sub_(rank.pow_(1 - skew)).mul_(mean * nodes)
         chance = torch.rand(len(piece), dtype=torch.float64, device=generator.device, generator=generator)
         part = starts[first + 1 : first + 1 + len(piece)]
         part.copy_(weight.add_(chance))  # rounds down; the fraction is the probability of one more edge
@@ -98,15 +100,21 @@ def _starts(targets: int, mean: float, skew: float, generator: torch.Generator) 
     return starts
 
 
-def _sources(nodes: int, edges: int, skew: float, generator: torch.Generator) -> Tensor:
-    """Return the source of each edge, [edges], int32; popular nodes are more frequent."""
-    spread = _Spread.over(nodes)
-    sources = torch.empty(edges, dtype=torch.int32, device=generator.device)
-    for part in sources.split(PIECE):
+def draw_ends(nodes: int, edges: int, skew: float, generator: torch.Generator, classes: int = 1) -> Tensor:
+    """Return a node for each edge, [edges], int32, all of class 0; popular nodes are more frequent.
+
+    Args:
+        classes: number of classes, at most ``nodes``. A number from 0 to ``classes`` - 1, added to a node, gives a node
+            of that class with the same popularity.
+    """
+    members = nodes // classes
+    spread = _Spread.over(members)
+    ends = torch.empty(edges, dtype=torch.int32, device=generator.device)
+    for part in ends.split(PIECE):
         share = torch.rand(len(part), dtype=torch.float64, device=generator.device, generator=generator)
-        rank = share.pow_(1 / (1 - skew)).mul_(nodes).long().clamp_(max=nodes - 1)
-        part.copy_(spread.number(rank))
-    return sources
+        rank = share.pow_(1 / (1 - skew)).mul_(members).long().clamp_(max=members - 1)
+        part.copy_(spread.number(rank).mul_(classes))
+    return ends
 
 
 IGBH_EDGES = {
@@ -139,7 +147,7 @@ def igbh_proportions(schema: Schema, papers: int) -> tuple[list[int], dict[str, 
     return nodes, {str(relation): edges(relation) * share / nodes[target] for relation, target in pairs}
 
 
-def made_up_igbh(
+def synthetic_igbh(
     papers: int, seed: int, device: torch.device, skew: float = 0.75, schema: Schema | None = None
 ) -> Graph:
     """Return a random graph in the proportions of IGBH-Full.
@@ -149,8 +157,8 @@ def made_up_igbh(
 
     Args:
         papers: number of papers; other nodes and edges in proportion.
-        seed, device, skew: see :func:`made_up_graph`.
+        seed, device, skew: see :func:`synthetic_graph`.
         schema: types and relations; None for those of IGBH-Full.
     """
     schema = published(FULL).schema if schema is None else schema
-    return made_up_graph(schema, *igbh_proportions(schema, papers), seed, device, skew)
+    return synthetic_graph(schema, *igbh_proportions(schema, papers), seed, device, skew)

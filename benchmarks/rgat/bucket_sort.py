@@ -1,30 +1,38 @@
-"""Sort edges by target, in bounded memory.
+"""Renumber features and sort edges by target, in bounded memory.
 
-Each *piece* of a relation's file is renumbered and sorted by target (:func:`write_piece`), once for the relation and
-once for its reverse. Each *bucket*, a range of targets, then collects its edges from all pieces, sorts them by target
-and writes them to their final position (:func:`write_bucket`). Both sorts are stable, so a target's edges are in the
-order of the file for every number of pieces and buckets. In a relation between nodes of one type, a target has its
-original edges, its self-loop, its reversed edges, and the self-loop again.
+Each *piece* of a file is renumbered, and sorted by new row number (features) or by target (edges, once for the relation
+and once for its reverse). Each *bucket*, a range of new rows or of targets, then collects its rows or edges from all
+pieces and writes them to their final position. Both read and write runs that are as long as the memory allows. Pieces,
+and buckets, are independent of one another.
+
+All sorts are stable, so a target's edges are in the order of the file for every number of pieces and buckets. In a
+relation between nodes of one type, a target has its original edges, its self-loop, its reversed edges, and the
+self-loop again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from benchmarks.rgat.preparation import permutation
+from benchmarks.rgat.graph import Relation
+from benchmarks.rgat.prepared import draw_permutations
 from benchmarks.rgat.raw import RawArray
-from benchmarks.rgat.schema import Relation
 from common.data.atomic import written
 from common.data.row_output import RowOutput
 from common.data.stages import Record
 from common.errors import DataError
 
+BLOCK_BYTES = 16 << 20
+"""Bytes that are read at once, if the memory allows."""
+ROW_EXTRA = 32
+"""Bytes of memory per row in addition to its features: positions and row numbers."""
 EDGE_MEMORY = 48
 """Upper bound of the memory, in bytes, per edge of a piece and per edge or target of a bucket."""
 BLOCK_EDGES = 1 << 20
@@ -35,8 +43,101 @@ _DIGIT = 16  # numpy sorts integers of at most this many bits by radix sort
 Pairs = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
+def write_permutations(folder: Path, nodes: Mapping[str, int]) -> Record:
+    """Write the permutations of all types. Takes 4 bytes of memory per node of a type."""
+    for name, numbers in draw_permutations(nodes):
+        with written(_path(folder, name)) as partial, open(partial, "wb") as file:
+            np.save(file, numbers)
+    return {"nodes": sum(nodes.values())}
+
+
+def load_permutation(folder: Path, node_type: str) -> NDArray[np.int32]:
+    """Return the new number of each node, memory-mapped."""
+    mapped: NDArray[np.int32] = np.load(_path(folder, node_type), mmap_mode="r")
+    return mapped
+
+
+def _path(folder: Path, node_type: str) -> Path:
+    return folder / f"{node_type}.npy"
+
+
+def to_e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return the bits of ``values`` in e4m3; out-of-range numbers become the largest finite ones."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    bits: NDArray[np.uint8] = (
+        torch.from_numpy(values).clamp_(-largest, largest).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    )
+    return bits
+
+
+def write_feature_piece(
+    source: RawArray, permutations: Path, node_type: str, first: int, last: int, memory: int, path: Path
+) -> Record:
+    """Convert rows ``first`` to ``last`` (exclusive), and write them and their new numbers, sorted by number.
+
+    Args:
+        permutations: folder of the permutations.
+        memory: upper bound of the size of a block that is read, in bytes.
+        path: output file; the numbers are in a file beside it.
+
+    Raises:
+        DataError: a feature is not finite.
+    """
+    numbers = np.array(load_permutation(permutations, node_type)[first:last])
+    order = np.argsort(numbers)
+    place = np.empty(len(order), np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    rows = np.empty((last - first, source.width), np.uint8)
+    step = max(1, min(BLOCK_BYTES, memory) // source.row_bytes)
+    for begin in range(first, last, step):
+        end = min(begin + step, last)
+        block = source.read(begin, end)
+        _require_finite(source, begin, block)
+        rows[place[begin - first : end - first]] = to_e4m3(block)
+    with written(path) as partial, open(partial, "wb") as file:
+        file.write(rows.data)
+    with written(_numbers(path)) as partial, open(partial, "wb") as file:
+        np.save(file, numbers[order])
+    return {"rows": last - first}
+
+
+def write_feature_bucket(pieces: Sequence[Path], first: int, last: int, memory: int, target: RowOutput) -> Record:
+    """Write new rows ``first`` to ``last`` (exclusive) from the pieces.
+
+    Raises:
+        DataError: the pieces lack one of these rows.
+    """
+    rows = np.empty((last - first, target.shape[1]), target.dtype)
+    step = max(1, min(BLOCK_BYTES, memory) // target.row_bytes)
+    found = 0
+    for path in pieces:
+        numbers = np.load(_numbers(path), mmap_mode="r")
+        low, high = (int(place) for place in np.searchsorted(numbers, [first, last]))
+        for begin in range(low, high, step):
+            count = min(step, high - begin)
+            block = np.fromfile(path, target.dtype, count * target.shape[1], offset=begin * target.row_bytes)
+            rows[numbers[begin : begin + count] - first] = block.reshape(count, -1)
+            found += count
+    if found != len(rows):
+        raise DataError(f"{pieces[0].parent} has {found} of {len(rows)} rows; prepare into an empty folder")
+    target.write(first, rows)
+    return {"rows": found}
+
+
+def _require_finite(source: RawArray, first: int, block: NDArray[np.float32]) -> None:
+    low, high = torch.aminmax(torch.from_numpy(block))
+    if torch.isfinite(low) and torch.isfinite(high):
+        return
+    row, column = np.argwhere(~np.isfinite(block))[0]
+    raise DataError(f"{source.path}: row {first + row:,} has the feature {block[row, column]} at {column}")
+
+
+def _numbers(path: Path) -> Path:
+    return path.with_name(f"{path.name}.numbers.npy")
+
+
 @dataclass(frozen=True)
-class Bucket:
+class TargetRange:
     """Targets ``first`` to ``last`` (exclusive). Their ``edges`` edges start at ``begin``."""
 
     first: int
@@ -46,7 +147,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Sorted:
+class SortedEdges:
     """Edges of a piece sorted by target, in three files.
 
     Attributes:
@@ -91,8 +192,14 @@ class Sorted:
         return self.path.with_name(f"{self.path.name}.{name}")
 
 
-def write_piece(
-    source: RawArray, permutations: Path, relation: Relation, first: int, last: int, forward: Sorted, backward: Sorted
+def write_edge_piece(
+    source: RawArray,
+    permutations: Path,
+    relation: Relation,
+    first: int,
+    last: int,
+    forward: SortedEdges,
+    backward: SortedEdges,
 ) -> Record:
     """Renumber edges ``first`` to ``last`` (exclusive); write them sorted by target and, reversed, by source.
 
@@ -101,7 +208,7 @@ def write_piece(
     Raises:
         DataError: an edge has a node number that is out of range.
     """
-    maps = [permutation.load(permutations, name) for name in (relation.source, relation.target)]
+    maps = [load_permutation(permutations, name) for name in (relation.source, relation.target)]
     ends = [np.empty(last - first, np.int32) for _ in maps]
     kept = 0
     for begin in range(first, last, BLOCK_EDGES):
@@ -120,7 +227,7 @@ def write_piece(
     return {"edges": kept}
 
 
-def buckets(parts: Sequence[Sequence[Sorted]], loops: int, limit: int) -> list[Bucket]:
+def buckets(parts: Sequence[Sequence[SortedEdges]], loops: int, limit: int) -> list[TargetRange]:
     """Divide a relation's targets into ranges of whole bins.
 
     Args:
@@ -138,7 +245,9 @@ def buckets(parts: Sequence[Sequence[Sorted]], loops: int, limit: int) -> list[B
     found, low = [], 0
     while low < len(bounds) - 1:
         high = max(low + 1, int(np.searchsorted(load, load[low] + limit, side="right")) - 1)
-        found.append(Bucket(int(bounds[low]), int(bounds[high]), int(before[low]), int(before[high] - before[low])))
+        found.append(
+            TargetRange(int(bounds[low]), int(bounds[high]), int(before[low]), int(before[high] - before[low]))
+        )
         low = high
     return found
 
@@ -148,8 +257,13 @@ def bin_bounds(targets: int, width: int) -> NDArray[np.int64]:
     return np.minimum(np.arange(-(-targets // width) + 1, dtype=np.int64) * width, targets)
 
 
-def write_bucket(
-    parts: Sequence[Sequence[Sorted]], loops: bool, bucket: Bucket, block: int, indptr: RowOutput, indices: RowOutput
+def write_edge_bucket(
+    parts: Sequence[Sequence[SortedEdges]],
+    loops: bool,
+    bucket: TargetRange,
+    block: int,
+    indptr: RowOutput,
+    indices: RowOutput,
 ) -> Record:
     """Write the edges of a range of targets.
 

@@ -1,4 +1,4 @@
-"""Generated graphs: the published layout with both of its traps, and labels that need the neighbours."""
+"""Synthetic graphs in memory, and raw files of them: degrees and skew as requested, and labels that need neighbours."""
 
 from __future__ import annotations
 
@@ -7,11 +7,81 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.rgat import stand_in
-from benchmarks.rgat.raw import open_raw
-from benchmarks.rgat.stand_in import Request, classes_of, draw_edges, generate, signal
+from benchmarks.rgat import stand_in, synthetic
+from benchmarks.rgat.graph import Schema
+from benchmarks.rgat.raw import NODES, open_raw
+from benchmarks.rgat.stand_in import Request, draw_edges, generate, signal
+from benchmarks.rgat.synthetic import synthetic_graph, synthetic_igbh
 from common.errors import ConfigError, DataError
+
+SCHEMA = Schema.augmented(("paper", "author"), ("paper__cites__paper", "paper__by__author"), "paper")
+CPU = torch.device("cpu")
+
+
+def test_targets_have_the_mean_degree() -> None:
+    graph = synthetic_graph(SCHEMA, (20_000, 3_000), {"paper__cites__paper": 12.0, "paper__by__author": 0.25}, 0, CPU)
+    assert graph.edges[0] == pytest.approx(12 * 20_000, rel=0.02)
+    assert graph.edges[1] == pytest.approx(0.25 * 3_000, rel=0.15)
+    assert graph.edges[2] == 0
+    for relation, (indptr, indices) in enumerate(zip(graph.indptr, graph.indices, strict=True)):
+        assert (indptr[0].dtype, indices[0].dtype) == (torch.int64, torch.int32)
+        assert len(indptr[0]) == graph.nodes[SCHEMA.targets[relation]] + 1
+        assert indptr[0][0] == 0
+        assert indptr[0][-1] == len(indices[0])
+        assert (indptr[0].diff() >= 0).all()
+        assert ((indices[0] >= 0) & (indices[0] < graph.nodes[SCHEMA.sources[relation]])).all()
+
+
+@pytest.mark.parametrize(("skew", "share"), [(0.0, 0.01), (0.5, 0.1), (0.75, 0.316)])
+def test_the_first_hundredth_of_the_nodes_has_its_share_of_both_ends(skew: float, share: float) -> None:
+    """Of ranks below x, the share is x ** (1 - s)."""
+    graph = synthetic_graph(SCHEMA, (20_000, 1), {"paper__cites__paper": 20.0}, 1, CPU, skew)
+    drawn = graph.indices[0][0].bincount(minlength=20_000)
+    for ends in (graph.indptr[0][0].diff(), drawn):
+        best = ends.sort(descending=True).values[:200].sum() / ends.sum()
+        assert float(best) == pytest.approx(share, rel=0.1, abs=0.01)
+
+
+def test_popular_nodes_have_many_edges_and_lie_apart() -> None:
+    graph = synthetic_graph(SCHEMA, (10_000, 1), {"paper__cites__paper": 20.0}, 2, CPU)
+    targets = graph.indptr[0][0].diff()
+    drawn = graph.indices[0][0].bincount(minlength=10_000)
+    assert torch.corrcoef(torch.stack([targets, drawn]).double())[0, 1] > 0.9
+    halves = targets.view(2, -1).sum(1).double()
+    assert halves[0] / halves[1] == pytest.approx(1, abs=0.1)
+
+
+def test_pieces_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"paper__cites__paper": 3.0}
+    first, again, other = (synthetic_graph(SCHEMA, (999, 1), wanted, seed, CPU) for seed in (1, 1, 2))
+    assert torch.equal(first.indices[0][0], again.indices[0][0])
+    assert not torch.equal(first.indptr[0][0], other.indptr[0][0])
+    monkeypatch.setattr(synthetic, "PIECE", 100)
+    pieces = synthetic_graph(SCHEMA, (999, 1), wanted, 1, CPU)
+    assert (pieces.indptr[0][0].diff() - first.indptr[0][0].diff()).abs().max() <= 1
+    assert int(pieces.indptr[0][0][-1]) == len(pieces.indices[0][0])
+
+
+def test_a_share_of_igbh_has_its_degrees() -> None:
+    graph = synthetic_igbh(13_467, 0, CPU)
+    assert len(graph.schema.relations) == 11
+    of_each_paper = {name: count / NODES["full"]["paper"] for name, count in NODES["full"].items()}
+    expected = {name: max(1, round(13_467 * each)) for name, each in of_each_paper.items()}
+    assert dict(zip(graph.schema.types, graph.nodes, strict=True)) == expected
+    assert graph.edges[0] / graph.nodes[0] == pytest.approx(29.7, rel=0.05)
+    assert all(graph.edges)
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    with pytest.raises(ValueError, match="no such relation: paper__likes__paper"):
+        synthetic_graph(SCHEMA, (9, 9), {"paper__likes__paper": 1.0}, 0, CPU)
+    with pytest.raises(ValueError, match="skew=1"):
+        synthetic_graph(SCHEMA, (9, 9), {}, 0, CPU, 1.0)
+
+
+# Raw files
 
 REQUEST = Request(papers=20_000, classes=8, feature_size=128)
 SMALL = Request(papers=300, classes=3, feature_size=8)
@@ -23,6 +93,10 @@ def large(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large") / "raw"
     generate(folder, REQUEST)
     return folder
+
+
+def classes_of(request):
+    return np.arange(request.papers) % request.classes
 
 
 def papers_of(folder, request):
@@ -48,7 +122,7 @@ def neighbour_mean(features, edges):
 
 
 def test_features_alone_say_little_and_neighbours_much(large):
-    classes, features = classes_of(REQUEST, "paper"), papers_of(large, REQUEST)
+    classes, features = classes_of(REQUEST), papers_of(large, REQUEST)
     alone = linear_accuracy(features, classes, 16_000)
     assert 0.56 < alone < 0.62
     edges = np.load(large / "paper__cites__paper/edge_index.npy")
@@ -57,7 +131,7 @@ def test_features_alone_say_little_and_neighbours_much(large):
 
 
 def test_citations_stay_within_the_class_as_often_as_asked(large):
-    classes = classes_of(REQUEST, "paper")
+    classes = classes_of(REQUEST)
     edges = np.load(large / "paper__cites__paper/edge_index.npy")
     others = edges[edges[:, 0] != edges[:, 1]]
     assert abs((classes[others[:, 0]] == classes[others[:, 1]]).mean() - 0.7) < 0.01
@@ -70,24 +144,14 @@ def test_citations_stay_within_the_class_as_often_as_asked(large):
 
 
 def test_mean_degrees_are_those_of_igbh(large):
-    per_paper = {
-        name: len(np.load(large / name / "edge_index.npy", mmap_mode="r")) / 20_000
-        for name in (
-            "paper__cites__paper",
-            "paper__written_by__author",
-            "paper__topic__fos",
-            "paper__published__journal",
-        )
+    wanted = {
+        "paper__cites__paper": 14,
+        "paper__written_by__author": 2.7,
+        "paper__topic__fos": 3.9,
+        "paper__published__journal": 0.3,
     }
-    assert per_paper == pytest.approx(
-        {
-            "paper__cites__paper": 14,
-            "paper__written_by__author": 2.7,
-            "paper__topic__fos": 3.9,
-            "paper__published__journal": 0.3,
-        },
-        rel=0.03,
-    )
+    found = {name: len(np.load(large / name / "edge_index.npy", mmap_mode="r")) / 20_000 for name in wanted}
+    assert found == pytest.approx(wanted, rel=0.03)
 
 
 def test_both_traps_are_there(tmp_path):
@@ -103,7 +167,7 @@ def test_both_traps_are_there(tmp_path):
     assert opened.labelled == 240
     labels = opened.labels.read(0, 300)[:, 0]
     assert np.isnan(labels[240:]).all()  # whoever takes all papers for labelled notices
-    assert labels[:240].astype(int).tolist() == classes_of(SMALL, "paper")[:240].tolist()
+    assert labels[:240].astype(int).tolist() == classes_of(SMALL)[:240].tolist()
     assert {array.dtype.str for array in opened.edges.values()} == {"<i4", "<i8"}
     marker = json.loads((tmp_path / "raw" / "STAND_IN").read_text())
     assert (marker["seed"], marker["settings"]["labelled"]) == (0, 240)
@@ -127,7 +191,8 @@ def test_the_seed_decides_everything(tmp_path):
         generate(tmp_path / name, request)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     names = contents(tmp_path / "a")
-    assert all(contents(tmp_path / "c")[name] != names[name] for name in names)
+    drawn = [name for name in names if name != "paper/node_label_2K.npy"]  # node number modulo classes
+    assert all(contents(tmp_path / "c")[name] != names[name] for name in drawn)
 
 
 @pytest.mark.usefixtures("forked_pools")

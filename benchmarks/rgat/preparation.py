@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from benchmarks.rgat.preparation import edges, features, permutation, seeds
-from benchmarks.rgat.preparation.edges import Sorted
-from benchmarks.rgat.prepared import FEATURE_DTYPES
-from benchmarks.rgat.prepared_names import (
+from benchmarks.rgat import bucket_sort
+from benchmarks.rgat.bucket_sort import SortedEdges, load_permutation
+from benchmarks.rgat.graph import Relation
+from benchmarks.rgat.prepared import (
     SPLITS,
     features_name,
     indices_name,
@@ -26,20 +28,23 @@ from benchmarks.rgat.prepared_names import (
     labels_name,
     prepared_files,
     seeds_name,
+    split_seeds,
 )
-from benchmarks.rgat.raw import RawArray, RawGraph
-from benchmarks.rgat.schema import Relation
+from benchmarks.rgat.raw import GraphSettings, RawArray, RawGraph
+from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
 from common.data.row_output import RowOutput
 from common.data.stages import Record, Stages
+from common.errors import DataError
 
+_BLOCK = 1 << 22  # labels per read
 _MOST_EDGES = 1 << 30
 """Maximum number of edges of a piece, because its bounds are int32."""
 _FEATURES_DONE, _EDGES_DONE = "features", "edges"
 
 
 @dataclass(frozen=True)
-class Made:
+class PreparedFiles:
     """Result of the stages.
 
     Attributes:
@@ -53,28 +58,26 @@ class Made:
     seeds: dict[str, int]
 
 
-class Pipeline:
+class PreparationStages:
     """Preparation of features, edges and seeds from a raw graph, in stages that resume after an interruption.
 
     Args:
         source: the raw graph.
-        kind: dtype of the features, a name in ``FEATURE_DTYPES``.
         data_dir: receives the files.
         work_dir: receives intermediate files and the records of the stages.
         workers: number of processes.
         memory: bytes per process.
     """
 
-    def __init__(self, source: RawGraph, kind: str, data_dir: Path, work_dir: Path, workers: int, memory: int) -> None:
+    def __init__(self, source: RawGraph, data_dir: Path, work_dir: Path, workers: int, memory: int) -> None:
         self.source = source
-        self.kind = kind
         self.data_dir = data_dir
         self.work_dir = work_dir
         self.memory = memory
         self.permutations = work_dir / "permutations"
         self.stages = Stages(work_dir / "records", workers, functools.partial(torch.set_num_threads, 1))
 
-    def run(self) -> Made:
+    def run(self) -> PreparedFiles:
         """Run all unfinished stages.
 
         Raises:
@@ -82,7 +85,7 @@ class Pipeline:
         """
         with self.stages:
             self.stages.run(
-                "permutation", {"all": (self.permutations, self.source.nodes)}, permutation.write_permutations
+                "permutation", {"all": (self.permutations, self.source.nodes)}, bucket_sort.write_permutations
             )
             for name, array in self.source.features.items():
                 self._write_features(name, array)
@@ -90,11 +93,11 @@ class Pipeline:
             for text, array in self.source.edges.items():
                 made_edges.update(self._write_edges(Relation.parse(text), array))
             sizes = self._write_seeds()
-            return Made(self._checksums(), made_edges, sizes)
+            return PreparedFiles(self._checksums(), made_edges, sizes)
 
     def space(self) -> int:
         """Return the peak bytes on disk: all files, permutations, intermediate files of one type or relation."""
-        width = FEATURE_DTYPES[self.kind][0].itemsize * self.source.settings.feature_size
+        width = self.source.settings.feature_size
         nodes = self.source.nodes
         by_type = {name: count * width for name, count in nodes.items()}
         files, between = 4 * sum(nodes.values()) + sum(by_type.values()), list(by_type.values())
@@ -109,29 +112,28 @@ class Pipeline:
 
     def _write_features(self, name: str, source: RawArray) -> None:
         stage = f"features-{name}"
-        shape, dtype = (source.rows, source.width), FEATURE_DTYPES[self.kind][1]
-        target = RowOutput(self.data_dir / features_name(name), dtype, shape, npy=True)
+        target = RowOutput(self.data_dir / features_name(name), "|u1", (source.rows, source.width), npy=True)
         if self.stages.record(_FEATURES_DONE, name) is not None:
             if target.begun:
                 return
             self._forget(_FEATURES_DONE, name, stage)
-        step = max(1, self.memory // (target.row_bytes + features.ROW_EXTRA))
+        step = max(1, self.memory // (target.row_bytes + bucket_sort.ROW_EXTRA))
         folder = self._between(stage)
         ranges = [(first, min(first + step, source.rows)) for first in range(0, source.rows, step)]
         pieces = {f"{number:06d}": folder / f"{number:06d}" for number in range(len(ranges))}
         self.stages.run(
             f"{stage}-pieces",
             {
-                piece: (source, self.permutations, name, first, last, self.kind, self.memory, path)
+                piece: (source, self.permutations, name, first, last, self.memory, path)
                 for (piece, path), (first, last) in zip(pieces.items(), ranges, strict=True)
             },
-            features.write_piece,
+            bucket_sort.write_feature_piece,
         )
         tasks = {
             piece: (list(pieces.values()), first, last, self.memory, target)
             for piece, (first, last) in zip(pieces, ranges, strict=True)
         }
-        self._write_rows(f"{stage}-buckets", tasks, features.write_bucket, [target])
+        self._write_rows(f"{stage}-buckets", tasks, bucket_sort.write_feature_bucket, [target])
         self.stages.keep(_FEATURES_DONE, name, {"rows": source.rows})
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -152,30 +154,30 @@ class Pipeline:
         shutil.rmtree(self._between(stage), ignore_errors=True)
         return counts
 
-    def _sorted(self, stage: str, relation: Relation, source: RawArray) -> tuple[list[Sorted], list[Sorted]]:
+    def _sorted(self, stage: str, relation: Relation, source: RawArray) -> tuple[list[SortedEdges], list[SortedEdges]]:
         """Return the pieces of a file, sorted by target and, reversed, by source."""
         nodes, folder = self.source.nodes, self._between(stage)
-        step = min(max(1, self.memory // edges.EDGE_MEMORY), _MOST_EDGES)
+        step = min(max(1, self.memory // bucket_sort.EDGE_MEMORY), _MOST_EDGES)
         tasks, forward, backward = {}, [], []
         for number, first in enumerate(range(0, source.rows, step)) if source.rows else [(0, 0)]:
             name = f"{number:06d}"
-            forward.append(Sorted(folder / f"{name}.forward", nodes[relation.target]))
-            backward.append(Sorted(folder / f"{name}.backward", nodes[relation.source]))
+            forward.append(SortedEdges(folder / f"{name}.forward", nodes[relation.target]))
+            backward.append(SortedEdges(folder / f"{name}.backward", nodes[relation.source]))
             last = min(first + step, source.rows)
             tasks[name] = (source, self.permutations, relation, first, last, forward[-1], backward[-1])
-        self.stages.run(f"{stage}-pieces", tasks, edges.write_piece)
+        self.stages.run(f"{stage}-pieces", tasks, bucket_sort.write_edge_piece)
         return forward, backward
 
-    def _collect(self, stage: str, relation: Relation, parts: list[list[Sorted]]) -> int:
+    def _collect(self, stage: str, relation: Relation, parts: list[list[SortedEdges]]) -> int:
         """Write the final files of a relation, and return its number of edges."""
         loops = relation.symmetric
-        buckets = edges.buckets(parts, len(parts) if loops else 0, max(1, self.memory // edges.EDGE_MEMORY))
+        buckets = bucket_sort.buckets(parts, len(parts) if loops else 0, max(1, self.memory // bucket_sort.EDGE_MEMORY))
         total, targets = sum(bucket.edges for bucket in buckets), self.source.nodes[relation.target]
         indptr = RowOutput(self.data_dir / indptr_name(relation), "<i8", (targets + 1,), npy=True)
         indices = RowOutput(self.data_dir / indices_name(relation), "<i4", (total,), npy=True)
-        block = min(edges.BLOCK_EDGES, max(1, self.memory // edges.EDGE_MEMORY))
+        block = min(bucket_sort.BLOCK_EDGES, max(1, self.memory // bucket_sort.EDGE_MEMORY))
         tasks = {f"{bucket.first:010d}": (parts, loops, bucket, block, indptr, indices) for bucket in buckets}
-        self._write_rows(f"{stage}-{relation.name}-buckets", tasks, edges.write_bucket, [indptr, indices])
+        self._write_rows(f"{stage}-{relation.name}-buckets", tasks, bucket_sort.write_edge_bucket, [indptr, indices])
         return total
 
     def _write_rows(
@@ -197,7 +199,7 @@ class Pipeline:
             self._drop(stage)
             self._drop("checksums")
         arguments = (source.labels, source.settings, source.labelled, self.permutations, self.data_dir)
-        return self.stages.run(stage, {"all": arguments}, seeds.write_seeds)["all"]
+        return self.stages.run(stage, {"all": arguments}, write_seeds)["all"]
 
     def _checksums(self) -> dict[str, FileEntry]:
         names = prepared_files(self.source.settings.schema)
@@ -225,3 +227,43 @@ def checksum(path: Path) -> Record:
     """Return size and checksum of a file."""
     entry = file_entry(path)
     return {"bytes": entry.bytes, "sha256": entry.sha256}
+
+
+def read_labels(source: RawArray, labelled: int, classes: int) -> NDArray[np.int16]:
+    """Return the first ``labelled`` labels.
+
+    Raises:
+        DataError: a label is not one of the classes.
+    """
+    labels = np.empty(labelled, np.int16)
+    for first in range(0, labelled, _BLOCK):
+        block = source.read(first, min(first + _BLOCK, labelled))[:, 0]
+        known = (block >= 0) & (block < classes) & (np.floor(block) == block)
+        if not known.all():
+            row = int(np.flatnonzero(~known)[0])
+            raise DataError(f"{source.path}: row {first + row:,} has the label {block[row]:g} of {classes:,} classes")
+        labels[first : first + len(block)] = block
+    return labels
+
+
+def write_seeds(source: RawArray, settings: GraphSettings, labelled: int, permutations: Path, folder: Path) -> Record:
+    """Write the seeds of both splits by new number, and their labels. Takes 20 bytes of memory per labelled node.
+
+    Raises:
+        DataError: a label is not one of the classes, or a split is empty.
+    """
+    labels = read_labels(source, labelled, settings.classes)
+    numbers = load_permutation(permutations, settings.seeds)
+    sizes = {}
+    for name, seeds in split_seeds(labelled, settings.train_share, settings.eval_share).items():
+        if not len(seeds):
+            raise DataError(f"{source.path}: {labelled:,} labelled nodes leave none for {name}")
+        _save(folder / seeds_name(name), numbers[seeds])
+        _save(folder / labels_name(name), labels[seeds])
+        sizes[name] = len(seeds)
+    return sizes
+
+
+def _save(path: Path, values: NDArray[np.generic]) -> None:
+    with written(path) as partial, open(partial, "wb") as file:
+        np.save(file, values)

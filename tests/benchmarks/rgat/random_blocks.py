@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 
 GARBAGE = 1 << 30
 """Number beyond what is filled."""
@@ -38,7 +39,7 @@ def random_block(
     slack: int = 3,
     hub: float = 0.0,
     shape: BlockShape | None = None,
-) -> Block:
+) -> SampledBlock:
     """A block of random edges in a graph of ``graph`` nodes of each type.
 
     Every target draws up to a hop's fanout of sources, often none, and the same one again at times.
@@ -82,7 +83,7 @@ def random_block(
     if shape is None:
         rooms = room(node_counts)
         shape = BlockShape(schema, (tuple(node_counts[0]), *rooms[1:]), room(edge_counts), room(row_counts))
-    block = Block.empty(shape, torch.device("cpu"))
+    block = SampledBlock.empty(shape, torch.device("cpu"))
     for tensor in block.tensors().values():
         tensor.fill_(GARBAGE)
     flat = [count for table in (node_counts, edge_counts, row_counts) for line in table for count in line]
@@ -104,7 +105,9 @@ def random_block(
         )
         ends = shape.row_indptr_offsets[number : number + 2]
         block.row_indptr[slice(*ends)] = len(relation.row)
-        edges_of = [[edge for edge, row in enumerate(relation.row) if row == own] for own in range(len(relation.rows))]
+        edges_of: list[list[int]] = [[] for _ in relation.rows]
+        for edge, row in enumerate(relation.row):
+            edges_of[row].append(edge)
         _write(block.row_indptr, ends[0], [0, *torch.tensor([len(own) for own in edges_of]).cumsum(0).tolist()])
         _write(block.row_edges, shape.edge_offsets[number], [edge for own in edges_of for edge in own])
     return block
@@ -126,22 +129,34 @@ class Inputs:
     dout_PD: Tensor
 
 
-def filled(block: Block, level: int, what: str) -> Tensor:
-    """Which rows, targets or nodes at a level exist, bool."""
-    shape, schema = block.shape, block.shape.schema
-    if what == "rows":
-        rooms, counts = shape.rows[level - 1], block.row_counts[level - 1]
-    elif what == "nodes":
-        rooms, counts = shape.nodes[level - 1], block.node_counts[level - 1]
-    else:
-        rooms = tuple(shape.nodes[level - 1][target] for target in schema.targets)
-        counts = block.node_counts[level - 1][list(schema.targets)]
-    exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
-    return torch.cat(exists)
+class Filled(NamedTuple):
+    """Which entries of the tensors of a level exist, bool."""
+
+    nodes: Tensor
+    outputs: Tensor
+    rows: Tensor
+    targets: Tensor
+
+
+def filled(block: SampledBlock, level: int) -> Filled:
+    """Masks over the room of nodes within ``level`` and within ``level - 1`` hops, of rows and of targets."""
+    shape, targets = block.shape, list(block.shape.schema.targets)
+    inner, counts = shape.nodes[level - 1], block.node_counts[level - 1]
+
+    def mask(rooms: Iterable[int], counts: Tensor) -> Tensor:
+        exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
+        return torch.cat(exists)
+
+    return Filled(
+        mask(shape.nodes[level], block.node_counts[level]),
+        mask(inner, counts),
+        mask(shape.rows[level - 1], block.row_counts[level - 1]),
+        mask([inner[target] for target in targets], counts[targets]),
+    )
 
 
 def random_inputs(
-    block: Block, level: int, heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
+    block: SampledBlock, level: int, heads: int, width: int, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Inputs:
     """Inputs for a block on the CPU. Terms belong to z and the vectors of attention."""
     random = torch.Generator().manual_seed(seed)
@@ -159,8 +174,14 @@ def random_inputs(
     z_MD = z_MD.to(dtype).double()
     att_of_row = att_source_RAd.repeat_interleave(torch.tensor(shape.rows[level - 1]), 0)
     source_term_MA = (z_MD.unflatten(1, (heads, width)) * att_of_row).sum(2)
-    for tensor, what in ((z_MD, "rows"), (source_term_MA, "rows"), (target_term_TA, "targets"), (dout_PD, "nodes")):
-        tensor[~filled(block, level, what)] = torch.nan
+    there = filled(block, level)
+    for tensor, exists in (
+        (z_MD, there.rows),
+        (source_term_MA, there.rows),
+        (target_term_TA, there.targets),
+        (dout_PD, there.outputs),
+    ):
+        tensor[~exists] = torch.nan
     terms = torch.promote_types(dtype, torch.float32)
     return Inputs(
         z_MD.to(dtype), source_term_MA.to(terms), target_term_TA.to(terms), normal(relations, heads * width).to(terms),
