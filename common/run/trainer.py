@@ -48,7 +48,7 @@ from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner, named
-from common.step.in_flight import StepsInFlight
+from common.step.train_step import StepsInFlight
 
 CATCHING_UP_SECONDS = 24 * 3600.0
 EVALUATION_RANKS_SECONDS = 24 * 3600.0  # limit for waiting for evaluation ranks, which watch their own progress
@@ -163,7 +163,8 @@ class Trainer:
         self.meter = self._open_meter(stack)
         self.recording = Recording(self.metrics, self.meter, self.bar)
         self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
-        stack.callback(self.profile.close)
+        if self.profile is not None:
+            stack.callback(self.profile.close)
         name = f"mlperf_resumed_at_{self.resumed['progress']['step']}.log" if self.resumed else "mlperf.log"
         self.log_name = name
         log = RunLog(session.output_dir / name, rank)
@@ -329,14 +330,15 @@ class Trainer:
             self.prefetcher.begin(batches)
 
     def _launch(self, micro_batches: list[Any]) -> None:
-        if self._poll():
+        if self.evaluations.later and self._poll():
             self.step.reached.fill_(1)
         progress, prefetcher = self.progress, self.prefetcher
         number = progress.step + 1
         self.heartbeat.beat(number, "training")
         if self.signals.requested or self.evaluations.interrupted:
             self.step.stop.fill_(1)
-        self.profile.before(number)
+        if self.profile is not None:
+            self.profile.before(number)
         wait, prefetcher.wait_seconds = prefetcher.wait_seconds, 0.0
         unknown = len(self.runner.uncaptured)
         result = self.runner(micro_batches)
@@ -345,7 +347,8 @@ class Trainer:
         samples = progress.samples + sum(batch.samples for batch in micro_batches)
         self.pending.push(number, samples, result, wait * 1e3)
         prefetcher.consumed()
-        self.profile.after(number)
+        if self.profile is not None:
+            self.profile.after(number)
         self.progress = replace(progress, step=number, samples=samples, position=progress.position + 1)
 
     def _settle(self, limit: int) -> bool:

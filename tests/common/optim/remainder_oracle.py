@@ -11,10 +11,9 @@ from torch import nn
 
 from common.distributed.layout import Layout
 from common.optim.adaptive import AdamW
-from common.optim.clip import ClipNorm
+from common.optim.buffers import split_masters
 from common.optim.learning_rate import cosine_to
-from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.shard import split_masters
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 
 SHAPES = {"weight": (70, 33), "norm": (19,)}
 STEPS = 10

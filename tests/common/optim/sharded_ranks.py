@@ -21,10 +21,9 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
 from common.run import checkpoint
 from common.run.checkpoint import Progress
-from common.step.train_step import Losses, TrainStep, accumulate
+from common.step.train_step import Losses, TrainStep, accumulate, apply_gradients
 
 TRITON_DTYPES = (torch.float32, torch.float16)
 LANES = 4  # micro-batches of one iteration, over all ranks

@@ -22,10 +22,9 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
 from common.run import checkpoint
 from common.run.checkpoint import Progress
-from common.step.train_step import Losses, TrainStep, accumulate
+from common.step.train_step import Losses, TrainStep, accumulate, apply_gradients
 
 WORLD = 4
 LANES = 4  # micro-batches of one iteration, over all replicas
@@ -230,11 +229,11 @@ def held(layout: Layout, **options: Any) -> dict[str, Any]:
     Beside them the reduction in words.
     """
     optimizer = Trainee(layout, **options).optimizer
-    (partition,) = optimizer.partitions
+    (buffer,) = optimizer.buffers
     state = {name: tensor.numel() for name, tensor in optimizer.named_state() if tensor.ndim}
-    updated = sum(fragment.numel for fragment in partition.shard.fragments)
+    updated = sum(fragment.numel for fragment in buffer.shard.fragments)
     words = optimizer.choices["gradient reduction"]
-    return {"buffer": partition.buffer.parameters.numel(), "state": state, "updated": updated, "words": words}
+    return {"buffer": buffer.parameters.numel(), "state": state, "updated": updated, "words": words}
 
 
 def save(layout: Layout, folder: Path, **options: Any) -> None:

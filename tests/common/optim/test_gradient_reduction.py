@@ -15,7 +15,7 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 CLIP = ClipNorm(0.5, "after_reduction")
 SMALL_BUCKETS = 500  # bytes: two tensors, hence three buckets for each of the two groups
@@ -111,7 +111,7 @@ def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
 
 def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[str, Any]:
     """Two replicas whose float16 gradients of 40,000 have a sum beyond 65,504, and a float32 weight beside them."""
-    scale = LossScale("cpu", torch.float16, 1.0, growth=1.0, backoff=1.0, predivide=predivide)
+    scale = LossScale("cpu", 1.0, growth=1.0, backoff=1.0, predivide=predivide)
     half = nn.Parameter(torch.zeros(64, dtype=torch.float16))
     beside, single = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
     groups = [ParameterGroup({"half": half, "beside": beside}), ParameterGroup({"single": single})]
@@ -158,7 +158,7 @@ def divided(layout: Layout, by_hand: bool = False, **options: Any) -> dict[str, 
     named = {n: p for n, p in model.named_parameters() if not n.startswith("spare")}
     for name, parameter in named.items():
         parameter.data = parameter.data.half() if name.endswith("weight") else parameter.data
-    scale = LossScale("cpu", torch.float16, 1024.0, growth_interval=2, predivide=1.0 if by_hand else 4.0)
+    scale = LossScale("cpu", 1024.0, growth_interval=2, predivide=1.0 if by_hand else 4.0)
     optimizer = Optimizer(
         [ParameterGroup(named, 1e-4)], SGD(0.9), constant(0.5), layout, grad_divisor=2.0 if by_hand else 8.0,
         bucket_bytes=SMALL_BUCKETS, loss_scale=scale, **options,

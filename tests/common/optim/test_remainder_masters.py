@@ -11,13 +11,13 @@ from remainder_oracle import STEPS, optimizer, parameters, shared_by_ranks, step
 from torch import nn
 
 from common.distributed.layout import Layout
-from common.optim import shard
+from common.optim import buffers
 from common.optim.adaptive import LAMB
+from common.optim.buffers import joined_masters, split_masters
 from common.optim.ema import WeightAverage
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.shard import joined_masters, split_masters
 
 
 def test_any_float32_comes_back_bit_for_bit() -> None:
@@ -28,10 +28,10 @@ def test_any_float32_comes_back_bit_for_bit() -> None:
 
 
 def test_masters_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "_AT_ONCE", 300)
+    monkeypatch.setattr(buffers, "_AT_ONCE", 300)
     values = torch.randn(1000, generator=torch.Generator().manual_seed(3))
     empty = torch.zeros(1200)
-    held = shard.Shard(empty.bfloat16(), empty.bfloat16(), empty.short(), ())
+    held = buffers.Shard(empty.bfloat16(), empty.bfloat16(), empty.short(), ())
     held.write_masters(slice(100, 1100), values)
     assert torch.equal(held.read_masters(slice(100, 1100)), values)
     assert torch.equal(held.read_masters(slice(0, 1200)).nonzero().flatten(), 100 + values.nonzero().flatten())

@@ -16,9 +16,9 @@ from common.distributed.tensor_split import Split
 from common.nn.frozen import mark_frozen
 from common.optim.adaptive import AdamW
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.train_step import apply_gradients
 
 WORLD = 4
 HEADS = (16, 4, 8)

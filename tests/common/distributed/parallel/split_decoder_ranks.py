@@ -46,7 +46,7 @@ from common.ops import causal_attention
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}, "cp2": {"cp": 2}},
