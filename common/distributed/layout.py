@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from common.config.schema import Ctas
 from common.distributed import groups
-from common.distributed.ctas import NCCLS_OWN, in_words, of_axes, of_links
-from common.distributed.roles import RoleName
+from common.distributed.groups import NCCLS_OWN, in_words, of_axes, of_links
+from common.distributed.rank_info import RoleName
 from common.errors import ConfigError
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -31,7 +31,7 @@ class Layout:
         rank: rank of this process in the role, 0 <= rank < product of the sizes.
         device: device that this rank computes on.
         seed: seed of the run; generators derive from it.
-        ctas: NCCL options of the communicators by axis (:mod:`common.distributed.ctas`).
+        ctas: NCCL options of the communicators by axis (:mod:`common.distributed.groups`).
 
     Raises:
         ConfigError: an axis is unknown or its size is not positive, or the rank is out of range.

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.distributed import groups
-from common.distributed.host_group import HostGroup
+from common.distributed.groups import HostGroup
 
 ALIGNMENT = 256  # alignment of tensors and pieces, in bytes
 HOST_BUFFERS = 2

@@ -33,7 +33,7 @@ from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.distributed.roles import Role
+from common.distributed.rank_info import Role
 from common.errors import ConfigError
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.scorer_process import ScorerProcess
@@ -46,7 +46,7 @@ from common.optim.updater import SendingUpdater
 from common.optional_packages import broken_packages
 from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
-from common.run.kernels import Breakdown, breakdown, meet, recorded
+from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
 from common.run.start import Start

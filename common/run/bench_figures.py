@@ -16,7 +16,7 @@ import torch
 from common.config.schema import EvaluationConfig, RunConfig
 from common.contract.workload import Workload
 from common.data import atomic
-from common.run.kernels import Breakdown
+from common.run.kernel_profile import Breakdown
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from common.config.override import override, parsed
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
-from common.distributed.roles import Role
+from common.distributed.rank_info import Role
 from common.distributed.shared_folder import make_output
+from common.distributed.startup import set_determinism
 from common.errors import NOT_CONVERGED, CheckpointError, ConfigError, DataError
 from common.evaluation.checkpoint_queue import CHECKPOINTS, Checkpoint, CheckpointQueue, CheckpointScore
 from common.evaluation.checkpoint_scoring import CheckpointScoring
@@ -32,7 +33,6 @@ from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import format_verdict, judge
-from common.run.determinism import set_determinism
 from common.run.evaluation_rank import evaluation_stream
 from common.run.scoring import ending_checkpoint, log_checkpoint_scores, require_whole_set, told
 from common.run.start import Start

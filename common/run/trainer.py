@@ -24,9 +24,9 @@ from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
+from common.distributed.rank_info import RankInfo, Role
 from common.distributed.shared_folder import make_output
+from common.distributed.startup import set_determinism
 from common.errors import DataError, Interrupted
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
@@ -43,7 +43,6 @@ from common.observe.progress_bar import Progress as ProgressBar
 from common.optional_packages import broken_packages
 from common.run import checkpoint
 from common.run.checkpoint import Progress
-from common.run.determinism import set_determinism
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
 from common.run.timed_run import Moment, TimedRun

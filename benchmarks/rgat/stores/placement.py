@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.rgat.stores.partition import Partition
 from common.distributed import one_machine
+from common.distributed.environment import meminfo
 from common.distributed.layout import AXES, Layout
-from common.distributed.meminfo import meminfo
 from common.errors import ConfigError
 from common.ops.operation import AUTO
 

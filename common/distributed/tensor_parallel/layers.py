@@ -60,7 +60,7 @@ class ColumnParallelLinear(nn.Module):
     Args:
         in_features: number of inputs, I.
         parts: output columns of all ranks in each part that is sharded separately: ``(O,)``, or those of query, key and
-            value (:func:`common.distributed.tensor_parallel.shards.qkv_parts`).
+            value (:func:`common.distributed.tensor_parallel.ranks.qkv_parts`).
         parallel: ranks that share the layer.
         adapter: low-rank adapter; None for no adapter.
         products: implementation of products with token transfers; None for collectives.

@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from common import cli
 from common.config.composition import compose
 from common.config.schema import Ctas
-from common.distributed import ctas, groups
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
@@ -111,8 +111,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         group=SimpleNamespace(WORLD=world), new_group=new_group, ProcessGroup=SimpleNamespace,
         get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
     )  # fmt: skip
-    for module in (groups, ctas):
-        monkeypatch.setattr(module, "dist", fake)
+    monkeypatch.setattr(groups, "dist", fake)
     return asked
 
 
@@ -191,7 +190,7 @@ def test_nccl_knows_these_options() -> None:
 
 def test_gloo_has_no_thread_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert ctas.options(Ctas(max=8)) is None
+    assert groups.options(Ctas(max=8)) is None
 
 
 def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +239,7 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
     ],
 )
 def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
-    assert ctas.of_links({"pp": asked}, "pp") == of_links
+    assert groups.of_links({"pp": asked}, "pp") == of_links
 
 
 def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(

@@ -14,7 +14,7 @@ from common.config.schema import BenchConfig
 from common.errors import ConfigError
 from common.ops.catalogue import all_operations
 from common.run.bench import LABEL, _breakdown, _table, capture_rows
-from common.run.kernels import Kernel, kind_of
+from common.run.kernel_profile import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
 

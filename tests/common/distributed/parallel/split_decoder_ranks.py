@@ -28,8 +28,7 @@ from split_decoder_oracle import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.attention import attention
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel.split import ContextSplit, attention
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import (
@@ -38,8 +37,7 @@ from common.distributed.tensor_parallel.layers import (
     VocabularyParallelEmbedding,
     partial_parameters,
 )
-from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.nn.decoder_operations import attending
 from common.ops import causal_attention

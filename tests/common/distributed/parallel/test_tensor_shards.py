@@ -16,8 +16,7 @@ from common.distributed.tensor_parallel.layers import (
     partial_parameters,
 )
 from common.distributed.tensor_parallel.overlap import build_products
-from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError, UnsupportedImplementation
 

@@ -12,12 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed.layout import Layout
-from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
-from common.distributed.spatial.gather import gather_slabs, own_slab
-from common.distributed.spatial.halo import HaloExchange, Message
-from common.distributed.spatial.point_to_point import PointToPoint
-from common.distributed.spatial.split import VolumeSplit
+from common.distributed.spatial.halo import HaloExchange, Message, PointToPoint, build_exchange
+from common.distributed.spatial.split import VolumeSplit, gather_slabs, own_slab
 from common.errors import UnsupportedImplementation
 from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import Implementation
