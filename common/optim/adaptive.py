@@ -283,8 +283,8 @@ class ReferenceAdagrad(Update):
         note_overflow(self._shards, stats)
         for run in self._runs:
             gradients = run.shard.gradients[run.part]
-            wide = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-            stats[1] += wide.square().sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
+            squared = gradients.to(torch.promote_types(gradients.dtype, torch.float32)).square()
+            stats[1] += squared.sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
         """See :class:`common.optim.rules.Update`. Adagrad does not use ``step``."""

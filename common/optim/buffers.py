@@ -308,7 +308,7 @@ class FlatBuffer:
             for first, last in self._cut(named, bucket_bytes):
                 segments, stop = [], start
                 for name, parameter in named[first:last]:
-                    segment = self._place(name, parameter, group, stop, parts.get(name, 1))
+                    segment = self._segment(name, parameter, group, stop, parts.get(name, 1))
                     segments.append(segment)
                     stop = segment.stop
                 stop = start + _round_up(stop - start, ranks * self._alignment)
@@ -334,7 +334,7 @@ class FlatBuffer:
                 last, held = first, 0
         return cuts[::-1]
 
-    def _place(self, name: str, parameter: nn.Parameter, group: int, start: int, parts: int) -> Segment:
+    def _segment(self, name: str, parameter: nn.Parameter, group: int, start: int, parts: int) -> Segment:
         if parameter.numel() == 0:
             raise ValueError(f"parameter {name!r} has no elements")
         if not _is_dense(parameter):

@@ -381,8 +381,8 @@ class Optimizer:
         return {"step": self._step, **dict(self.loss_scale.named_state() if self.loss_scale is not None else ())}
 
     def _in_words(self, reduction: str, scattering: int, early: bool) -> dict[str, str]:
-        wide = any(buffer.gradients.dtype != buffer.dtype for buffer in self.buffers)
-        chosen = {"gradients": "added up in fp32"} if wide else {}
+        in_fp32 = any(buffer.gradients.dtype != buffer.dtype for buffer in self.buffers)
+        chosen = {"gradients": "added up in fp32"} if in_fp32 else {}
         if not self._reducer.buckets:
             return chosen
         when = "during the backward pass" if early else "after the backward pass"

@@ -151,8 +151,10 @@ class Trainer:
         self.bar = ProgressBar(rank)
         stack.callback(self.bar.close)
         if self._unshared:
-            told = "the others keep their metrics there, and no checkpoint is written when the run is interrupted"
-            self.bar.line(f"{self._unshared}: {told}")
+            self.bar.line(
+                f"{self._unshared}: the others keep their metrics there, and no checkpoint is written when the run is "
+                "interrupted"
+            )
         self.metrics = MetricsWriter(
             session.output_dir / f"metrics_rank{rank}.jsonl",
             rank,

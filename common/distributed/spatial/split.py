@@ -91,7 +91,7 @@ class VolumeSplit:
         dim = self.dim if dim is None else dim
         size = whole.shape[dim]
         if size % self.ranks:
-            raise ValueError(f"{size} planes cannot be dealt to {self.ranks} ranks in equal slabs")
+            raise ValueError(f"{size} planes cannot be sharded over {self.ranks} ranks in equal slabs")
         thickness = size // self.ranks
         return whole.narrow(dim, self.index * thickness, thickness)
 

@@ -170,7 +170,7 @@ class TensorParallel:
             ValueError: the number of ranks does not divide ``tokens``.
         """
         if tokens % self.size:
-            raise ValueError(f"{tokens} tokens cannot be dealt evenly to {self.size} ranks")
+            raise ValueError(f"{tokens} tokens cannot be sharded evenly over {self.size} ranks")
         return tokens // self.size
 
 

@@ -156,7 +156,7 @@ def test_slabs_that_would_differ_are_refused():
         pass
 
     split = VolumeSplit(2, 0, group=Group())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="5 planes cannot be dealt to 2 ranks"):
+    with pytest.raises(ValueError, match="5 planes cannot be sharded over 2 ranks"):
         split.slab(torch.zeros(1, 1, 5, 1, 1))
 
 
