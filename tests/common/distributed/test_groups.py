@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ import group_ranks
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from common import cli
 from common.config.composition import compose
@@ -19,16 +17,14 @@ from common.config.schema import Ctas
 from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from tests.gloo_ranks import on_ranks
 
 # Rank = 2 pp + tp.
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    world = group_ranks.WORLD
-    mp.start_processes(group_ranks.run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return on_ranks(group_ranks.run_rank, group_ranks.WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:

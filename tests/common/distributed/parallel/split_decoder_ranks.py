@@ -289,9 +289,7 @@ def learning_head_in_bf16(layout: Layout) -> dict[str, Tensor]:
     return found
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, axes in LAYOUTS[world].items():
         layout = Layout(axes, rank)
@@ -307,6 +305,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             results["head"] = learning_head_in_bf16(layout)
         if layout.size("dp") > 1:
             results[f"train/shards/{name}"] = train(layout, "after_reduction", shard="all")
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results
