@@ -34,11 +34,11 @@ from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.evaluation.counted import CountedEvaluation
 from common.ops.operation import asked_for
+from common.optim.communication import wait_for_weights
+from common.optim.groups import shard_ranks
 from common.optim.learning_rate import cosine_of_samples
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import gradient_dtype
-from common.optim.shard_plan import shard_ranks
-from common.optim.weight_gather import wait_for_weights
 from common.step.chunk_graphs import ChunkGraphs
 from common.step.passes import Chunk, nothing
 from common.step.pipeline import Pipeline

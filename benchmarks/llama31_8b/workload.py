@@ -36,11 +36,11 @@ from common.nn.trained_decoder.memory import MemoryPlan, Workspace, plan
 from common.nn.trained_decoder.operations import choose
 from common.ops.cross_entropy import CROSS_ENTROPY
 from common.ops.operation import AUTO, OperationRequest, asked_for, select
+from common.optim.communication import wait_for_weights
+from common.optim.groups import shard_ranks
 from common.optim.learning_rate import cosine_to
 from common.optim.optimizer import ClipNorm, ParameterGroup
 from common.optim.precision import LossScale, gradient_dtype
-from common.optim.shard_plan import shard_ranks
-from common.optim.weight_gather import wait_for_weights
 from common.step.chunk_graphs import ChunkGraphs
 from common.step.passes import Chunk, nothing
 from common.step.pipeline import accumulate_chunk

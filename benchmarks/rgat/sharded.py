@@ -24,8 +24,8 @@ from common.data.aligned_buffers import AlignedBuffers
 from common.data.direct_reader import AHEAD, PIECE_BYTES
 from common.data.direct_rows import DirectRows
 from common.distributed import one_machine
+from common.distributed.environment import meminfo
 from common.distributed.layout import AXES, Layout
-from common.distributed.meminfo import meminfo
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from common.errors import ConfigError, DeviceError, UnsupportedImplementation
 from common.ops.operation import AUTO

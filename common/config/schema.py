@@ -186,7 +186,7 @@ MOST_IN_A_CLUSTER = 8
 class Ctas:
     """Thread blocks (CTAs) that an NCCL operation uses on a GPU; None leaves the choice to NCCL.
 
-    Pipeline links differ: :func:`common.distributed.ctas.of_links`.
+    Pipeline links differ: :func:`common.distributed.groups.of_links`.
 
     Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
 

@@ -23,16 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config.ranges import AtLeast, Positive
-from common.distributed.context_parallel.attention import attention
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel.split import ContextSplit, attention
 from common.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabularyParallelEmbedding,
     tensor_splits,
 )
-from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel
-from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.ranks import AXIS, TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError
 from common.nn.lora import LoraSettings, TokenPlaces, adapter_dropout

@@ -16,7 +16,7 @@ from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
-from common.optim.flat import FlatBuffer
+from common.optim.buffers import FlatBuffer
 from common.step.capture import capturing
 from tests.generators import generator_of
 from tests.gpu import learning_text

@@ -71,7 +71,7 @@ class TrainedDecoder:
 
     Attributes:
         readers: modules by name in execution order. No module reads its weights before it runs; see
-            :class:`common.optim.weight_gather.WeightGatherer`.
+            :class:`common.optim.communication.WeightGatherer`.
 
     Raises:
         UnsupportedImplementation: FP8 cannot multiply these weights.

@@ -24,7 +24,7 @@ from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
 from common.mlperf.mllog import RunLog
-from common.optim.flat import FlatBuffer
+from common.optim.buffers import FlatBuffer
 from tests.capturable import Capturable
 
 

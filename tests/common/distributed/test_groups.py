@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +10,21 @@ import group_ranks
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from common import cli
 from common.config.composition import compose
 from common.config.schema import Ctas
-from common.distributed import ctas, groups
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from tests.gloo_ranks import on_ranks
 
 # Rank = 2 pp + tp.
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    world = group_ranks.WORLD
-    mp.start_processes(group_ranks.run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return on_ranks(group_ranks.run_rank, group_ranks.WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
@@ -111,8 +107,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         group=SimpleNamespace(WORLD=world), new_group=new_group, ProcessGroup=SimpleNamespace,
         get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
     )  # fmt: skip
-    for module in (groups, ctas):
-        monkeypatch.setattr(module, "dist", fake)
+    monkeypatch.setattr(groups, "dist", fake)
     return asked
 
 
@@ -175,7 +170,7 @@ def test_nccl_knows_these_options() -> None:
 
 def test_gloo_has_no_thread_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert ctas.options(Ctas(max=8)) is None
+    assert groups.options(Ctas(max=8)) is None
 
 
 def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +218,7 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
     ],
 )
 def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
-    assert ctas.of_links({"pp": asked}, "pp") == of_links
+    assert groups.of_links({"pp": asked}, "pp") == of_links
 
 
 def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(

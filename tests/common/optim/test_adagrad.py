@@ -4,7 +4,7 @@ import pytest
 import torch
 from update_oracle import build, noise, parameter, snapshot, step
 
-from common.optim.adagrad import Adagrad
+from common.optim.adaptive import Adagrad
 from common.optim.optimizer import ParameterGroup
 from tests.capturable import Capturable
 

@@ -8,9 +8,7 @@ import torch.distributed as dist
 from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.optim.groups import ParameterGroup
-from common.optim.reduce import Route
-from common.optim.shard_plan import ShardPlan, shard_ranks
+from common.optim.groups import ParameterGroup, Route, ShardPlan, shard_ranks
 
 
 @pytest.fixture(autouse=True)

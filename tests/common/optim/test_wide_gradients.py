@@ -17,13 +17,11 @@ from common.nn.scratch import Scratch
 from common.nn.trained_decoder.casts import WeightCasts
 from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, trained_product
 from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
-from common.optim.adagrad import Adagrad
-from common.optim.adaptive import LAMB, Adam, AdamW
-from common.optim.clip import ClipNorm
-from common.optim.flat import FlatBuffer
+from common.optim.adaptive import LAMB, Adagrad, Adam, AdamW
+from common.optim.buffers import FlatBuffer
 from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
-from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import Rule
 
 SHAPES = {"weight": (70, 33), "norm": (19,)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.distributed.layout import Layout
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 NO_SKIP = 0.0
 

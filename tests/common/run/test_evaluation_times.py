@@ -43,7 +43,7 @@ class Sender:
 
 
 class Mailbox:
-    """Letters that are there, and letters that come after some seconds."""
+    """Messages that are there, and messages that come after some seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed import groups
-from common.distributed.context_parallel.attention import attention
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel.split import ContextSplit, attention
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 

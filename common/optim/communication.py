@@ -1,7 +1,7 @@
-"""Sum gradients over replicas, bucket by bucket, while the backward pass still runs.
+"""Traffic between ranks: gradients are reduced during the backward pass, weights gathered during the forward pass.
 
-A bucket is a contiguous slice of a flat gradient buffer, so nothing is copied. Gradients are summed, never averaged:
-the update applies the factor once, and summing over ranks then equals accumulating over micro-batches.
+**Reduction.** A bucket is a contiguous slice of a flat gradient buffer, so nothing is copied. Gradients are summed,
+never averaged: the update applies the factor once, and summing over ranks then equals accumulating over micro-batches.
 
 - Without shards every rank receives the whole sum (all-reduce).
 - With shards each rank needs only its piece of each bucket: a reduce-scatter over the ranks that share the shards,
@@ -11,12 +11,17 @@ the update applies the factor once, and summing over ranks then equals accumulat
 
 A sum in fp16 may overflow although its terms do not. ``predivide`` of :class:`common.optim.precision.LossScale`
 divides all gradients beforehand.
+
+**Gathering.** An update leaves each rank with the new weights of its shard only. The gathers start at the beginning of
+the *next* iteration, in the order in which the forward pass reads the weights, and each block of the model waits for
+its weights just before it runs. A captured iteration therefore waits for every gather that it starts. Between
+iterations the model has the weights of the update before the last; :meth:`WeightGatherer.gather` brings it up to date.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,30 +30,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.ops.device_clock import milliseconds, stamp
-from common.optim.flat import Bucket, Segment
-from common.optim.partition import Partition
+from common.optim.buffers import Bucket, FlatBuffer, Segment
+from common.optim.groups import Route
 
+AHEAD = 2
+"""A block that runs starts the gathers of the block this many positions later.
 
-@dataclass(frozen=True)
-class Route:
-    """The ranks over which the gradients of one parameter group are summed. None means this rank alone.
-
-    If gradients were summed over some ranks before, so that these have the same gradients, no group has two of them.
-
-    Attributes:
-        shard: ranks that share the shards.
-        across: ranks that hold the same shard.
-        everyone: both together.
-        late: reduce these gradients after all others, because some ranks have them early and others at the end.
-        pieces: number of pieces of a bucket that this rank receives from a scatter over ``shard``, of which it keeps
-            one. There is one for each rank that shares shards with it and had the same gradients before.
-    """
-
-    shard: dist.ProcessGroup | None
-    across: dist.ProcessGroup | None
-    everyone: dist.ProcessGroup | None
-    late: bool = False
-    pieces: int = 1
+Starting all gathers at once was slow: behind a hundred captured gathers, the first block was seen to wait until most
+were done, probably because a GPU's queue holds only so many kernels, in capture order. Measurements:
+docs/performance.md, "Every workload on two GPUs".
+"""
 
 
 @dataclass(frozen=True)
@@ -92,18 +83,18 @@ class GradientReducer:
 
     def __init__(
         self,
-        partitions: Sequence[Partition],
+        buffers: Sequence[FlatBuffer],
         routes: Sequence[Route],
         overlap: bool,
         all_reduce: bool = False,
     ) -> None:
-        self._reductions = _plan(partitions, routes)
+        self._reductions = _plan(buffers, routes)
         self._all_reduce = all_reduce
         self._overlap = overlap
         kept = [(r.piece, r.own) for r in self._reductions if r.piece is not None] if all_reduce else []
         self._kept = [piece for piece, _ in kept], [own for _, own in kept]
         self._bucket_of = {s.name: i for i, r in enumerate(self._reductions) for s in r.bucket.segments}
-        device = partitions[0].buffer.device
+        device = buffers[0].device
         staged = not all_reduce and any(r.piece is not None and _in_stages(r.route) for r in self._reductions)
         self._side = torch.cuda.Stream(device) if staged and device.type == "cuda" else None
         self._hooks: list[RemovableHandle] = []
@@ -244,25 +235,158 @@ def _scattered(piece: Tensor, values: Tensor, group: dist.ProcessGroup | None) -
     return work
 
 
-def _plan(partitions: Sequence[Partition], routes: Sequence[Route]) -> list[_Reduction]:
+def _plan(buffers: Sequence[FlatBuffer], routes: Sequence[Route]) -> list[_Reduction]:
     """Return all reductions, in the estimated order in which the backward pass completes their buckets.
 
     Groups interleave in the model (weights and biases of the same layers), so the position of a bucket is estimated
     from the position of its first parameter within its group. Backward passes reach that parameter last.
     """
     reductions = []
-    for partition in partitions:
-        for piece in reversed(partition.pieces):
-            bucket = piece.bucket
+    for buffer in buffers:
+        for bucket in reversed(buffer.buckets):
             route = routes[bucket.group]
-            if route.everyone is None and partition.is_whole:
+            if route.everyone is None and buffer.is_whole:
                 continue
-            flat = partition.buffer.gradients
-            target = None if partition.is_whole else partition.shard.gradients[piece.place]
-            values, own = flat[bucket.start : bucket.stop], flat[piece.inside]
+            target = None if buffer.is_whole else buffer.shard.gradients[bucket.in_shard]
+            values, own = buffer.gradients[bucket.start : bucket.stop], buffer.gradients[bucket.own]
             scattered = own if target is None else target
             if route.pieces > 1:
                 size = own.numel() * route.pieces
-                scattered = values.split(size)[(piece.inside.start - bucket.start) // size]
+                scattered = values.split(size)[(bucket.own.start - bucket.start) // size]
             reductions.append(_Reduction(bucket, values, own, target, scattered, route))
     return sorted(reductions, key=lambda reduction: (reduction.route.late, reduction.bucket.readiness))
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """The gather of one bucket from ``piece`` into ``weights``.
+
+    ``readers`` are the indices of the blocks that read it; -1 stands for other code.
+    """
+
+    piece: Tensor
+    weights: Tensor
+    readers: frozenset[int]
+
+
+class WeightGatherer:
+    """Gathers shards into the flat parameter buffers.
+
+    Args:
+        group: ranks that share the shards; None if there is nothing to gather.
+        blocks: parts of the model by name, in the order of the forward pass. A block's parameters must be read only
+            while it runs, or later. Parameters outside all blocks are waited for at once. Without blocks nothing is
+            overlapped. For a block that is compiled alone, give the result of ``torch.compile(block)``.
+
+    Attributes:
+        overlapped: whether gathers run at the start of the next iteration; else they run right after the update.
+        sends: False starts no gather, so that the model keeps its weights; for measurements only.
+
+    Raises:
+        ValueError: a block is a container that never runs itself.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[FlatBuffer],
+        group: dist.ProcessGroup | None,
+        blocks: Sequence[tuple[str, nn.Module]],
+    ) -> None:
+        self._group = group
+        self.overlapped = group is not None and bool(blocks)
+        self.sends = True
+        self._started = 0  # number of gathers started, in their order
+        self._works: dict[int, dist.Work] = {}
+        self._hooks: list[RemovableHandle] = []
+        self._gathers: list[_Gather] = []
+        self._blocks = tuple(blocks) if group is not None else ()
+        if group is None:
+            return
+        blocks_of: dict[int, set[int]] = {}
+        for block, (name, module) in enumerate(blocks):
+            if isinstance(module, nn.ModuleList | nn.ModuleDict):
+                raise ValueError(f"block {name!r} is a {type(module).__name__}, which never runs: name its members")
+            for parameter in module.parameters():
+                blocks_of.setdefault(id(parameter), set()).add(block)
+        found = [_gather_of(buffer, bucket, blocks_of) for buffer in buffers for bucket in buffer.buckets]
+        self._gathers = sorted(found, key=lambda gather: min(gather.readers))
+        self._started = len(self._gathers)
+        for block, (_, module) in enumerate(blocks):
+            self._hooks.append(self._register(block, module))
+
+    def begin(self) -> None:
+        """Start the gathers at the beginning of an iteration.
+
+        Raises:
+            RuntimeError: a block was compiled in place, so the hook that waits would be compiled with it.
+        """
+        for name, module in self._blocks:
+            if module._compiled_call_impl is not None:
+                raise RuntimeError(
+                    f"block {name!r} was compiled in place: its weights cannot be waited for; use what "
+                    "torch.compile(block) returns, in the model and in blocks"
+                )
+        if self.overlapped:
+            self.join()  # an aborted iteration may have left some, which other ranks may have started already
+            self._started = 0
+            self._start(AHEAD - 1)
+            self._wait_for(-1)
+
+    def start_all(self) -> None:
+        """Start all remaining gathers. Call this before other collectives of the group."""
+        self._start(len(self._blocks))
+
+    def join(self) -> None:
+        """Start all remaining gathers, and wait for those that no block has waited for."""
+        self.start_all()
+        for at in list(self._works):
+            self._works.pop(at).wait()
+
+    def gather(self) -> None:
+        """Gather everything and wait for it; on a GPU the current stream waits."""
+        self.join()
+        self._started = 0
+        self.join()
+
+    def close(self) -> None:
+        """Remove the hooks from the blocks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _register(self, block: int, module: nn.Module) -> RemovableHandle:
+        def enter(*_: object) -> None:
+            self._start(block + AHEAD)
+            self._wait_for(block)
+
+        return module.register_forward_pre_hook(enter)
+
+    def _start(self, block: int) -> None:
+        """Start the remaining gathers that ``block`` or an earlier block reads first."""
+        if not self.sends:
+            return
+        while self._started < len(self._gathers) and min(self._gathers[self._started].readers) <= block:
+            gather = self._gathers[self._started]
+            work = dist.all_gather_into_tensor(gather.weights, gather.piece, group=self._group, async_op=True)
+            assert work is not None  # this rank is a member of the group
+            self._works[self._started] = work
+            self._started += 1
+
+    def _wait_for(self, block: int) -> None:
+        for at in [at for at in self._works if block in self._gathers[at].readers]:
+            self._works.pop(at).wait()
+
+
+def wait_for_weights(block: nn.Module) -> None:
+    """Wait for the weights of a block if other code reads them before the block runs.
+
+    Like the block itself, this starts gathers of later blocks, so all ranks must call it in the same order.
+    """
+    for hook in block._forward_pre_hooks.values():
+        hook(block, ())
+
+
+def _gather_of(buffer: FlatBuffer, bucket: Bucket, blocks_of: Mapping[int, set[int]]) -> _Gather:
+    readers = [blocks_of.get(id(segment.parameter), {-1}) for segment in bucket.segments]
+    weights = buffer.parameters[bucket.start : bucket.stop]
+    return _Gather(buffer.shard.parameters[bucket.in_shard], weights, frozenset().union(*readers))

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.distributed.host_group import HostGroup
+from common.distributed.groups import HostGroup
 
 SENDER, RECEIVER = 0, 1
 """Ranks in the group of two."""
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """Received message.
 
     Attributes:
@@ -34,7 +34,7 @@ class Letter:
     time_ms: int
 
 
-class LetterSender:
+class MessageSender:
     """Sender of messages to the receiver of the same name.
 
     Args:
@@ -42,7 +42,7 @@ class LetterSender:
     """
 
     def __init__(self, name: str) -> None:
-        self._group = HostGroup(f"letters/{name}", SENDER, 2)
+        self._group = HostGroup(f"messages/{name}", SENDER, 2)
 
     def send(self, **content: Any) -> None:
         """Send a message. Raises RuntimeError when the receiver is gone."""
@@ -55,37 +55,37 @@ class LetterSender:
         self._group.send(torch.zeros(1, dtype=torch.int64), RECEIVER)
 
 
-class LetterReceiver:
+class MessageReceiver:
     """Receiver of the messages from the sender of the same name."""
 
     def __init__(self, name: str) -> None:
-        self._letters: queue.SimpleQueue[Letter | RuntimeError] = queue.SimpleQueue()
-        self._group = HostGroup(f"letters/{name}", RECEIVER, 2)
-        self._thread = threading.Thread(target=self._receive, name=f"letters {name}", daemon=True)
+        self._messages: queue.SimpleQueue[Message | RuntimeError] = queue.SimpleQueue()
+        self._group = HostGroup(f"messages/{name}", RECEIVER, 2)
+        self._thread = threading.Thread(target=self._receive, name=f"messages {name}", daemon=True)
         self._thread.start()
 
-    def collect(self) -> list[Letter]:
+    def collect(self) -> list[Message]:
         """Return the messages that have arrived since the last call, without waiting. Raises as :meth:`next`."""
         found = []
-        while not self._letters.empty():
-            letter = self.next()
-            assert letter is not None, "nobody else takes letters"
-            found.append(letter)
+        while not self._messages.empty():
+            message = self.next()
+            assert message is not None, "nobody else takes messages"
+            found.append(message)
         return found
 
-    def next(self, seconds: float | None = None) -> Letter | None:
+    def next(self, seconds: float | None = None) -> Message | None:
         """Return the next message, or None if none arrives within ``seconds`` (None: no limit).
 
         Raises:
             RuntimeError: the sender is gone.
         """
         try:
-            letter = self._letters.get(timeout=seconds)
+            message = self._messages.get(timeout=seconds)
         except queue.Empty:
             return None
-        if isinstance(letter, RuntimeError):
-            raise letter
-        return letter
+        if isinstance(message, RuntimeError):
+            raise message
+        return message
 
     def wait_for_end(self) -> None:
         """Wait until the sender has announced its end, or is gone."""
@@ -101,6 +101,6 @@ class LetterReceiver:
                 data = torch.zeros(int(length.item()), dtype=torch.uint8)
                 self._group.receive(data, SENDER)
                 now = time.time_ns() // 1_000_000
-                self._letters.put(Letter(json.loads(data.numpy().tobytes()), now))
+                self._messages.put(Message(json.loads(data.numpy().tobytes()), now))
         except RuntimeError as error:
-            self._letters.put(error)
+            self._messages.put(error)

@@ -1,10 +1,13 @@
-"""GPU kernels of an iteration, recorded by the profiler: time by kind of work, and cost of communication."""
+"""GPU kernels of an iteration, recorded by the profiler: time by kind of work, and cost of communication.
+
+Communication is exposed while no other kernel runs.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -14,7 +17,6 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from common.ops.catalogue import all_operations
-from common.run.exposed import Span, busy_us, exposed_us
 
 Result = TypeVar("Result")
 
@@ -59,6 +61,19 @@ class Kernel(NamedTuple):
     name: str
     start: float
     end: float
+
+
+class Span(NamedTuple):
+    """Time span of a kernel, in microseconds of any clock.
+
+    Attributes:
+        start, end: start and end time.
+        communication: whether the kernel transfers data between ranks.
+    """
+
+    start: float
+    end: float
+    communication: bool
 
 
 @dataclass(frozen=True)
@@ -153,3 +168,29 @@ def kind_of(kernel: str) -> str:
 @functools.cache
 def _patterns() -> tuple[tuple[str, str], ...]:
     return (*(pair for operation in all_operations().values() for pair in operation.kernel_names), *CATEGORIES)
+
+
+def busy_us(spans: Iterable[Span]) -> float:
+    """Return the microseconds in which any kernel ran."""
+    return _length(_union(list(spans)))
+
+
+def exposed_us(spans: Iterable[Span]) -> float:
+    """Return the microseconds in which only communication ran."""
+    every = list(spans)
+    return _length(_union(every)) - _length(_union([span for span in every if not span.communication]))
+
+
+def _union(spans: Sequence[Span]) -> list[tuple[float, float]]:
+    """Merge spans into disjoint intervals, in order."""
+    joined: list[tuple[float, float]] = []
+    for start, end, _ in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _length(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in intervals)

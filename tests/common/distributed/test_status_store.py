@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from common.distributed.board import FileBoard
+from common.distributed.status_store import StatusFiles
 
 
 def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path: Path, monkeypatch) -> None:
     """The second rank claims between the first rank's write and its link."""
-    first, second = FileBoard(tmp_path), FileBoard(tmp_path)
+    first, second = StatusFiles(tmp_path), StatusFiles(tmp_path)
     link, answers = os.link, []
 
     def link_later(source: Path, target: Path) -> None:
@@ -25,7 +25,7 @@ def test_ranks_with_equal_process_ids_agree_on_the_first_claim(tmp_path: Path, m
 
 
 def test_values_are_read_in_order_and_missing_ones_are_none(tmp_path: Path) -> None:
-    board = FileBoard(tmp_path / "board")
-    board.post("a", b"1")
-    board.post("a", b"2")
-    assert board.read(["b", "a"]) == [None, b"2"]
+    store = StatusFiles(tmp_path / "store")
+    store.post("a", b"1")
+    store.post("a", b"2")
+    assert store.read(["b", "a"]) == [None, b"2"]

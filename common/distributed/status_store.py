@@ -15,7 +15,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 
-class Board(Protocol):
+class StatusStore(Protocol):
     """Status store of named small values; the last writer wins."""
 
     def post(self, name: str, value: bytes) -> None:
@@ -31,7 +31,7 @@ class Board(Protocol):
         ...
 
 
-class StoreBoard:
+class SharedStatusStore:
     """Status store in a ``dist.Store``; its separate connection keeps it independent of collectives that block."""
 
     def __init__(self, store: dist.Store, timeout_seconds: float) -> None:
@@ -57,7 +57,7 @@ class StoreBoard:
         return bytes(self._store.compare_set(name, "", value.decode()))
 
 
-class FileBoard:
+class StatusFiles:
     """Status store of files in a folder that all ranks share."""
 
     def __init__(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.run.kernels import Breakdown, Kernel, breakdown
+from common.run.kernel_profile import Breakdown, Kernel, Span, breakdown, busy_us, exposed_us
 
 
 def test_two_iterations_are_broken_down() -> None:
@@ -40,3 +40,21 @@ def test_rows_are_in_the_order_of_what_they_took() -> None:
 
 def test_one_rank_has_no_row_of_communication() -> None:
     assert not [row for row in Breakdown({"attention": 2.0}, {}, 0.0, 2.0).rows() if "communication" in row]
+
+
+@pytest.mark.parametrize(
+    ("spans", "exposed", "busy"),
+    [
+        ([], 0, 0),
+        ([Span(0, 5, False)], 0, 5),
+        ([Span(0, 5, True)], 5, 5),
+        ([Span(0, 5, True), Span(2, 3, False)], 4, 5),
+        ([Span(0, 5, True), Span(3, 9, False), Span(8, 12, True)], 6, 12),
+        ([Span(0, 5, True), Span(1, 4, True), Span(5, 7, True)], 7, 7),
+        ([Span(0, 2, False), Span(1, 6, False), Span(4, 6, True)], 0, 6),
+        ([Span(6, 8, True), Span(0, 2, False)], 2, 4),
+    ],
+)
+def test_time_in_which_only_communication_ran_and_in_which_anything_did(spans, exposed, busy):
+    assert exposed_us(spans) == exposed
+    assert busy_us(spans) == busy

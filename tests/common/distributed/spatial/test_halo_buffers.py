@@ -1,4 +1,4 @@
-"""The protocol of the mailboxes, with ranks as threads, memory that they share, and whichever rank first far ahead."""
+"""The protocol of the exchange buffers, with ranks as threads that share memory, any of them far ahead."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.distributed.spatial.halo import Message
-from common.distributed.spatial.mailboxes import Mailboxes
+from common.distributed.spatial.halo import HaloBuffers, Message
 from common.distributed.symmetric_memory import PeerMemory
 
 CAPACITY = 256
@@ -76,14 +75,14 @@ def plane(rank: int, exchange: int, peer: int) -> Tensor:
 
 def run_rank(node: Node, rank: int, ranks: int, directions: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
     """What a rank received, and what it should have."""
-    mailboxes = Mailboxes(memory(node, rank, ranks))
+    buffers = HaloBuffers(memory(node, rank, ranks))
     found = []
     for exchange in range(EXCHANGES):
         targets = [rank + step for step in directions if 0 <= rank + step < ranks]
         sources = [rank - step for step in directions if 0 <= rank - step < ranks]
         sends = [Message(peer, plane(rank, exchange, peer)) for peer in targets]
         receives = [Message(peer, torch.empty_like(plane(peer, exchange, rank))) for peer in sources]
-        mailboxes.exchange(sends, receives)
+        buffers.exchange(sends, receives)
         found += [(message.plane, plane(message.peer, exchange, rank)) for message in receives]
     node.stuck[rank].set()
     return found
@@ -103,10 +102,10 @@ def test_every_plane_arrives_whoever_is_ahead(order, directions):
         assert torch.equal(received, expected)
 
 
-def test_mailboxes_of_the_two_neighbours_do_not_overlap():
+def test_buffers_of_the_two_neighbours_do_not_overlap():
     node = Node(3)
     with ThreadPoolExecutor(3) as pool:
-        everyone = [pool.submit(Mailboxes, memory(node, rank, 3)) for rank in range(3)]
+        everyone = [pool.submit(HaloBuffers, memory(node, rank, 3)) for rank in range(3)]
         first, middle, last = (future.result(DEADLINE) for future in everyone)
         full = CAPACITY // 4
         sent = [torch.full((full,), 1.0), torch.full((full,), 2.0)]
