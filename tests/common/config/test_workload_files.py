@@ -89,6 +89,14 @@ def test_a_file_with_a_single_recipe_is_read_as_hydra_reads_it(folder):
     assert (tree["hparams"]["global_batch_size"], tree["hparams"]["momentum"]) == (3200, 0.5)
 
 
+def test_a_file_of_a_scale_counts_more_than_its_name(folder):
+    (folder / "recipe" / "resnet.yaml").write_text("scales: {16xB200: 8xH200}")
+    (folder / "scale").mkdir()
+    (folder / "scale" / "16xB200.yaml").write_text("{nodes: 4, gpus_per_node: 4, gpu: true}")
+    (tree,) = jobs(folder, "benchmark=resnet", "scale=16xB200")
+    assert tree["scale"] == {"nodes": 4, "gpus_per_node": 4, "gpu": True}
+
+
 def test_the_last_set_of_hyperparameters_counts(folder):
     (folder / "recipe" / "resnet.yaml").write_text("scales: {mine: {from: 8xH200, hparams_set: nvidia_v4.0_57344}}")
     arguments = ("benchmark=resnet", "scale=mine")
