@@ -184,7 +184,7 @@ MOST_IN_A_CLUSTER = 8
 
 @dataclass(frozen=True)
 class Ctas:
-    """Thread blocks (CTAs) that an NCCL operation uses on a GPU, and their priority; None leaves the choice to NCCL.
+    """Thread blocks (CTAs) that an NCCL operation uses on a GPU; None leaves the choice to NCCL.
 
     Pipeline links differ: :func:`common.distributed.ctas.of_links`.
 
@@ -193,14 +193,11 @@ class Ctas:
     Attributes:
         min, max: thread blocks of one operation.
         cluster: thread blocks per cluster, which run side by side; 0 uses no clusters.
-        priority: priority of NCCL's stream. With ``high`` its thread blocks start on the next free multiprocessors,
-            before waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
 
     min: Annotated[int, Between(1, MOST_CTAS)] | None = None
     max: Annotated[int, Between(1, MOST_CTAS)] | None = None
     cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
-    priority: Literal["normal", "high"] = "normal"
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -232,7 +229,7 @@ class NetworkConfig:
         sharp_nodes: smallest number of nodes for which SHARP is used; None leaves the choice to NCCL.
         user_buffers: register the buffers of captured collectives with the network; None leaves the choice to NCCL.
         nvls: reduce in NVLink switches, which needs multicast; None leaves the choice to NCCL.
-        ctas: thread blocks of NCCL, which matrix products cannot use, and their priority.
+        ctas: thread blocks of NCCL, which matrix products cannot use.
     """
 
     sharp: bool = False

@@ -1,4 +1,4 @@
-"""NCCL options of a communicator: number of thread blocks (CTAs), cluster size and stream priority."""
+"""NCCL options of a communicator: number of thread blocks (CTAs) and cluster size."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ def options(ctas: Ctas) -> Any:
     if ctas == NCCLS_OWN or dist.get_backend() != "nccl":
         return None
     made: Any = dist.ProcessGroupNCCL.Options()
-    if ctas.priority == "high":
-        made.is_high_priority_stream = True
     for name, value in given.items():
         setattr(made.config, name, value)
     return made
@@ -51,5 +49,4 @@ def options(ctas: Ctas) -> Any:
 def in_words(ctas: Ctas) -> str:
     """Return the options as readable text; empty if all are NCCL's defaults."""
     parts = (("at least", ctas.min), ("at most", ctas.max), ("in clusters of", ctas.cluster))
-    given = [f"{words} {value}" for words, value in parts if value is not None]
-    return ", ".join(given if ctas.priority == "normal" else [*given, f"at {ctas.priority} priority"])
+    return ", ".join(f"{words} {value}" for words, value in parts if value is not None)

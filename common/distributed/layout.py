@@ -162,8 +162,8 @@ class Layout:
     def network_choices(self) -> dict[str, str]:
         """Return readable NCCL options of the communicators in use; empty without CUDA.
 
-        A key is ``thread blocks of`` and an axis or ``links of pp``. A value gives number of thread blocks, cluster
-        size and priority, as far as they are configured. Communicators with NCCL's defaults are left out.
+        A key is ``thread blocks of`` and an axis or ``links of pp``. A value gives number of thread blocks and cluster
+        size, as far as they are configured. Communicators with NCCL's defaults are left out.
         """
         if self.device.type != "cuda":
             return {}

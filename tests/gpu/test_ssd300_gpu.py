@@ -92,14 +92,23 @@ def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
     return found
 
 
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The relative error of all values as one vector."""
+    apart = torch.stack([(found[name] - exact).norm() for name, exact in expected.items()]).norm()
+    return float(apart / torch.stack([exact.norm() for exact in expected.values()]).norm())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_loss_and_gradients_follow_float64(dtype: torch.dtype) -> None:
     expected = losses_and_gradients(build(torch.float64))
     usual, found = (losses_and_gradients(build(dtype, name)) for name in ("reference", "auto"))
+    error, reference = (relative_error(one, expected) for one in (found, usual))
+    assert error < max(2e-2, 2 * reference), f"all gradients: {error:.1e}, reference {reference:.1e}"
     for name, exact in expected.items():
-        error, reference = ((one[name] - exact).norm() / exact.norm() for one in (found, usual))
-        # rounding turns ReLUs over, in every implementation others: on an H200 the errors are up to 1.6 times apart
-        assert error < max(2e-2, 2.5 * reference), f"{name}: {error:.1e}, reference {reference:.1e}"
+        error = float((found[name] - exact).norm() / exact.norm())
+        # Rounding changes the sign of inputs of ReLU, of other inputs in every implementation. The last convolutions
+        # have few outputs, so that one such sign changes their gradients by 15 %. A wrong gradient differs by more.
+        assert error < 0.3, f"{name}: {error:.1e}"
 
 
 def test_results_keep_channels_last() -> None:
