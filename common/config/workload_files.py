@@ -176,5 +176,5 @@ def _entries(file: Path, mapping: str) -> dict[str, Entry]:
         if not isinstance(settings, DictConfig):
             raise ConfigError(f"{file}: {name}={node}: expected settings, or the name of an entry with the same ones")
         start = settings.pop("from", "base" if "base" in sections and name != "base" else None)
-        found[name] = Entry(start, settings.pop("hparams_set", None), settings)
+        found[name] = Entry(None if start is None else str(start), settings.pop("hparams_set", None), settings)
     return found

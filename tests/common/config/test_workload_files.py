@@ -108,13 +108,14 @@ def test_the_last_set_of_hyperparameters_counts(folder):
     ("text", "message"),
     [
         ("scales: {mine: 8xH20}", r"mine\.from=8xH20: unknown; the entries are mine, .*; did you mean 8xH200\?"),
+        ("scales: {mine: {from: 8}}", "mine.from=8: unknown; the entries are mine, "),
         ("scales: {mine: other, other: mine}", "other.from=mine: mine starts from other"),
         ("scales: {mine: mine}", "mine.from=mine: mine starts from mine"),
         ("scales: {mine: 3}", "mine=3: expected settings, or the name of an entry with the same ones"),
         ("scales: {mine: test}\nbase: fp32\nscales: {}", ".* line 3: is no valid YAML: found duplicate key scales"),
         ("scales: mine", "scales=mine: expected a mapping of names to settings"),
     ],
-    ids=["unknown", "circle", "itself", "number", "twice", "no mapping"],
+    ids=["unknown", "no text", "circle", "itself", "number", "twice", "no mapping"],
 )
 def test_a_mistake_in_the_form_of_a_file_is_named_with_the_file(folder, capsys, text, message):
     file = folder / "recipe" / "resnet.yaml"
