@@ -86,12 +86,12 @@ class WorkloadFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the settings of ``config_path`` with Hydra's defaults list."""
-        group, _, name = config_path.rpartition("/")
-        if name not in self._choices(group):
+        if super().is_config(config_path):
             return super().load_config(config_path)
+        group, _, name = config_path.rpartition("/")
         kind, _, workload = group.partition("/")
         settings = OmegaConf.create(scale_of(name)) if kind == "scale" else self._settings(kind, workload, name)
-        return ConfigResult(self.provider, f"{self.full_path()}/{group}.yaml", settings, {"package": _PACKAGES[kind]})
+        return ConfigResult(self.provider, self.full_path(), settings, {"package": _PACKAGES[kind]})
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the names of folders and choices in ``config_path``, sorted."""
@@ -115,13 +115,11 @@ class WorkloadFiles(FileConfigSource):
 
     def origin(self, config_path: str, key: str) -> Path | None:
         """Return the file that sets ``key``, a dotted path in the settings of ``config_path``; None: it does not."""
-        group, _, name = config_path.rpartition("/")
-        kind, _, workload = group.partition("/")
-        files: Iterable[tuple[Path, Container]] = [
-            (Path(self.path, f"{config_path}.yaml"), self.load_config(config_path).config)
-        ]
-        if name in self._choices(group):
-            files = ((file, entry.settings) for file, entry in self._chain(kind, workload, name))
+        files: Iterable[tuple[Path, Container]]
+        if super().is_config(config_path):
+            files = [(Path(self.path, f"{config_path}.yaml"), self.load_config(config_path).config)]
+        else:
+            files = ((file, entry.settings) for file, entry in self._chain(*config_path.split("/")))
         return next((file for file, settings in files if OmegaConf.select(settings, key) is not None), None)
 
     def _settings(self, kind: str, workload: str, name: str) -> DictConfig:
@@ -178,5 +176,5 @@ def _entries(file: Path, mapping: str) -> dict[str, Entry]:
         if not isinstance(settings, DictConfig):
             raise ConfigError(f"{file}: {name}={node}: expected settings, or the name of an entry with the same ones")
         start = settings.pop("from", "base" if "base" in sections and name != "base" else None)
-        found[name] = Entry(start, settings.pop("hparams_set", None), settings)
+        found[name] = Entry(None if start is None else str(start), settings.pop("hparams_set", None), settings)
     return found

@@ -1,13 +1,14 @@
-"""Nodes and ranks of a scale follow from its name."""
+"""Nodes and ranks of a scale follow from its name, and one of GPUs never runs on a CPU by accident."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks import WORKLOADS
+from common import cli
 from common.config.composition import compose, scales_of
 from common.config.workload_files import scale_of
-from common.errors import ConfigError
+from common.errors import ConfigError, DeviceError
 
 
 def test_a_scale_is_what_is_composed_and_can_be_overridden():
@@ -51,3 +52,26 @@ def test_an_unknown_scale_of_a_benchmark_is_named_with_those_that_it_has():
 def test_a_scale_takes_no_other_key():
     with pytest.raises(ConfigError, match=r"^scale\.gpus: unknown configuration key"):
         compose(["scale.gpus=1"])
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("scale", ["1xGPU", "8xH200", "64xH100"])
+def test_without_a_gpu_it_is_an_error_that_says_how_to_run_on_the_cpu(scale, capsys):
+    assert cli.run(["train", "benchmark=resnet", f"scale={scale}"]) == DeviceError.exit_code
+    message = capsys.readouterr().err
+    assert "CUDA_VISIBLE_DEVICES='' shows none" in message
+    assert "device=cpu" in message
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_on_a_cpu_that_was_asked_for_it_starts(capsys):
+    refused = cli.run(["train", "benchmark=resnet", "scale=64xH100", "device=cpu"])
+    assert refused == ConfigError.exit_code
+    assert "8 nodes need a launcher that starts 64 ranks" in capsys.readouterr().err

@@ -89,6 +89,14 @@ def test_a_file_with_a_single_recipe_is_read_as_hydra_reads_it(folder):
     assert (tree["hparams"]["global_batch_size"], tree["hparams"]["momentum"]) == (3200, 0.5)
 
 
+def test_a_file_of_a_scale_counts_more_than_its_name(folder):
+    (folder / "recipe" / "resnet.yaml").write_text("scales: {16xB200: 8xH200}")
+    (folder / "scale").mkdir()
+    (folder / "scale" / "16xB200.yaml").write_text("{nodes: 4, gpus_per_node: 4, gpu: true}")
+    (tree,) = jobs(folder, "benchmark=resnet", "scale=16xB200")
+    assert tree["scale"] == {"nodes": 4, "gpus_per_node": 4, "gpu": True}
+
+
 def test_the_last_set_of_hyperparameters_counts(folder):
     (folder / "recipe" / "resnet.yaml").write_text("scales: {mine: {from: 8xH200, hparams_set: nvidia_v4.0_57344}}")
     arguments = ("benchmark=resnet", "scale=mine")
@@ -100,13 +108,14 @@ def test_the_last_set_of_hyperparameters_counts(folder):
     ("text", "message"),
     [
         ("scales: {mine: 8xH20}", r"mine\.from=8xH20: unknown; the entries are mine, .*; did you mean 8xH200\?"),
+        ("scales: {mine: {from: 8}}", "mine.from=8: unknown; the entries are mine, "),
         ("scales: {mine: other, other: mine}", "other.from=mine: mine starts from other"),
         ("scales: {mine: mine}", "mine.from=mine: mine starts from mine"),
         ("scales: {mine: 3}", "mine=3: expected settings, or the name of an entry with the same ones"),
         ("scales: {mine: test}\nbase: fp32\nscales: {}", ".* line 3: is no valid YAML: found duplicate key scales"),
         ("scales: mine", "scales=mine: expected a mapping of names to settings"),
     ],
-    ids=["unknown", "circle", "itself", "number", "twice", "no mapping"],
+    ids=["unknown", "no text", "circle", "itself", "number", "twice", "no mapping"],
 )
 def test_a_mistake_in_the_form_of_a_file_is_named_with_the_file(folder, capsys, text, message):
     file = folder / "recipe" / "resnet.yaml"
