@@ -1,6 +1,6 @@
 """Optimizers that work on flat buffers: update rules, gradient reduction, sharding and loss scaling.
 
-Read in this order; one step enters the first seven:
+Read in this order; one step enters all but ``groups``:
 
 1. ``optimizer``: the steps of an update, from ``begin`` to ``write``, and clipping of the mean gradient.
 2. ``groups``: parameter groups, and the ranks that share their parameters.

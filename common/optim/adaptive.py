@@ -49,14 +49,12 @@ SMALLEST_EPSILON = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class LAMB(Rule):
-    """Hyperparameters of LAMB: Adam with decoupled weight decay and one trust ratio for each tensor.
+class _MomentsRule(Rule):
+    """Hyperparameters that LAMB, AdamW and Adam share.
 
     Args:
         beta1, beta2: decay of the moments, in [0, 1).
         epsilon: added outside the square root.
-        bias_correction: divide the moments by 1 - beta^t.
-        norm_of: take |w| of the fp32 masters or of the model's weights.
 
     Raises:
         ValueError: a beta or epsilon is out of its range.
@@ -64,12 +62,27 @@ class LAMB(Rule):
 
     beta1: float = 0.9
     beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"{name}={beta}: it must be at least 0 and below 1")
+        _check_epsilon(self.epsilon)
+
+
+@dataclass(frozen=True)
+class LAMB(_MomentsRule):
+    """Hyperparameters of LAMB: Adam with decoupled weight decay and one trust ratio for each tensor.
+
+    Args:
+        bias_correction: divide the moments by 1 - beta^t.
+        norm_of: take |w| of the fp32 masters or of the model's weights.
+    """
+
     epsilon: float = 1e-6
     bias_correction: bool = True
     norm_of: Literal["master", "model"] = "master"
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -79,25 +92,10 @@ class LAMB(Rule):
 
 
 @dataclass(frozen=True)
-class AdamW(Rule):
-    """Hyperparameters of AdamW: Adam with decoupled weight decay.
-
-    Args:
-        beta1, beta2: decay of the moments, in [0, 1).
-        epsilon: added outside the square root.
-
-    Raises:
-        ValueError: a beta or epsilon is out of its range.
-    """
+class AdamW(_MomentsRule):
+    """Hyperparameters of AdamW: Adam with decoupled weight decay."""
 
     instead: ClassVar[str] = "LAMB"
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -105,25 +103,10 @@ class AdamW(Rule):
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
-    """Hyperparameters of Adam. The weight decay is added to the gradient.
-
-    Args:
-        beta1, beta2: decay of the moments, in [0, 1).
-        epsilon: added outside the square root.
-
-    Raises:
-        ValueError: a beta or epsilon is out of its range.
-    """
+class Adam(_MomentsRule):
+    """Hyperparameters of Adam. The weight decay is added to the gradient."""
 
     instead: ClassVar[str] = "LAMB"
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -164,8 +147,7 @@ class Adagrad(Rule, Formula):
     epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= SMALLEST_EPSILON:
-            raise ValueError(f"epsilon={self.epsilon}: it must be at least {SMALLEST_EPSILON:.2g}")
+        _check_epsilon(self.epsilon)
 
     def formula(self) -> Adagrad:
         """See :class:`common.optim.rules.Rule`."""
@@ -250,10 +232,7 @@ class ReferenceAdaptive(Update):
         return torch.where(defined, weight_norms / direction_norms, torch.ones_like(weight_norms))
 
 
-def _check(beta1: float, beta2: float, epsilon: float) -> None:
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"{name}={beta}: it must be at least 0 and below 1")
+def _check_epsilon(epsilon: float) -> None:
     if not epsilon >= SMALLEST_EPSILON:
         raise ValueError(f"epsilon={epsilon}: it must be at least {SMALLEST_EPSILON:.2g}")
 

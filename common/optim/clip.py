@@ -16,6 +16,7 @@ from torch import Tensor
 
 from common.ops.triton_support import no_triton
 from common.optim.buffers import FlatBuffer
+from common.optim.communication import sum_in_order
 from common.optim.precision import gradient_dtype
 
 
@@ -30,8 +31,7 @@ class MicroBatchClipper:
             ``sharing``, into its mean.
         norm_shares: for each parameter group, 1 / (number of ranks that hold it redundantly).
         micro_batches: micro-batches of one iteration. The fp32 sums exist only if there are several.
-        sum_over_other_ranks: sums in place over the ranks that hold the other parameters of this replica, in a fixed
-            order.
+        other_ranks: ranks that hold the other parameters of this replica; None if it is this rank alone.
         sharing: for each parameter group, the ranks that each have a part of a micro-batch's gradient. The clipper
             sums gradients over them.
 
@@ -46,13 +46,13 @@ class MicroBatchClipper:
         mean_factors: Sequence[float],
         norm_shares: Sequence[float],
         micro_batches: int,
-        sum_over_other_ranks: Callable[[Tensor], None],
+        other_ranks: dist.ProcessGroup | None,
         sharing: Sequence[dist.ProcessGroup | None],
     ) -> None:
         self._factor = factor
         self._buffers = buffers
         self._weights = [factor**2 * share for factor, share in zip(mean_factors, norm_shares, strict=True)]
-        self._sum_over_other_ranks = sum_over_other_ranks
+        self._other_ranks = other_ranks
         self._sharing = [_runs_to_sum(buffer, sharing) for buffer in buffers]
         self._sums: list[Tensor] = []
         if micro_batches > 1:
@@ -104,7 +104,7 @@ class MicroBatchClipper:
                     part = buffer.gradients[inside[0].start : inside[-1].stop]
                     squares.append(torch.linalg.vector_norm(part, dtype=dtype).square() * weight)
         total = torch.stack([square.to(_widest(squares)) for square in squares]).sum()
-        self._sum_over_other_ranks(total)
+        sum_in_order(total, self._other_ranks)
         norm = total.sqrt()
         return norm if loss_scale is None else norm / loss_scale
 

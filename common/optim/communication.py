@@ -377,6 +377,18 @@ class WeightGatherer:
             self._works.pop(at).wait()
 
 
+def sum_in_order(values: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Sum a small tensor in place over the ranks of ``group``, in their order; do nothing without a group.
+
+    An all-reduce may add in another order on another node, and then nodes that hold the same shards would diverge.
+    """
+    if group is None:
+        return
+    gathered = values.new_empty(group.size() * values.numel())
+    dist.all_gather_into_tensor(gathered, values.flatten(), group=group)
+    values.copy_(gathered.view(-1, *values.shape).sum(0))
+
+
 def wait_for_weights(block: nn.Module) -> None:
     """Wait for the weights of a block if other code reads them before the block runs.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from common.distributed.layout import AXES, Layout
 from common.optim.learning_rate import Schedule
@@ -151,7 +151,7 @@ class Route:
 
 
 class ShardPlan:
-    """The ranks that share shards, and sums over them.
+    """The ranks that share shards.
 
     The ranks of the ``dp`` and ``cp`` axes hold the same weights, so both axes share shards: adjacent ranks on the
     two axes taken as one, with ``cp`` as the inner axis.
@@ -181,8 +181,7 @@ class ShardPlan:
         self.ranks = shard_ranks(shard, layout, ranks_per_node)
         self.index = layout.index(*SUMMED_AXES) % self.ranks
         self.group = layout.subgroup(SUMMED_AXES, self.ranks)
-        self._other_axes = [axis for axis in AXES if axis not in SUMMED_AXES]
-        self.other_ranks = layout.group(*self._other_axes)
+        self.other_ranks = layout.group(*(axis for axis in AXES if axis not in SUMMED_AXES))
         self.writes = layout.index(*SUMMED_AXES) == 0
         self.near_writer = layout.index(*SUMMED_AXES) < self.ranks
 
@@ -228,35 +227,10 @@ class ShardPlan:
         """Return the ranks that have parts of one micro-batch's gradient; None if this rank has it all. Collective."""
         return self._layout.group(*micro_batch_axes(group))
 
-    def sum_over_shards(self, values: Tensor) -> None:
-        """Sum a small tensor in place over the ranks that share."""
-        if self.group is not None:
-            _sum_in_order(values, self.group, self.ranks)
-
-    def sum_over_replica(self, values: Tensor) -> None:
-        """Sum a small tensor in place over the ranks that together hold the parameters of one replica."""
-        self.sum_over_shards(values)
-        self.sum_over_other_ranks(values)
-
-    def sum_over_other_ranks(self, values: Tensor) -> None:
-        """Sum a small tensor in place over ``other_ranks``."""
-        if self.other_ranks is not None:
-            _sum_in_order(values, self.other_ranks, self._layout.size(*self._other_axes))
-
 
 def micro_batch_axes(group: ParameterGroup) -> tuple[str, ...]:
     """Return the axes over which the gradients of one micro-batch are parts of a sum."""
     return tuple(dict.fromkeys(axis for axis in ("cp", *group.summed_over) if axis != "dp"))
-
-
-def _sum_in_order(values: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
-    """Sum in the order of the ranks.
-
-    An all-reduce may add in another order on another node, and then nodes that hold the same shards would diverge.
-    """
-    gathered = values.new_empty(ranks * values.numel())
-    dist.all_gather_into_tensor(gathered, values.flatten(), group=group)
-    values.copy_(gathered.view(ranks, *values.shape).sum(0))
 
 
 def shard_ranks(shard: str, layout: Layout, ranks_per_node: int | None) -> int:

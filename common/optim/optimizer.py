@@ -7,6 +7,7 @@ fused optimizer.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from common.ops.operation import asked_for
 from common.optim import state
 from common.optim.buffers import build_flat_buffers
 from common.optim.clip import MicroBatchClipper
-from common.optim.communication import GradientReducer, WeightGatherer
+from common.optim.communication import GradientReducer, WeightGatherer, sum_in_order
 from common.optim.groups import ParameterGroup as ParameterGroup
 from common.optim.groups import ShardPlan, check_groups, micro_batch_axes, redundant_ranks, settings_of
 from common.optim.precision import GradientPrecision, LossScale
@@ -147,7 +148,8 @@ class Optimizer:
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         settings = [settings_of(group, layout, grad_divisor) for group in groups]
         tensors = sum(buffer.tensors for buffer in buffers)
-        binding = Binding([buffer.shard for buffer in buffers], settings, tensors, plan.sum_over_shards)
+        sum_over_shards = functools.partial(sum_in_order, group=plan.group)
+        binding = Binding([buffer.shard for buffer in buffers], settings, tensors, sum_over_shards)
         with asked_for("optimizer.implementation", implementation):
             self._update = rule.bind(binding, implementation)
         self.implementation = self._update.implementation
@@ -156,7 +158,7 @@ class Optimizer:
             micro = micro_batches * layout.size("dp") / grad_divisor
             means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
             shares = [entry.norm_share for entry in settings]
-            others, sharing = plan.sum_over_other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
+            others, sharing = plan.other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
             self._clipper = MicroBatchClipper(clip.factor, buffers, means, shares, micro_batches, others, sharing)
         plan.check_tied(groups, routes, buffers[0].device)
         early = overlap and not clip_first
@@ -217,7 +219,8 @@ class Optimizer:
         self._set_rates()
         self._stats.zero_()
         self._update.measure(self._stats)
-        self.plan.sum_over_replica(self._stats)
+        for group in (self.plan.group, self.plan.other_ranks):  # together they hold the parameters of one replica
+            sum_in_order(self._stats, group)
         self._factor, overflow = self._judge()
         return overflow
 

@@ -90,6 +90,22 @@ def step(optimizer: Optimizer, gradients: Mapping[nn.Parameter, Tensor], skip: f
     return bool(apply_gradients([optimizer], torch.tensor(skip)))
 
 
+def step_beside(
+    optimizer: Optimizer,
+    ours: nn.Parameter,
+    reference: torch.optim.Optimizer,
+    theirs: nn.Parameter,
+    rates: Sequence[float],
+) -> None:
+    """One iteration of both for each rate, with the same gradients; their weights are then equal in float64."""
+    for gradient, rate in zip(noise(len(rates), *ours.shape), rates, strict=True):
+        step(optimizer, {ours: gradient})
+        theirs.grad = gradient.double()
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-14, atol=1e-14)
+
+
 def momentum_of(optimizer: Optimizer, name: str) -> np.ndarray:
     """The momentum of one parameter, in float64."""
     return optimizer.state_dict()["momentum"][name].double().numpy()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from common.distributed import groups
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import (
     Adapter,
@@ -24,10 +22,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 3, 4, 2, 2, 6, 10
 ADAPTER = Adapter(5, 4.0)
 
 
-@pytest.fixture(autouse=True)
-def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
 def place(index: int, size: int = 2) -> TensorParallel:
