@@ -139,8 +139,9 @@ def build_features(
 
     def build(name: str) -> FeatureStore:
         partition = NodePartition(nodes, ranks.shards(name))
-        memory_placement = LOCAL if name == EXCHANGE else name
-        memory = ShardedArray(memory_placement, partition.rows * width, layout.node(ranks_per_node), layout.device)
+        in_memory = LOCAL if name == EXCHANGE else name
+        group = None if in_memory == LOCAL else layout.node(ranks_per_node)
+        memory = ShardedArray(in_memory, partition.rows * width, group, layout.device)
         fill(partition, layout.rank % partition.shards, memory.own.view(-1, width).view(E4M3))
         memory.share()
         if name == EXCHANGE:
@@ -191,8 +192,8 @@ class InPlaceFeatures:
         """See :class:`FeatureStore`."""
         if self._rows.device.type == "cuda":
             torch.cuda.synchronize(self._rows.device)
-        del self._rows
         self._memory.close()
+        del self._rows, self._memory
 
 
 @dataclass(frozen=True)
