@@ -139,14 +139,14 @@ def build_features(
 
     def build(name: str) -> FeatureStore:
         partition = NodePartition(nodes, ranks.shards(name))
-        in_memory = LOCAL if name == EXCHANGE else name
-        group = None if in_memory == LOCAL else layout.node(ranks_per_node)
-        memory = ShardedArray(in_memory, partition.rows * width, group, layout.device)
+        # A separate communicator, so that concurrent traffic of training does not wait for it.
+        exchange = groups.make(range(layout.world_size)) if name == EXCHANGE else None
+        group = layout.node(ranks_per_node) if name in (PEERS, HOST) else None
+        memory = ShardedArray(LOCAL if name == EXCHANGE else name, partition.rows * width, group, layout.device)
         fill(partition, layout.rank % partition.shards, memory.own.view(-1, width).view(E4M3))
         memory.share()
-        if name == EXCHANGE:
-            # A separate communicator, so that concurrent traffic of training does not wait for it.
-            return ExchangedFeatures(partition, memory.own.view(-1, width), groups.make(range(layout.world_size)))
+        if exchange is not None:
+            return ExchangedFeatures(partition, memory.own.view(-1, width), exchange)
         return InPlaceFeatures(name, partition, memory, width, layout.device)
 
     return first_supported(names, build)
