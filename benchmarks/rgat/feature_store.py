@@ -139,13 +139,14 @@ def build_features(
 
     def build(name: str) -> FeatureStore:
         partition = NodePartition(nodes, ranks.shards(name))
-        memory_placement = LOCAL if name == EXCHANGE else name
-        memory = ShardedArray(memory_placement, partition.rows * width, layout.node(ranks_per_node), layout.device)
+        # A separate communicator, so that concurrent traffic of training does not wait for it.
+        exchange = groups.make(range(layout.world_size)) if name == EXCHANGE else None
+        group = layout.node(ranks_per_node) if name in (PEERS, HOST) else None
+        memory = ShardedArray(LOCAL if name == EXCHANGE else name, partition.rows * width, group, layout.device)
         fill(partition, layout.rank % partition.shards, memory.own.view(-1, width).view(E4M3))
         memory.share()
-        if name == EXCHANGE:
-            # A separate communicator, so that concurrent traffic of training does not wait for it.
-            return ExchangedFeatures(partition, memory.own.view(-1, width), groups.make(range(layout.world_size)))
+        if exchange is not None:
+            return ExchangedFeatures(partition, memory.own.view(-1, width), exchange)
         return InPlaceFeatures(name, partition, memory, width, layout.device)
 
     return first_supported(names, build)
@@ -191,8 +192,8 @@ class InPlaceFeatures:
         """See :class:`FeatureStore`."""
         if self._rows.device.type == "cuda":
             torch.cuda.synchronize(self._rows.device)
-        del self._rows
         self._memory.close()
+        del self._rows, self._memory
 
 
 @dataclass(frozen=True)

@@ -17,34 +17,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, Schema
 from benchmarks.rgat.ops.sample.reference import NeighborSampler
 
 
 def largest_shape(graph: Graph, seeds: int, fanouts: Sequence[int]) -> BlockShape:
     """Return capacities that no batch of ``seeds`` seeds can exceed; ``fanouts`` go from the seeds outward."""
     schema = graph.schema
-    new = [seeds if number == schema.seed_type else 0 for number in range(len(schema.types))]
-    limits = [max(count, first) for count, first in zip(graph.nodes, new, strict=True)]  # more seeds than nodes
-    nodes, edges, rows = [new], [[0] * len(schema.relations)], []
+    sources, targets = np.array(schema.sources), np.array(schema.targets)
+    new = np.zeros(len(schema.types), np.int64)
+    new[schema.seed_type] = seeds
+    limits = np.maximum(graph.nodes, new)  # there may be more seeds than nodes
+    nodes, edges, rows = [new], [np.zeros(len(sources), np.int64)], []
     for fanout in fanouts:
-        drawn = [new[target] * fanout for target in schema.targets]
-        edges.append(_added(edges[-1], drawn, graph.edges))
-        new = [0] * len(schema.types)
-        for source, count in zip(schema.sources, drawn, strict=True):
-            new[source] += count
-        new = [min(count, most) for count, most in zip(new, limits, strict=True)]
-        nodes.append(_added(nodes[-1], new, limits))
-        rows.append([min(count, nodes[-1][source]) for count, source in zip(edges[-1], schema.sources, strict=True)])
-    return BlockShape(schema, _table(nodes), _table(edges[1:]), _table(rows))
-
-
-def _added(before: Sequence[int], new: Sequence[int], most: Sequence[int]) -> list[int]:
-    return [min(old + more, limit) for old, more, limit in zip(before, new, most, strict=True)]
+        drawn = new[targets] * fanout
+        edges.append(np.minimum(edges[-1] + drawn, graph.edges))
+        reached = np.zeros_like(limits)
+        np.add.at(reached, sources, drawn)
+        new = np.minimum(reached, limits)
+        nodes.append(np.minimum(nodes[-1] + new, limits))
+        rows.append(np.minimum(edges[-1], nodes[-1][sources]))
+    return _shape(schema, nodes, edges[1:], rows)
 
 
 def moments(counts: Sequence[Sequence[int]]) -> Tensor:
@@ -79,57 +78,53 @@ def enough_shape(moments: Tensor, largest: BlockShape, sigma: float) -> BlockSha
         raise ValueError("no batch was sampled")
     if sums[-1]:
         raise ValueError("a sampled batch had too little room: what it would have taken is not known")
-    wanted = [
+    wanted = [  # Python's integers, because the products may exceed 64 bits
         math.ceil((total + sigma * math.sqrt(batches * square - total * total)) / batches)
         for total, square in zip(sums, squares, strict=True)
     ]
-    types, relations, hops = len(largest.schema.types), len(largest.schema.relations), largest.hops
-    lines = iter(wanted)
-    nodes = [[next(lines) for _ in range(types)] for _ in range(hops + 1)]
-    edges, rows = ([[next(lines) for _ in range(relations)] for _ in range(hops)] for _ in range(2))
-    nodes = [list(largest.nodes[0]), *_grown(nodes[1:], largest.nodes[1:], largest.nodes[0])]
-    edges = _grown(edges, largest.edges, [0] * relations)
-    rows = _grown(rows, largest.rows, [0] * relations)
-    for hop, line in enumerate(rows):
-        for relation, source in enumerate(largest.schema.sources):
-            line[relation] = min(line[relation], edges[hop][relation], nodes[hop + 1][source])
-    return BlockShape(largest.schema, _table(nodes), _table(edges), _table(rows))
+    limits = _tables(largest)
+    ends = np.cumsum([table.size for table in limits])
+    parts = np.split(np.array(wanted[:-1]), ends[:-1])
+    parts[0][: len(largest.schema.types)] = largest.nodes[0]
+    nodes, edges, rows = (
+        _ascending(part.reshape(limit.shape), limit) for part, limit in zip(parts, limits, strict=True)
+    )
+    rows = np.minimum(np.minimum(rows, edges), nodes[1:, list(largest.schema.sources)])
+    return _shape(largest.schema, nodes, edges, rows)
 
 
 def at_most(shape: BlockShape, limit: int) -> BlockShape:
     """Return ``shape`` with every capacity except the seeds limited to ``limit``."""
-    return _each(shape, lambda room, largest: min(room, limit), shape)
+    return _changed(shape, lambda table: np.minimum(table, limit), shape)
 
 
 def grown(shape: BlockShape, largest: BlockShape, least: int = 1) -> BlockShape:
     """Return ``shape`` with doubled capacities, at least ``least`` and at most those of ``largest``."""
-    return _each(shape, lambda room, limit: min(max(2 * room, least), limit), largest)
+    return _changed(shape, lambda table: np.maximum(2 * table, least), largest)
 
 
-def _each(shape: BlockShape, change: Callable[[int, int], int], largest: BlockShape) -> BlockShape:
-    tables = []
-    for table, limits in (
-        (shape.nodes[1:], largest.nodes[1:]),
-        (shape.edges, largest.edges),
-        (shape.rows, largest.rows),
-    ):
-        changed = [[change(*pair) for pair in zip(*lines, strict=True)] for lines in zip(table, limits, strict=True)]
-        tables.append(changed)
-    nodes = [list(shape.nodes[0]), *_grown(tables[0], largest.nodes[1:], shape.nodes[0])]
-    return BlockShape(shape.schema, _table(nodes), _table(tables[1]), _table(tables[2]))
+Table = NDArray[np.int64]
 
 
-def _grown(wanted: Sequence[Sequence[int]], largest: Sequence[Sequence[int]], least: Sequence[int]) -> list[list[int]]:
-    """Return the capacities of each hop, not less than those of the hop before."""
-    table: list[list[int]] = []
-    for line, limits in zip(wanted, largest, strict=True):
-        before = table[-1] if table else least
-        table.append([min(limit, max(want, old, 1)) for want, old, limit in zip(line, before, limits, strict=True)])
-    return table
+def _changed(shape: BlockShape, change: Callable[[Table], Table], largest: BlockShape) -> BlockShape:
+    limits = _tables(largest)
+    nodes, edges, rows = (np.minimum(change(table), limit) for table, limit in zip(_tables(shape), limits, strict=True))
+    nodes[0] = shape.nodes[0]
+    return _shape(shape.schema, _ascending(nodes, limits[0]), edges, rows)
 
 
-def _table(lines: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(line) for line in lines)
+def _ascending(table: Table, limits: Table) -> Table:
+    """Return capacities of at least 1 within ``limits``, and not less than those of the hop before."""
+    ascending: Table = np.maximum.accumulate(np.minimum(np.maximum(table, 1), limits))
+    return ascending
+
+
+def _tables(shape: BlockShape) -> tuple[Table, Table, Table]:
+    return np.array(shape.nodes), np.array(shape.edges), np.array(shape.rows)
+
+
+def _shape(schema: Schema, *tables: Sequence[Table] | Table) -> BlockShape:
+    return BlockShape(schema, *(tuple(tuple(line.tolist()) for line in table) for table in tables))
 
 
 FIRST_CAPACITY = 64

@@ -223,7 +223,7 @@ class ShardedArray:
     Args:
         placement: ``peers``, ``host``, or, for a single shard of this rank alone, ``local``.
         size: bytes of each shard.
-        group: ranks of the node; None for a single rank.
+        group: ranks of the node; None for a single rank, and with ``local``.
         device: device of this rank.
 
     Attributes:
@@ -236,7 +236,7 @@ class ShardedArray:
     """
 
     def __init__(self, placement: str, size: int, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        self._group, self._device = None if placement == LOCAL else group, device
+        self._group, self._device = group, device
         self._host, self._peers = placement == HOST, None
         self._registered: list[Tensor] = []
         if placement == PEERS:

@@ -1,4 +1,4 @@
-"""Random blocks for tests, made edge by edge in Python from what their docstring says, and inputs around them."""
+"""Random blocks for tests of operations, and inputs around them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
+from benchmarks.rgat.ops.sample.reference import sampler_reference
+from benchmarks.rgat.sampling import largest_shape
+from benchmarks.rgat.synthetic import synthetic_graph
 
-GARBAGE = 1 << 30
-"""Number beyond what is filled."""
-
+EMPTY = SampledBlock.empty
 SCHEMA = Schema.augmented(
     ("paper", "author", "topic"), ("paper__cites__paper", "paper__by__author", "paper__on__topic"), "paper"
 )
 """Five relations, three of them into papers."""
-
-
-@dataclass
-class _Relation:
-    rows: dict[int, int]
-    row: list[int]
-    target: list[int]
-    first: list[int]
 
 
 def random_block(
@@ -37,84 +31,42 @@ def random_block(
     fanouts: tuple[int, ...] = (3, 2, 3),
     without: tuple[int, ...] = (),
     slack: int = 3,
-    hub: float = 0.0,
     shape: BlockShape | None = None,
 ) -> SampledBlock:
-    """A block of random edges in a graph of ``graph`` nodes of each type.
+    """A block of the reference sampler in a graph of ``graph`` nodes of each type, with garbage beyond what is filled.
 
-    Every target draws up to a hop's fanout of sources, often none, and the same one again at times.
+    Some targets have no edges, and some edges come twice.
 
     Args:
         without: relations without an edge.
         slack: room beyond what is filled.
-        hub: share of the edges that come from node 0, beside its own.
         shape: room, in place of ``slack``.
     """
-    random = torch.Generator().manual_seed(seed)
-    nodes: list[dict[int, int]] = [{} for _ in schema.types]  # in the graph to in the block
-    for node in torch.randperm(graph, generator=random)[:seeds].tolist():
-        nodes[schema.seed_type][node] = len(nodes[schema.seed_type])
-    relations = [_Relation({}, [], [], [0]) for _ in schema.relations]
-    node_counts, edge_counts, row_counts = [[len(found) for found in nodes]], [], []
-    expanded = [0 for _ in schema.types]
-    for fanout in fanouts:
-        frontier = [list(found.values())[done:] for found, done in zip(nodes, expanded, strict=True)]
-        expanded = [len(found) for found in nodes]
-        for number, relation in enumerate(relations):
-            found = nodes[schema.sources[number]]
-            for target in frontier[schema.targets[number]]:
-                degree = (
-                    0 if number in without else int(torch.randint(-1, fanout + 1, (), generator=random).clamp(min=0))
-                )
-                sources = torch.randint(graph, (degree,), generator=random)
-                sources *= torch.rand(degree, generator=random) >= hub
-                for source in sources.tolist():
-                    node = found.setdefault(source, len(found))
-                    relation.row.append(relation.rows.setdefault(node, len(relation.rows)))
-                    relation.target.append(target)
-                relation.first.append(len(relation.row))
-        node_counts.append([len(found) for found in nodes])
-        edge_counts.append([len(relation.row) for relation in relations])
-        row_counts.append([len(relation.rows) for relation in relations])
+    degrees = {str(relation): 1.7 for number, relation in enumerate(schema.relations) if number not in without}
+    made = synthetic_graph(schema, (graph,) * len(schema.types), degrees, seed, torch.device("cpu"))
+    papers = torch.randperm(graph, generator=torch.Generator().manual_seed(seed))[:seeds].int()
 
-    def room(counts: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(count + slack for count in line) for line in counts)
+    def sampled(shape: BlockShape) -> SampledBlock:
+        return sampler_reference(made, fanouts, shape)(papers, seeds, torch.tensor(seed))
 
     if shape is None:
-        rooms = room(node_counts)
-        shape = BlockShape(schema, (tuple(node_counts[0]), *rooms[1:]), room(edge_counts), room(row_counts))
-    block = SampledBlock.empty(shape, torch.device("cpu"))
-    for tensor in block.tensors().values():
-        tensor.fill_(GARBAGE)
-    flat = [count for table in (node_counts, edge_counts, row_counts) for line in table for count in line]
-    block.counts.copy_(torch.tensor([*flat, 0]))
-    for kind, found in enumerate(nodes):
-        _write(block.nodes, shape.node_offsets(shape.hops)[kind], list(found))
-    for number, relation in enumerate(relations):
-        _write(block.edge_row, shape.edge_offsets[number], relation.row)
-        _write(block.edge_target, shape.edge_offsets[number], relation.target)
-        ends = shape.indptr_offsets[number : number + 2]
-        block.indptr[slice(*ends)] = len(relation.row)
-        _write(block.indptr, ends[0], relation.first)
-        _write(block.rows, shape.row_offsets(shape.hops)[number], list(relation.rows))
-        ends = shape.node_row_offsets[number : number + 2]
-        _write(
-            block.node_row,
-            ends[0],
-            [relation.rows.get(node, -1) for node in range(node_counts[-2][schema.sources[number]])],
+        whole = sampled(largest_shape(made, seeds, fanouts))
+        nodes, edges, rows = (
+            tuple(tuple(count + slack for count in line) for line in counts.tolist())
+            for counts in (whole.node_counts, whole.edge_counts, whole.row_counts)
         )
-        ends = shape.row_indptr_offsets[number : number + 2]
-        block.row_indptr[slice(*ends)] = len(relation.row)
-        edges_of: list[list[int]] = [[] for _ in relation.rows]
-        for edge, row in enumerate(relation.row):
-            edges_of[row].append(edge)
-        _write(block.row_indptr, ends[0], [0, *torch.tensor([len(own) for own in edges_of]).cumsum(0).tolist()])
-        _write(block.row_edges, shape.edge_offsets[number], [edge for own in edges_of for edge in own])
+        shape = BlockShape(schema, (tuple(whole.node_counts[0].tolist()), *nodes[1:]), edges, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SampledBlock, "empty", garbage)
+        block = sampled(shape)
+    assert not block.overflow
     return block
 
 
-def _write(tensor: Tensor, first: int, values: list[int]) -> None:
-    tensor[first : first + len(values)] = torch.tensor(values, dtype=torch.int32)
+def garbage(shape: BlockShape, device: torch.device) -> SampledBlock:
+    """A block with a number in all entries that none of its nodes, edges or rows has."""
+    tensors = EMPTY(shape, device).tensors()
+    return SampledBlock(shape, **{name: torch.full_like(tensor, 1 << 30) for name, tensor in tensors.items()})
 
 
 @dataclass
