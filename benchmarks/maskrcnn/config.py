@@ -22,7 +22,7 @@ from common.config.ranges import (
     ShareAboveZero,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.picture_boxes import BoxReaderConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
@@ -190,8 +190,8 @@ class ModelConfig:
         object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
 
 
-@dataclass(frozen=True)
-class MaskReaderConfig(ReaderConfig):
+@dataclass(frozen=True, kw_only=True)
+class MaskReaderConfig(BoxReaderConfig):
     """Options for reading pictures with masks.
 
     Attributes:

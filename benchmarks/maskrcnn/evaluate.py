@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.anchors import anchors
 from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig
-from benchmarks.maskrcnn.data import open_eval
-from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.detect import Detector
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
@@ -29,29 +27,23 @@ from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
 from benchmarks.maskrcnn.prepared import open_prepared
 from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
+from common.contract.evaluation import Scorer
 from common.data.batches import EvalSource
 from common.detection.annotations import Annotations
 from common.detection.detections import PADDING, Found
 from common.detection.evaluation import BatchShape, DetectionEvaluation
-from common.detection.mask_scorer import MaskScorer
 from common.distributed.layout import Layout
 from common.ops.operation import OperationRequest, select
 
 
-class Scoring(NamedTuple):
-    """Where detections are scored.
-
-    Attributes:
-        device: device on which boxes and masks are matched.
-        processes: number of processes that compute the overlaps of masks.
-    """
-
-    device: torch.device
-    processes: int
-
-
 def evaluation(
-    model: MaskRCNN, own: MaskRCNNConfig, preparer: Preparer, layout: Layout, capture: bool, scoring: Scoring
+    model: MaskRCNN,
+    own: MaskRCNNConfig,
+    data: MaskData,
+    preparer: Preparer,
+    layout: Layout,
+    capture: bool,
+    scorer: Scorer,
 ) -> tuple[DetectionEvaluation, dict[str, str]]:
     """Build the evaluation: COCO's mean average precision of boxes and of masks, ``BBOX`` and ``SEGM``.
 
@@ -67,8 +59,7 @@ def evaluation(
     Raises:
         UnsupportedImplementation: the message names the configuration key.
     """
-    facts, device, settings = own.facts, layout.device, DataSettings(own.facts, own.reader)
-    implementations = own.model.implementations
+    facts, device, implementations = own.facts, layout.device, own.model.implementations
     align = select(implementations, "roi_align", ROI_ALIGN, OperationRequest(device, _dtype(model)))
     pasting = select(implementations, "paste", PASTE, OperationRequest(device, torch.float32))
     detector = Detector(model, facts, align.function, implementations, device)
@@ -86,8 +77,8 @@ def evaluation(
         return BatchShape(detect, example_inputs(facts, own.reader.eval_batch, shape, layout))
 
     def open_source(root: Path) -> EvalSource:
-        detector.name_classes(open_prepared(root).category_ids())
-        return open_eval(root, settings, layout, own.reader.eval_batch)
+        detector.name_classes(data.category_ids(root))
+        return data.open_eval(root, layout, own.reader.eval_batch)
 
     made = DetectionEvaluation(
         model,
@@ -96,7 +87,7 @@ def evaluation(
         facts.detections,
         layout,
         capture,
-        MaskScorer(ground_truth, scoring.device, scoring.processes),
+        scorer,
         partial(find_runs, pasting.function, facts.mask_threshold),
     )
     return made, {"suppression": detector.choice, "roi_align": align.name, "paste": pasting.name}

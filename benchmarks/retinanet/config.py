@@ -16,7 +16,7 @@ from common.config.ranges import (
     Share,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.picture_boxes import BoxReaderConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
@@ -108,4 +108,4 @@ class RetinaNetConfig:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderConfig
+    reader: BoxReaderConfig

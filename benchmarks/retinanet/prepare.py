@@ -105,9 +105,9 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     for split in SPLITS:
         part = prepared.split(split)
         sha256 = read_column(data_dir / SPLITS[split] / BOXES / SHA256, np.dtype(np.uint8), (len(part), 32))
-        strangers = {path.name for path in listed(part.folder)} - {name.decode() for name in part.names}
+        strangers = {path.name for path in listed(part.path)} - {name.decode() for name in part.names}
         if strangers:
-            raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
+            raise DataError(f"{part.path / min(strangers)} was not prepared; delete it")
         tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]
         with ThreadPoolExecutor(workers) as pool:
             compared = pool.map(partial(_compare, part, sha256), tasks)
@@ -126,10 +126,10 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
 
 def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
     for number in numbers:
-        if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
+        if hashlib.sha256(part.record(number).data).digest() != sha256[number].tobytes():
             raise DataError(
-                f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
-                f"then run '{PREPARE_COMMAND}'"
+                f"{part.describe(number)} is another picture than was prepared, or damaged; delete it and "
+                f"{manifest.NAME}, then run '{PREPARE_COMMAND}'"
             )
 
 

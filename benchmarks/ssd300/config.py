@@ -16,7 +16,7 @@ from common.config.ranges import (
     ShareAboveZero,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.picture_boxes import BoxReaderConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.batch_norm import BATCH_NORM
@@ -191,4 +191,4 @@ class Ssd300Config:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderConfig
+    reader: BoxReaderConfig

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import torch
 from small_coco import REQUEST
 
 from benchmarks.maskrcnn.config import Facts, MaskReaderConfig
-from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.data import MaskData
 from common.config.loading import build
 from common.data.batches import Block
 from common.mlperf.fixed import fixed_facts
@@ -22,7 +23,8 @@ MICRO_BATCH = 3
 BLOCK = Block(0, 1, 3, 0, 3 * REQUEST.train)
 
 
-def settings(changed: Mapping[str, object] = MappingProxyType({}), **reader: object) -> DataSettings:
+def settings(changed: Mapping[str, object] = MappingProxyType({}), **reader: object) -> MaskData:
     """Pictures of 64 to 120 px become 150 px high or wide; ``changed`` are facts, ``reader`` how they are read."""
     facts = {"classes": REQUEST.classes, "min_size": SHORT, "max_size": LONG, "longest_side": SLOT, **changed}
-    return DataSettings(fixed_facts(Facts, "maskrcnn", **facts), build(MaskReaderConfig, READER | reader, "reader"))
+    config = build(MaskReaderConfig, READER | reader, "reader")
+    return MaskData(fixed_facts(Facts, "maskrcnn", **facts), config, torch.float32)

@@ -24,6 +24,7 @@ from benchmarks.maskrcnn.prepared import legacy_corners, open_prepared
 from benchmarks.maskrcnn.stand_in import generate
 from common.detection.coco_raw import SPLITS, annotations_name
 from common.detection.coco_stand_in import category_ids
+from common.detection.picture_boxes import require_room
 from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.mlperf.fixed import fixed_facts
@@ -139,9 +140,9 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
     expected = trained_on(coco)
     assert len(expected) == REQUEST.train < len(coco.imgs) - 1
     assert [] in expected.values(), "a picture with nothing to train on"
-    train = open_prepared(prepared).train()
-    objects, label_of = train.objects, {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
-    assert train.pictures.annotations.picture_id.tolist() == list(expected)
+    pictures, objects = open_prepared(prepared).train()
+    label_of = {category: place + 1 for place, category in enumerate(sorted(coco.cats))}
+    assert pictures.annotations.picture_id.tolist() == list(expected)
     assert objects.counts.tolist() == [len(boxes) for boxes in expected.values()]
     assert objects.corners.dtype == objects.polygons.xy.dtype == np.float32
     row = 0
@@ -149,7 +150,7 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
         info = coco.imgs[picture]
         assert objects.size[place].tolist() == [info["height"], info["width"]]
         assert objects.bounds[place] == row
-        assert train.pictures.jpeg(place) == (drawn / "train2017" / info["file_name"]).read_bytes()
+        assert pictures.record(place).data == (drawn / "train2017" / info["file_name"]).read_bytes()
         for box in boxes:
             np.testing.assert_allclose(objects.corners[row], corners(box["bbox"], info), rtol=1e-6)
             assert objects.label[row] == label_of[box["category_id"]]
@@ -159,7 +160,7 @@ def test_training_has_the_reference_objects_with_their_outlines(drawn, prepared)
                 assert np.array_equal(mine.reshape(-1), np.float32(coordinates))
             row += 1
     assert row == objects.bounds[-1] == objects.polygons.objects == len(objects.label)
-    train.pictures.close()
+    pictures.close()
 
 
 def test_validation_has_all_objects_whose_masks_are_pycocotools(drawn, prepared):
@@ -281,12 +282,11 @@ def test_bad_annotations_are_one_error(drawn, tmp_path, change, says):
 
 
 def test_more_objects_than_a_batch_has_room_for_are_named(prepared):
-    train = open_prepared(prepared).train()
-    most = int(train.objects.counts.max())
-    train.require_room(most)
+    pictures, objects = open_prepared(prepared).train()
+    most = int(objects.counts.max())
+    require_room(objects.counts, most, pictures)
     with pytest.raises(DataError, match=rf"train.rec: picture \d+ has {most} boxes, .* use reader.max_boxes={most}"):
-        train.require_room(most - 1)
-    train.pictures.close()
+        require_room(objects.counts, most - 1, pictures)
 
 
 def test_other_data_than_coco_have_to_say_so(drawn, tmp_path):
@@ -312,5 +312,5 @@ def test_records_of_other_pictures_are_found(prepared, tmp_path):
     with RecordReader(prepared / "val.rec") as records:
         first = records.image(0).record_id
     with pytest.raises(DataError, match=rf"holds picture {first}, its boxes are those of picture"):
-        pictures.jpeg(0)
+        pictures.record(0)
     pictures.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from benchmarks.maskrcnn.data import open_train
-from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.data import MaskData
 from common import cli
 from common.config.composition import compose
 from common.data.batches import Block
@@ -23,10 +23,10 @@ QUICK = [
 def test_ranks_are_at_different_shapes_in_the_same_step(data_of):
     """So the contract's test that two ranks equal one that accumulates has such steps in it."""
     run, _ = cli.load(compose(["benchmark=maskrcnn", "scale=test", "device=cpu"]))
-    settings, keys = DataSettings(run.workload.facts, run.workload.reader), []
+    data, keys = MaskData(run.workload.facts, run.workload.reader, torch.float32), []
     for rank in range(2):
         layout = Layout({"dp": 2, "pp": 1, "cp": 1, "tp": 1}, rank, seed=1234)
-        source = open_train(data_of("maskrcnn"), settings, layout, run.micro_batch, 2)
+        source = data.open_train(data_of("maskrcnn"), layout, run.micro_batch, 2)
         keys.append([batch.key for batch in source.batches(Block(0, 1, 1, 0, 16))])
         source.close()
     assert len(keys[0]) == len(keys[1]) == 4

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.resnet.data import open_train
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from tests.benchmarks.resnet.small_records import settings
@@ -18,7 +17,7 @@ BLOCK = Block(index=0, first_epoch=1, epochs=1, start_sample=0, samples=61)
 
 def pictures(root: Path, dtype: torch.dtype) -> Tensor:
     """The first batch of ``root``, in ``dtype``."""
-    source = open_train(root, settings(image_size=32, eval_resize=36, classes=10, dtype=dtype), Layout(), 8)
+    source = settings(image_size=32, eval_resize=36, classes=10, dtype=dtype).open_train(root, Layout(), 8)
     try:
         return next(iter(source.batches(BLOCK))).tensors["image"]
     finally:

@@ -12,8 +12,7 @@ pytest.importorskip("nvidia.dali")
 
 from small_ssd300 import REQUEST, SMALL, reader
 
-from benchmarks.ssd300.data import open_eval, open_train, warm_up
-from benchmarks.ssd300.data_settings import DataSettings
+from benchmarks.ssd300.data import Ssd300Data
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -23,12 +22,12 @@ PLAIN = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0,
 BLOCK = Block(0, 1, 2, 0, 2 * REQUEST.train)
 
 
-def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> DataSettings:
-    return DataSettings(facts, reader(reader=kind, **changes), crop_attempts=1, dtype=dtype)
+def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> Ssd300Data:
+    return Ssd300Data(facts, reader(reader=kind, **changes), dtype, crop_attempts=1)
 
 
 def train(root, kind, start=0, replicas=1, rank=0, **changes):
-    source = open_train(root, settings(kind, **changes), Layout({"dp": replicas}, rank, seed=5), 2)
+    source = settings(kind, **changes).open_train(root, Layout({"dp": replicas}, rank, seed=5), 2)
     found = [batch.tensors for batch in source.batches(BLOCK, start)]
     source.close()
     return found
@@ -85,7 +84,7 @@ def test_colours_change_as_they_are_drawn(prepared):
 
 
 def test_an_evaluation_is_that_of_the_other_reader(prepared):
-    sources = {kind: open_eval(prepared, settings(kind), Layout(), batch=2) for kind in ("dali", "torchvision")}
+    sources = {kind: settings(kind).open_eval(prepared, Layout(), batch=2) for kind in ("dali", "torchvision")}
     for _ in range(2):
         found, expected = ([batch.tensors for batch in source] for source in sources.values())
         for mine, other in zip(found, expected, strict=True):
@@ -107,4 +106,4 @@ def test_a_damaged_picture_is_named(prepared, tmp_path):
 
 
 def test_everything_is_warmed_up_without_data():
-    warm_up(settings("dali", facts=SMALL), Layout(), 2)
+    settings("dali", facts=SMALL).warm_up(Layout(), 2)
