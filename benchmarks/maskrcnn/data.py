@@ -2,7 +2,7 @@
 
 A batch has the padded height and width as key. It has ``pixels`` (B, S, S, 3) uint8, decoded pictures at the top left
 of slots of ``facts.longest_side`` px, red first, and the columns of :class:`TrainingColumns` or
-:class:`EvaluationColumns`. :class:`benchmarks.maskrcnn.preparer.Preparer` computes the network's input from them on
+:class:`EvaluationColumns`. :class:`benchmarks.maskrcnn.pictures.Preparer` computes the network's input from them on
 the device.
 
 Legend: B slots of a batch, S side of a slot, M slots for objects of a picture, P pictures.

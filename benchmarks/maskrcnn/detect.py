@@ -20,12 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import STRIDES
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.heads import RpnOutput
 from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS, RoiAlign
-from benchmarks.maskrcnn.proposals import PIXEL, Proposals
+from benchmarks.maskrcnn.proposals import PIXEL, STRIDES, Proposals
 from benchmarks.maskrcnn.targets import box_coding
 from common.detection.coding import clip
 from common.detection.detections import Found, FoundMasks, as_origin_and_size, corners_in_picture

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import anchors
 from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig
 from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.detect import Detector
@@ -24,9 +23,9 @@ from benchmarks.maskrcnn.model import MaskRCNN
 from benchmarks.maskrcnn.ops.paste import PASTE
 from benchmarks.maskrcnn.ops.paste.masks import find_runs
 from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN
+from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepared import open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
-from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection
+from benchmarks.maskrcnn.proposals import Proposals, Proposer, Selection, anchors
 from common.contract.evaluation import Scorer
 from common.data.batches import EvalSource
 from common.detection.annotations import Annotations

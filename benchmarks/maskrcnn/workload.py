@@ -15,10 +15,9 @@ from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.evaluate import evaluation, ground_truth
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.pictures import Shape
+from benchmarks.maskrcnn.pictures import Preparer, Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups
 from common.config.schema import Declaration, RunConfig
 from common.data.batches import Batch, DataSource, HostBatch

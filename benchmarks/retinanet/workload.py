@@ -10,15 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import RetinaNetConfig
 from benchmarks.retinanet.data import RetinaNetData, ground_truth
 from benchmarks.retinanet.detect import Detector
-from benchmarks.retinanet.loss import DetectionLoss
-from benchmarks.retinanet.model import RetinaNet
+from benchmarks.retinanet.loss import AnchorTargets, DetectionLoss
+from benchmarks.retinanet.model import RetinaNet, anchors
 from benchmarks.retinanet.prepared import FORMAT, is_the_references
 from benchmarks.retinanet.raw import BACKBONES
-from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
 from common.data.batches import Batch
 from common.detection.annotations import Annotations
@@ -91,7 +89,7 @@ class RetinaNetDetection(SquareDetection):
         """Return focal loss plus L1 loss of the offsets, as a mean over the micro-batch.
 
         ``micro_batch`` has ``image`` (N, C, H, W) and the results of
-        :class:`benchmarks.retinanet.targets.AnchorTargets`.
+        :class:`benchmarks.retinanet.loss.AnchorTargets`.
         """
         tensors = micro_batch.tensors
         levels = self.model(tensors["image"])

@@ -12,8 +12,7 @@ from torch import Tensor
 from benchmarks.ssd300.config import BACKBONES, Ssd300Config
 from benchmarks.ssd300.data import FORMAT, Ssd300Data, ground_truth
 from benchmarks.ssd300.detect import Detector
-from benchmarks.ssd300.loss import multibox_loss
-from benchmarks.ssd300.model import SSD300
+from benchmarks.ssd300.model import SSD300, multibox_loss
 from benchmarks.ssd300.schedule import decay_steps, warmup_steps, warmup_then_falls
 from benchmarks.ssd300.targets import Targets
 from common.config.schema import Declaration, RunConfig

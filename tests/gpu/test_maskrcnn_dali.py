@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.maskrcnn.config import Facts, MaskReaderConfig
 from benchmarks.maskrcnn.data import MaskData
+from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepare import prepare
-from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.stand_in import Request, generate
 from common.config.loading import build
 from common.data.batches import Block

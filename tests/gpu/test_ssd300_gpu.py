@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.default_boxes import reference_rows
 from benchmarks.ssd300.detect import Detector
-from benchmarks.ssd300.loss import multibox_loss
-from benchmarks.ssd300.model import SSD300, Predictions
-from benchmarks.ssd300.targets import Targets
+from benchmarks.ssd300.model import SSD300, Predictions, multibox_loss
+from benchmarks.ssd300.targets import Targets, reference_rows
 from common import cli
 from common.data.batches import Block
 from common.distributed.layout import Layout

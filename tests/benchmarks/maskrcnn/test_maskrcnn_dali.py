@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from small_reader import BLOCK, MICRO_BATCH, settings
+from small_coco import BLOCK, MICRO_BATCH, settings
 
 from common.distributed.layout import Layout
 

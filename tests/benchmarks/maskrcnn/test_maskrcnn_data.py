@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_coco import REQUEST
-from small_reader import BLOCK, LONG, MICRO_BATCH, SHORT, SLOT, settings
+from small_coco import BLOCK, LONG, MICRO_BATCH, REQUEST, SHORT, SLOT, settings
 
-from benchmarks.maskrcnn.pictures import resized_size
+from benchmarks.maskrcnn.pictures import Preparer, resized_size
 from benchmarks.maskrcnn.prepared import open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from common.distributed.layout import Layout
 from common.errors import DataError
 

@@ -19,8 +19,8 @@ from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig, MaskReaderConfig, 
 from benchmarks.maskrcnn.data import MaskData
 from benchmarks.maskrcnn.evaluate import evaluation, ground_truth
 from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepared import open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from common.contract.evaluation import Predictions, Weights
 from common.detection.annotations import read_coco
 from common.detection.coco_raw import annotations_name

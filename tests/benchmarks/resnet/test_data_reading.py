@@ -1,16 +1,20 @@
 """From records to batches: order, transforms, shards, errors, with the reader that runs anywhere."""
 
+from __future__ import annotations
+
 import functools
 import io
 import json
 import math
 import re
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from benchmarks.resnet.data import eval_pixels, random_crop_box
 from common import cli
@@ -299,3 +303,22 @@ def test_closing_early_leaves_nothing_running(numbered):
     batches.close()
     source.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("samples")]
+
+
+BLOCK = Block(index=0, first_epoch=1, epochs=1, start_sample=0, samples=61)
+
+
+def pictures(root: Path, dtype: torch.dtype) -> Tensor:
+    """The first batch of ``root``, in ``dtype``."""
+    source = settings(image_size=32, eval_resize=36, classes=10, dtype=dtype).open_train(root, Layout(), 8)
+    try:
+        return next(iter(source.batches(BLOCK))).tensors["image"]
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_pictures_are_the_float32_ones_rounded_to_the_dtype(dtype, digits):
+    found = pictures(digits, dtype)
+    assert found.dtype == dtype
+    assert torch.equal(found, pictures(digits, torch.float32).to(dtype))

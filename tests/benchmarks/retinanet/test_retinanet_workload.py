@@ -11,7 +11,9 @@ import time
 import pytest
 import torch
 
+from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.model import RetinaNet
+from benchmarks.retinanet.peer import build, step_of
 from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
@@ -23,6 +25,7 @@ from common.evaluation.model_weights import evaluating
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.fixed import fixed_facts
 from common.mlperf.mllog import RunLog
 from common.optim.flat import FlatBuffer
 from tests.capturable import Capturable
@@ -271,3 +274,17 @@ def test_an_evaluation_can_be_captured():
     forward.warm_up()
     with evaluating(workload.model, workload.weights()), Capturable():
         forward()
+
+
+def test_an_iteration_trains_as_many_parameters_as_the_rules_network_has():
+    torch.manual_seed(0)
+    facts, cpu = fixed_facts(Facts, "retinanet", image_size=64), torch.device("cpu")
+    model = build(facts, cpu)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 36_849_004
+    frozen = [p.clone() for p in model.parameters() if not p.requires_grad]
+    step = step_of(model, facts, 1, cpu)
+    assert step().isfinite()
+    assert all(
+        torch.equal(p, was)
+        for p, was in zip((p for p in model.parameters() if not p.requires_grad), frozen, strict=True)
+    )
