@@ -12,9 +12,8 @@ from small_coco import BLOCK, MICRO_BATCH, settings
 from common.distributed.layout import Layout
 
 
-def train(root, kind, start=0, replicas=1, rank=0, **changes):
-    layout = Layout({"dp": replicas}, rank, seed=5)
-    source = settings(reader=kind, **changes).open_train(root, layout, MICRO_BATCH)
+def train(root, kind, start, **changes):
+    source = settings(reader=kind, **changes).open_train(root, Layout(seed=5), MICRO_BATCH)
     found = list(source.batches(BLOCK, start))
     source.close()
     return found
@@ -49,11 +48,6 @@ def test_batches_are_those_of_the_other_reader_from_any_position(prepared, multi
         assert_alike(
             train(prepared, "dali", start, input_batch_multiplier=multiplier), train(prepared, "torchvision", start)
         )
-
-
-def test_replicas_share_the_same_batches(prepared):
-    for rank in (0, 1):
-        assert_alike(train(prepared, "dali", 0, 2, rank), train(prepared, "torchvision", 0, 2, rank))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import shutil
 
 import numpy as np
@@ -48,17 +47,11 @@ def root(tmp_path_factory):
     return folder / "data"
 
 
-def train(root, micro_batch=4, block=0, start=0, replicas=1, rank=0, accumulation=1, seed=1, **changes):
-    layout = Layout({"dp": replicas}, rank, seed=seed)
-    source = settings(**changes).open_train(root, layout, micro_batch, accumulation)
-    batches = [batch for b in BLOCKS[block:] for batch in source.batches(b, start if b is BLOCKS[block] else 0)]
+def train(root, micro_batch=4, seed=1, **changes):
+    source = settings(**changes).open_train(root, Layout(seed=seed), micro_batch)
+    batches = [batch for block in BLOCKS for batch in source.batches(block)]
     source.close()
     return batches
-
-
-def samples_in(batches):
-    """The training pictures of unmirrored batches."""
-    return [round(x) - 1 for batch in batches for x in batch.tensors["boxes"][:, 0, 0].tolist()]
 
 
 def bilinear(pixels_HWC, size):
@@ -133,47 +126,10 @@ def test_pictures_are_mirrored_by_seed_epoch_and_sample_alone(root):
     assert mirrored(train(root, 4, mirror=0.5, seed=2)) != whole
 
 
-@pytest.mark.parametrize("micro_batch", [1, 4, 11])
-def test_every_picture_comes_once_per_epoch(root, micro_batch):
-    samples = samples_in(train(root, micro_batch, mirror=0.0))
-    assert len(samples) >= 2 * SAMPLES
-    assert sorted(samples[:SAMPLES]) == sorted(samples[SAMPLES : 2 * SAMPLES]) == list(range(SAMPLES))
-    assert samples[:SAMPLES] != samples[SAMPLES : 2 * SAMPLES]
-
-
 def assert_same(batches, others):
     for batch, other in zip(batches, others, strict=True):
         assert batch.tensors.keys() == other.tensors.keys()
         assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in batch.tensors.items())
-
-
-@pytest.mark.parametrize(("block", "start"), [(0, 1), (0, 2), (1, 0), (1, 2)])
-def test_a_position_is_where_the_stream_continues(root, block, start):
-    whole, resumed = train(root), train(root, block=block, start=start)
-    assert_same(resumed, whole[-len(resumed) :])
-    assert [batch.position for batch in resumed] == [batch.position for batch in whole[-len(resumed) :]]
-
-
-def test_two_replicas_read_what_one_accumulates(root):
-    alone = train(root, 2, accumulation=2)
-    parts = [train(root, 2, replicas=2, rank=rank) for rank in range(2)]
-    assert_same(alone, [batch for pair in zip(*parts, strict=True) for batch in pair])
-
-
-def test_threads_change_nothing(root):
-    assert_same(train(root, threads=1, prefetch=1), train(root, threads=3, prefetch=4))
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3, 8])
-def test_an_evaluation_has_every_picture_once(root, replicas):
-    seen = []
-    for rank in range(replicas):
-        source = settings().open_eval(root, Layout({"dp": replicas}, rank), 2)
-        assert (source.eval_samples, len(source)) == (EVAL, math.ceil(math.ceil(EVAL / replicas) / 2))
-        for _ in range(2):
-            seen += [int(number) for batch in source for number in batch.tensors["picture"] if number >= 0]
-        source.close()
-    assert sorted(seen) == sorted(2 * list(range(1, EVAL + 1)))
 
 
 def test_evaluation_pictures_come_with_id_and_size(root):
@@ -305,15 +261,6 @@ def test_a_missing_or_damaged_picture_is_named(root, tmp_path, spoil, message):
     spoil(folder / "train/data/05.jpg")
     with pytest.raises(DataError, match=rf"train/data/05\.jpg.*{message}"):
         train(folder)
-
-
-def test_a_truncated_picture_of_the_references_folder_is_named(references_folder):
-    path = references_folder / "validation/data/03.jpg"
-    path.write_bytes(path.read_bytes()[:-40])
-    source = settings().open_eval(references_folder, Layout(), 4)
-    with pytest.raises(DataError, match=r"03\.jpg: the picture cannot be decoded: .*truncated"):
-        list(source)
-    source.close()
 
 
 def test_a_picture_of_another_size_than_its_boxes_are_for_is_named(references_folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from small_ssd300 import REQUEST, SMALL, reader
 from benchmarks.ssd300.data import Ssd300Data
 from common.data.batches import Block
 from common.distributed.layout import Layout
-from common.errors import DataError
 
 # Colours that do not change, so that pixels can be compared: DALI changes them in an order of its own.
 PLAIN = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
@@ -26,9 +24,9 @@ def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> Ssd300Da
     return Ssd300Data(facts, reader(reader=kind, **changes), dtype, crop_attempts=1)
 
 
-def train(root, kind, start=0, replicas=1, rank=0, **changes):
-    source = settings(kind, **changes).open_train(root, Layout({"dp": replicas}, rank, seed=5), 2)
-    found = [batch.tensors for batch in source.batches(BLOCK, start)]
+def train(root, kind, **changes):
+    source = settings(kind, **changes).open_train(root, Layout(seed=5), 2)
+    found = [batch.tensors for batch in source.batches(BLOCK)]
     source.close()
     return found
 
@@ -45,20 +43,6 @@ def assert_alike(found, expected):
 
 def test_batches_are_those_of_the_other_reader(prepared):
     assert_alike(train(prepared, "dali"), train(prepared, "torchvision"))
-
-
-def test_replicas_share_the_same_batches(prepared):
-    for rank in (0, 1):
-        assert_alike(train(prepared, "dali", 0, 2, rank), train(prepared, "torchvision", 0, 2, rank))
-
-
-@pytest.mark.parametrize("multiplier", [1, 3])
-def test_training_goes_on_from_any_batch(prepared, multiplier):
-    whole = train(prepared, "dali")
-    for start in (0, 1, 4):
-        found = train(prepared, "dali", start, input_batch_multiplier=multiplier)
-        for mine, other in zip(found, whole[start:], strict=True):
-            assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -94,15 +78,6 @@ def test_an_evaluation_is_that_of_the_other_reader(prepared):
             assert ((mine["image"] - other["image"])[real].abs() * 58).mean() < 1.5
     for source in sources.values():
         source.close()
-
-
-def test_a_damaged_picture_is_named(prepared, tmp_path):
-    shutil.copytree(prepared, tmp_path / "data")
-    with open(tmp_path / "data" / "train.rec", "r+b") as file:
-        file.seek(60)
-        file.write(bytes(100))
-    with pytest.raises(DataError, match=r"train.rec: picture \d+:? .*cannot be decoded"):
-        train(tmp_path / "data", "dali")
 
 
 def test_everything_is_warmed_up_without_data():
