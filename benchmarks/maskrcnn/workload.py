@@ -21,9 +21,9 @@ from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
 from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups
 from common.config.schema import Declaration, RunConfig
 from common.data.batches import Batch, DataSource, HostBatch
+from common.detection.coco_scorer import MaskScorer
 from common.detection.detection_workload import DetectionWorkload
 from common.detection.evaluation import DetectionEvaluation
-from common.detection.mask_scorer import MaskScorer
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.optim.optimizer import ParameterGroup

@@ -23,9 +23,9 @@ from torch import Tensor
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.prepared import LABELS, Prepared, Split, open_prepared
 from common.detection.annotations import Annotations
+from common.detection.config import BoxReaderConfig
 from common.detection.picture_boxes import (
     BoxColumns,
-    BoxReaderConfig,
     EvaluationColumns,
     PictureBoxes,
     put_boxes,

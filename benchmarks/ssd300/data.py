@@ -32,7 +32,8 @@ from common.data.order import sample_generator
 from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
 from common.detection.coco_pictures import SPLITS, CocoPictures, prepare_command
-from common.detection.picture_boxes import BoxColumns, BoxReaderConfig, EvaluationColumns, put_boxes, require_room
+from common.detection.config import BoxReaderConfig
+from common.detection.picture_boxes import BoxColumns, EvaluationColumns, put_boxes, require_room
 from common.distributed.layout import Layout
 from common.formats.recordio import ImageRecord
 from common.nn.resnet import PADDED_CHANNELS

@@ -43,7 +43,7 @@ class DetectionWorkload(Workload):
     """Detection of objects in pictures.
 
     Its configuration has ``facts`` with ``classes``, ``image_size`` and ``detections``, ``model`` with ``backbone`` and
-    ``implementations``, and ``reader`` (:class:`common.detection.picture_boxes.BoxReaderConfig`).
+    ``implementations``, and ``reader`` (:class:`common.detection.config.BoxReaderConfig`).
 
     Attributes:
         data: the pictures.

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.config.ranges import AtLeast
 from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
 from common.errors import DataError
-from common.vision.pictures import Columns, Pictures, ReaderConfig, Sample
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoxReaderConfig(ReaderConfig):
-    """Options for reading pictures with boxes.
-
-    Attributes:
-        max_boxes: capacity of a batch, in boxes per picture.
-    """
-
-    max_boxes: Annotated[int, AtLeast(1)]
+from common.vision.pictures import Columns, Pictures, Sample
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
     from benchmarks.ssd300.data import Ssd300Data
     from benchmarks.ssd300.prepare import prepare
     from benchmarks.ssd300.stand_in import Request, generate
-    from common.detection.picture_boxes import BoxReaderConfig
+    from common.detection.config import BoxReaderConfig
 
     generate(tmp_path / "raw", Request(24, 6, 7, (96, 160), 3, 8, (1, 1, 1), 96))
     prepare(tmp_path / "raw", tmp_path / "data")

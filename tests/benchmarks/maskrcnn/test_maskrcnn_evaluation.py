@@ -24,8 +24,8 @@ from benchmarks.maskrcnn.prepared import open_prepared
 from common.contract.evaluation import Predictions, Weights
 from common.detection.annotations import read_coco
 from common.detection.coco_raw import annotations_name
+from common.detection.coco_scorer import MaskScorer
 from common.detection.evaluation import DetectionEvaluation
-from common.detection.mask_scorer import MaskScorer
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 

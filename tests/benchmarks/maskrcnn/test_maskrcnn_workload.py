@@ -12,12 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.data import MaskData
-from benchmarks.maskrcnn.peer import OBJECTS, build, noise, step_of
+from benchmarks.maskrcnn.peer import build, noise, step_of
 from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block, HostBatch
+from common.detection.peer_step import BOXES
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 from common.mlperf.admission import admit
@@ -289,7 +290,7 @@ def test_an_iteration_trains_as_many_parameters_as_the_rules_network_has():
 def test_masks_lie_in_their_boxes():
     facts, shape = fixed_facts(Facts, "maskrcnn"), (96, 128)
     (target,) = noise(facts, shape, 1, torch.device("cpu"))[1]
-    assert target["masks"].shape == (OBJECTS, *shape)
+    assert target["masks"].shape == (BOXES, *shape)
     for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
         rows, columns = mask.nonzero(as_tuple=True)
         assert left <= columns.min()

@@ -12,7 +12,7 @@ from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.data import RetinaNetData
 from benchmarks.retinanet.raw import class_names
 from common.config.loading import build
-from common.detection.picture_boxes import BoxReaderConfig
+from common.detection.config import BoxReaderConfig
 from common.mlperf.fixed import benchmark_settings
 
 COLUMNS = (

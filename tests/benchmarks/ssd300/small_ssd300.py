@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.stand_in import Request
 from common.config.loading import build
-from common.detection.picture_boxes import BoxReaderConfig
+from common.detection.config import BoxReaderConfig
 from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "ssd300")
