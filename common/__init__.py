@@ -10,6 +10,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("doctor", "submission", "measure"),
     ("launch",),
     ("detection", "recommendation"),
+    ("vision",),
     ("evaluation",),
     ("contract",),
     ("step",),

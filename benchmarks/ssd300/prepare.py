@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
 from benchmarks.ssd300.config import BACKBONES
+from benchmarks.ssd300.data import BENCHMARK, FORMAT
 from benchmarks.ssd300.stand_in import Request, generate
 from common.data.commands import TRUST, DataCommands, cores, option
 from common.detection.annotations import Annotations

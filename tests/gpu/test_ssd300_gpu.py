@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.default_boxes import reference_rows
 from benchmarks.ssd300.detect import Detector
-from benchmarks.ssd300.loss import multibox_loss
-from benchmarks.ssd300.model import SSD300, Predictions
-from benchmarks.ssd300.targets import Targets
+from benchmarks.ssd300.model import SSD300, Predictions, multibox_loss
+from benchmarks.ssd300.targets import Targets, reference_rows
 from common import cli
-from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.nn.fused_convolution import FusedConv2d
 from common.step.capture import capturing
+from common.vision.dali import DALI
 
 pytestmark = pytest.mark.gpu
 
@@ -206,13 +204,12 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
         )
 
 
-@pytest.mark.skipif(dali.DALI.unavailable() is not None, reason="needs DALI")
+@pytest.mark.skipif(DALI.unavailable() is not None, reason="needs DALI")
 def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> None:
-    from benchmarks.ssd300.data import open_eval, open_train, warm_up
-    from benchmarks.ssd300.data_settings import DataSettings
+    from benchmarks.ssd300.data import Ssd300Data
     from benchmarks.ssd300.prepare import prepare
     from benchmarks.ssd300.stand_in import Request, generate
-    from common.detection.reader_config import ReaderConfig
+    from common.detection.config import BoxReaderConfig
 
     generate(tmp_path / "raw", Request(24, 6, 7, (96, 160), 3, 8, (1, 1, 1), 96))
     prepare(tmp_path / "raw", tmp_path / "data")
@@ -220,13 +217,18 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
     block = Block(0, 1, 1, 0, 24)
     found = {}
     for kind, device in (("torchvision", torch.device("cpu")), ("dali", torch.device("cuda", 0))):
-        reader = ReaderConfig(2, 2, 16, 0.5, 2, 4, kind)
-        settings, layout = DataSettings(plain, reader, 1, torch.float16), Layout(device=device, seed=5)
-        warm_up(settings, layout, 4)
-        train, evaluation = (
-            open_train(tmp_path / "data", settings, layout, 4),
-            open_eval(tmp_path / "data", settings, layout, 4),
+        reader = BoxReaderConfig(
+            threads=2,
+            prefetch=2,
+            max_boxes=16,
+            hw_decoder_load=0.5,
+            input_batch_multiplier=2,
+            eval_batch=4,
+            reader=kind,
         )
+        data, layout = Ssd300Data(plain, reader, torch.float16, 1), Layout(device=device, seed=5)
+        data.warm_up(layout, 4)
+        train, evaluation = data.open_train(tmp_path / "data", layout, 4), data.open_eval(tmp_path / "data", layout, 4)
         batches = [batch.tensors for batch in (*train.batches(block), *evaluation)]
         found[kind] = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in batches]
         if kind == "dali":

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.stand_in import Request
 from common.config.loading import build
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig
 from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "ssd300")
@@ -28,7 +28,7 @@ SMALL = fixed_facts(Facts, "ssd300", **SMALL_SHAPE)
 REQUEST = Request(train=11, eval=5, classes=3, sides=(48, 80), boxes=3, width=8, layers=(1, 1, 1), image_size=64)
 
 
-def reader(**changes: Any) -> ReaderConfig:
+def reader(**changes: Any) -> BoxReaderConfig:
     """Settings of the reader that runs anywhere."""
     given = {
         "threads": 2,
@@ -39,5 +39,5 @@ def reader(**changes: Any) -> ReaderConfig:
         "eval_batch": 4,
         "reader": "torchvision",
     }
-    made: ReaderConfig = build(ReaderConfig, given | changes, "reader")
+    made: BoxReaderConfig = build(BoxReaderConfig, given | changes, "reader")
     return made

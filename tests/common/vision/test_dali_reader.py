@@ -3,6 +3,7 @@
 import io
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ import torch
 from PIL import Image
 
 from common.data.batches import Block
-from common.data.dali_feed import FedRunner, FedTrainSource, Feed
 from common.data.order import EpochStream
 from common.data.threads import SampleThreads
 from common.errors import DataError
+from common.vision.dali_reader import FedRunner, FedTrainSource, Feed
 
 SAMPLES = 7
 BLOCKS = [Block(i, i + 1, 1, i * SAMPLES, SAMPLES) for i in range(3)]
@@ -38,8 +39,8 @@ class AheadPipeline:
 
     def run(self):
         while len(self._queue) < 3:
-            encoded, flags = self._source()
-            values = np.array([data[0] for data in encoded], np.int64) * flags
+            encoded, numbers = self._source()
+            values = np.array([data[0] for data in encoded], np.int64) * numbers.astype(np.int64)
             self._queue.append(None if (values < 0).any() else torch.from_numpy(values))
         values = self._queue.popleft()
         if values is None:
@@ -55,7 +56,8 @@ class Fed:
         self.built, self.begun = 0, []
         self._multiplier, self._flag, self._fail, self._content = multiplier, flag, fail, content
         self._threads = SampleThreads(2, 2)
-        runner = FedRunner(self._build, self._begin, multiplier, self._threads, 2, ("value",), (torch.int64,), FOLDER)
+        pictures = SimpleNamespace(path=FOLDER, close=lambda: None)
+        runner = FedRunner(self._build, self._begin, multiplier, self._threads, 2, torch.int64, pictures)
         self.source = FedTrainSource(runner, self.stream, multiplier, 5, True, lambda tensors: tensors)
 
     def _build(self, source):
@@ -75,15 +77,15 @@ class Fed:
             beside[slot] = samples[slot]
 
         pending = self._threads.begin({"beside": beside}, len(samples), fill)
-        paths = [FOLDER / f"{sample}.jpg" for sample in samples]
-        return Feed(paths, encoded, np.full(len(samples), self._flag, np.int32), pending)
+        names = [f"{FOLDER}/{sample}.jpg" for sample in samples]
+        return Feed(names, encoded, np.full(len(samples), self._flag, np.float32), pending)
 
     def read(self, block, start=0):
         return list(self.source.batches(BLOCKS[block], start))
 
 
 def values(batches):
-    return [batch.tensors["value"].tolist() for batch in batches]
+    return [batch.tensors["image"].tolist() for batch in batches]
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_a_jump_drops_what_was_made_ahead(close):
     fed = close(Fed())
     first = next(iter(fed.source.batches(BLOCKS[0])))
     assert values(fed.read(2)) == values(close(Fed()).read(2))
-    assert values(fed.read(0))[0] == first.tensors["value"].tolist()
+    assert values(fed.read(0))[0] == first.tensors["image"].tolist()
     assert fed.built == 3
 
 

@@ -1,19 +1,24 @@
-"""Shared code of all DALI readers: availability, pipelines, and data sources on top of them."""
+"""DALI: availability, pipelines, and how their outputs become batches."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from common.data.batches import Block, HostBatch
-from common.data.order import EpochStream, SampleShard, sample_generator
+from common.data.batches import HostBatch
+from common.data.order import SampleShard
 from common.errors import ConfigError, DataError
 from common.optional_packages import OptionalPackage
+from common.vision.pictures import ReaderConfig
 
 DALI = OptionalPackage("DALI", ("nvidia.dali:Pipeline", "nvidia.dali.fn", "nvidia.dali.types"))
 
@@ -36,20 +41,14 @@ def choose_reader(requested: str) -> str:
     return "dali"
 
 
-def derived_seed(*key: int) -> int:
-    """Return a 31-bit seed for DALI that depends on all numbers of ``key``, e.g. (seed of the run, replica)."""
-    return int(sample_generator(*key).integers(1, 2**31 - 1))
-
-
-def new_pipeline(batch: int, device: torch.device, seed: int, threads: int, prefetch: int) -> Any:
+def new_pipeline(batch: int, device: torch.device, reader: ReaderConfig, seed: int = 0) -> Any:
     """Return a ``nvidia.dali.Pipeline`` without operators.
 
     Args:
         batch: samples per run of the pipeline.
         device: device of the outputs.
+        reader: number of CPU threads, and of batches that DALI prepares in advance.
         seed: seed of the random operators.
-        threads: number of CPU threads.
-        prefetch: number of batches that DALI prepares in advance.
     """
     dali = importlib.import_module("nvidia.dali")
     index = None
@@ -57,10 +56,10 @@ def new_pipeline(batch: int, device: torch.device, seed: int, threads: int, pref
         index = torch.cuda.current_device() if device.index is None else device.index
     return dali.Pipeline(
         batch_size=batch,
-        num_threads=threads,
+        num_threads=reader.threads,
         device_id=index,
         seed=seed,
-        prefetch_queue_depth=prefetch,
+        prefetch_queue_depth=reader.prefetch,
         exec_dynamic=True,
     )
 
@@ -105,6 +104,44 @@ def decoder_arguments(
         "device_memory_padding": padding_bytes,
         "host_memory_padding": padding_bytes,
     }
+
+
+def normalized(
+    pictures: Any,
+    side: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: torch.dtype,
+    mirror: Any = 0,
+    **options: Any,
+) -> Any:
+    """Return the node that crops the centre, mirrors and normalises pictures, (side, side, C), fp16 or fp32.
+
+    Args:
+        pictures: node of pictures that are at least ``side`` px high and wide.
+        mean, std: values per channel, on the scale 0 to 255.
+        dtype: dtype of the network's input; all others than fp16 give fp32.
+        mirror: number or node; 1 flips left to right.
+        options: further arguments of ``crop_mirror_normalize``.
+    """
+    dali = importlib.import_module("nvidia.dali")
+    return dali.fn.crop_mirror_normalize(
+        pictures,
+        dtype=dali.types.FLOAT16 if dtype == torch.float16 else dali.types.FLOAT,
+        output_layout="HWC",
+        crop=[side, side],
+        mean=list(mean),
+        std=list(std),
+        mirror=mirror,
+        **options,
+    )
+
+
+def synthetic_jpegs(count: int, width: int, height: int) -> list[NDArray[np.uint8]]:
+    """Return ``count`` times one encoded picture of ``width`` x ``height`` px, for warm-up."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (120, 60, 30)).save(buffer, "JPEG")
+    return [np.frombuffer(buffer.getvalue(), np.uint8)] * count
 
 
 class PipelineRunner:
@@ -197,52 +234,6 @@ class SlicedBatches:
         pieces = {name: tensor.split(self._micro_batch) for name, tensor in tensors.items()}
         for i in range(self._multiplier):
             yield {name: parts[i] for name, parts in pieces.items()}
-
-
-class PipelineTrainSource:
-    """Training batches of one replica; a :class:`common.data.batches.DataSource` that cannot go back.
-
-    DALI's random state advances with every batch and cannot be set to a position. Resuming therefore runs all batches
-    that were consumed before and drops them.
-
-    Args:
-        runner: runner of an endless pipeline over the samples of this replica.
-        stream: provides the number of micro-batches of each block.
-        multiplier: micro-batches per run of the pipeline.
-        eval_samples: size of the evaluation set.
-        stand_in: whether the data are synthetic.
-        finish: converts outputs of the pipeline to the tensors of a batch.
-    """
-
-    def __init__(
-        self,
-        runner: PipelineRunner,
-        stream: EpochStream,
-        multiplier: int,
-        eval_samples: int,
-        stand_in: bool,
-        finish: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    ) -> None:
-        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
-        self.stream = stream
-        self._runner, self._finish = runner, finish
-        self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
-
-    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
-        """Yield the micro-batches of ``block`` from position ``start``, and skip all micro-batches before it.
-
-        Raises:
-            DataError: DALI could not read or decode a sample.
-            ValueError: the position is before the last delivered micro-batch; open the data again.
-        """
-        first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
-        self._sliced.advance_to(first + start)
-        for position in range(start, self.stream.micro_batches(block)):
-            yield HostBatch(self._finish(self._sliced.next()), samples=nominal, position=position)
-
-    def close(self) -> None:
-        """Release the pipeline."""
-        self._runner.close()
 
 
 class PipelineEvalSource:
