@@ -9,7 +9,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run", "report"),
     ("doctor", "submission", "measure"),
     ("launch",),
-    ("detection", "recommendation"),
+    ("detection", "language", "recommendation"),
     ("vision",),
     ("evaluation",),
     ("contract",),

@@ -39,7 +39,7 @@ from common.distributed.tensor_parallel.layers import (
 )
 from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
-from common.nn.decoder_operations import attending
+from common.language.operations import attending
 from common.ops import causal_attention
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
