@@ -64,7 +64,7 @@ def main() -> None:
     if arguments and arguments[0] in READING_COMMANDS:
         sys.path[:] = import_path()
     if arguments and arguments[0] in RANK_COMMANDS:
-        from common.distributed.leaving import leave
+        from common.distributed.startup import leave
 
         leave(lambda: run(arguments))
     sys.exit(run(arguments))
@@ -138,7 +138,7 @@ def train(argv: list[str]) -> int:
     from common.run.start import on_ranks
 
     def work(start: Start) -> int:
-        from common.distributed.roles import Role
+        from common.distributed.rank_info import Role
         from common.mlperf.admission import admit
         from common.run.conclusion import await_conclusion, conclude
         from common.run.evaluation_rank import EvaluationRank

@@ -149,7 +149,8 @@ def run(package: str, tests: Sequence[str], tree: Path, gpu: bool, seconds: floa
     """Run the tests of a package in a tree.
 
     Returns:
-        Whether the tests passed, at least one of them, and the last line of the output.
+        Whether the tests passed, at least one of them, and the last lines of the output: the first failed test, with
+        its error, and the counts.
     """
     options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow" if gpu else "not slow"]
     environment = {
@@ -165,12 +166,13 @@ def run(package: str, tests: Sequence[str], tree: Path, gpu: bool, seconds: floa
         start_new_session=True,
     )  # fmt: skip
     try:
-        said = process.communicate(timeout=seconds)[0].strip().rpartition("\n")[2]
+        lines = process.communicate(timeout=seconds)[0].strip().splitlines() or [""]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # includes the child processes of the tests
         process.communicate()
         return False, f"timed out after {seconds:.0f} s"
-    return process.returncode == 0 and " passed" in said, said
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))][:1]
+    return process.returncode == 0 and " passed" in lines[-1], "; ".join([*failed, lines[-1]])
 
 
 def measure(package: str, tree: Path, count: int, gpu: bool, seconds: float) -> dict[str, object]:

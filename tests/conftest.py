@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from common import cli
+from common.distributed import groups
 from common.mlperf.checker_process import one_checker_process
 from tests import remembered_configs, toy
 from tests.forked import FORKS, Forked
@@ -126,6 +128,13 @@ def data_of(tmp_path_factory: pytest.TempPathFactory):
         return made[workload]
 
     return find
+
+
+@pytest.fixture
+def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process groups of a layout are tuples of their ranks; none is the whole world."""
+    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)
 
 
 def checkpoint(folder: Path, step: int, rank: int = 0) -> dict:

@@ -22,7 +22,6 @@ from benchmarks import WORKLOADS
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
-from common.data import dali
 from common.data.batches import Block
 from common.data.placing import assets_of
 from common.distributed.layout import Layout
@@ -32,6 +31,7 @@ from common.mlperf.rules import newest_ruleset
 from common.mlperf.verdict import judge
 from common.run.trainer import Trainer
 from common.step.graphs import StepRunner
+from common.vision.dali import DALI
 from tests import toy
 from tests.command_line import await_that, endless, finish, is_training, started
 from tests.conftest import SECONDS, checkpoint, flatten, suite
@@ -111,7 +111,7 @@ def readers() -> list[object]:
     for workload in ALL:
         cases.append(pytest.param(workload, (), id=workload))
         if workload in WORKLOADS and "reader" in compose([f"benchmark={workload}", "scale=test"]).get("reader", {}):
-            absent = pytest.mark.skipif(dali.DALI.unavailable() is not None, reason="needs DALI")
+            absent = pytest.mark.skipif(DALI.unavailable() is not None, reason="needs DALI")
             cases.append(pytest.param(workload, ("reader.reader=dali",), id=f"{workload}-dali", marks=absent))
     return cases
 

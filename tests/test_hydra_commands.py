@@ -11,6 +11,7 @@ from benchmarks import WORKLOADS
 from common import cli
 from common.config import composition
 from common.config.composition import CONFIGS, scales_of
+from common.config.yaml_files import entry_names
 from common.errors import ConfigError
 from tests import toy
 from tests.command_line import training
@@ -33,6 +34,8 @@ def test_tab_completes_groups_and_values():
     assert "scale=8xH200" in completed("mlperf-suite train scale=8x")
     assert "benchmark=resnet" in completed("mlperf-suite train benchmark=")
     assert "micro_batch=" in completed("mlperf-suite train micro_b")
+    assert "scale=" in completed("mlperf-suite train benchmark=bert sc")
+    assert "hparams=" in completed("mlperf-suite train benchmark=bert hp")
 
 
 def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
@@ -42,6 +45,27 @@ def test_the_composed_configuration_is_printed_and_nothing_runs(tmp_path):
     assert tree["scale"] == {"nodes": 1, "gpus_per_node": 8, "gpu": True}
     assert tree["hparams"]["global_batch_size"] == 3200
     assert not (tmp_path / "out").exists()
+
+
+def test_the_info_names_the_recipe_and_its_set_of_hyperparameters():
+    done = suite("train", "benchmark=bert", "scale=4xH200", "--info", "defaults-tree")
+    assert done.code == 0, done.errors
+    assert "recipe: bert/4xH200" in done.output
+    assert "hparams: bert/nvidia_v4.1_768" in done.output
+
+
+def test_a_sweep_goes_over_scales_and_sets_of_hyperparameters(tmp_path):
+    found = []
+
+    def job(tree, arguments):
+        found.append((tree["recipe"], tree["scale"]["gpus_per_node"], tree["hparams"]["global_batch_size"]))
+        return 0
+
+    choices = ["scale=1xH200,8xH200", "hparams=unet3d/rcp_28,unet3d/nvidia_v4.0_56"]
+    assert composition.with_hydra(["-m", "benchmark=unet3d", *choices, f"hydra.sweep.dir={tmp_path}"], job) == 0
+    assert found == [
+        ("unet3d/1xH200", 1, 28), ("unet3d/1xH200", 1, 56), ("unet3d/8xH200", 8, 28), ("unet3d/8xH200", 8, 56),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -173,5 +197,5 @@ def test_the_nearest_key_or_choice_is_suggested(wrong, meant, first, capsys):
 def test_of_unknown_hyperparameters_the_benchmarks_own_are_listed(capsys):
     assert cli.run(["train", "benchmark=rnnt", "scale=test", "hparams=rnnt/none"]) == ConfigError.exit_code
     line = capsys.readouterr().err
-    assert all(f"rnnt/{path.stem}" in line for path in (CONFIGS / "hparams" / "rnnt").glob("*.yaml"))
+    assert all(f"rnnt/{name}" in line for name in entry_names(CONFIGS / "hparams" / "rnnt.yaml", "sets"))
     assert "resnet/" not in line

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.operations import BLOCK_OPERATIONS
+from benchmarks.gpt3.architecture import GptArchitecture
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
-from common.ops.operation import AUTO, Operation, all_implementations
+from common.language.config import DecoderConfig
+from common.language.operations import block_operations
+from common.ops.cross_entropy import OF_A_PART
+from common.ops.operation import Operation
 from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
 
-OPERATIONS: dict[str, Operation] = {**BLOCK_OPERATIONS, "accumulation": WEIGHT_GRADIENT}
-"""Operations of the ``written`` blocks that ``model.implementations`` can configure.
+OPERATIONS: dict[str, Operation] = {
+    **block_operations(GptArchitecture),
+    "cross_entropy": OF_A_PART,
+    "accumulation": WEIGHT_GRADIENT,
+}
+"""Operations of the ``written`` blocks and of the head that ``model.implementations`` can configure.
 
 ``accumulation`` adds the weight gradient of FP8 operands to the sum of earlier micro-batches.
 """
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(GptArchitecture):
     """Dataset constants, network sizes, schedule and starting point that the rules fix.
 
     Attributes:
@@ -79,59 +86,27 @@ class Hparams(AdamWHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(DecoderConfig):
     """Starting point, and implementations of the network.
 
     Attributes:
         checkpoint: folder in ``assets_dir`` with the published checkpoint; None for the only one in ``assets_dir`` or
             below it. Without ``assets_dir`` training starts from random weights.
-        layers: number of layers to use, for benchmarks; 0 for all.
         chunks: parts of the network on every stage of ``layout.pp``.
-        blocks: ``written`` has hand-written backward passes; ``autograd`` uses PyTorch operations and autograd.
-        linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs ``blocks=written``.
-        head_chunk: number of tokens whose logits exist at the same time.
-        loss_scale: initial loss scale with fp16.
         put_off_head: number of micro-batches per step whose gradient of the head weight is computed at the end of the
             step, when the last stage would be idle. Only for several stages; needs ``blocks=written``.
-        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
-            ``auto``. Needs ``blocks=written``.
-        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     checkpoint: str | None
-    layers: Annotated[int, NotNegative]
     chunks: Annotated[int, AtLeast(1)]
-    blocks: Literal["written", "autograd"]
-    linear: Literal["torch", "fp8"]
-    head_chunk: Annotated[int, AtLeast(1)]
-    loss_scale: Annotated[float, Positive]
     put_off_head: Annotated[int, NotNegative] = 0
-    token_products: str = AUTO
-    implementations: dict[str, str] = field(default_factory=dict)
+
+    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
-        accumulation = self.implementations["accumulation"]
-        if self.linear == "torch" and accumulation != AUTO:
-            raise ConfigError(
-                f"implementations.accumulation={accumulation}: this applies to FP8 products only; set model.linear=fp8"
-            )
-        if self.blocks == "written":
-            return
-        if self.linear != "torch":
-            raise ConfigError(
-                f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
-            )
+        super().__post_init__()
         if self.put_off_head:
-            raise ConfigError(
-                f"put_off_head={self.put_off_head}: only written blocks put anything off; "
-                "give model.blocks=written as well"
-            )
-        if self.token_products != AUTO:
-            raise ConfigError(
-                f"token_products={self.token_products}: only written blocks choose how tokens move; "
-                "give model.blocks=written as well"
-            )
+            self.need_written("put_off_head", self.put_off_head, "put anything off")
 
 
 @dataclass(frozen=True)

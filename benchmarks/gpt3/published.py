@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.gpt3.architecture import Architecture
+from benchmarks.gpt3.architecture import GptArchitecture
 from benchmarks.gpt3.published_form import COMMON, MASTERS, MOMENTS, WEIGHTS, Published, pattern_of, shapes
 from common.distributed.layout import AXES, Layout
 from common.distributed.tensor_split import Split
@@ -38,7 +38,7 @@ def load_published(
     model: nn.Module,
     optimizer: Optimizer | None,
     layout: Layout,
-    architecture: Architecture,
+    architecture: GptArchitecture,
     steps: int,
     splits: Mapping[str, Split],
 ) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import Architecture
+from benchmarks.gpt3.architecture import GptArchitecture
 from common.data.raw_layout import find_file, packed_hint
 from common.errors import CheckpointError, DataError
 from common.formats.zarr import METADATA, ZarrArray
@@ -114,7 +114,7 @@ def pattern_of(name: str) -> tuple[str, int | None]:
     return (name, None) if found is None else (f"layers.{name[found.end() :]}", int(found[1]))
 
 
-def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+def shapes(architecture: GptArchitecture) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by its name without the layer number, without padding of the vocabulary.
 
     The rows of ``qkv`` have the same order here and in the checkpoint: query, key and value of the first head, then of
@@ -151,7 +151,7 @@ class Published:
             below ``folder`` have a checkpoint.
     """
 
-    def __init__(self, folder: Path, architecture: Architecture, kinds: Sequence[str]) -> None:
+    def __init__(self, folder: Path, architecture: GptArchitecture, kinds: Sequence[str]) -> None:
         self.architecture = architecture
         self.folder, self.naming = _recognised(folder)
         self._check_settings()
@@ -235,7 +235,7 @@ def _recognised(folder: Path) -> tuple[Path, Naming]:
 
 def write_published(
     folder: Path,
-    architecture: Architecture,
+    architecture: GptArchitecture,
     weights: Mapping[str, Tensor],
     states: Mapping[str, Mapping[str, Tensor]],
     steps: int,

@@ -22,7 +22,7 @@ from benchmarks.llama2_70b_lora import hugging_face
 from benchmarks.llama2_70b_lora.hugging_face import Part, Weight
 from common.data import atomic
 from common.errors import CheckpointError, DataError
-from common.nn.decoder import DecoderArchitecture
+from common.language.architecture import LlamaArchitecture
 from common.untrusted.safetensors_header import TensorPlace, read_header
 from common.untrusted.strict_json import read_json_object
 
@@ -48,7 +48,7 @@ class BaseWeights:
             is not floating point; or ``config.json`` describes another model.
     """
 
-    def __init__(self, folder: Path, architecture: DecoderArchitecture) -> None:
+    def __init__(self, folder: Path, architecture: LlamaArchitecture) -> None:
         self.folder = folder
         self.architecture = architecture
         self._places = _places(folder)
@@ -67,7 +67,7 @@ class BaseWeights:
         return sum(place.end - place.start for place in self._places.values())
 
     def tensors(self, wanted: Container[str] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield names as in :class:`common.nn.decoder.Decoder`, and tensors in host memory, in the dtype of the files.
+        """Yield names as in :class:`common.language.network.Decoder`, and tensors in host memory, in the files' dtype.
 
         The order is embedding, layers, head. Each tensor is mapped into memory, or concatenated from its parts, only
         when the caller requests it.
@@ -145,7 +145,7 @@ class BaseWeights:
 def save_base(
     folder: Path,
     tensors: Iterable[tuple[str, Tensor]],
-    architecture: DecoderArchitecture,
+    architecture: LlamaArchitecture,
     max_positions: int,
     fused: bool = True,
     shard_bytes: int = SHARD_BYTES,
@@ -248,7 +248,7 @@ def _index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error}); fetch it again") from error
 
 
-def _check_config(path: Path, architecture: DecoderArchitecture) -> None:
+def _check_config(path: Path, architecture: LlamaArchitecture) -> None:
     if not path.exists():
         raise CheckpointError(f"{path} is missing: it says which model the base is")
     try:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, ProbabilityBelowOne
 from common.errors import ConfigError
-from common.nn.decoder import DecoderArchitecture
-from common.nn.frozen_decoder.operations import FROZEN_DECODER_OPERATIONS as OPERATIONS
-from common.nn.lora import LoraSettings
-from common.ops.operation import AUTO, all_implementations
+from common.language.architecture import LlamaArchitecture
+from common.language.config import DecoderConfig
+from common.language.lora import LoraSettings
+from common.language.operations import block_operations
+from common.ops.operation import AUTO, Operation
 from common.optim.hparams import AdamWHparams
+
+OPERATIONS: dict[str, Operation] = block_operations(LlamaArchitecture, adapters=True)
+"""Operations that ``model.implementations`` can configure."""
 
 
 @dataclass(frozen=True)
-class Facts(DecoderArchitecture):
+class Facts(LlamaArchitecture):
     """Sizes of network, adapters and samples that the rules fix.
 
     Attributes:
         row_length: tokens in a packed row, which is a sample.
-        lora_rank, lora_alpha, lora_dropout: see :class:`common.nn.lora.LoraSettings`.
+        lora_rank, lora_alpha, lora_dropout: see :class:`common.language.lora.LoraSettings`.
         max_grad_norm: gradients are clipped to this norm.
     """
 
@@ -62,49 +67,32 @@ class Hparams(AdamWHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(DecoderConfig):
     """Base weights, and implementations of the network.
 
     Attributes:
         base: folder in ``assets_dir`` with the safetensors of the base. Without ``assets_dir`` weights are random.
-        layers: number of layers of the base to use, for benchmarks; 0 for all.
-        blocks: ``frozen`` has hand-written backward passes with planned memory; ``autograd`` uses PyTorch operations
-            and autograd.
         linear: matrix products of the blocks: ``torch``, ``fp8``, or ``te`` for FP8 by Transformer Engine. The last
             two need ``blocks=frozen``.
         recomputed_qkv: number of layers that recompute query, key and value in the backward pass; ``auto``: as few as
             memory requires. Needs ``blocks=frozen``.
         transposed_layers: number of layers that also keep their FP8 weights transposed; ``auto``: as many as memory
             allows.
-        head_chunk: number of tokens whose logits exist at the same time.
-        loss_scale: initial loss scale with fp16.
-        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
-            ``auto``.
-        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
     base: str
-    layers: Annotated[int, NotNegative]
-    blocks: Literal["frozen", "autograd"]
-    linear: Literal["torch", "fp8", "te"]
-    head_chunk: Annotated[int, AtLeast(1)]
-    loss_scale: Annotated[float, Positive]
+    blocks: Literal["frozen", "autograd"]  # type: ignore[assignment]
+    linear: Literal["torch", "fp8", "te"]  # type: ignore[assignment]
     recomputed_qkv: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     transposed_layers: Annotated[int, NotNegative] | Literal["auto"] = "auto"
-    token_products: str = AUTO
-    implementations: dict[str, str] = field(default_factory=dict)
+
+    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
+    written: ClassVar[str] = "frozen"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
-        if self.linear != "torch" and self.blocks != "frozen":
-            raise ConfigError(
-                f"linear={self.linear}: only frozen blocks multiply in FP8; give model.blocks=frozen as well"
-            )
-        if self.recomputed_qkv not in (0, AUTO) and self.blocks != "frozen":
-            raise ConfigError(
-                f"recomputed_qkv={self.recomputed_qkv}: only frozen blocks compute anything again; "
-                "give model.blocks=frozen as well"
-            )
+        super().__post_init__()
+        if self.recomputed_qkv not in (0, AUTO):
+            self.need_written("recomputed_qkv", self.recomputed_qkv, "compute anything again")
         if self.transposed_layers not in (0, AUTO) and self.linear == "torch":
             raise ConfigError(
                 f"transposed_layers={self.transposed_layers}: only FP8 weights are kept transposed; "

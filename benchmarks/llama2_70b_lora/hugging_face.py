@@ -1,4 +1,4 @@
-"""Names, shapes and configuration of Llama weights at Hugging Face, for a :class:`common.nn.decoder.Decoder`.
+"""Names, shapes and configuration of Llama weights at Hugging Face, for a :class:`common.language.network.Decoder`.
 
 At Hugging Face, query, key and value are three tensors or, as in the base of the benchmark, one ``qkv_proj`` with rows
 in that order; gate and up are two tensors. The rotation pairs the same dimensions as ours, so no rows are permuted.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from common.nn.decoder import DecoderArchitecture
+from common.language.architecture import LlamaArchitecture
 
 IGNORED = ".rotary_emb.inv_freq"
 """End of the names of tensors that older files also contain: a constant of the rotation, which is ignored."""
@@ -37,7 +37,7 @@ class Weight:
     ways: tuple[tuple[Part, ...], ...]
 
 
-def weights(architecture: DecoderArchitecture) -> Iterator[Weight]:
+def weights(architecture: LlamaArchitecture) -> Iterator[Weight]:
     """Yield all weights of a decoder without adapters, from the embedding to the head."""
     shape = architecture
     table = (shape.vocabulary, shape.hidden)
@@ -65,7 +65,7 @@ def _one(name: str, shape: tuple[int, ...], theirs: str) -> Weight:
     return Weight(name, shape, ((Part(theirs, shape[0]),),))
 
 
-def config(architecture: DecoderArchitecture, max_positions: int, dtype: str) -> dict[str, Any]:
+def config(architecture: LlamaArchitecture, max_positions: int, dtype: str) -> dict[str, Any]:
     """Return the content of ``config.json`` for a model with these sizes; BOS is token 1 and EOS is token 2."""
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -84,7 +84,7 @@ def config(architecture: DecoderArchitecture, max_positions: int, dtype: str) ->
     }
 
 
-def disagreement(described: dict[str, Any], architecture: DecoderArchitecture) -> str | None:
+def disagreement(described: dict[str, Any], architecture: LlamaArchitecture) -> str | None:
     """Return the first difference between a ``config.json`` and ``architecture``, or None.
 
     The shapes of tensors do not determine the number of heads or the base of the rotation, so they are not sufficient.
@@ -102,7 +102,7 @@ def disagreement(described: dict[str, Any], architecture: DecoderArchitecture) -
     return None
 
 
-def _numbers(architecture: DecoderArchitecture) -> dict[str, Any]:
+def _numbers(architecture: LlamaArchitecture) -> dict[str, Any]:
     return {
         "vocab_size": architecture.vocabulary,
         "hidden_size": architecture.hidden,

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.nn.decoder import Decoder, DecoderArchitecture
+from common.language.architecture import LlamaArchitecture
+from common.language.network import Decoder
 
 LEARNING_RATE = 4e-3
 WARMUP = 0.1
@@ -18,7 +19,7 @@ WARMUP = 0.1
 
 
 def pretrain(
-    architecture: DecoderArchitecture, rows_RS: NDArray[np.int32], steps: int, seed: int, batch: int = 8
+    architecture: LlamaArchitecture, rows_RS: NDArray[np.int32], steps: int, seed: int, batch: int = 8
 ) -> dict[str, Tensor]:
     """Return the weights of a decoder that was trained to predict every next token in ``rows_RS``.
 
@@ -66,7 +67,7 @@ def next_token_losses(model: Decoder, tokens_BS: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_of_rows(
-    architecture: DecoderArchitecture,
+    architecture: LlamaArchitecture,
     weights: dict[str, Tensor],
     tokens_RS: NDArray[np.int32],
     scored_RS: NDArray[np.bool_],

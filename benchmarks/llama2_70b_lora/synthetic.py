@@ -26,7 +26,7 @@ from benchmarks.llama2_70b_lora.raw import BASE, SPLITS, TOKENIZER, Settings
 from common.data import synthetic
 from common.data.options import Option, Options
 from common.errors import ConfigError
-from common.nn.decoder import DecoderArchitecture
+from common.language.architecture import LlamaArchitecture
 
 SPECIAL_PIECES = 3 + 256
 """Number of special pieces: unknown, BOS, EOS, and one for each byte."""
@@ -69,9 +69,9 @@ class SyntheticReports(Options):
         return Settings(self.row_length, self.vocabulary, self.train, self.eval)
 
     @property
-    def architecture(self) -> DecoderArchitecture:
+    def architecture(self) -> LlamaArchitecture:
         """Architecture of the base."""
-        return DecoderArchitecture(
+        return LlamaArchitecture(
             vocabulary=self.vocabulary,
             hidden=self.hidden,
             layers=self.layers,

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from common.config.ranges import AtLeast, NotNegative, Positive, Probability
 from common.errors import ConfigError
-from common.nn.decoder import DecoderArchitecture
-from common.nn.decoder_operations import DECODER_OPERATIONS
+from common.language.architecture import LlamaArchitecture
+from common.language.config import DecoderConfig
+from common.language.operations import block_operations
 from common.ops.cross_entropy import CROSS_ENTROPY
-from common.ops.operation import AUTO, Operation, all_implementations
+from common.ops.operation import AUTO, Operation
 from common.ops.rope import RopeScaling
 from common.ops.weight_gradient import WEIGHT_GRADIENT
 from common.optim.hparams import AdamWHparams
 
 OPERATIONS: dict[str, Operation] = {
-    **DECODER_OPERATIONS,
+    **block_operations(LlamaArchitecture),
     "cross_entropy": CROSS_ENTROPY,
     "accumulation": WEIGHT_GRADIENT,
 }
@@ -30,7 +32,7 @@ ON_THE_RESIDUAL_STREAM = ("output.weight", "down.weight")
 
 
 @dataclass(frozen=True)
-class Facts(DecoderArchitecture):
+class Facts(LlamaArchitecture):
     """Sizes of network and samples, and the end of the schedule, which the rules fix.
 
     Attributes:
@@ -88,59 +90,29 @@ class Hparams(AdamWHparams):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(DecoderConfig):
     """Implementations of the network.
 
     Attributes:
-        layers: number of layers to use, for benchmarks; 0 for all.
-        blocks: ``written`` has hand-written backward passes with planned memory; ``autograd`` uses PyTorch operations
-            and autograd.
-        linear: matrix products of the blocks: ``torch``, or ``fp8``, which needs ``blocks=written``.
         recomputed_gate_up: number of layers that recompute the first product of the MLP in the backward pass; ``auto``:
             as few as memory requires. Needs ``blocks=written``.
         transposed_layers: number of first layers that keep transposed copies of their FP8 weights during a step; the
             other layers transpose them in every micro-batch.
-        head_chunk: number of tokens whose logits exist at the same time.
-        loss_scale: initial loss scale with fp16.
-        token_products: how tokens move during the products of ``layout.tp``: ``symmetric_memory``, ``collective``, or
-            ``auto``. Needs ``blocks=written``.
-        implementations: implementation of each operation, by the operation's name; default ``auto``.
     """
 
-    layers: Annotated[int, NotNegative]
-    blocks: Literal["written", "autograd"]
-    linear: Literal["torch", "fp8"]
-    head_chunk: Annotated[int, AtLeast(1)]
-    loss_scale: Annotated[float, Positive]
     recomputed_gate_up: Annotated[int, NotNegative] | Literal["auto"] = "auto"
     transposed_layers: Annotated[int, NotNegative] = 0
-    token_products: str = AUTO
-    implementations: dict[str, str] = field(default_factory=dict)
+
+    operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
-        accumulation = self.implementations["accumulation"]
-        if self.linear == "torch" and (self.transposed_layers or accumulation != AUTO):
+        super().__post_init__()
+        if self.linear == "torch" and self.transposed_layers:
             raise ConfigError(
-                f"transposed_layers={self.transposed_layers}, implementations.accumulation={accumulation}: these are "
-                "of FP8 products; give model.linear=fp8 as well"
-            )
-        if self.blocks == "written":
-            return
-        if self.linear != "torch":
-            raise ConfigError(
-                f"linear={self.linear}: only written blocks multiply in FP8; give model.blocks=written as well"
+                f"transposed_layers={self.transposed_layers}: this applies to FP8 products only; set model.linear=fp8"
             )
         if self.recomputed_gate_up not in (0, AUTO):
-            raise ConfigError(
-                f"recomputed_gate_up={self.recomputed_gate_up}: only written blocks compute anything again; "
-                "give model.blocks=written as well"
-            )
-        if self.token_products != AUTO:
-            raise ConfigError(
-                f"token_products={self.token_products}: only written blocks choose how tokens move; "
-                "give model.blocks=written as well"
-            )
+            self.need_written("recomputed_gate_up", self.recomputed_gate_up, "compute anything again")
 
 
 @dataclass(frozen=True)

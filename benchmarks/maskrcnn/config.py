@@ -22,11 +22,11 @@ from common.config.ranges import (
     ShareAboveZero,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig, DetectorConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
-from common.ops.operation import Operation, all_implementations
+from common.ops.operation import Operation
 from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import SgdHparams
 
@@ -172,26 +172,14 @@ class Hparams(SgdHparams):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Initial weights of the backbone, loss scale and implementations of operations.
+class ModelConfig(DetectorConfig):
+    """The backbone's file has Caffe2's names."""
 
-    Attributes:
-        backbone: file in ``assets_dir`` with the initial weights of the backbone, under Caffe2's names. Without
-            ``assets_dir``, the weights are random.
-        loss_scale: initial loss scale with fp16.
-        implementations: operation name to implementation. Missing operations use ``auto``.
-    """
-
-    backbone: str
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
-@dataclass(frozen=True)
-class MaskReaderConfig(ReaderConfig):
+@dataclass(frozen=True, kw_only=True)
+class MaskReaderConfig(BoxReaderConfig):
     """Options for reading pictures with masks.
 
     Attributes:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.loss import box_losses, first_slots, mask_loss, rpn_losses
 from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
@@ -26,7 +25,7 @@ from benchmarks.maskrcnn.ops.roi_align import ROI_ALIGN, Regions
 from benchmarks.maskrcnn.ops.roi_align.reference import LEVELS
 from benchmarks.maskrcnn.pictures import Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
-from benchmarks.maskrcnn.proposals import Proposer, Selection, with_truth
+from benchmarks.maskrcnn.proposals import STRIDES, Proposer, Selection, anchors, with_truth
 from benchmarks.maskrcnn.targets import RoiSample, RoiTargets, RpnTargets
 from common.ops.operation import OperationRequest, choose
 from common.step.branches import Branch, cut, detached, early

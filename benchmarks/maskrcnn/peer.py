@@ -19,11 +19,9 @@ from benchmarks.maskrcnn.config import Facts
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
 from common.data.batches import Batch
-from common.detection.peer_step import peer_step
+from common.detection import peer_step
 
 TRAINED_STAGES = 3
-OBJECTS = 7
-"""Objects in a picture: the average of COCO."""
 
 
 def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCNN:
@@ -35,17 +33,8 @@ def build(facts: Facts, shape: tuple[int, int], device: torch.device) -> MaskRCN
 
 def noise(facts: Facts, shape: tuple[int, int], batch: int, device: torch.device) -> tuple[list[Tensor], list[dict]]:
     """Return pictures of noise, (3, height, width) each, and their objects: boxes, labels, and discs as masks."""
-    generator = torch.Generator(device).manual_seed(1)
-    extent_HW = torch.tensor([shape[1], shape[0]], device=device)
-    pictures = list(torch.rand((batch, 3, *shape), generator=generator, device=device))
-    corners_BO22 = torch.rand((batch, OBJECTS, 2, 2), generator=generator, device=device).sort(2).values
-    corners_BO22 = corners_BO22 * (extent_HW - 32) + torch.tensor([[0.0], [32.0]], device=device)
-    labels_BO = torch.randint(1, facts.classes + 1, (batch, OBJECTS), generator=generator, device=device)
-    targets = [
-        {"boxes": corners_O22.flatten(1), "labels": labels_O, "masks": _discs(corners_O22, shape)}
-        for corners_O22, labels_O in zip(corners_BO22, labels_BO, strict=True)
-    ]
-    return pictures, targets
+    pictures, targets = peer_step.noise(shape, batch, range(1, facts.classes + 1), 32, device)
+    return pictures, [{**target, "masks": _discs(target["boxes"].unflatten(1, (2, 2)), shape)} for target in targets]
 
 
 def _discs(corners_O22: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -65,7 +54,7 @@ def step_of(
     gpu = device.type == "cuda"
     optimizer = torch.optim.SGD(trained, lr=1e-4, momentum=0.9, weight_decay=1e-4, fused=gpu)
 
-    return peer_step(model, optimizer, pictures, targets, device)
+    return peer_step.peer_step(model, optimizer, pictures, targets, device)
 
 
 def start(run: RunConfig, example: Batch, device: torch.device) -> Callable[[], Tensor]:

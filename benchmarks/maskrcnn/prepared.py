@@ -63,21 +63,6 @@ class TrainingObjects:
 
 
 @dataclass(frozen=True)
-class TrainingPictures:
-    """Training pictures with their objects."""
-
-    pictures: CocoPictures
-    objects: TrainingObjects
-
-    def __len__(self) -> int:
-        return len(self.pictures)
-
-    def require_room(self, room: int) -> None:
-        """Raise :class:`DataError` if a picture has more than ``room`` objects."""
-        self.pictures.refuse_more(self.objects.counts, room)
-
-
-@dataclass(frozen=True)
 class Truth:
     """Ground truth for evaluation: all objects of all validation pictures, including crowds.
 
@@ -117,8 +102,8 @@ class Prepared:
         objects, polygons, points = (counts[f"train_{what}"] for what in ("objects", "polygons", "points"))
         return Polygons.read(self.root / "train", objects, polygons, points, np.float32)
 
-    def train(self) -> TrainingPictures:
-        """Open the training pictures.
+    def train(self) -> tuple[CocoPictures, TrainingObjects]:
+        """Open the training pictures, and return them with their objects.
 
         Raises:
             DataError: a file is missing or damaged.
@@ -134,7 +119,7 @@ class Prepared:
             annotations.labels(),
             polygons,
         )
-        return TrainingPictures(self._pictures("train", annotations), objects)
+        return self._pictures("train", annotations), objects
 
     def validation(self) -> CocoPictures:
         """Open the validation pictures, with the annotations of all objects. Raises like :meth:`train`."""

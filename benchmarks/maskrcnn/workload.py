@@ -11,56 +11,58 @@ from torch import Tensor
 
 from benchmarks.maskrcnn.caffe2_backbone import BACKBONE, load_backbone
 from benchmarks.maskrcnn.config import MaskRCNNConfig
-from benchmarks.maskrcnn.data import open_train, warm_up
-from benchmarks.maskrcnn.data_settings import DataSettings
-from benchmarks.maskrcnn.evaluate import Scoring, evaluation
+from benchmarks.maskrcnn.data import MaskData
+from benchmarks.maskrcnn.evaluate import evaluation, ground_truth
 from benchmarks.maskrcnn.iteration import TrainingPass
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
-from benchmarks.maskrcnn.pictures import Shape
+from benchmarks.maskrcnn.pictures import Preparer, Shape
 from benchmarks.maskrcnn.polygon_table import PolygonTable
 from benchmarks.maskrcnn.prepared import FORMAT, open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups
 from common.config.schema import Declaration, RunConfig
-from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, HostBatch
+from common.detection.coco_scorer import MaskScorer
+from common.detection.detection_workload import DetectionWorkload
 from common.detection.evaluation import DetectionEvaluation
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.nn.frozen import frozen_digest
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import SAMPLES, Losses, TrainStep
 
-EXAMPLE_OBJECTS = 7
-"""Objects per example picture, which is the average of COCO."""
 
-
-class MaskRCNNSegmentation(Workload):
+class MaskRCNNSegmentation(DetectionWorkload):
     """Instance segmentation with Mask R-CNN."""
 
     config_type: ClassVar[type] = MaskRCNNConfig
     title = "Mask R-CNN"
     peers = "benchmarks.maskrcnn.peer"
+    backbone_file, backbone_origin = BACKBONE, "the rules'"
+    input_deviation = 50.0  # like that of pixels
+    first_class = 1
     own: MaskRCNNConfig
     model: MaskRCNN
+    data: MaskData
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
-        own, facts = self.own, self.own.facts
-        self.model = MaskRCNN(facts, layout.shared_generator("weights"))
-        if cfg.assets_dir is not None:
-            load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
-        self.model = self.model.cast(self.dtype).to(layout.device)
-        self.choices |= self.model.choose_implementations(own.model.implementations)
+        own = self.own
         self._table = PolygonTable(own.reader.polygon_room, layout.device)
         self._pass = TrainingPass(self.model, own, self._table, self.dtype)
-        self._preparer = Preparer(facts, own.model.implementations, layout.device, self.dtype)
+        self._preparer = Preparer(own.facts, own.model.implementations, layout.device, self.dtype)
         self.choices |= {**self._pass.choices, "resize": self._preparer.choice}
-        self._base_digest = frozen_digest(self.model)
 
-    def base_digest(self) -> str | None:
-        """Return the digest of the frozen tensors, which checkpoints store instead of them."""
-        return self._base_digest
+    def network(self, generator: torch.Generator) -> MaskRCNN:
+        """Return the network."""
+        return MaskRCNN(self.own.facts, generator)
+
+    @staticmethod
+    def load_backbone(network: MaskRCNN, path: Path) -> None:
+        """Load the initial weights of the backbone from a file."""
+        load_backbone(path, network.backbone.body)
+
+    def picture_data(self) -> MaskData:
+        """Return the description of the data."""
+        return MaskData(self.own.facts, self.own.reader, self.dtype)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return weights, and biases with their own learning rate and without decay."""
@@ -70,11 +72,7 @@ class MaskRCNNSegmentation(Workload):
     def declare(cls, cfg: RunConfig) -> Declaration:
         """Declare what the closed division forbids and the log does not show."""
         own: MaskRCNNConfig = cfg.workload
-        hparams, broken = own.hparams, []
-        if own.model.backbone != BACKBONE:
-            broken.append(f"model.backbone={own.model.backbone}: training starts from the rules' {BACKBONE}")
-        if cfg.assets_dir is None:
-            broken.append(f"assets_dir=null: training starts from the rules' {BACKBONE}, in assets_dir")
+        hparams, broken = own.hparams, cls.forbidden_backbone(cfg)
         allowed = {1000, 1000 * cfg.micro_batch}
         if hparams.image_candidates not in allowed:
             broken.append(
@@ -106,57 +104,48 @@ class MaskRCNNSegmentation(Workload):
         generator = self.layout.generator("example")
         for shape in self.own.reader.shapes:
             tensors = self.to_device(self._example_objects(shape, generator))
-            image_NCHW = self._example_images(self.cfg.micro_batch, shape, generator)
+            image_NCHW = self.example_images(self.cfg.micro_batch, shape, generator)
             yield Batch({"image": image_NCHW, **tensors}, self.nominal_samples, shape)
 
     def _example_objects(self, shape: Shape, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return the columns besides the pictures. Kernels are compiled for the capacity of the reader's batches."""
-        reader, pictures = self.own.reader, self.cfg.micro_batch
-        room, known = reader.max_boxes, reader.polygon_room.objects
-        height, width = shape
-        corners_BM22 = torch.rand((pictures, room, 2, 2), generator=generator).sort(2).values
-        first = torch.randint(max(known - room, 1), (pictures,), generator=generator)
+        """Return the columns besides the pictures."""
+        (height, width), pictures = shape, self.cfg.micro_batch
+        boxes = self.example_boxes(torch.tensor([width - 1, height - 1]), generator)
+        known = self.own.reader.polygon_room.objects
+        first = max(known - self.own.reader.max_boxes, 1)
         return {
+            **boxes,
+            "count": boxes["count"].clamp(max=known),
             "size": torch.tensor([[height, width]], dtype=torch.float32).repeat(pictures, 1),
-            "boxes": (corners_BM22 * torch.tensor([width - 1, height - 1])).flatten(2),
-            "label": torch.randint(1, self.own.facts.classes + 1, (pictures, room), generator=generator),
-            "count": torch.full((pictures,), min(EXAMPLE_OBJECTS, room, known)),
-            "object": first,
+            "object": torch.randint(first, (pictures,), generator=generator),
             "transform": torch.tensor([[1.0, 1.0, 0.0, width]]).repeat(pictures, 1),
             "real": torch.ones(pictures, dtype=torch.bool),
             "seed": torch.tensor([1]),
         }
-
-    def _example_images(self, count: int, shape: Shape, generator: torch.Generator) -> Tensor:
-        image_NCHW = 50 * torch.randn((count, 3, *shape), generator=generator)  # standard deviation like that of pixels
-        return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
     def prepare(self, batch: HostBatch) -> Batch:
         """Copy pixels and objects to the device and compute the network's input there."""
         tensors = self.to_device(batch.tensors)
         return Batch(self._preparer(tensors, _shape(batch.key)), batch.samples, batch.key)
 
-    def _data_settings(self) -> DataSettings:
-        return DataSettings(self.own.facts, self.own.reader)
-
     def warm_up_reader(self) -> None:
         """Load DALI and run each of its operators once, if DALI is the reader. Warm up the preparer too."""
-        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+        super().warm_up_reader()
         self._preparer.warm_up(self.cfg.micro_batch, self.own.reader.shapes)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training pictures, and load the outlines of all their objects to the device."""
         self._table.load(open_prepared(root).table())
-        return open_train(
-            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
-        )
+        return super().open_data(root)
 
     def evaluation(self, layout: Layout) -> DetectionEvaluation:
         """Return the evaluation, COCO's mean average precision of boxes and masks, on the ranks of ``layout``."""
         config = self.cfg.evaluation
         where = layout.device if config.scoring == "inline" else torch.device("cpu")
-        scoring = Scoring(where, config.scorer_threads)
-        made, choices = evaluation(self.model, self.own, self._preparer, layout, self.cfg.cuda_graphs, scoring)
+        scorer = MaskScorer(ground_truth, where, config.scorer_threads)
+        made, choices = evaluation(
+            self.model, self.own, self.data, self._preparer, layout, self.cfg.cuda_graphs, scorer
+        )
         self.choices |= choices
         return made
 

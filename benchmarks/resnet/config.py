@@ -14,7 +14,6 @@ from common.config.ranges import (
     Positive,
     Probability,
     Range,
-    Share,
     ShareAboveZero,
     ShareBelowOne,
 )
@@ -23,6 +22,7 @@ from common.ops.batch_norm import BATCH_NORM
 from common.ops.convolution import CONVOLUTION
 from common.ops.operation import AUTO, REFERENCE, Operation, all_implementations
 from common.optim.hparams import LarsHparams
+from common.vision.pictures import ReaderConfig
 
 OPERATIONS: dict[str, Operation] = {"batch_norm": BATCH_NORM, "convolution_moments": CONVOLUTION}
 """Operations whose implementation ``model.implementations`` can choose."""
@@ -111,31 +111,19 @@ class ModelConfig:
             )
 
 
-@dataclass(frozen=True)
-class ReaderConfig:
+@dataclass(frozen=True, kw_only=True)
+class CachedReaderConfig(ReaderConfig):
     """Options of the data reader.
 
     Attributes:
-        threads: CPU threads of the reader.
-        prefetch: batches that are prepared in advance.
-        hw_decoder_load: fraction of the pictures that the GPU's JPEG engine decodes.
         cache_mb: GPU memory per rank for decoded training pictures. With 0, only the crop of a picture is decoded.
         eval_cache_mb: device memory per rank for preprocessed validation pictures. Caches either all or none.
-        input_batch_multiplier: micro-batches that DALI decodes together.
         dont_use_mmap: read files instead of memory-mapping them, for network file systems.
-        eval_batch: pictures per rank in an evaluation batch.
-        reader: ``dali``, ``torchvision``, or ``auto``, which uses DALI if it is installed.
     """
 
-    threads: Annotated[int, AtLeast(1)]
-    prefetch: Annotated[int, AtLeast(1, "at least 1 batch")]
-    hw_decoder_load: Annotated[float, Share]
     cache_mb: Annotated[int, NotNegative]
     eval_cache_mb: Annotated[int, NotNegative]
-    input_batch_multiplier: Annotated[int, AtLeast(1)]
     dont_use_mmap: bool
-    eval_batch: Annotated[int, AtLeast(1, "at least 1 picture")]
-    reader: Literal["auto", "dali", "torchvision"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -145,4 +133,4 @@ class ResNetConfig:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderConfig
+    reader: CachedReaderConfig

@@ -10,29 +10,32 @@ state cannot be set to a position, so resuming runs all earlier batches and drop
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from nvidia import dali
-from PIL import Image
 from torch import Tensor
 
-from benchmarks.resnet.data_settings import DataSettings
-from common.data.dali import (
+from benchmarks.resnet.config import CachedReaderConfig, Facts
+from common.data.batches import Block, HostBatch
+from common.data.order import EpochStream, EvalShard, sample_generator
+from common.vision.dali import (
     PipelineEvalSource,
     PipelineRunner,
-    PipelineTrainSource,
+    SlicedBatches,
     decoder_arguments,
-    derived_seed,
     new_pipeline,
+    normalized,
+    synthetic_jpegs,
 )
-from common.data.order import EpochStream, EvalShard
+from common.vision.reader import PictureData
 
 fn: Any = dali.fn  # DALI's type stubs are incomplete
 types: Any = dali.types
+
+Data = PictureData[Facts, CachedReaderConfig]
 
 _TRAIN, _EVAL = 0, 1
 
@@ -49,14 +52,58 @@ RESIZE_BYTES = 871_491  # per sample, mean size of the temporary buffer of the r
 PADDING_BYTES = 256 << 20  # device and pinned buffers of nvJPEG
 
 
+class RecordSource:
+    """Training batches of one replica; a :class:`common.data.batches.DataSource` that cannot go back.
+
+    DALI's random state advances with every batch and cannot be set to a position. Resuming therefore runs all batches
+    that were consumed before and drops them.
+
+    Args:
+        runner: runner of an endless pipeline over the samples of this replica.
+        stream: provides the number of micro-batches of each block.
+        multiplier: micro-batches per run of the pipeline.
+        eval_samples: size of the evaluation set.
+        stand_in: whether the data are synthetic.
+    """
+
+    def __init__(
+        self,
+        runner: PipelineRunner,
+        stream: EpochStream,
+        multiplier: int,
+        eval_samples: int,
+        stand_in: bool,
+    ) -> None:
+        self.train_samples, self.eval_samples, self.stand_in = stream.train_samples, eval_samples, stand_in
+        self.stream = stream
+        self._runner = runner
+        self._sliced = SlicedBatches(runner, stream.micro_batch, multiplier)
+
+    def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
+        """Yield the micro-batches of ``block`` from position ``start``, and skip all micro-batches before it.
+
+        Raises:
+            DataError: DALI could not read or decode a sample.
+            ValueError: the position is before the last delivered micro-batch; open the data again.
+        """
+        first, nominal = self.stream.first_micro_batch(block), self.stream.micro_batch * self.stream.replicas
+        self._sliced.advance_to(first + start)
+        for position in range(start, self.stream.micro_batches(block)):
+            yield HostBatch(_channels_first(self._sliced.next()), samples=nominal, position=position)
+
+    def close(self) -> None:
+        """Release the pipeline."""
+        self._runner.close()
+
+
 def train_source(
     rec: Path,
-    settings: DataSettings,
+    data: Data,
     stream: EpochStream,
     eval_samples: int,
     stand_in: bool,
     device: torch.device,
-) -> PipelineTrainSource:
+) -> RecordSource:
     """Return the training batches of one replica.
 
     Args:
@@ -68,12 +115,12 @@ def train_source(
     Raises:
         DataError: while reading: a picture is unreadable or undecodable.
     """
-    runner = _runner(train_pipeline(rec, settings, stream, device), settings, rec)
-    multiplier = settings.reader.input_batch_multiplier
-    return PipelineTrainSource(runner, stream, multiplier, eval_samples, stand_in, _channels_first)
+    runner = _runner(train_pipeline(rec, data, stream, device), data, rec)
+    multiplier = data.reader.input_batch_multiplier
+    return RecordSource(runner, stream, multiplier, eval_samples, stand_in)
 
 
-def eval_source(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
+def eval_source(rec: Path, data: Data, shard: EvalShard, device: torch.device) -> PipelineEvalSource:
     """Return the evaluation batches of one replica; padding has label -1. Raises like :func:`train_source`.
 
     Args:
@@ -85,93 +132,91 @@ def eval_source(rec: Path, settings: DataSettings, shard: EvalShard, device: tor
         tensors["label"][valid:] = -1
         return _channels_first(tensors)
 
-    return PipelineEvalSource(_runner(eval_pipeline(rec, settings, shard, device), settings, rec), shard, finish)
+    return PipelineEvalSource(_runner(eval_pipeline(rec, data, shard, device), data, rec), shard, finish)
 
 
-def _runner(pipeline: Any, settings: DataSettings, rec: Path) -> PipelineRunner:
-    return PipelineRunner(pipeline, ("image", "label"), (settings.dtype, torch.int64), rec)
+def _runner(pipeline: Any, data: Data, rec: Path) -> PipelineRunner:
+    return PipelineRunner(pipeline, ("image", "label"), (data.dtype, torch.int64), rec)
 
 
-def train_pipeline(rec: Path, settings: DataSettings, stream: EpochStream, device: torch.device) -> Any:
+def train_pipeline(rec: Path, data: Data, stream: EpochStream, device: torch.device) -> Any:
     """Build the pipeline: read, decode, random-resized crop, mirror, normalise.
 
     Outputs NHWC pictures and int64 labels (N,).
     """
-    batch = stream.micro_batch * settings.reader.input_batch_multiplier
-    cached = settings.reader.cache_mb > 0 and device.type == "cuda"
-    pipeline = _pipeline(batch, settings, device, derived_seed(stream.seed, stream.replica, _TRAIN))
-    crop = {"random_area": list(settings.facts.crop_area), "random_aspect_ratio": list(settings.facts.crop_aspect)}
-    side = settings.facts.image_size
+    batch = stream.micro_batch * data.reader.input_batch_multiplier
+    cached = data.reader.cache_mb > 0 and device.type == "cuda"
+    pipeline = new_pipeline(batch, device, data.reader, _seed(stream.seed, stream.replica, _TRAIN))
+    crop = {"random_area": list(data.facts.crop_area), "random_aspect_ratio": list(data.facts.crop_aspect)}
+    side = data.facts.image_size
     with pipeline:
         jpeg, label = fn.readers.mxnet(
-            **_reader(rec, settings, stream.replicas, stream.replica, cached),
+            **_reader(rec, data, stream.replicas, stream.replica, cached),
             random_shuffle=True,
             initial_fill=max(1, min(SHUFFLE_BUFFER, stream.train_samples // stream.replicas)),
             pad_last_batch=False,
         )
         if cached:
-            decoded = fn.decoders.image(jpeg, **_decoder(settings, device), **_cache(settings.reader.cache_mb))
+            decoded = fn.decoders.image(jpeg, **_decoder(data, device), **_cache(data.reader.cache_mb))
             cropped = fn.random_resized_crop(decoded, size=[side, side], **crop, **_resize(device, batch))
         else:
-            decoded = fn.decoders.image_random_crop(jpeg, **_decoder(settings, device), **crop)
+            decoded = fn.decoders.image_random_crop(jpeg, **_decoder(data, device), **crop)
             cropped = fn.resize(decoded, size=[side, side], **_resize(device, batch))
-        flip = fn.random.coin_flip(probability=settings.facts.mirror)
-        pipeline.set_outputs(_normalize(cropped, settings, device, mirror=flip), _label(label, device))
+        flip = fn.random.coin_flip(probability=data.facts.mirror)
+        pipeline.set_outputs(_normalize(cropped, data, device, mirror=flip), _label(label, device))
     pipeline.build()
     return pipeline
 
 
-def eval_pipeline(rec: Path, settings: DataSettings, shard: EvalShard, device: torch.device) -> Any:
+def eval_pipeline(rec: Path, data: Data, shard: EvalShard, device: torch.device) -> Any:
     """Build the pipeline: read, decode, resize the shorter side, crop the centre, normalise.
 
     Outputs are those of :func:`train_pipeline`. A pass over the padded shard takes exactly ``shard.batches`` runs, so
     that the next evaluation starts at the beginning of the shard.
     """
-    pipeline = _pipeline(shard.batch, settings, device, derived_seed(0, shard.replica, _EVAL))
+    pipeline = new_pipeline(shard.batch, device, data.reader, _seed(0, shard.replica, _EVAL))
     with pipeline:
         jpeg, label = fn.readers.mxnet(
-            **_reader(rec, settings, shard.replicas, shard.replica, False), random_shuffle=False, pad_last_batch=True
+            **_reader(rec, data, shard.replicas, shard.replica, False), random_shuffle=False, pad_last_batch=True
         )
-        decoded = fn.decoders.image(jpeg, **_decoder(settings, device))
-        shorter = settings.facts.eval_resize
+        decoded = fn.decoders.image(jpeg, **_decoder(data, device))
+        shorter = data.facts.eval_resize
         resized = fn.resize(decoded, resize_shorter=shorter, **_resize(device, shard.batch))
-        pipeline.set_outputs(_normalize(resized, settings, device), _label(label, device))
+        pipeline.set_outputs(_normalize(resized, data, device), _label(label, device))
     pipeline.build()
     return pipeline
 
 
-def warm_up(settings: DataSettings, device: torch.device, batch: int) -> None:
+def warm_up(data: Data, device: torch.device, batch: int) -> None:
     """Run every operator once on a synthetic picture to load libraries, memory pools and kernels.
 
     Reads no file, so that it may run before ``run_start``.
     """
-    buffer = io.BytesIO()
-    Image.new("RGB", (500, 375), (120, 60, 30)).save(buffer, "JPEG")
-    pictures = [np.frombuffer(buffer.getvalue(), np.uint8)] * batch
-    pipeline = _pipeline(batch, settings, device, seed=1)
-    side = settings.facts.image_size
+    pictures = synthetic_jpegs(batch, 500, 375)
+    pipeline = new_pipeline(batch, device, data.reader, seed=1)
+    side = data.facts.image_size
     with pipeline:
         jpeg = fn.external_source(source=lambda: pictures, dtype=types.UINT8, ndim=1)
-        whole = fn.decoders.image(jpeg, **_decoder(settings, device))
-        part = fn.decoders.image_random_crop(jpeg, **_decoder(settings, device))
+        whole = fn.decoders.image(jpeg, **_decoder(data, device))
+        part = fn.decoders.image_random_crop(jpeg, **_decoder(data, device))
         resize = _resize(device, batch)
-        shorter = fn.resize(whole, resize_shorter=settings.facts.eval_resize, **resize)
+        shorter = fn.resize(whole, resize_shorter=data.facts.eval_resize, **resize)
         variants = [
             fn.random_resized_crop(whole, size=[side, side], **resize),
             fn.resize(part, size=[side, side], **resize),
             shorter,
         ]
-        pipeline.set_outputs(*(_normalize(variant, settings, device) for variant in variants))
+        pipeline.set_outputs(*(_normalize(variant, data, device) for variant in variants))
     pipeline.build()
     pipeline.run()
 
 
-def _pipeline(batch: int, settings: DataSettings, device: torch.device, seed: int) -> Any:
-    reader = settings.reader
-    return new_pipeline(batch, device, seed, reader.threads, reader.prefetch)
+def _seed(*key: int) -> int:
+    """Return a 31-bit seed for DALI that depends on all numbers of ``key``, e.g. (seed of the run, replica)."""
+    return int(sample_generator(*key).integers(1, 2**31 - 1))
 
 
-def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: bool) -> dict[str, Any]:
+def _reader(rec: Path, data: Data, shards: int, shard: int, cached: bool) -> dict[str, Any]:
     return {
         "path": [str(rec)],
         "index_path": [str(rec.with_suffix(".idx"))],
@@ -179,14 +224,14 @@ def _reader(rec: Path, settings: DataSettings, shards: int, shard: int, cached: 
         "shard_id": shard,
         "stick_to_shard": True,
         "skip_cached_images": cached,
-        "dont_use_mmap": settings.reader.dont_use_mmap,
+        "dont_use_mmap": data.reader.dont_use_mmap,
         "lazy_init": True,
         "name": "records",
     }
 
 
-def _decoder(settings: DataSettings, device: torch.device) -> dict[str, Any]:
-    load = settings.reader.hw_decoder_load
+def _decoder(data: Data, device: torch.device) -> dict[str, Any]:
+    load = data.reader.hw_decoder_load
     options = decoder_arguments(device, load, DECODER_WIDTH, DECODER_HEIGHT, PADDING_BYTES)
     return {**options, "bytes_per_sample_hint": DECODED_BYTES} if device.type == "cuda" else options
 
@@ -204,18 +249,18 @@ def _resize(device: torch.device, batch: int) -> dict[str, Any]:
     return options
 
 
-def _normalize(pictures: Any, settings: DataSettings, device: torch.device, mirror: Any = 0) -> Any:
+def _normalize(pictures: Any, data: Data, device: torch.device, mirror: Any = 0) -> Any:
     options: dict[str, Any] = {}
     if device.type == "cuda":
         options["bytes_per_sample_hint"] = NORMALIZED_BYTES
-    return fn.crop_mirror_normalize(
+    facts = data.facts
+    return normalized(
         pictures,
-        dtype=types.FLOAT16 if settings.dtype == torch.float16 else types.FLOAT,
-        output_layout="HWC",
-        crop=[settings.facts.image_size, settings.facts.image_size],
-        mean=list(settings.facts.mean),
-        std=list(settings.facts.std),
-        mirror=mirror,
+        facts.image_size,
+        facts.mean,
+        facts.std,
+        data.dtype,
+        mirror,
         pad_output=True,
         rounding="truncate",
         **options,

@@ -6,7 +6,7 @@ averaged over the ranks (MLPerf training_rules, benchmark table).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,7 +38,6 @@ class TopOne(Evaluation):
         example: pictures (N, C, H, W) for warm-up, in the shape of an evaluation batch.
         layout: ranks that share the evaluation set.
         capture: replay the forward pass as a CUDA graph.
-        cache_bytes: device memory for preprocessed pictures. If all fit, only the first evaluation reads files.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class TopOne(Evaluation):
         example: Tensor,
         layout: Layout,
         capture: bool,
-        cache_bytes: int = 0,
     ) -> None:
         self.scorer = RightAnswers()
         self._model = model
@@ -58,9 +56,6 @@ class TopOne(Evaluation):
         label_N = torch.full((len(example),), -1, dtype=torch.int64, device=layout.device)
         self._counts = Counts(layout, ("right", "pictures"))
         self._forward = ForwardPass(model, self._count, {"image": example.clone(), "label": label_N}, capture)
-        self._bytes = example.numel() * example.element_size()
-        self._cache_bytes = cache_bytes
-        self._kept: list[dict[str, Tensor]] = []
 
     def warm_up(self) -> None:
         """Run forward passes on synthetic pictures."""
@@ -76,26 +71,14 @@ class TopOne(Evaluation):
         assert self._source is not None, "open_data comes first"
         with self._forward.evaluating(weights):
             self._counts.clear()
-            for batch in self._batches(self._source):
+            for host in self._source:
+                batch = {name: host.tensors[name].to(self._device, non_blocking=True) for name in ("image", "label")}
                 self._forward(batch)
         return Predictions({**self._counts.totals(), "expected": self._source.eval_samples})
 
-    def _batches(self, source: EvalSource) -> Iterator[dict[str, Tensor]]:
-        if self._kept:
-            yield from self._kept
-            return
-        fits, kept = len(source) * self._bytes <= self._cache_bytes, []
-        for host in source:
-            batch = {name: host.tensors[name].to(self._device, non_blocking=True) for name in ("image", "label")}
-            if fits:
-                kept.append(batch)
-            yield batch
-        self._kept = kept
-
     def close(self) -> None:
-        """Free the CUDA graph and the cached pictures, and close the reader."""
+        """Free the CUDA graph, and close the reader."""
         self._forward.close()
-        self._kept.clear()
         if self._source is not None:
             self._source.close()
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.resnet.config import ResNetConfig
-from benchmarks.resnet.data import open_eval, open_train, warm_up
-from benchmarks.resnet.data_settings import DataSettings
+from benchmarks.resnet.data import ImageNet
 from benchmarks.resnet.evaluate import TopOne
 from benchmarks.resnet.model import ResNet50, smoothed_cross_entropy
 from benchmarks.resnet.prepare import FORMAT
@@ -19,7 +18,6 @@ from common.config.schema import Declaration, RunConfig
 from common.contract.evaluation import Weights
 from common.contract.workload import Workload
 from common.data.batches import Batch, DataSource, EvalSource
-from common.data.dali import choose_reader
 from common.distributed.layout import Layout
 from common.mlperf.admission import evaluation_schedule
 from common.nn.batch_norm import set_group
@@ -28,6 +26,8 @@ from common.nn.running_statistics import averaged_statistics
 from common.optim.learning_rate import ScheduleSteps, nvidia_steps, polynomial, reference_steps
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
+from common.vision.dali import choose_reader
+from common.vision.reader import KeptSource
 
 
 class ResNet(Workload):
@@ -42,6 +42,7 @@ class ResNet(Workload):
         super().__init__(cfg, layout)
         self.model = self._build_network()
         set_group(self.model, layout.subgroup("dp", self.own.hparams.bn_group))
+        self._data = ImageNet(self.own.facts, self.own.reader, self.dtype)
 
     def _build_network(self) -> ResNet50:
         """Build a network for training or for evaluation."""
@@ -165,18 +166,13 @@ class ResNet(Workload):
         image_NCHW[:, 3:] = 0
         return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
 
-    def _data_settings(self) -> DataSettings:
-        return DataSettings(self.own.facts, self.own.reader, self.dtype)
-
     def warm_up_reader(self) -> None:
         """Load DALI and run each of its operators once, if DALI is the reader."""
-        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
+        self._data.warm_up(self.layout, self.cfg.micro_batch)
 
     def open_data(self, root: Path) -> DataSource:
         """Open the training pictures."""
-        return open_train(
-            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
-        )
+        return self._data.open_train(root, self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps)
 
     def weights(self) -> Weights:
         """Return parameters, and batch-norm statistics averaged over the replicas (one all-reduce of 53,120 floats)."""
@@ -184,15 +180,15 @@ class ResNet(Workload):
 
     def evaluation(self, layout: Layout) -> TopOne:
         """Return the top-1 evaluation on the ranks of ``layout``."""
-        settings, batch = self._data_settings(), self.own.reader.eval_batch
+        reader = self.own.reader
+        example = self._example_images(reader.eval_batch, self.layout.generator("example"))
 
         def open_source(root: Path) -> EvalSource:
-            return open_eval(root, settings, layout, batch)
+            source = self._data.open_eval(root, layout, reader.eval_batch)
+            fits = len(source) * example.numel() * example.element_size() <= reader.eval_cache_mb << 20
+            return KeptSource(source, layout.device) if fits else source
 
-        example = self._example_images(batch, self.layout.generator("example"))
-        kept = self.own.reader.eval_cache_mb << 20
-        network, capture = self._build_network(), self.cfg.cuda_graphs
-        return TopOne(network, open_source, example, layout, capture, cache_bytes=kept)
+        return TopOne(self._build_network(), open_source, example, layout, self.cfg.cuda_graphs)
 
     def sample_flops(self) -> float:
         """Return the FLOPs to train on one picture."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from benchmarks.retinanet.model import Architecture
@@ -16,11 +16,11 @@ from common.config.ranges import (
     Share,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig, DetectorConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
-from common.ops.operation import Operation, all_implementations
+from common.ops.operation import Operation
 from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import AdamHparams
 
@@ -83,22 +83,10 @@ class Hparams(AdamHparams):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Initial weights of the backbone, loss scale and implementations of operations.
+class ModelConfig(DetectorConfig):
+    """The backbone's file has torchvision's names."""
 
-    Attributes:
-        backbone: file in ``assets_dir`` with the initial weights of the backbone, under torchvision's names. Without
-            ``assets_dir``, the weights are random.
-        loss_scale: initial loss scale with fp16.
-        implementations: operation name to implementation. Missing operations use ``auto``.
-    """
-
-    backbone: str
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+    operations = OPERATIONS
 
 
 @dataclass(frozen=True)
@@ -108,4 +96,4 @@ class RetinaNetConfig:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderConfig
+    reader: BoxReaderConfig

@@ -1,72 +1,130 @@
-"""RetinaNet's data: batches from prepared pictures and boxes (see :mod:`benchmarks.retinanet.prepared`).
+"""RetinaNet's data: batches from prepared pictures and boxes (see :mod:`benchmarks.retinanet.prepare`).
 
-Both kinds of batches have ``image`` (B, 3, S, S), normalised, in channels_last memory. A training batch also has
-``boxes`` (B, M, 4) fp32, corners in px of the resized picture, ``label`` (B, M) int64, and ``count`` (B,) int64, the
-number of boxes per picture; unused slots are 0. An evaluation batch has ``picture`` (B,) int64, ids, and ``size`` (B,
-2) fp32, height and width before resizing; padding has id -1 and size 0.
+Batches of training and evaluation have ``image`` (B, 3, S, S), normalised, in channels_last memory. A training batch
+also has ``boxes`` (B, M, 4) fp32, corners in px of the resized picture, ``label`` (B, M) int64, and ``count`` (B,)
+int64, the number of boxes per picture; unused slots are 0. An evaluation batch also has the columns of
+:class:`common.detection.picture_boxes.EvaluationColumns`.
+
+Shapes: B pictures, M boxes of one picture, H x W pixels, S x S after resizing, C channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.retinanet.data_settings import DataSettings
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.prepared import LABELS, Prepared, Split, open_prepared
-from common.data.batches import DataSource, EvalSource
-from common.data.dali import choose_reader
-from common.data.order import EpochStream, EvalShard
 from common.detection.annotations import Annotations
-from common.detection.picture_boxes import PictureBoxes
+from common.detection.config import BoxReaderConfig
+from common.detection.picture_boxes import (
+    BoxColumns,
+    EvaluationColumns,
+    PictureBoxes,
+    put_boxes,
+    require_room,
+)
 from common.distributed.layout import Layout
 from common.errors import DataError
+from common.formats.recordio import ImageRecord
+from common.vision.dali import normalized
+from common.vision.pictures import EvaluationSplit, Sample, TrainingSplit, Transform, mirrored, other_classes
+from common.vision.reader import PictureData, epoch_stream, eval_shard
 
 
-def open_train(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
-) -> DataSource:
-    """Open the training data under ``root`` for this rank. Call it after ``run_start``.
-
-    Args:
-        root: prepared data, or a folder of the reference's script.
-        layout: gives the replica (axis dp), the device and the seed.
-        micro_batch: pictures per micro-batch of a replica.
-        accumulation: micro-batches per step of a replica.
-
-    Raises:
-        DataError: files are missing, damaged, or do not fit the settings; a picture has more than ``max_boxes`` boxes.
-        ConfigError: the reader does not support the settings.
-    """
-    prepared = open_prepared(root)
-    split = _open_split(prepared, "train", settings)
-    boxes = PictureBoxes.of(split.annotations)
-    boxes.require_room(settings.reader.max_boxes, split.names, "raise reader.max_boxes")
-    stream = EpochStream(len(split), micro_batch, accumulation, layout.size("dp"), layout.index("dp"), layout.seed)
-    counts = (prepared.samples("eval"), prepared.stand_in)
-    if choose_reader(settings.reader.reader) == "dali":
-        from benchmarks.retinanet import dali_reader
-
-        return dali_reader.train_source(split, boxes, settings, stream, *counts, layout.device)
-    from benchmarks.retinanet import torchvision_reader
-
-    pin_memory = layout.device.type == "cuda"
-    return torchvision_reader.train_source(split, boxes, settings, stream, *counts, pin_memory=pin_memory)
+def resized_pixels(picture: Image.Image, size: int, mirror: bool) -> Tensor:
+    """Resize an RGB picture bilinearly, mirrored if requested: (size, size, 3), fp32 levels of 0 to 255."""
+    pixels_HWC = np.array(picture)
+    if mirror:
+        pixels_HWC = pixels_HWC[:, ::-1].copy()
+    pixels_CHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1).float()
+    resized_1CSS = F.interpolate(pixels_CHW[None], (size, size), mode="bilinear", align_corners=False, antialias=False)
+    return resized_1CSS[0].permute(1, 2, 0)
 
 
-def open_eval(root: Path, settings: DataSettings, layout: Layout, batch: int) -> EvalSource:
-    """Open the evaluation data under ``root`` for this rank, after ``run_start``. Raises like :func:`open_train`.
+class MirroredBoxes(BoxColumns):
+    """Draws which training pictures are mirrored, and fills the columns with their boxes."""
 
-    Args:
-        batch: samples of an evaluation batch on this rank.
-    """
-    split = _open_split(open_prepared(root), "eval", settings)
-    shard = EvalShard(len(split), batch, layout.size("dp"), layout.index("dp"))
-    if choose_reader(settings.reader.reader) == "dali":
-        from benchmarks.retinanet import dali_reader
+    def __init__(self, boxes: PictureBoxes, facts: Facts, room: int, seed: int) -> None:
+        super().__init__(room)
+        self._boxes, self._facts, self._seed = boxes, facts, seed
 
-        return dali_reader.eval_source(split, settings, shard, layout.device)
-    from benchmarks.retinanet import torchvision_reader
+    def put(self, tensors: dict[str, Tensor], slot: int, sample: Sample, record: ImageRecord) -> bool:
+        """Write the boxes of a picture, and return whether it is mirrored."""
+        epoch, place = sample
+        size, mirror = self._facts.image_size, mirrored(self._facts.mirror, self._seed, epoch, place)
+        put_boxes(tensors, slot, *self._boxes.resized(place, size, size, mirror))
+        return mirror
 
-    return torchvision_reader.eval_source(split, settings, shard, pin_memory=layout.device.type == "cuda")
+
+class RetinaNetTransform(Transform):
+    """Mirrors, resizes and normalises. As in the reference, resizing has no antialiasing and does not round pixels."""
+
+    neutral = (0.0,)
+    largest = (7360, 7360)  # px, as in NVIDIA's submissions
+    padding_bytes = 64 << 20
+
+    def __init__(self, facts: Facts, dtype: torch.dtype) -> None:
+        self._facts, self.dtype = facts, dtype
+        self.shape = (facts.image_size, facts.image_size, 3)
+        self._mean_C, self._std_C = torch.tensor(facts.mean), torch.tensor(facts.std)
+
+    def write(self, picture: Image.Image, augmentation: bool | None, out_HWC: Tensor) -> None:
+        """Transform a decoded picture; ``augmentation`` mirrors it."""
+        pixels_SSC = resized_pixels(picture, self._facts.image_size, bool(augmentation))
+        out_HWC.copy_((pixels_SSC - self._mean_C) / self._std_C)
+
+    def numbers(self, augmentation: bool, width: int, height: int) -> Sequence[float]:
+        """Return 1 for pictures that are mirrored, and 0 for others."""
+        return (float(augmentation),)
+
+    def graph(self, dali: Any, picture: Any, numbers: Any) -> Any:
+        """Return the DALI node; without ``numbers`` that of evaluation."""
+        fn, types, size = dali.fn, dali.types, self._facts.image_size
+        resized = fn.resize(
+            picture, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=False, dtype=types.FLOAT
+        )
+        mirror = 0 if numbers is None else fn.cast(numbers[0], dtype=types.INT32)
+        return normalized(resized, size, self._facts.mean, self._facts.std, self.dtype, mirror)
+
+
+class RetinaNetData(PictureData[Facts, BoxReaderConfig]):
+    """RetinaNet's data: our prepared format, or a folder of the reference's script."""
+
+    def build_transform(self) -> RetinaNetTransform:
+        """Return the transform of the pixels."""
+        return RetinaNetTransform(self.facts, self.dtype)
+
+    def training(self, root: Path, layout: Layout, micro_batch: int, accumulation: int) -> TrainingSplit:
+        """Open the training pictures and boxes."""
+        prepared, room = open_prepared(root), self.reader.max_boxes
+        split = self._open_split(prepared, "train")
+        boxes = PictureBoxes.of(split.annotations)
+        require_room(boxes.counts, room, split)
+        stream = epoch_stream(len(split), layout, micro_batch, accumulation)
+        columns = MirroredBoxes(boxes, self.facts, room, layout.seed)
+        return TrainingSplit(split, columns, stream, prepared.samples("eval"), prepared.stand_in)
+
+    def validation(self, root: Path, layout: Layout, batch: int) -> EvaluationSplit:
+        """Open the validation pictures."""
+        split = self._open_split(open_prepared(root), "eval")
+        return EvaluationSplit(split, EvaluationColumns(split.annotations), eval_shard(len(split), layout, batch))
+
+    def _open_split(self, prepared: Prepared, name: str) -> Split:
+        split = prepared.split(name)
+        classes = len(split.annotations.class_id)
+        if classes > self.facts.classes:
+            raise other_classes(prepared.root, classes, self.facts.classes)
+        if not len(split):
+            raise DataError(f"{split.path.parent / LABELS} has no pictures")
+        return split
 
 
 def ground_truth(root: Path) -> Annotations:
@@ -76,27 +134,3 @@ def ground_truth(root: Path) -> Annotations:
         DataError: files are missing or damaged.
     """
     return open_prepared(root).split("eval").annotations
-
-
-def warm_up(settings: DataSettings, layout: Layout, batch: int) -> None:
-    """Load and warm up the reader's libraries before ``run_start``, without reading data.
-
-    ``batch`` is the micro-batch size of training.
-    """
-    if choose_reader(settings.reader.reader) == "dali":
-        from benchmarks.retinanet import dali_reader
-
-        dali_reader.warm_up(settings, layout.device, batch * settings.reader.input_batch_multiplier)
-
-
-def _open_split(prepared: Prepared, name: str, settings: DataSettings) -> Split:
-    split = prepared.split(name)
-    classes = len(split.annotations.class_id)
-    if classes > settings.facts.classes:
-        raise DataError(
-            f"{prepared.root} holds {classes} classes where the model has {settings.facts.classes}: it is another data "
-            "set"
-        )
-    if not len(split):
-        raise DataError(f"{split.folder.parent / LABELS} has no pictures")
-    return split

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.retinanet.config import Facts
+from benchmarks.retinanet.loss import CODING
 from benchmarks.retinanet.model import HeadOutput, RetinaNet
-from benchmarks.retinanet.targets import CODING
 from common.detection.coding import clip
 from common.detection.detections import Found, in_picture
 from common.ops.operation import OperationRequest, select

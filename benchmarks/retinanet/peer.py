@@ -18,11 +18,9 @@ from benchmarks.retinanet.config import Facts
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
 from common.data.batches import Batch
-from common.detection.peer_step import peer_step
+from common.detection.peer_step import noise, peer_step
 
 TRAINED_STAGES = 3
-BOXES = 7
-"""Boxes in a picture: the average of OpenImages."""
 
 
 def build(facts: Facts, device: torch.device) -> RetinaNet:
@@ -43,14 +41,7 @@ def step_of(model: nn.Module, facts: Facts, batch: int, device: torch.device) ->
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gpu = device.type == "cuda"
     optimizer = torch.optim.Adam(trained, lr=1e-4, fused=gpu)
-    generator = torch.Generator(device).manual_seed(1)
-    side = facts.image_size
-    pictures = list(torch.rand((batch, 3, side, side), generator=generator, device=device))
-    corners = torch.rand((batch, BOXES, 2, 2), generator=generator, device=device).sort(2).values * (side - 2)
-    boxes = (corners + torch.tensor([[0.0], [1.0]], device=device)).flatten(2)
-    labels = torch.randint(facts.classes, (batch, BOXES), generator=generator, device=device)
-    targets = [{"boxes": own, "labels": classes} for own, classes in zip(boxes, labels, strict=True)]
-
+    pictures, targets = noise((facts.image_size, facts.image_size), batch, range(facts.classes), 1, device)
     return peer_step(model, optimizer, pictures, targets, device)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.retinanet import raw
-from benchmarks.retinanet.pictures import bring_pictures, place_pictures
 from benchmarks.retinanet.prepared import (
     BOXES,
     BYTES,
@@ -34,21 +33,31 @@ from benchmarks.retinanet.prepared import (
 from benchmarks.retinanet.raw import FLAGS, RawBoxes, RawData, picture_name
 from benchmarks.retinanet.synthetic import generate
 from common.data import atomic, manifest, preparation
+from common.data.ahead import ahead
 from common.data.commands import AssetsDir, DataCommands, Trust
+from common.data.download import Client
 from common.data.manifest import Manifest
 from common.data.placing import assets_of, place
 from common.data.preparation import preparing
 from common.data.published import Published
+from common.data.remote_file import RemoteFile
+from common.data.sources import Sources
 from common.data.stages import Stages
 from common.detection.annotations import Annotations
 from common.detection.columns import read_column
 from common.errors import DataError
+from common.formats.jpeg import checked_size, jpeg_size
 from common.formats.raw_files import listed
+from common.untrusted.regular_file import read_bytes
 
 RECORDS = "records"
 TASK = 2000  # pictures per task
 PUBLISHED = Published({"train_samples": 1_170_301, "eval_samples": 24_781, "classes": 264})
 _ROWS = 50_000  # rows of the JSON that are converted at a time
+FETCHED_AT_ONCE = 32
+"""Number of concurrent picture downloads. The client allows fewer connections per host."""
+PICTURE_BYTES = 2**28
+"""Size limit of a picture in bytes. Those of OpenImages have less than 30 MB."""
 
 
 def prepare(
@@ -95,9 +104,9 @@ def verify(data_dir: Path, workers: int = 1) -> Manifest:
     for split in SPLITS:
         part = prepared.split(split)
         sha256 = read_column(data_dir / SPLITS[split] / BOXES / SHA256, np.dtype(np.uint8), (len(part), 32))
-        strangers = {path.name for path in listed(part.folder)} - {name.decode() for name in part.names}
+        strangers = {path.name for path in listed(part.path)} - {name.decode() for name in part.names}
         if strangers:
-            raise DataError(f"{part.folder / min(strangers)} was not prepared; delete it")
+            raise DataError(f"{part.path / min(strangers)} was not prepared; delete it")
         tasks = [range(first, min(first + TASK, len(part))) for first in range(0, len(part), TASK)]
         with ThreadPoolExecutor(workers) as pool:
             compared = pool.map(partial(_compare, part, sha256), tasks)
@@ -116,10 +125,10 @@ def _place_backbone(source: RawData, assets_dir: Path) -> None:
 
 def _compare(part: Split, sha256: NDArray[np.uint8], numbers: range) -> None:
     for number in numbers:
-        if hashlib.sha256(part.read(number)).digest() != sha256[number].tobytes():
+        if hashlib.sha256(part.record(number).data).digest() != sha256[number].tobytes():
             raise DataError(
-                f"{part.path(number)} is another picture than was prepared, or damaged; delete it and {manifest.NAME}, "
-                f"then run '{PREPARE_COMMAND}'"
+                f"{part.describe(number)} is another picture than was prepared, or damaged; delete it and "
+                f"{manifest.NAME}, then run '{PREPARE_COMMAND}'"
             )
 
 
@@ -223,6 +232,78 @@ def _rows(*columns: NDArray[Any]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of ``columns`` as Python values, and convert only ``_ROWS`` rows at a time."""
     for first in range(0, len(columns[0]), _ROWS):
         yield from zip(*(column[first : first + _ROWS].tolist() for column in columns), strict=True)
+
+
+def place_pictures(raw_folder: Path, folder: Path, names: list[str], trust: bool) -> dict[str, Any]:
+    """Place pictures of ``raw_folder`` in ``folder``, with the same bytes.
+
+    Args:
+        trust: skip the check that pictures can be decoded.
+
+    Returns:
+        Lists ``width`` and ``height`` (px), ``bytes``, and ``sha256`` (hexadecimal), with one entry per picture.
+
+    Raises:
+        DataError: a file is not a complete JPEG, or ``folder`` has a different file of the same name.
+    """
+    noted: dict[str, Any] = {"width": [], "height": [], "bytes": [], "sha256": []}
+    for name in names:
+        path = raw_folder / name
+        data = read_bytes(path, PICTURE_BYTES)
+        try:
+            width, height = checked_size(data, trust)
+        except ValueError as error:
+            raise DataError(f"{path}: no whole JPEG: {error}; delete it and download it again") from error
+        place(path, folder / name, "delete it and prepare again")
+        entry = (width, height, len(data), hashlib.sha256(data).hexdigest())
+        for column, value in zip(noted.values(), entry, strict=True):
+            column.append(value)
+    return noted
+
+
+def bring_pictures(raw_dir: Path, sources: Sources, client: Client, check: bool) -> Iterator[str]:
+    """Download the pictures that the tables name and ``raw_dir`` lacks.
+
+    There are no published checksums. A download is kept only if it is a complete JPEG.
+
+    Args:
+        raw_dir: raw folder with the tables, see :mod:`benchmarks.retinanet.raw`.
+        sources: addresses; the entry ``pictures`` is used.
+        client: HTTP client for all transfers.
+        check: only look for missing files; download nothing.
+
+    Yields:
+        One line of text per split.
+
+    Raises:
+        DataError: a transfer failed (earlier files are kept), ``check`` found missing pictures, or a file is not a
+            JPEG.
+    """
+    source = raw.open_raw(raw_dir)
+    for split in raw.SPLITS:
+        pictures = source.boxes(split).picture
+        folder = raw_dir / split
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        missing = [name for name in map(raw.picture_name, pictures) if name not in there]
+        if missing and check:
+            raise DataError(f"{folder} lacks {len(missing)} of {len(pictures)} pictures, such as {missing[0]}")
+        addresses = [f"{address}/{split}" for address in sources["pictures"].addresses]
+        with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool, client.stopped_by_failure():
+            begun = (pool.submit(_bring_picture, folder / name, addresses, client) for name in missing)
+            ordered = ahead(begun, 4 * FETCHED_AT_ONCE, Future.cancel)
+            for done in tqdm(ordered, split, len(missing), unit="picture", disable=None):
+                done.result()
+        yield f"{folder}: {len(pictures)} pictures, {len(missing)} of them fetched now; no checksum published"
+
+
+def _bring_picture(path: Path, addresses: list[str], client: Client) -> None:
+    urls = tuple(f"{address}/{path.name}" for address in addresses)
+    client.fetch(RemoteFile(path.name, urls, "CC BY 2.0, no account"), path)
+    try:
+        jpeg_size(read_bytes(path, PICTURE_BYTES))
+    except ValueError as error:
+        path.unlink()
+        raise DataError(f"{urls[-1]} is no whole JPEG: {error}; run the command again") from error
 
 
 COMMANDS = DataCommands(

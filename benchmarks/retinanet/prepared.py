@@ -23,6 +23,8 @@ from common.data.manifest import Manifest
 from common.detection.annotations import Annotations, read_coco
 from common.detection.columns import read_column
 from common.errors import DataError
+from common.formats.recordio import ImageRecord
+from common.vision.pictures import Pictures
 
 FORMAT = "openimages-coco/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=retinanet --raw-dir RAW --data-dir DATA"
@@ -35,17 +37,17 @@ COUNTS = ("train_samples", "eval_samples", "classes", "train_boxes", "eval_boxes
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Pictures):
     """Pictures of a split and their boxes.
 
     Attributes:
-        folder: folder of the pictures.
+        path: folder of the pictures.
         annotations: boxes and file names. Pictures are in the order of training and evaluation; classes are 0, 1, 2
             ...
         file_bytes: (P,) file sizes, or None if the data have no such column.
     """
 
-    folder: Path
+    path: Path
     annotations: Annotations
     file_bytes: NDArray[np.int64] | None
 
@@ -58,17 +60,21 @@ class Split:
         assert self.annotations.picture_name is not None
         return self.annotations.picture_name
 
-    def path(self, place: int) -> Path:
+    def describe(self, place: int) -> str:
         """Return the path of the picture with index ``place``."""
-        return self.folder / self.names[place].decode()
+        return f"{self.path / self.names[place].decode()}"
 
-    def read(self, place: int) -> bytes:
+    def size(self, place: int) -> tuple[int, int]:
+        """Return the width and height in px for which the boxes of a picture are given."""
+        return int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place])
+
+    def record(self, place: int) -> ImageRecord:
         """Return the encoded picture with index ``place``.
 
         Raises:
             DataError: the file is missing, unreadable, or has another size than during preparation.
         """
-        path = self.path(place)
+        path = Path(self.describe(place))
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -77,16 +83,7 @@ class Split:
             raise DataError(
                 f"{path} has {len(data)} bytes where {self.file_bytes[place]} were prepared; prepare the data anew"
             )
-        return data
-
-    def check_size(self, place: int, width: int, height: int) -> None:
-        """Raise :class:`DataError` unless picture ``place`` has the size in px for which its boxes are given."""
-        expected = (int(self.annotations.picture_width[place]), int(self.annotations.picture_height[place]))
-        if (width, height) != expected:
-            raise DataError(
-                f"{self.path(place)} is {width} x {height} px, its boxes are for {expected[0]} x {expected[1]}; "
-                "prepare the data anew"
-            )
+        return ImageRecord(place, (), data)
 
 
 @dataclass(frozen=True)

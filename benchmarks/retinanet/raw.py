@@ -13,6 +13,7 @@ The benchmark uses the pictures that have a box of one of its classes, sorted by
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import re
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from benchmarks.retinanet.classes import class_names
 from common.data.manifest import digest
 from common.data.synthetic import MARKER, description_of
 from common.errors import DataError
@@ -42,6 +42,16 @@ FLAGS = ("IsOccluded", "IsTruncated", "IsGroupOf", "IsDepiction", "IsInside")
 EDGES = ("XMin", "XMax", "YMin", "YMax")
 _ID = re.compile(r"[0-9A-Za-z_-]+")
 _NAMED = 3  # maximum number of pictures that an error message lists
+
+
+@functools.cache
+def class_names() -> tuple[str, ...]:
+    """Return the names of all classes of OpenImages-MLPerf, in the order of their ids.
+
+    They are the leaf classes of OpenImages' hierarchy with at least 1,000 boxes, in the order of the reference's list.
+    The index in this list, from 0, is the class id.
+    """
+    return tuple(Path(__file__).with_name("classes.txt").read_text(encoding="utf-8").splitlines())
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.retinanet.classes import class_names
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.raw import BACKBONES, CLASSES, FLAGS, SPLITS, picture_name
-from benchmarks.retinanet.torchvision_reader import resized_pixels
+from benchmarks.retinanet.data import resized_pixels
+from benchmarks.retinanet.raw import BACKBONES, CLASSES, FLAGS, SPLITS, class_names, picture_name
 from common.data import synthetic
 from common.data.options import Option, Options, comma_separated
 from common.detection.drawn_pictures import LOOKS, DrawnBox, DrawnPicture, Form, PicturePlan, draw
@@ -173,7 +172,7 @@ def _backbone(options: SyntheticOpenImages, folder: Path, pictures: Iterable[str
     images = []
     for picture in pictures:
         with Image.open(folder / picture_name(picture)) as opened:
-            pixels_SSC = resized_pixels(opened.convert("RGB"), options.image_size, mirrored=False)
+            pixels_SSC = resized_pixels(opened.convert("RGB"), options.image_size, mirror=False)
         images.append((pixels_SSC - torch.tensor(facts.mean)) / torch.tensor(facts.std))
     return fitted_backbone(options.backbone, torch.stack(images).permute(0, 3, 1, 2), options.seed)
 

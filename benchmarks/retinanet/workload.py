@@ -3,68 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import RetinaNetConfig
-from benchmarks.retinanet.data import ground_truth, open_eval, open_train, warm_up
-from benchmarks.retinanet.data_settings import DataSettings
+from benchmarks.retinanet.data import RetinaNetData, ground_truth
 from benchmarks.retinanet.detect import Detector
-from benchmarks.retinanet.loss import DetectionLoss
-from benchmarks.retinanet.model import RetinaNet
+from benchmarks.retinanet.loss import AnchorTargets, DetectionLoss
+from benchmarks.retinanet.model import RetinaNet, anchors
 from benchmarks.retinanet.prepared import FORMAT, is_the_references
 from benchmarks.retinanet.raw import BACKBONES
-from benchmarks.retinanet.targets import AnchorTargets
 from common.config.schema import Declaration, RunConfig
-from common.contract.workload import Workload
-from common.data.batches import Batch, DataSource, EvalSource, HostBatch
-from common.detection.coco_scorer import CocoScorer
-from common.detection.evaluation import DetectionEvaluation, of_pictures
+from common.data.batches import Batch
+from common.detection.annotations import Annotations
+from common.detection.detection_workload import SquareDetection
 from common.distributed.layout import Layout
-from common.nn.backbone_file import load_backbone
-from common.nn.frozen import frozen_digest
 from common.optim.learning_rate import warmup_then_constant
 from common.optim.optimizer import ParameterGroup
 from common.step.train_step import Losses, TrainStep
 
-EXAMPLE_BOXES = 7
-"""Boxes per example picture, which is the average of OpenImages."""
 
-
-class RetinaNetDetection(Workload):
+class RetinaNetDetection(SquareDetection):
     """Object detection with RetinaNet."""
 
     config_type: ClassVar[type] = RetinaNetConfig
     title = "RetinaNet"
+    backbone_file = BACKBONES[0]
     peers = "benchmarks.retinanet.peer"
     own: RetinaNetConfig
     model: RetinaNet
 
     def __init__(self, cfg: RunConfig, layout: Layout) -> None:
         super().__init__(cfg, layout)
-        own, facts = self.own, self.own.facts
-        self.model = RetinaNet(facts, layout.shared_generator("weights"))
-        if cfg.assets_dir is not None:
-            load_backbone(cfg.assets_dir / own.model.backbone, self.model.backbone.body)
-        self.model = self.model.cast(self.dtype).to(layout.device)
-        implementations = own.model.implementations
-        self.choices |= self.model.choose_implementations(implementations)
+        facts, implementations = self.own.facts, self.own.model.implementations
         self._anchors_A4 = anchors(facts.image_size).to(layout.device)
         self._targets = AnchorTargets(facts, self._anchors_A4, implementations)
         self._loss = DetectionLoss(
             facts.classes, facts.focal_alpha, facts.focal_gamma, implementations, layout.device, self.dtype
         )
         self.choices |= {"anchor_matching": self._targets.choice, "focal_loss": self._loss.choice}
-        self._base_digest = frozen_digest(self.model)
 
-    def base_digest(self) -> str | None:
-        """Return the digest of the frozen tensors, which checkpoints store instead of them."""
-        return self._base_digest
+    def network(self, generator: torch.Generator) -> RetinaNet:
+        """Return the network."""
+        return RetinaNet(self.own.facts, generator)
+
+    def picture_data(self) -> RetinaNetData:
+        """Return the description of the data."""
+        return RetinaNetData(self.own.facts, self.own.reader, self.dtype)
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Return one group with all trained parameters."""
@@ -75,15 +64,13 @@ class RetinaNetDetection(Workload):
     def declare(cls, cfg: RunConfig) -> Declaration:
         """Declare what the closed division forbids and the log does not show."""
         own: RetinaNetConfig = cfg.workload
-        broken = []
-        if own.model.backbone != BACKBONES[0]:
-            broken.append(f"model.backbone={own.model.backbone}: training starts from torchvision's {BACKBONES[0]}")
-        if cfg.assets_dir is None:
-            broken.append(f"assets_dir=null: training starts from torchvision's {BACKBONES[0]}, in assets_dir")
         names = _initialised_tensors(own.facts.layers, own.facts.head_convolutions)
         # All readers use the same order.
         return Declaration(
-            data_format=FORMAT, reads_unprepared=is_the_references, initialised_tensors=names, forbidden=broken
+            data_format=FORMAT,
+            reads_unprepared=is_the_references,
+            initialised_tensors=names,
+            forbidden=cls.forbidden_backbone(cfg),
         )
 
     def build_step(self) -> TrainStep:
@@ -102,7 +89,7 @@ class RetinaNetDetection(Workload):
         """Return focal loss plus L1 loss of the offsets, as a mean over the micro-batch.
 
         ``micro_batch`` has ``image`` (N, C, H, W) and the results of
-        :class:`benchmarks.retinanet.targets.AnchorTargets`.
+        :class:`benchmarks.retinanet.loss.AnchorTargets`.
         """
         tensors = micro_batch.tensors
         levels = self.model(tensors["image"])
@@ -118,75 +105,21 @@ class RetinaNetDetection(Workload):
         metrics = {"loss": total, "classification_loss": parts.classes, "box_loss": parts.boxes}
         return Losses(total, {name: value.detach() for name, value in metrics.items()})
 
-    def example_batches(self) -> Iterable[Batch]:
-        """Yield one random micro-batch with a few boxes, which has the shapes of every training micro-batch."""
-        generator, facts, count = self.layout.generator("example"), self.own.facts, self.cfg.micro_batch
-        room = self.own.reader.max_boxes  # capacity of the reader's batches; kernels are compiled for it
-        corners = torch.rand((count, room, 2, 2), generator=generator).sort(2).values * facts.image_size
-        boxes = {
-            "boxes": corners.flatten(2),
-            "label": torch.randint(facts.classes, (count, room), generator=generator),
-            "count": torch.full((count,), min(EXAMPLE_BOXES, room)),
-        }
-        targets = self._targets(**self._as_targets_take_them(self.to_device(boxes)))
-        yield Batch({"image": self._example_images(count, generator), **targets}, self.nominal_samples)
+    def box_scale(self) -> float:
+        """Return the size of the resized picture, px."""
+        return self.own.facts.image_size
 
-    def _example_images(self, count: int, generator: torch.Generator) -> Tensor:
-        size = self.own.facts.image_size
-        image_NCHW = torch.randn((count, 3, size, size), generator=generator)
-        return image_NCHW.to(self.layout.device, self.dtype, memory_format=torch.channels_last)
+    def targets(self, boxes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the targets of each anchor, and the weight of each picture."""
+        return self._targets(boxes["boxes"], boxes["label"], boxes["count"])
 
-    @staticmethod
-    def _as_targets_take_them(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"boxes_BM4": tensors["boxes"], "label_BM": tensors["label"], "count_B": tensors["count"]}
+    def detector(self, layout: Layout) -> Detector:
+        """Return the detector of an evaluation."""
+        return Detector(self.model, self.own.facts, self._anchors_A4, self.own.model.implementations)
 
-    def prepare(self, batch: HostBatch) -> Batch:
-        """Copy pictures and boxes to the device and match the boxes there."""
-        tensors = self.to_device(batch.tensors)
-        targets = self._targets(**self._as_targets_take_them(tensors))
-        return Batch({"image": tensors["image"], **targets}, batch.samples, batch.key)
-
-    def _data_settings(self) -> DataSettings:
-        return DataSettings(self.own.facts, self.own.reader, self.dtype)
-
-    def warm_up_reader(self) -> None:
-        """Load DALI and run each of its operators once, if DALI is the reader."""
-        warm_up(self._data_settings(), self.layout, self.cfg.micro_batch)
-
-    def open_data(self, root: Path) -> DataSource:
-        """Open the training pictures."""
-        return open_train(
-            root, self._data_settings(), self.layout, self.cfg.micro_batch, self.cfg.grad_accumulation_steps
-        )
-
-    def evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """Return the evaluation, COCO's mean average precision, on the ranks of ``layout``."""
-        own, settings, batch = self.own, self._data_settings(), self.own.reader.eval_batch
-
-        def open_source(root: Path) -> EvalSource:
-            return open_eval(root, settings, layout, batch)
-
-        detect = Detector(self.model, own.facts, self._anchors_A4, own.model.implementations)
-        self.choices["suppression"] = detect.choice
-        on_device = self.cfg.evaluation.scoring == "inline"
-        scorer = CocoScorer(ground_truth, layout.device if on_device else torch.device("cpu"))
-        return DetectionEvaluation(
-            self.model,
-            {(): of_pictures(detect, self._example_images(batch, layout.generator("example")))},
-            open_source,
-            own.facts.detections,
-            layout,
-            self.cfg.cuda_graphs,
-            scorer,
-        )
-
-    def synthetic_evaluation(self, layout: Layout) -> DetectionEvaluation:
-        """Return an evaluation of random pictures."""
-        return self.evaluation(layout).with_noise(self.cfg.benchmark.eval_samples)
-
-    def sample_flops(self) -> float:
-        """Return the FLOPs to train on one picture."""
-        return self.model.sample_flops(self.own.facts.image_size)
+    def ground_truth(self) -> Callable[[Path], Annotations]:
+        """Return the function that reads the boxes with which detections are compared."""
+        return ground_truth
 
 
 def _initialised_tensors(layers: Sequence[int], head_convolutions: int) -> list[str]:

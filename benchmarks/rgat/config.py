@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from benchmarks.rgat.graph import Schema
 from benchmarks.rgat.model import OPERATIONS, Architecture
-from benchmarks.rgat.ops.sample.sampler import SITES
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.ops.sample.reference import SITES
 from common.config.ranges import AtLeast, NotNegative, Positive, ShareAboveZero
 from common.errors import ConfigError
 from common.ops.operation import all_implementations

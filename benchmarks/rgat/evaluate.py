@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.data import Sources
+from benchmarks.rgat.data import EvaluationSeeds, GraphData
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.sampling import BlockSampler
-from benchmarks.rgat.seeds import EvaluationSeeds
 from common.contract.evaluation import Evaluation, Predictions, Scorer, Weights
 from common.distributed.layout import Layout
 from common.evaluation.counts import Counts, check_whole_set
@@ -24,7 +23,7 @@ from common.evaluation.forward import ForwardPass
 from common.evaluation.model_weights import evaluating
 
 
-class RightAnswers(Scorer):
+class NodeAccuracy(Scorer):
     """Scorer of top-1 accuracy."""
 
     def score(self, predictions: Predictions) -> dict[str, float]:
@@ -51,20 +50,20 @@ class NodeClassification(Evaluation):
         self,
         model: RGAT,
         example: tuple[BlockShape, dict[str, Tensor]],
-        open_sources: Callable[[Path], tuple[Sources, EvaluationSeeds]],
+        open_sources: Callable[[Path], tuple[GraphData, EvaluationSeeds]],
         batches: int,
         sigma: float,
         layout: Layout,
         capture: bool,
     ) -> None:
-        self.scorer = RightAnswers()
+        self.scorer = NodeAccuracy()
         self._model, self._open_sources, self._capture, self._layout = model, open_sources, capture, layout
         self._batches, self._sigma = batches, sigma
         self._group = layout.group("dp")
         self._counts = Counts(layout, ("right", "seeds"))
         self._shape, inputs = example
         self._forward = self._pass(inputs)
-        self._opened: tuple[Sources, EvaluationSeeds, BlockSampler] | None = None
+        self._opened: tuple[GraphData, EvaluationSeeds, BlockSampler] | None = None
 
     def _pass(self, inputs: dict[str, Tensor]) -> ForwardPass[None]:
         clones = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -79,7 +78,7 @@ class NodeClassification(Evaluation):
         """Open graph and features, estimate the capacities of a batch, and capture its forward pass. Collective."""
         sources, seeds = self._open_sources(root)
         self._forward.close()
-        self._shape = sources.room(seeds.batch, seeds.measuring(self._batches), self._sigma, self._group)
+        self._shape = sources.capacities(seeds.batch, seeds.measuring(self._batches), self._sigma, self._group)
         sampler = sources.sampler(self._shape)
         self._opened = sources, seeds, sampler
         self._forward = self._pass(sources.example(self._shape, next(seeds.batches())))
@@ -104,7 +103,7 @@ class NodeClassification(Evaluation):
 
     def _count(self, shape: BlockShape, batch: dict[str, Tensor]) -> None:
         with torch.no_grad():
-            logits_BC = self._model(batch["features"], Block.of(shape, batch), batch["seed"])
+            logits_BC = self._model(batch["features"], SampledBlock.of(shape, batch), batch["seed"])
         label_B = batch["label"]
         real_B = label_B >= 0
         self._counts.add(((logits_BC.argmax(1) == label_B) & real_B).sum(), real_B.sum())

@@ -6,26 +6,25 @@ for sources and targets. There are no added self-loops, no attention dropout and
 bias reaches all targets of its type, also targets without an edge in this relation. Leaky ReLU and dropout follow
 each convolution but the last; the classifier reads the seeds.
 
-Shapes: see :mod:`benchmarks.rgat.block`; K inputs and D = A x d outputs of a convolution, C classes.
+Shapes: see :mod:`benchmarks.rgat.graph`; K inputs and D = A x d outputs of a convolution, C classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
 from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
 from benchmarks.rgat.ops.projection import PROJECTION
 from benchmarks.rgat.ops.projection.reference import Projection
 from benchmarks.rgat.ops.sample import SAMPLE
-from benchmarks.rgat.schema import Schema
 from common.config.ranges import AtLeast, FiniteNotNegative, ProbabilityBelowOne
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import Operation, OperationRequest, select
@@ -70,7 +69,7 @@ OPERATIONS: dict[str, Operation] = {
 """Operations whose implementation ``model.implementations`` selects."""
 
 
-class Operations(NamedTuple):
+class ConvolutionOperations(NamedTuple):
     """Implementations of the operations of a convolution."""
 
     projection: Projection
@@ -89,7 +88,7 @@ class Epilogue(NamedTuple):
     dropout: DropoutMask | None
 
 
-class Convolution(nn.Module):
+class GraphAttention(nn.Module):
     """One graph attention per relation, summed over the relations into each type.
 
     Args:
@@ -109,7 +108,7 @@ class Convolution(nn.Module):
         level: int,
         inputs: int,
         architecture: Architecture,
-        operations: Operations,
+        operations: ConvolutionOperations,
         deterministic: bool,
     ) -> None:
         super().__init__()
@@ -129,7 +128,7 @@ class Convolution(nn.Module):
             bound = math.sqrt(6.0 / (parameter.shape[-2] + parameter.shape[-1]))
             parameter.uniform_(-bound, bound, generator=generator)
 
-    def forward(self, x_NK: Tensor, block: Block, epilogue: Epilogue) -> Tensor:
+    def forward(self, x_NK: Tensor, block: SampledBlock, epilogue: Epilogue) -> Tensor:
         """Return the outputs of the nodes within ``level - 1`` hops, from inputs of those within ``level`` hops.
 
         Args:
@@ -228,7 +227,7 @@ class RGAT(nn.Module):
         hops: number of convolutions.
         implementations: the option ``model.implementations``.
         device, dtype: device and dtype of weights and activations.
-        deterministic: see :class:`Convolution`.
+        deterministic: see :class:`GraphAttention`.
         generator: CPU generator for the initial weights.
     """
 
@@ -249,10 +248,10 @@ class RGAT(nn.Module):
         products = select(implementations, "projection", PROJECTION, request)
         edges = select(implementations, "edge_attention", EDGE_ATTENTION, request)
         self.choices |= {"projection": products.name, "edge_attention": edges.name}
-        operations = Operations(products.function, edges.function)
+        operations = ConvolutionOperations(products.function, edges.function)
         width = architecture.width
         self.convs = nn.ModuleList(
-            Convolution(
+            GraphAttention(
                 schema,
                 hops - layer,
                 width if layer else architecture.feature_size,
@@ -270,28 +269,13 @@ class RGAT(nn.Module):
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator) -> None:
         for convolution in self.convs:
-            assert isinstance(convolution, Convolution)
+            assert isinstance(convolution, GraphAttention)
             convolution.initialise(generator)
         bound = 1 / math.sqrt(self.lin.in_features)  # PyTorch's default for linear layers
         self.lin.weight.uniform_(-bound, bound, generator=generator)
         self.lin.bias.uniform_(-bound, bound, generator=generator)
 
-    def training_flops(self, rows: Sequence[float], seeds: float) -> float:
-        """Return the FLOPs of projections and classifier, forward and backward; everything else is negligible.
-
-        Args:
-            rows: rows of all relations together, at levels 1 to H.
-            seeds: seeds of the batch.
-        """
-        total = 6.0 * seeds * self.lin.in_features * self.lin.out_features
-        for layer, convolution in enumerate(self.convs):
-            assert isinstance(convolution, Convolution)
-            _, inputs, width = convolution.weight.shape
-            products = 3 if layer else 2  # the features need no gradient
-            total += 2.0 * products * rows[convolution.level - 1] * inputs * width
-        return total
-
-    def forward(self, x_NF: Tensor, block: Block, seed: Tensor) -> Tensor:
+    def forward(self, x_NF: Tensor, block: SampledBlock, seed: Tensor) -> Tensor:
         """Return the logits of the seeds.
 
         Args:

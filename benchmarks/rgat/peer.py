@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import BlockShape, SampledBlock, Schema
 from benchmarks.rgat.model import Architecture
-from benchmarks.rgat.schema import Schema
 from common.config.schema import RunConfig
 from common.contract.peer import Peer
 from common.data.batches import Batch
 
 
-class Network(nn.Module):
+class GeometricNetwork(nn.Module):
     """R-GAT, built from layers of PyTorch Geometric."""
 
     def __init__(self, architecture: Architecture, schema: Schema, hops: int) -> None:
@@ -54,9 +53,9 @@ class Network(nn.Module):
 
 
 def inputs_of(
-    block: Block, features_NF: Tensor, dtype: torch.dtype
+    block: SampledBlock, features_NF: Tensor, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], list[tuple[dict[str, int], dict[Any, Tensor]]]]:
-    """Return the arguments of :meth:`Network.forward` for a block: features by type, and ``levels``."""
+    """Return the arguments of :meth:`GeometricNetwork.forward` for a block: features by type, and ``levels``."""
     shape, schema, hops = block.shape, block.shape.schema, block.shape.hops
     nodes, edge_counts = block.node_counts.tolist(), block.edge_counts.tolist()
     x = {}
@@ -95,8 +94,8 @@ def start(run: RunConfig, example: Batch, device: torch.device, compiled: bool =
     """Start the peer; see :class:`common.contract.peer.Peer`."""
     shape, facts = example.key, run.workload.facts
     assert isinstance(shape, BlockShape)
-    network = Network(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
-    inputs = inputs_of(Block.of(shape, example.tensors), example.tensors["features"], torch.bfloat16)
+    network = GeometricNetwork(facts, facts.schema, len(facts.fanouts)).to(device, torch.bfloat16).train()
+    inputs = inputs_of(SampledBlock.of(shape, example.tensors), example.tensors["features"], torch.bfloat16)
     with torch.no_grad():
         network(*inputs)  # builds the lazy layers
     forward = torch.compile(network, dynamic=True) if compiled else network

@@ -1,13 +1,12 @@
 """Download, prepare, verify and generate R-GAT's data: IGBH as features, graph and seeds in one random order.
 
-:mod:`benchmarks.rgat.prepared_names` lists the files; :mod:`benchmarks.rgat.preparation.pipeline` has the stages.
+:mod:`benchmarks.rgat.prepared` lists the files; :mod:`benchmarks.rgat.preparation` has the stages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -15,29 +14,31 @@ import psutil
 import torch
 
 from benchmarks.rgat import raw
-from benchmarks.rgat.preparation import permutation, seeds
-from benchmarks.rgat.preparation.pipeline import Made, Pipeline
+from benchmarks.rgat.preparation import PreparationStages
 from benchmarks.rgat.prepared import (
-    FEATURE_DTYPES,
+    FEATURES,
     FORMAT,
+    PERMUTATION_SEED,
     PREPARE_COMMAND,
     SCALE,
+    SPLIT_SEED,
     edges_count,
     nodes_count,
     seeds_mark,
+    verify,
 )
 from benchmarks.rgat.raw import RawGraph
-from benchmarks.rgat.stand_in import Request, generate
-from benchmarks.rgat.verification import verify
-from common.data import atomic, manifest, preparation
+from benchmarks.rgat.synthetic import generate
+from common.data import atomic, preparation
 from common.data.commands import DataCommands
 from common.data.manifest import Manifest
 from common.data.options import Option
-from common.data.published import SYNTHETIC, Published
+from common.data.preparation import preparing
+from common.data.published import Published
 from common.errors import ConfigError
 from common.mlperf.fixed import benchmark_settings
 
-STATE, INTERMEDIATE = "source.json", "intermediate"
+INTERMEDIATE = "intermediate"
 BYTES_PER_WORKER = 1 << 28
 """Raw bytes per additional process."""
 _RULES = benchmark_settings("rgat")
@@ -51,82 +52,59 @@ PUBLISHED = Published(
 """Counts of IGBH-Full as prepared."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Options of the command line.
-
-    Attributes:
-        workers: number of processes.
-        memory: bytes of all processes together for sorting. Permutations (4 bytes per node) and labels and seeds (20
-            bytes per labelled node) need additional memory.
-        features: dtype of the features, a name in ``FEATURE_DTYPES``.
-        size: size of IGBH, a name in ``raw.NODES``; None: determined from the number of papers.
-    """
-
-    workers: int = 1
-    memory: int = 32 << 30
-    features: str = "float8"
-    size: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory < 1:
-            raise ConfigError(f"--memory-gb={self.memory / 1e9:g}: more than nothing")
-
-
-def prepare(raw_dir: Path, data_dir: Path, options: Options = Options()) -> Manifest:
+def prepare(
+    raw_dir: Path,
+    data_dir: Path,
+    workers: int = 1,
+    size: Annotated[str | None, Option("of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
+    memory_gb: Annotated[
+        float, Option("for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it")
+    ] = min(32, max(1, psutil.virtual_memory().total // 2_000_000_000)),
+) -> Manifest:
     """Write the prepared data set. Do nothing if it is complete, and resume an interrupted preparation.
 
     Args:
         raw_dir: see :mod:`benchmarks.rgat.raw`.
         data_dir: receives the files and the manifest.
-        options: further options. A resumed preparation keeps the memory per process with which it began; use fewer
-            workers to take less memory.
+        workers: number of processes.
+        memory_gb: a resumed preparation keeps the memory per process with which it began; use fewer workers to take
+            less memory. Permutations take 4 bytes per node, labels and seeds 20 bytes per labelled node.
 
     Raises:
         ConfigError: an option is wrong.
         DataError: the raw data are missing, incomplete or damaged; the disk is too small; ``data_dir`` holds data
             from another source or with other settings, or another process is preparing them.
     """
-    source = raw.open_raw(raw_dir, options.size)
-    settings = {**dataclasses.asdict(source.settings), "features": options.features}
+    memory = round(memory_gb * 1e9)
+    if memory < 1:
+        raise ConfigError(f"--memory-gb={memory_gb:g}: more than nothing")
+    source = raw.open_raw(raw_dir, size)
+    settings = {**dataclasses.asdict(source.settings), "features": FEATURES}
     wanted = {"fingerprint": source.fingerprint(), "settings": json.dumps(settings, sort_keys=True)}
-    published = PUBLISHED if source.stand_in is None else SYNTHETIC
-    with preparation.locked(data_dir):
-        if found := preparation.already_prepared(data_dir, FORMAT, PREPARE_COMMAND, wanted, published):
-            return found
-        work_dir = data_dir / INTERMEDIATE
-        preparation.begin_or_continue(data_dir, work_dir / STATE, wanted)
-        workers = min(options.workers, 1 + _bytes(source) // BYTES_PER_WORKER)
-        memory = _memory_per_worker(work_dir / "memory", options.memory // workers)
-        pipeline = Pipeline(source, options.features, data_dir, work_dir, workers, memory)
-        preparation.require_space(data_dir, pipeline.space() - _occupied(data_dir))
-        made = pipeline.run()
-        written = _manifest(source, made, data_dir, wanted, published)
-        manifest.write(data_dir, written)
-        shutil.rmtree(work_dir)
-        return written
-
-
-def _manifest(source: RawGraph, made: Made, data_dir: Path, wanted: dict[str, str], published: Published) -> Manifest:
-    description = source.name if source.stand_in is None else json.dumps(source.stand_in, sort_keys=True)
-    counts = {
-        **{f"{split}_samples": count for split, count in made.seeds.items()},
-        "labelled": source.labelled,
-        "classes": source.settings.classes,
-        **{nodes_count(name): count for name, count in source.nodes.items()},
-        **{edges_count(name): count for name, count in made.edges.items()},
-    }
-    origin = {
-        **wanted,
-        "description": description,
-        "feature_scale": str(SCALE),
-        "permutation_seed": str(permutation.SEED),
-        "split_seed": str(seeds.SEED),
-        "seeds": seeds_mark(data_dir),
-        "torch": torch.__version__,
-        "prepared": preparation.now(),
-    }
-    return published.manifest(FORMAT, made.files, counts, origin)
+    with preparing(data_dir, FORMAT, PREPARE_COMMAND, wanted, PUBLISHED, source.stand_in) as job:
+        if job.found is not None:
+            return job.found
+        work_dir = job.begin(INTERMEDIATE)
+        workers = min(workers, 1 + _bytes(source) // BYTES_PER_WORKER)
+        memory = _memory_per_worker(work_dir / "memory", memory // workers)
+        stages = PreparationStages(source, data_dir, work_dir, workers, memory)
+        preparation.require_space(data_dir, stages.space() - _occupied(data_dir))
+        made = stages.run()
+        counts = {
+            **{f"{split}_samples": count for split, count in made.seeds.items()},
+            "labelled": source.labelled,
+            "classes": source.settings.classes,
+            **{nodes_count(name): count for name, count in source.nodes.items()},
+            **{edges_count(name): count for name, count in made.edges.items()},
+        }
+        origin = {
+            "feature_scale": str(SCALE),
+            "permutation_seed": str(PERMUTATION_SEED),
+            "split_seed": str(SPLIT_SEED),
+            "seeds": seeds_mark(data_dir),
+            "torch": torch.__version__,
+        }
+        return job.finish(made.files, counts, source.name, origin)
 
 
 def _memory_per_worker(path: Path, memory: int) -> int:
@@ -146,43 +124,13 @@ def _occupied(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-def _generate(
-    raw_dir: Path,
-    workers: int,
-    papers: int = Request.papers,
-    classes: int = Request.classes,
-    feature_size: Annotated[int, Option("of features", "--size")] = Request.feature_size,
-    alone: Annotated[float, Option("accuracy that features alone allow")] = Request.alone,
-    homophily: Annotated[float, Option("of citations within a class")] = Request.homophily,
-    labelled: Annotated[int | None, Option("papers with a label (default: 0.8 of them)")] = None,
-    train_share: Annotated[float, Option("of these papers")] = Request.train_share,
-    eval_share: Annotated[float, Option("likewise")] = Request.eval_share,
-    seed: int = Request.seed,
-) -> str:
-    sizes = (papers, classes, feature_size, alone, homophily, labelled, train_share, eval_share, seed)
-    return str(generate(raw_dir, Request(*sizes), workers))
-
-
-def _prepare(
-    raw_dir: Path,
-    data_dir: Path,
-    workers: int,
-    size: Annotated[str | None, Option("of IGBH (default: by the number of papers)", choices=raw.NODES)] = None,
-    features: Annotated[str, Option(choices=FEATURE_DTYPES)] = "float8",
-    memory_gb: Annotated[
-        float, Option("for sorting, of all processes; permutations take 2 GB, labels and seeds 3 GB beside it")
-    ] = min(32, max(1, psutil.virtual_memory().total // 2_000_000_000)),
-) -> Manifest:
-    return prepare(raw_dir, data_dir, Options(workers, int(memory_gb * 1e9), features, size))
-
-
 COMMANDS = DataCommands(
     "rgat",
     raw="IGBH's features, labels and edges",
     prepared="prepared features, graph and seeds",
     real=f"IGBH-{raw.FULL}",
-    generate=_generate,
-    prepare=_prepare,
+    generate=generate,
+    prepare=prepare,
     verify=verify,
     published=PUBLISHED,
 )

@@ -1,20 +1,30 @@
-"""Prepared data as a run opens them; every file's header is compared with the manifest."""
+"""Prepared data: names of the files, random orders, opening by a run, and verification.
+
+N nodes, F features per node, E edges, S seeds. Files, relative to the prepared folder:
+
+- ``features/<type>.npy``: e4m3 bits as uint8, (N, F);
+- ``graph/<relation>/indptr.npy``: int64 (targets + 1,); ``graph/<relation>/indices.npy``: int32 (E,);
+- ``seeds/<split>.npy``: int32 (S,), in the order of the split; ``seeds/<split>_labels.npy``: int16 (S,).
+
+Nodes of every type are numbered by a random permutation, in all files, so that equal ranges are equal work and no
+range is a community.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.rgat.prepared_names import SPLITS, features_name, indices_name, indptr_name, labels_name, seeds_name
-from benchmarks.rgat.raw import Settings
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import Relation, Schema
+from benchmarks.rgat.raw import GraphSettings
 from common.data import manifest
 from common.data.manifest import Manifest
 from common.errors import DataError
@@ -23,24 +33,86 @@ from common.untrusted.strict_json import parse
 
 FORMAT = "rgat-csc/1"
 PREPARE_COMMAND = "mlperf-suite prepare benchmark=rgat --raw-dir RAW --data-dir DATA"
-FEATURE_DTYPES: dict[str, tuple[torch.dtype, str]] = {
-    "float8": (torch.float8_e4m3fn, "|u1"),
-    "float16": (torch.float16, "<f2"),
-    "float32": (torch.float32, "<f4"),
-}
-"""Feature dtype by name: in PyTorch and in the file. numpy has no float8, so its bits are stored as bytes."""
+FEATURES = "float8"
+"""Dtype of the features in the manifest: e4m3. numpy has no such dtype, so files have the bits as uint8."""
 SCALE = 1.0
 """Factor that was applied to the features before conversion."""
 _MARKED = 1 << 10  # entries of each seed and label file that enter the hash
+SPLITS = ("train", "eval")
+PERMUTATION_SEED = 0
+SPLIT_SEED = 42
+"""Random seed of the split (mlcommons/training, rgat, split_seeds.py)."""
+_BLOCK = 1 << 22  # numbers that are checked at once
+_REMEDY = f"delete it and {manifest.NAME}, then run '{PREPARE_COMMAND}'"
+
+
+def features_name(node_type: str) -> str:
+    """Return the name of a type's features."""
+    return f"features/{node_type}.npy"
+
+
+def indptr_name(relation: Relation) -> str:
+    """Return the name of the file with the first edge of each target, followed by the number of edges."""
+    return f"graph/{relation}/indptr.npy"
+
+
+def indices_name(relation: Relation) -> str:
+    """Return the name of the file with the edges' sources."""
+    return f"graph/{relation}/indices.npy"
+
+
+def seeds_name(split: str) -> str:
+    """Return the name of the file with the nodes of a split."""
+    return f"seeds/{split}.npy"
+
+
+def labels_name(split: str) -> str:
+    """Return the name of the file with the classes of these nodes."""
+    return f"seeds/{split}_labels.npy"
+
+
+def prepared_files(schema: Schema) -> list[str]:
+    """Return the names of all prepared files."""
+    features = [features_name(name) for name in schema.types]
+    graph = [name(relation) for relation in schema.relations for name in (indptr_name, indices_name)]
+    return [*features, *graph, *(name(split) for split in SPLITS for name in (seeds_name, labels_name))]
+
+
+def draw_permutations(nodes: Mapping[str, int]) -> Iterator[tuple[str, NDArray[np.int32]]]:
+    """Yield type and new number of each node, int32 [N]; one generator draws all types in the order of ``nodes``."""
+    generator = torch.Generator().manual_seed(PERMUTATION_SEED)
+    for name, count in nodes.items():
+        yield name, torch.randperm(count, generator=generator, dtype=torch.int32).numpy()
+
+
+def permutation_of(nodes: Mapping[str, int], node_type: str) -> NDArray[np.int32]:
+    """Return the permutation of one type."""
+    return next(numbers for name, numbers in draw_permutations(nodes) if name == node_type)
+
+
+def split_sizes(labelled: int, train_share: float, eval_share: float) -> dict[str, int]:
+    """Return the number of seeds of each split, rounded down.
+
+    Args:
+        labelled: number of labelled nodes.
+        train_share, eval_share: fraction of them in each split.
+    """
+    return {"train": int(labelled * train_share), "eval": int(labelled * eval_share)}
+
+
+def split_seeds(labelled: int, train_share: float, eval_share: float) -> dict[str, NDArray[np.int64]]:
+    """Return the seeds of each split by raw number, in order: consecutive parts of one permutation, train first."""
+    every = torch.randperm(labelled, generator=torch.Generator().manual_seed(SPLIT_SEED)).numpy()
+    sizes = split_sizes(labelled, train_share, eval_share)
+    return {"train": every[: sizes["train"]], "eval": every[sizes["train"] : sizes["train"] + sizes["eval"]]}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedGraph:
     """A prepared data set; T types, R relations.
 
     Attributes:
         settings: settings of the preparation.
-        features: dtype of the features, a name in ``FEATURE_DTYPES``.
         nodes: [T], nodes of each type.
         edges: [R], edges of each relation.
         labelled: number of labelled nodes from which the splits were drawn.
@@ -49,9 +121,8 @@ class Prepared:
 
     folder: Path
     manifest: Manifest
-    settings: Settings
+    settings: GraphSettings
     schema: Schema
-    features: str
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
     labelled: int
@@ -67,21 +138,16 @@ class Prepared:
         """F, features per node."""
         return self.settings.feature_size
 
-    @property
-    def feature_dtype(self) -> torch.dtype:
-        """PyTorch dtype of the features."""
-        return FEATURE_DTYPES[self.features][0]
-
     def seeds_of(self, split: str) -> NDArray[np.int32]:
         """Return the nodes of a split in its order, memory-mapped."""
-        return _mapped(self.folder / seeds_name(split))
+        return npy.mapped(self.folder / seeds_name(split))
 
     def labels_of(self, split: str) -> NDArray[np.int16]:
         """Return the classes of a split's seeds, memory-mapped."""
-        return _mapped(self.folder / labels_name(split))
+        return npy.mapped(self.folder / labels_name(split))
 
 
-def open_prepared(data_dir: Path) -> Prepared:
+def open_prepared(data_dir: Path) -> PreparedGraph:
     """Read the manifest and every file's header, and compare them.
 
     Raises:
@@ -92,7 +158,7 @@ def open_prepared(data_dir: Path) -> Prepared:
     prepared = _described(data_dir, found)
     schema, seeds = prepared.schema, prepared.seeds
     expected: list[tuple[str, str, tuple[int, ...]]] = [
-        (features_name(name), FEATURE_DTYPES[prepared.features][1], (count, prepared.feature_size))
+        (features_name(name), "|u1", (count, prepared.feature_size))
         for name, count in zip(schema.types, prepared.nodes, strict=True)
     ]
     for relation, target, count in zip(schema.relations, schema.targets, prepared.edges, strict=True):
@@ -115,23 +181,22 @@ def seeds_mark(data_dir: Path) -> str:
     digest = hashlib.sha256()
     for split in SPLITS:
         for name in (seeds_name(split), labels_name(split)):
-            digest.update(_mapped(data_dir / name)[:_MARKED].tobytes())
+            digest.update(npy.mapped(data_dir / name)[:_MARKED].tobytes())
     return digest.hexdigest()
 
 
-def _described(data_dir: Path, found: Manifest) -> Prepared:
+def _described(data_dir: Path, found: Manifest) -> PreparedGraph:
     try:
         values = parse(found.source["settings"])
-        settings, features = Settings.parse(values), str(values["features"])
+        settings, features = GraphSettings.parse(values), values["features"]
         schema, counts = settings.schema, found.counts
-        if features not in FEATURE_DTYPES:
-            raise ValueError(f"features={features}")
-        return Prepared(
+        if features != FEATURES:
+            raise ValueError(f"features={features}, where training reads {FEATURES}")
+        return PreparedGraph(
             data_dir,
             found,
             settings,
             schema,
-            features,
             tuple(counts[nodes_count(name)] for name in schema.types),
             tuple(counts[edges_count(str(relation))] for relation in schema.relations),
             counts["labelled"],
@@ -168,5 +233,92 @@ def _compare(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _mapped(path: Path) -> NDArray[Any]:
-    return npy.mapped(path)
+def verify(data_dir: Path, workers: int = 1) -> Manifest:
+    """Check all checksums of ``data_dir``, the graph and the seeds. Reads all files.
+
+    Args:
+        workers: files that are checked at the same time.
+
+    Raises:
+        DataError: a file is missing or changed, or its content is impossible.
+    """
+    prepared = open_prepared(data_dir)
+    found = prepared.manifest
+    names = sorted(found.files, key=lambda name: found.files[name].bytes, reverse=True)
+    checks = [functools.partial(_check_digest, prepared, name) for name in names]
+    checks += [functools.partial(check_relation, prepared, number) for number in range(len(prepared.edges))]
+    checks.append(functools.partial(check_seeds, prepared))
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for _ in pool.map(lambda check: check(), checks):
+                pass
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return found
+
+
+def check_relation(prepared: PreparedGraph, number: int) -> None:
+    """Check that ``indptr`` of a relation ascends from 0 to the number of edges, and that all sources exist.
+
+    Raises:
+        DataError: the check failed.
+    """
+    relation = prepared.schema.relations[number]
+    sources = prepared.nodes[prepared.schema.sources[number]]
+    path = prepared.folder / indptr_name(relation)
+    last = 0
+    for first, block in _blocks(path):
+        if first == 0 and block[0] != 0:
+            raise DataError(f"{path} begins with {block[0]} and not with 0; {_REMEDY}")
+        falls = np.flatnonzero(np.diff(block, prepend=last) < 0)
+        if len(falls):
+            raise DataError(f"{path} falls at {first + int(falls[0]):,}; {_REMEDY}")
+        last = int(block[-1])
+    if last != prepared.edges[number]:
+        raise DataError(f"{path} ends at {last:,} and there are {prepared.edges[number]:,} edges; {_REMEDY}")
+    _check_range(prepared.folder / indices_name(relation), sources)
+
+
+def check_seeds(prepared: PreparedGraph) -> None:
+    """Check that the seeds are those of the split, in its order, and that their labels are valid classes.
+
+    This also proves that seeds are labelled and distinct. The permutation is drawn again for it.
+
+    Raises:
+        DataError: the check failed.
+    """
+    settings, papers = prepared.settings, prepared.nodes[prepared.schema.seed_type]
+    for split in SPLITS:
+        _check_range(prepared.folder / seeds_name(split), papers)
+        _check_range(prepared.folder / labels_name(split), settings.classes)
+    numbers = permutation_of(dict(zip(settings.types, prepared.nodes, strict=True)), settings.seeds)
+    for name, expected in split_seeds(prepared.labelled, settings.train_share, settings.eval_share).items():
+        path = prepared.folder / seeds_name(name)
+        for first, block in _blocks(path):
+            if not np.array_equal(block, numbers[expected[first : first + len(block)]]):
+                made, here = prepared.manifest.source.get("torch"), torch.__version__
+                version = "" if made == here else f" by PyTorch {here}; they were prepared by {made}"
+                raise DataError(
+                    f"{path}: from {first:,} on, not the seeds that split and permutation draw{version}; {_REMEDY}"
+                )
+
+
+def _check_digest(prepared: PreparedGraph, name: str) -> None:
+    path, expected = prepared.folder / name, prepared.manifest.files[name].sha256
+    if (found := manifest.digest(path, "sha256")) != expected:
+        raise DataError(
+            f"{path}: SHA-256 {found} where {manifest.NAME} says {expected}: it was changed or damaged; {_REMEDY}"
+        )
+
+
+def _check_range(path: Path, count: int) -> None:
+    for first, block in _blocks(path):
+        if block.min() < 0 or block.max() >= count:
+            row = int(np.flatnonzero((block < 0) | (block >= count))[0])
+            raise DataError(f"{path} has {block[row]:,} at {first + row:,}, and there are {count:,}; {_REMEDY}")
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    values = np.load(path, mmap_mode="r")
+    for first in range(0, len(values), _BLOCK):
+        yield first, np.array(values[first : first + _BLOCK])

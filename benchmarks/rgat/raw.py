@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rgat.schema import Relation, Schema
+from benchmarks.rgat.graph import Relation, Schema
 from common.data.raw_layout import find_file
 from common.data.synthetic import MARKER, description_of, marker_of
 from common.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ _DOWNLOAD = "'mlperf-suite download benchmark=rgat' fetches it"
 
 
 @dataclass(frozen=True)
-class Settings:
+class GraphSettings:
     """Contents of raw data.
 
     Attributes:
@@ -103,7 +103,7 @@ class Settings:
         return Schema.augmented(self.types, self.relations, self.seeds)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Settings:
+    def parse(cls, values: Mapping[str, Any]) -> GraphSettings:
         """Return settings from parsed JSON or YAML.
 
         Raises:
@@ -178,7 +178,7 @@ class RawGraph:
     folder: Path
     name: str
     stand_in: dict[str, Any] | None
-    settings: Settings
+    settings: GraphSettings
     features: dict[str, RawArray]
     labels: RawArray
     edges: dict[str, RawArray]
@@ -206,11 +206,11 @@ class RawGraph:
         return digest.hexdigest()
 
 
-def published(size: str) -> Settings:
+def published(size: str) -> GraphSettings:
     """Return the settings of IGBH in one of its sizes, from the benchmark's constants."""
     facts = benchmark_settings("rgat")["facts"]
     types = [name for name in facts["node_types"] if name in NODES[size]]
-    return Settings.parse(
+    return GraphSettings.parse(
         {
             **facts,
             "types": types,
@@ -307,7 +307,7 @@ def _with_header(path: Path, kinds: Sequence[str], row_shape: tuple[int, ...], s
 
 
 def _opened(
-    folder: Path, name: str, stand_in: dict[str, Any] | None, settings: Settings, nodes: Mapping[str, int] | None
+    folder: Path, name: str, stand_in: dict[str, Any] | None, settings: GraphSettings, nodes: Mapping[str, int] | None
 ) -> RawGraph:
     features = {
         kind: open_array(
@@ -344,11 +344,11 @@ def _size_of(folder: Path) -> str:
     )
 
 
-def _settings(marker: Path, stand_in: Mapping[str, Any]) -> Settings:
+def _settings(marker: Path, stand_in: Mapping[str, Any]) -> GraphSettings:
     try:
-        return Settings.parse(stand_in["settings"])
+        return GraphSettings.parse(stand_in["settings"])
     except (KeyError, TypeError, ValueError) as error:
-        names = ", ".join(field.name for field in dataclasses.fields(Settings))
+        names = ", ".join(field.name for field in dataclasses.fields(GraphSettings))
         raise DataError(f"{marker} lacks or garbles its settings ({names}): {error}") from error
 
 

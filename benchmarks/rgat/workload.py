@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
 from benchmarks.rgat.config import RgatConfig
-from benchmarks.rgat.data import BlockSource, Sources
+from benchmarks.rgat.data import NO_LABEL, BlockSource, EvaluationSeeds, GraphData, Labelled, SeedStream, padded
 from benchmarks.rgat.evaluate import NodeClassification
-from benchmarks.rgat.example import example_sources
+from benchmarks.rgat.feature_store import build_features, open_features
+from benchmarks.rgat.graph import BlockShape, SampledBlock
+from benchmarks.rgat.graph_store import open_graph
 from benchmarks.rgat.model import RGAT
 from benchmarks.rgat.ops.sample import SAMPLE
-from benchmarks.rgat.prepared import FORMAT, Prepared, open_prepared
+from benchmarks.rgat.prepared import FORMAT, PreparedGraph, open_prepared
 from benchmarks.rgat.sampling import BuildSampler
-from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream, padded
-from benchmarks.rgat.stores.features import open_features
-from benchmarks.rgat.stores.graphs import open_graph
+from benchmarks.rgat.sharded import LOCAL, NodePartition
+from benchmarks.rgat.synthetic import synthetic_igbh
 from common.config.schema import Declaration, RunConfig
 from common.contract.workload import Workload
 from common.data.batches import Batch
@@ -57,7 +57,7 @@ class RgatClassification(Workload):
         request = OperationRequest(layout.device, self.dtype)
         self._sample = select(names, "sample", SAMPLE, request)
         self.choices |= {**self.model.choices, "sample": self._sample.name}
-        self._opened: tuple[Path, Sources] | None = None
+        self._opened: tuple[Path, GraphData] | None = None
         self._captured: list[Batch] = []
 
     @property
@@ -105,7 +105,7 @@ class RgatClassification(Workload):
         """Return the mean cross-entropy over the seeds of the micro-batch; see :mod:`benchmarks.rgat.data`."""
         tensors, shape = micro_batch.tensors, micro_batch.key
         assert isinstance(shape, BlockShape)
-        logits_BC = self.model(tensors["features"], Block.of(shape, tensors), tensors["seed"])
+        logits_BC = self.model(tensors["features"], SampledBlock.of(shape, tensors), tensors["seed"])
         label_B = tensors["label"]
         total = torch.nn.functional.cross_entropy(widen(logits_BC), label_B, ignore_index=NO_LABEL)
         real_B = label_B != NO_LABEL
@@ -120,11 +120,14 @@ class RgatClassification(Workload):
     def _example(self, seeds: int) -> tuple[BlockShape, dict[str, Tensor]]:
         """Return shape and tensors of a synthetic batch."""
         own, device = self.own, self.layout.device
-        sources = example_sources(own, self._schema, seeds, self.build_sampler, self.layout)
+        graph = synthetic_igbh(max(own.model.example_papers, seeds), 1, device, 0.5, self._schema)
+        shards = self.layout, self.layout.world_size
+        features = build_features(graph.nodes, own.facts.feature_size, LOCAL, *shards, _example_features)
+        sources = GraphData(graph, features, own.facts.fanouts, self.build_sampler)
         nodes = torch.arange(seeds, dtype=torch.int32, device=device)
         labels = torch.randint(own.facts.classes, (seeds,), generator=self.layout.generator("example"))
         made = padded(nodes, labels.to(device, torch.int16), 0, seeds, self.layout.seed)
-        shape = sources.room(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
+        shape = sources.capacities(seeds, [made[0]] * 2, own.reader.capacity_sigma, None)
         return shape, sources.example(shape, made)
 
     def examples_of_data(self) -> Iterable[Batch]:
@@ -143,28 +146,20 @@ class RgatClassification(Workload):
         if self._beside is not None:
             dist.all_reduce(torch.zeros(1, device=self.layout.device), group=self._beside)
 
-    def _sources(self, root: Path) -> Sources:
+    def _sources(self, root: Path) -> GraphData:
         """Return graph and features in ``root``, opened once for training and evaluation."""
         if self._opened is None or self._opened[0] != root:
             own, reader, layout = self.own, self.own.reader, self.layout
             prepared = self._prepared(root)
-            per_node = self.cfg.scale.gpus_per_node
-            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, layout, per_node, layout.device)
+            where = layout, self.cfg.scale.gpus_per_node
+            graph = open_graph(root, self._schema, prepared.nodes, reader.graph, *where)
             features = open_features(
-                root,
-                self._schema,
-                prepared.nodes,
-                own.facts.feature_size,
-                prepared.feature_dtype,
-                reader.features,
-                layout,
-                per_node,
-                layout.device,
+                root, self._schema, prepared.nodes, own.facts.feature_size, reader.features, *where
             )
-            self._opened = root, Sources(graph, features, own.facts.fanouts, self.build_sampler)
+            self._opened = root, GraphData(graph, features, own.facts.fanouts, self.build_sampler)
         return self._opened[1]
 
-    def _prepared(self, root: Path) -> Prepared:
+    def _prepared(self, root: Path) -> PreparedGraph:
         """Return the data in ``root``, which must match the configured constants."""
         facts, prepared = self.own.facts, open_prepared(root)
         found = (prepared.schema, prepared.feature_size, prepared.settings.classes)
@@ -183,7 +178,7 @@ class RgatClassification(Workload):
         mine = MicroBatches(cfg.micro_batch, cfg.grad_accumulation_steps, layout.size("dp"), layout.index("dp"))
         stream = SeedStream(labelled_of(prepared, "train"), mine, layout.seed, layout.device)
         measuring = stream.measuring(own.reader.capacity_batches)
-        shape = sources.room(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
+        shape = sources.capacities(cfg.micro_batch, measuring, own.reader.capacity_sigma, layout.group("dp"))
         source = BlockSource(sources, stream, shape, prepared.seeds["eval"], prepared.stand_in, self._beside)
         self._captured = [Batch(sources.example(shape, stream.batch(0)), self.nominal_samples, shape)]
         return source
@@ -192,7 +187,7 @@ class RgatClassification(Workload):
         """Return the evaluation of accuracy on the ranks of ``layout``."""
         reader = self.own.reader
 
-        def open_sources(root: Path) -> tuple[Sources, EvaluationSeeds]:
+        def open_sources(root: Path) -> tuple[GraphData, EvaluationSeeds]:
             seeds = EvaluationSeeds(
                 labelled_of(self._prepared(root), "eval"),
                 reader.eval_batch,
@@ -221,6 +216,12 @@ class RgatClassification(Workload):
             self._opened = None
 
 
-def labelled_of(prepared: Prepared, split: str) -> Labelled:
+def labelled_of(prepared: PreparedGraph, split: str) -> Labelled:
     """Return the seeds of a split, memory-mapped."""
     return Labelled(prepared.seeds_of(split), prepared.labels_of(split))
+
+
+def _example_features(partition: NodePartition, shard: int, own_RF: Tensor) -> None:
+    """Fill rows with numbers in [0, 1/16). Rows of 1,024 then have a norm of about 1, like sentence embeddings."""
+    sixteenth = 0x18  # the bits of 1/16 in e4m3
+    own_RF.view(torch.uint8).random_(0, sixteenth, generator=torch.Generator(own_RF.device).manual_seed(1 + shard))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from common.config.ranges import (
@@ -16,13 +16,13 @@ from common.config.ranges import (
     ShareAboveZero,
     ShareBelowOne,
 )
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig, DetectorConfig
 from common.errors import ConfigError
 from common.ops.anchor_matching import ANCHOR_MATCHING
 from common.ops.batch_norm import BATCH_NORM
 from common.ops.conv_bias_relu import CONV_BIAS_RELU
 from common.ops.convolution import CONVOLUTION
-from common.ops.operation import AUTO, REFERENCE, Operation, all_implementations
+from common.ops.operation import AUTO, REFERENCE, Operation
 from common.ops.suppression import SUPPRESSION
 from common.optim.hparams import SgdHparams
 
@@ -161,22 +161,13 @@ class Hparams(SgdHparams):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Initial weights of the backbone, loss scale and implementations of operations.
+class ModelConfig(DetectorConfig):
+    """The backbone's file has torchvision's names."""
 
-    Attributes:
-        backbone: file in ``assets_dir`` with the initial weights of the backbone, under torchvision's names. Without
-            ``assets_dir``, the weights are random.
-        loss_scale: initial loss scale with fp16.
-        implementations: operation name to implementation. Missing operations use ``auto``.
-    """
-
-    backbone: str
-    loss_scale: Annotated[float, Positive]
-    implementations: dict[str, str] = field(default_factory=dict)
+    operations = OPERATIONS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "implementations", all_implementations(self.implementations, OPERATIONS))
+        super().__post_init__()
         if self.implementations["convolution_moments"] != AUTO and self.implementations["batch_norm"] == REFERENCE:
             raise ConfigError(
                 "implementations.batch_norm=reference: only Triton's batch norm reads the moments of "
@@ -191,4 +182,4 @@ class Ssd300Config:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderConfig
+    reader: BoxReaderConfig

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
 from benchmarks.ssd300.model import SSD300, Predictions
+from benchmarks.ssd300.targets import coding, reference_boxes, reference_rows
 from common.detection.detections import Found, in_picture
 from common.ops.operation import OperationRequest, select
 from common.ops.suppression import SUPPRESSION

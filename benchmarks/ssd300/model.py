@@ -1,10 +1,10 @@
-"""SSD300 with a ResNet-34 as backbone.
+"""SSD300 with a ResNet-34 as backbone, and its loss with hard-negative mining.
 
 Liu et al., arXiv:1512.02325, with the changes of the MLPerf reference: the backbone ends with the third stage of
 ResNet-34, whose stride is 1, and its batch norms are trained. ``backbone.*`` is named as in torchvision's
 ``resnet34``. Each level has one convolution for classes and offsets. Its channels are (default boxes per cell,
 classes), then (default boxes per cell, 4), so that in channels_last memory the output has the order of
-:mod:`benchmarks.ssd300.default_boxes`.
+:mod:`benchmarks.ssd300.targets`. The loss has fixed shapes and no indexing that depends on values, for captured graphs.
 
 Shapes: N pictures, C channels, H height, W width, A default boxes, K classes with background.
 """
@@ -12,15 +12,17 @@ Shapes: N pictures, C channels, H height, W width, A default boxes, K classes wi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.head_results import HeadChannels, Joined
+from benchmarks.ssd300.targets import BACKGROUND
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.choice import choose_layers
 from common.nn.convolution import Conv2d
@@ -28,6 +30,70 @@ from common.nn.convolution_flops import convolution_flops, result_size
 from common.nn.fused_convolution import FusedConv2d
 from common.nn.precision import cast_weights
 from common.nn.resnet import PADDED_CHANNELS, ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+
+
+@dataclass(frozen=True)
+class HeadChannels:
+    """Channels of a level's head: logits, then offsets, then possibly padding.
+
+    Attributes:
+        kinds: default boxes per cell.
+        classes: number of classes K, with background.
+    """
+
+    kinds: int
+    classes: int
+
+    @property
+    def logits(self) -> int:
+        """Number of channels of the logits."""
+        return self.kinds * self.classes
+
+    @property
+    def offsets(self) -> int:
+        """Number of channels of the offsets."""
+        return self.kinds * 4
+
+
+def parts(head: HeadChannels, y_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of a head's output: logits (N, H, W, kinds, K) and offsets (N, H, W, kinds, 4)."""
+    y_NHWC = y_NCHW.permute(0, 2, 3, 1)
+    of_classes = y_NHWC[..., : head.logits].unflatten(3, (head.kinds, head.classes))
+    of_boxes = y_NHWC[..., head.logits : head.logits + head.offsets].unflatten(3, (head.kinds, 4))
+    return of_classes, of_boxes
+
+
+class Joined(Function):
+    """Concatenates the levels to logits (N, A, K) and offsets (N, A, 4), with one copy per value in each direction.
+
+    Arguments of ``apply``: the channels of the heads, then their outputs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, channels: Sequence[HeadChannels], *results: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.channels, ctx.shapes = channels, [y_NCHW.shape for y_NCHW in results]
+        ctx.boxes = [head.kinds * y_NCHW[0, 0].numel() for head, y_NCHW in zip(channels, results, strict=True)]
+        shape = len(results[0]), sum(ctx.boxes)
+        logits_NAK, offsets_NA4 = (results[0].new_empty((*shape, width)) for width in (channels[0].classes, 4))
+        levels = zip(channels, results, logits_NAK.split(ctx.boxes, 1), offsets_NA4.split(ctx.boxes, 1), strict=True)
+        for head, y_NCHW, *joined in levels:
+            for part, target in zip(parts(head, y_NCHW), joined, strict=True):
+                target.view(part.shape).copy_(part)
+        return logits_NAK, offsets_NA4
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_results = []
+        split = (gradient.contiguous().split(ctx.boxes, 1) for gradient in gradients)
+        for head, (pictures, channels, height, width), *joined in zip(ctx.channels, ctx.shapes, *split, strict=True):
+            d_y_NCHW = gradients[0].new_empty((pictures, height, width, channels)).permute(0, 3, 1, 2)
+            d_y_NCHW[:, head.logits + head.offsets :].zero_()
+            for part, source in zip(parts(head, d_y_NCHW), joined, strict=True):
+                part.copy_(source.view(part.shape))
+            d_results.append(d_y_NCHW)
+        return None, *d_results
+
 
 LAST_STAGE = 3
 """Last stage of the backbone. Its output is the first level."""
@@ -191,3 +257,56 @@ class SSD300(nn.Module):
             assert isinstance(head, Head)
             layers.append(convolution_flops("head", head, size))
         return sum(layer.training for layer in layers)
+
+
+@dataclass(frozen=True)
+class DetectionLosses:
+    """Means over the pictures, 0-d, of the loss and its two parts."""
+
+    total: Tensor
+    boxes: Tensor
+    classes: Tensor
+
+
+def multibox_loss(
+    logits_NAK: Tensor,
+    offsets_NA4: Tensor,
+    class_NA: Tensor,
+    target_NA4: Tensor,
+    negatives: int,
+) -> DetectionLosses:
+    """Return smooth L1 of the positives' offsets plus cross-entropy of positives and hard negatives, per positive.
+
+    The loss of a picture is divided by its number of positives, which are default boxes with a matched box. Hard
+    negatives are the ``negatives`` times as many negatives with the largest cross-entropy, the first of equals. A
+    picture without positives adds 0 to the mean over the pictures.
+
+    Args:
+        logits_NAK: predicted logits, background first. Arithmetic is fp32, or fp64 for fp64 logits.
+        offsets_NA4: predicted offsets.
+        class_NA: target classes, int64; 0 is background.
+        target_NA4: target offsets; those of background are ignored.
+        negatives: hard negatives per positive.
+    """
+    dtype = torch.promote_types(logits_NAK.dtype, torch.float32)
+    entropy_NA = -F.log_softmax(logits_NAK, 2, dtype=dtype).gather(2, class_NA.unsqueeze(2)).squeeze(2)
+    positive_NA = class_NA != BACKGROUND
+    positives_N = positive_NA.sum(1)
+    counts_NA = positive_NA | _hardest(entropy_NA, positive_NA, negatives * positives_N)
+    classes_N = torch.where(counts_NA, entropy_NA, 0.0).sum(1)
+
+    distance_NA = F.smooth_l1_loss(offsets_NA4.to(dtype), target_NA4.to(dtype), reduction="none").sum(2)
+    boxes_N = torch.where(positive_NA, distance_NA, 0.0).sum(1)
+
+    share_N = torch.where(positives_N > 0, positives_N.clamp(min=1).to(dtype).reciprocal(), 0.0)
+    boxes, found = (boxes_N * share_N).mean(), (classes_N * share_N).mean()
+    return DetectionLosses(boxes + found, boxes, found)
+
+
+@torch.no_grad()
+def _hardest(entropy_NA: Tensor, positive_NA: Tensor, count_N: Tensor) -> Tensor:
+    """Return (N, A) bool: the ``count_N`` negatives of each picture with the largest cross-entropy."""
+    order_NA = entropy_NA.masked_fill(positive_NA, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    place_A = torch.arange(order_NA.shape[1], device=order_NA.device)
+    rank_NA = torch.empty_like(order_NA).scatter_(1, order_NA, place_A.expand_as(order_NA))
+    return (rank_NA < count_N.unsqueeze(1)) & ~positive_NA

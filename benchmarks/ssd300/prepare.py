@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.ssd300.annotated import BENCHMARK, FORMAT
 from benchmarks.ssd300.config import BACKBONES
+from benchmarks.ssd300.data import BENCHMARK, FORMAT
 from benchmarks.ssd300.synthetic import generate
 from common.detection.annotations import Annotations
 from common.detection.coco_preparation import CocoPreparation, with_pictures

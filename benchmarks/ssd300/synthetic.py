@@ -20,13 +20,13 @@ from torch import Tensor
 from benchmarks.ssd300.augment import eval_pixels
 from benchmarks.ssd300.config import BACKBONES, Facts
 from common.data.options import Option
-from common.data.pixels import Normalizer
 from common.detection import coco_stand_in
 from common.detection.coco_stand_in import Look, SyntheticCoco
 from common.detection.drawn_pictures import Form, PicturePlan
 from common.mlperf.fixed import fixed_facts
 from common.nn.batch_norm import BatchNorm2d
 from common.nn.resnet import ResNetShape, ResNetTrunk, TrainedNorm, draw_weights
+from common.vision.pictures import Normalizer
 
 _BATCHES, _BATCH = 4, 16  # number and size of the batches for the backbone's statistics
 

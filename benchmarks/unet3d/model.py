@@ -27,11 +27,9 @@ from benchmarks.unet3d.ops.instance_norm import INSTANCE_NORM
 from benchmarks.unet3d.ops.output_convolution import OUTPUT_CONVOLUTION
 from benchmarks.unet3d.ops.upsample import UPSAMPLE
 from common.config.ranges import Positive, Range
-from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
-from common.distributed.spatial.gather import gather_slabs, own_slab
-from common.distributed.spatial.halo import HaloExchange
-from common.distributed.spatial.split import VolumeSplit
+from common.distributed.spatial.halo import HaloExchange, build_exchange
+from common.distributed.spatial.split import VolumeSplit, gather_slabs, own_slab
 from common.errors import ConfigError
 from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import AUTO, OPTION, Operation, OperationRequest, asked_for, select

@@ -1,7 +1,6 @@
 """Compose one tree of settings from ``configs/`` and command-line overrides, with Hydra.
 
-The group ``scale`` comes from the table ``configs/scales.yaml``. Functions import Hydra only when they need it, so that
-reading the names of scales stays fast.
+Functions import Hydra only when they need it, so that reading the names of scales stays fast.
 """
 
 from __future__ import annotations
@@ -10,28 +9,33 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from common.config.override import did_you_mean, quoting_hint
-from common.config.strict_yaml import explain
+from common.config.yaml_files import CONFIGS, entry_names, explain
 from common.errors import ConfigError, SuiteError, print_error
 from common.untrusted.variables import check_variables
 
 if TYPE_CHECKING:
+    from hydra.conf import HydraConf
+    from hydra.errors import MissingConfigException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def scales_of(benchmark: str) -> list[str]:
     """Return the names of scales for which ``benchmark`` has a recipe, sorted."""
-    recipes = (CONFIGS / "recipe" / benchmark).glob("*.yaml")
-    return sorted({path.stem for path in recipes} & _scales().keys())
+    return entry_names(CONFIGS / "recipe" / f"{benchmark}.yaml", "scales")
+
+
+def _sets_of(benchmark: str) -> list[str]:
+    """Return the choices of the group ``hparams`` for ``benchmark``, sorted."""
+    names = entry_names(CONFIGS / "hparams" / f"{benchmark}.yaml", "sets")
+    return [f"{benchmark}/{name}" for name in names]
 
 
 def completions(overrides: Sequence[str]) -> list[str] | None:
@@ -41,27 +45,10 @@ def completions(overrides: Sequence[str]) -> list[str] | None:
     """
     group, equals, begun = overrides[-1].partition("=") if overrides else ("", "", "")
     benchmark = _benchmark(overrides)
-    choices = {
-        "scale": scales_of(benchmark),
-        "hparams": sorted(f"{benchmark}/{path.stem}" for path in (CONFIGS / "hparams" / benchmark).glob("*.yaml")),
-    }
+    choices = {"scale": scales_of(benchmark), "hparams": _sets_of(benchmark)}
     if not equals or group not in choices:
         return None
     return [f"{group}={name}" for name in choices[group] if name.startswith(begun)]
-
-
-def _scales() -> dict[str, dict[str, Any]]:
-    """Return the table of scales: name to entry."""
-    scales: dict[str, dict[str, Any]] = yaml.safe_load((CONFIGS / "scales.yaml").read_text())
-    return scales
-
-
-def _register_scales() -> None:
-    """Register the table of scales as Hydra's group ``scale``."""
-    from hydra.core.config_store import ConfigStore
-
-    for name, entry in _scales().items():
-        ConfigStore.instance().store(name, entry, group="scale", provider="scales.yaml")
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
@@ -75,8 +62,10 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from common.config.workload_files import serve_groups
+
     check_variables(overrides)
-    _register_scales()
+    serve_groups()
     try:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             composed = hydra.compose("train", list(overrides), return_hydra_config=True)
@@ -100,14 +89,14 @@ def settings_help(command: str, overrides: Sequence[str]) -> str:
     name = tree["benchmark"]["name"]
     text = (CONFIGS / "train.yaml").read_text()
     shared = text[text.index("data_dir:") : text.index("hydra:")].strip()
-    own = {key: value for key, value in tree.items() if key not in (*yaml.safe_load(shared), "config_file")}
+    own = {key: value for key, value in tree.items() if key not in (*yaml.safe_load(shared), "recipe")}
     return f"""usage: mlperf-suite {command} [KEY=VALUE ...]
 
 Groups (configs/): each sets many of the settings below, which later overrides replace.
 benchmark: {", ".join(path.stem for path in sorted((CONFIGS / "benchmark").glob("*.yaml")))}
 scale: {", ".join(scales_of(name))} (of {name}; `mlperf-suite list` has those of all)
 system: {", ".join(path.stem for path in sorted((CONFIGS / "system").glob("*.yaml")))}
-hparams: {", ".join(f"{name}/{path.stem}" for path in sorted((CONFIGS / "hparams" / name).glob("*.yaml")))}
+hparams: {", ".join(_sets_of(name))}
 
 Settings and their defaults, before a benchmark's recipe changes them:
 
@@ -134,6 +123,8 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from common.config.workload_files import serve_groups
+
     codes: list[int] = []
     full_error = os.environ.get(FULL_ERROR)
 
@@ -143,7 +134,9 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
         try:
             chosen = HydraConfig.get()
             tree = _tree(OmegaConf.to_container(composed, resolve=True), chosen.runtime.choices)
-            arguments = list(chosen.overrides.task) if chosen.mode == RunMode.MULTIRUN else argv
+            folders = [source.path for source in chosen.runtime.config_sources if source.provider == "command-line"]
+            of_a_job = [*(f"--config-dir={folder}" for folder in folders), *chosen.overrides.task]
+            arguments = of_a_job if chosen.mode == RunMode.MULTIRUN else argv
             if chosen.mode == RunMode.MULTIRUN and not any(text.startswith("output_dir=") for text in arguments):
                 # All jobs of a sweep get the same ${now} from Hydra.
                 tree["output_dir"] = f"{tree['output_dir']}-{chosen.job.num}"
@@ -153,13 +146,13 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
             print_error(problem)
             codes.append(problem.exit_code)
         except SuiteError as error:
-            print_error(error)
+            print_error(_with_origin(error, chosen) if isinstance(error, ConfigError) else error)
             codes.append(error.exit_code)
 
     check_variables(argv)
     before = sys.argv
     sys.argv = [before[0], *_flags_first(argv)]
-    _register_scales()
+    serve_groups()
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise its errors instead of printing them over many lines
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(job)()
@@ -173,13 +166,33 @@ def with_hydra(argv: list[str], task: Callable[[dict[str, Any], list[str]], int]
     return max(codes, default=0)
 
 
+def _with_origin(error: ConfigError, chosen: HydraConf) -> ConfigError:
+    """Return an error about a setting with the file that sets it; ``error`` itself if the command line or none does."""
+    from common.config.workload_files import WorkloadFiles
+
+    key = re.split(r"[^\w.]", str(error), maxsplit=1)[0]
+    names = {text.partition("=")[0].lstrip("+~") for text in chosen.overrides.task} - set(chosen.runtime.choices)
+    if not key or any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in names):
+        return error
+    folders = [
+        WorkloadFiles(source.provider, f"file://{source.path}")
+        for source in chosen.runtime.config_sources
+        if source.schema == "file"
+    ]
+    for group in ("recipe", "hparams"):
+        path = f"{group}/{chosen.runtime.choices[group]}"
+        inner = key if group == "recipe" else key.removeprefix("hparams.")
+        folder = next((folder for folder in folders if folder.is_config(path)), None)
+        file = None if folder is None else folder.origin(path, inner)
+        if file is not None:
+            return ConfigError(f"{error}; {file} sets {key}")
+    return error
+
+
 def _tree(composed: Any, choices: Mapping[str, str]) -> dict[str, Any]:
-    """Return the composed settings together with the path of the chosen recipe, for the log."""
+    """Return the composed settings together with the name of the chosen recipe, for the log."""
     assert isinstance(composed, dict)
-    return {
-        **{str(key): value for key, value in composed.items()},
-        "config_file": f"configs/recipe/{choices['recipe']}.yaml",
-    }
+    return {**{str(key): value for key, value in composed.items()}, "recipe": choices["recipe"]}
 
 
 FLAGS_WITH_VALUES = frozenset(
@@ -232,28 +245,29 @@ def _explain_composition(error: Exception, overrides: Sequence[str]) -> str:
     if swept:
         return f"{swept[0]!r} has commas, which separate the values of a sweep (--multirun){quoting_hint(swept[0])}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file is not None:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        choices = ", ".join(error.options or ()) or "none"
-        if error.missing_cfg_file.startswith("hparams/"):
-            folder = CONFIGS / "hparams"
-            benchmark = _benchmark(overrides)
-            own = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.glob(f"{benchmark}/*.yaml"))
-            asked = error.missing_cfg_file.removeprefix("hparams/")
-            return f"hparams={asked}: unknown; {benchmark} has {', '.join(own)}{did_you_mean(asked, own)}"
-        if group.startswith("recipe/"):
-            benchmark = group.removeprefix("recipe/")
-            return (
-                f"scale={name}: {benchmark} has no recipe for it; it has recipes for {', '.join(scales_of(benchmark))}"
-            )
-        if group == "scale":
-            near = did_you_mean(name, scales_of(_benchmark(overrides)))
-            return f"scale={name}: unknown; {_scales_in_words(overrides) or f'the choices are {choices}'}{near}"
-        return f"{group}={name}: unknown; the choices are {choices}{did_you_mean(name, error.options or ())}"
+        return _unknown_choice(error.missing_cfg_file, error, overrides)
     if isinstance(error.__cause__, ConfigAttributeError | ConfigKeyError):
         return _unknown_key(str(error.__cause__.full_key), overrides)
     if deleted := re.match(r"Could not delete from config\. '(.+)' does not exist", str(error)):
         return _unknown_key(deleted[1], overrides)
     return " ".join(str(error).splitlines()[:2])
+
+
+def _unknown_choice(asked: str, error: MissingConfigException, overrides: Sequence[str]) -> str:
+    """Return the message about ``asked``, a choice of a group, with those of the benchmark and the most similar one."""
+    group, _, name = asked.rpartition("/")
+    benchmark = _benchmark(overrides)
+    known, others, words = list(error.options or ()), "", "the choices are"
+    if asked.startswith("hparams/"):
+        group, name, known, words = "hparams", asked.removeprefix("hparams/"), _sets_of(benchmark), f"{benchmark} has"
+        scale = re.match(r"In 'recipe/(\w+)/([^']+)'", str(error))
+        if scale is not None and not any(text.startswith("hparams=") for text in overrides):
+            group = f"recipe/{scale[1]}.yaml: {scale[2]}.hparams_set"
+    elif group == "scale" or group.startswith("recipe/"):
+        group = "scale"
+        if scales := scales_of(benchmark):
+            known, others, words = scales, "; `mlperf-suite list` has those of all", f"{benchmark} has"
+    return f"{group}={name}: unknown; {words} {', '.join(known) or 'none'}{others}{did_you_mean(name, known)}"
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
@@ -277,13 +291,6 @@ def _benchmark(overrides: Sequence[str]) -> str:
     """Return the last benchmark named in ``overrides``, or the default of ``configs/train.yaml``."""
     named = [text.removeprefix("benchmark=") for text in overrides if text.startswith("benchmark=")]
     return named[-1] if named else "resnet"
-
-
-def _scales_in_words(overrides: Sequence[str]) -> str:
-    """Return a phrase with the benchmark's scales; "" if it has none."""
-    benchmark = _benchmark(overrides)
-    scales = scales_of(benchmark)
-    return f"{benchmark} has {', '.join(scales)}; `mlperf-suite list` has those of all" if scales else ""
 
 
 def _second_line(error: Exception) -> str:

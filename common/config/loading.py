@@ -7,13 +7,13 @@ Hydra composes ``configs/`` and the command line; :func:`load` converts the resu
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
-from common.config.axes import factor
 from common.config.override import did_you_mean
 from common.config.ranges import Range
 from common.config.schema import (
@@ -41,7 +41,7 @@ class Configurable(Protocol):
 
 
 _OF_A_RUN = {"benchmark", "scale", "system", "layout", "micro_batch", "precision", "optimizer", "deterministic"}
-_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "config_file"}
+_OF_A_RUN |= {"assets_dir", "evaluation", "cuda_graphs", "recipe"}
 _SHARED = _OF_A_RUN | {"hparams", "launch"} | {item.name for item in dataclasses.fields(SessionConfig)}
 
 
@@ -101,7 +101,7 @@ def load(
         evaluation=evaluation,
         cuda_graphs=bool(graphs),
         chunk_graphs=graphs == "chunks",
-        config_file=convert(str, tree.get("config_file", RunConfig.config_file), "config_file"),
+        recipe=convert(str, tree.get("recipe", RunConfig.recipe), "recipe"),
     )
     values = {item.name: tree.get(item.name) for item in dataclasses.fields(SessionConfig)}
     if isinstance(values["ruleset"], int | float):  # YAML reads 4.0 as a number; code that knows the rulesets checks it
@@ -141,6 +141,25 @@ def _evaluation(values: Any, scale: ScaleConfig) -> EvaluationConfig:
         raise ConfigError(f"evaluation.{error} of evaluation.ranks") from error
 
 
+def factor(world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of pp, cp and tp (default 1), and of dp, which takes all remaining ranks.
+
+    Raises:
+        ConfigError: an unknown axis or size, or the product of pp, cp and tp does not divide ``world_size``.
+    """
+    fixed = {axis: int(sizes.get(axis, 1)) for axis in ("pp", "cp", "tp")}
+    for axis, size in sizes.items():
+        if axis not in fixed:
+            raise ConfigError(f"layout.{axis}={size}: the axes to choose are pp, cp and tp; dp takes the other ranks")
+        if size < 1:
+            raise ConfigError(f"layout.{axis}={size}: an axis has a positive size")
+    used = math.prod(fixed.values())
+    if world_size % used:
+        named = " x ".join(f"{axis}={size}" for axis, size in fixed.items())
+        raise ConfigError(f"layout: {named} = {used} does not divide {world_size} ranks")
+    return {**fixed, "dp": world_size // used}
+
+
 def _check_whole_rows(micro_batch: int, unit: int) -> None:
     if micro_batch % unit:
         raise ConfigError(f"micro_batch={micro_batch}: a row counts as {unit} samples: use a multiple of {unit}")
@@ -174,7 +193,7 @@ def settings_by_key(run: RunConfig, session: SessionConfig) -> dict[str, Any]:
 
     Number of ranks, layout and seed are left out, because a checkpoint stores them separately.
     """
-    derived = {"config_file", "assets_dir", "scale", "layout", "workload", "declaration"}
+    derived = {"recipe", "assets_dir", "scale", "layout", "workload", "declaration"}
     derived |= {"global_batch", "grad_accumulation_steps", "chunk_graphs"}
     sections = {item.name: getattr(run, item.name) for item in dataclasses.fields(run) if item.name not in derived}
     sections["cuda_graphs"] = "chunks" if run.chunk_graphs else run.cuda_graphs

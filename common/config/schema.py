@@ -184,23 +184,20 @@ MOST_IN_A_CLUSTER = 8
 
 @dataclass(frozen=True)
 class Ctas:
-    """Thread blocks (CTAs) that an NCCL operation uses on a GPU, and their priority; None leaves the choice to NCCL.
+    """Thread blocks (CTAs) that an NCCL operation uses on a GPU; None leaves the choice to NCCL.
 
-    Pipeline links differ: :func:`common.distributed.ctas.of_links`.
+    Pipeline links differ: :func:`common.distributed.groups.of_links`.
 
     Names and ranges: NCCL user guide, ``ncclConfig_t``: ``minCTAs``, ``maxCTAs``, ``cgaClusterSize``.
 
     Attributes:
         min, max: thread blocks of one operation.
         cluster: thread blocks per cluster, which run side by side; 0 uses no clusters.
-        priority: priority of NCCL's stream. With ``high`` its thread blocks start on the next free multiprocessors,
-            before waiting blocks of kernels that were launched earlier; with ``normal`` they queue behind those.
     """
 
     min: Annotated[int, Between(1, MOST_CTAS)] | None = None
     max: Annotated[int, Between(1, MOST_CTAS)] | None = None
     cluster: Annotated[int, Between(0, MOST_IN_A_CLUSTER)] | None = None
-    priority: Literal["normal", "high"] = "normal"
 
     def __post_init__(self) -> None:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -232,7 +229,7 @@ class NetworkConfig:
         sharp_nodes: smallest number of nodes for which SHARP is used; None leaves the choice to NCCL.
         user_buffers: register the buffers of captured collectives with the network; None leaves the choice to NCCL.
         nvls: reduce in NVLink switches, which needs multicast; None leaves the choice to NCCL.
-        ctas: thread blocks of NCCL, which matrix products cannot use, and their priority.
+        ctas: thread blocks of NCCL, which matrix products cannot use.
     """
 
     sharp: bool = False
@@ -410,7 +407,7 @@ class RunConfig:
         declaration: settings that the workload derives from all others.
         cuda_graphs: capture repeated work in CUDA graphs, in training and in evaluation.
         chunk_graphs: in training, one graph for each pass of each chunk instead of one per iteration.
-        config_file: path of the recipe in the repository, for the log.
+        recipe: benchmark and scale, such as ``bert/8xH200``.
     """
 
     benchmark: BenchmarkConfig
@@ -428,8 +425,13 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cuda_graphs: bool = True
     chunk_graphs: bool = False
-    config_file: str = "configs/train.yaml"
+    recipe: str = ""
     declaration: Declaration = field(default_factory=Declaration)
+
+    @property
+    def config_file(self) -> str:
+        """Path in the repository of the file with the recipe, for the log."""
+        return f"configs/recipe/{self.recipe.partition('/')[0]}.yaml"
 
     @property
     def world_size(self) -> int:

@@ -68,6 +68,7 @@ class Workload(ABC):
         self.dtype = DTYPES[cfg.precision]
         self.choices: dict[str, str] = {}
         self._loss_scale: LossScale | None = None
+        self._unscaled = torch.ones((), device=layout.device)
         self._optimizer: Optimizer | None = None
         self._average: WeightAverage | None = None
 
@@ -179,21 +180,21 @@ class Workload(ABC):
         forward_backward = accumulate(self.loss, scale) if passes is None else passes(scale)
         return TrainStep(forward_backward, [*updaters, *beside], self.layout)
 
-    def scaled(self, first: float, **adaptation: Any) -> LossScale:
-        """Return a loss scale for this workload's precision, divided by the recipe's ``optimizer.grad_predivide``.
+    def scaled(self, first: float, **adaptation: Any) -> LossScale | None:
+        """Return a loss scale with fp16, divided by the recipe's ``optimizer.grad_predivide``; None otherwise.
 
         Args:
             first: initial scale.
             adaptation: further arguments of :class:`common.optim.precision.LossScale`.
         """
-        return LossScale(self.layout.device, self.dtype, first, predivide=self._predivide(), **adaptation)
+        if self.dtype != torch.float16:
+            return None
+        return LossScale(self.layout.device, first, predivide=self._predivide(), **adaptation)
 
     @property
     def loss_scale(self) -> Tensor:
         """Factor on the loss before the backward pass, 0-d float32 on the device."""
-        if self._loss_scale is None:
-            return torch.ones((), device=self.layout.device)
-        return self._loss_scale.applied
+        return self._unscaled if self._loss_scale is None else self._loss_scale.applied
 
     def _predivide(self) -> float:
         """Return the divisor of the loss scale; 1 where summed gradients cannot overflow fp16."""

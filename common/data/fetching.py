@@ -260,7 +260,7 @@ class Download:
         sizes = {item.file.name: _size_of(item.file, source) for item in missing}
         total = sum(sizes.values())
         need = total - sum(_partial_bytes(item.path) for item in missing)
-        unpacked = sum(2 * size for name, size in sizes.items() if name in source.unpack)
+        unpacked = sum(_unpacked_bytes(name, size) for name, size in sizes.items() if name in source.unpack)
         require_space(self.raw_dir, max(0, need) + unpacked)
         written = time.monotonic()
         try:
@@ -357,6 +357,11 @@ def described(sources: Sources) -> Iterator[str]:
             yield f"    {source.tree['pattern']}: names, sizes and checksums are in the repository's list"
         for file in source.files:
             yield _facts(file)
+
+
+def _unpacked_bytes(name: str, size: int) -> int:
+    """Estimate the bytes of an archive's files: its own size, or twice as many if it is compressed."""
+    return size if name.endswith(".tar") else 2 * size
 
 
 def unpack(archive: Path, folder: Path, folders: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Training iteration of torchvision's detection models, the baseline for the suite's timings."""
+"""Training iteration of torchvision's detection models on noise, the baseline for the suite's timings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+
+BOXES = 7
+"""Boxes in a picture: the average of COCO and of OpenImages."""
+
+
+def noise(
+    shape: tuple[int, int], batch: int, classes: range, least: int, device: torch.device
+) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Return pictures of noise, (3, height, width) each, and their boxes and labels in torchvision's format.
+
+    Args:
+        shape: height and width, px.
+        least: smallest width and height of a box, px.
+    """
+    generator = torch.Generator(device).manual_seed(1)
+    extent_2 = torch.tensor([shape[1], shape[0]], device=device)
+    pictures = list(torch.rand((batch, 3, *shape), generator=generator, device=device))
+    corners_BO22 = torch.rand((batch, BOXES, 2, 2), generator=generator, device=device).sort(2).values
+    corners_BO22 = corners_BO22 * (extent_2 - least) + torch.tensor([[0.0], [least]], device=device)
+    labels_BO = torch.randint(classes.start, classes.stop, (batch, BOXES), generator=generator, device=device)
+    found = zip(corners_BO22.flatten(2), labels_BO, strict=True)
+    return pictures, [{"boxes": boxes_O4, "labels": labels_O} for boxes_O4, labels_O in found]
 
 
 def peer_step(

@@ -13,6 +13,7 @@ from torch import Tensor
 from common.data.ragged import bounds_of
 from common.detection.annotations import Annotations
 from common.errors import DataError
+from common.vision.pictures import Columns, Pictures, Sample
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,6 @@ class PictureBoxes:
         """Number of boxes of each picture, (P,)."""
         return np.diff(self.bounds)
 
-    def require_room(self, room: int, names: NDArray[np.bytes_], remedy: str) -> None:
-        """Raise :class:`DataError` if a picture has more boxes than a batch can hold.
-
-        Args:
-            room: capacity of a batch, in boxes per picture.
-            names: names of the pictures, for the message.
-            remedy: advice at the end of the message.
-        """
-        most = int(self.counts.argmax())
-        if self.counts[most] > room:
-            name = names[most].decode()
-            raise DataError(f"{name} has {self.counts[most]} boxes, a batch has room for {room} of a picture; {remedy}")
-
     def resized(
         self, place: int, height: int, width: int, mirrored: bool
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -80,6 +68,26 @@ class PictureBoxes:
             corners_M4[:, [0, 2]] = np.float32(old_width) - corners_M4[:, [2, 0]]
         corners_M4 *= np.array([width / old_width, height / old_height] * 2, np.float32)
         return corners_M4, self.class_id[part]
+
+
+def require_room(count_P: NDArray[np.integer], room: int, pictures: Pictures) -> None:
+    """Refuse pictures with more boxes than a batch can hold.
+
+    Args:
+        count_P: number of boxes of each picture.
+        room: capacity of a batch, in boxes per picture.
+        pictures: the pictures, which are closed in case of an error.
+
+    Raises:
+        DataError: there is such a picture. The message names the one with most boxes.
+    """
+    place = int(count_P.argmax())
+    if count_P[place] > room:
+        pictures.close()
+        raise DataError(
+            f"{pictures.describe(place)} has {count_P[place]} boxes, and a batch has room for {room}: "
+            f"use reader.max_boxes={count_P[place]}"
+        )
 
 
 def empty_boxes(pictures: int, room: int, pin_memory: bool = False) -> dict[str, Tensor]:
@@ -107,21 +115,39 @@ def put_boxes(
     tensors["count"][slot] = count
 
 
-def evaluation_columns(
-    annotations: Annotations, places: Sequence[int], batch: int, pin_memory: bool = False
-) -> dict[str, Tensor]:
-    """Return ``picture`` (B,) int64, ids, and ``size`` (B, 2) fp32, height and width, of the pictures at ``places``.
+class BoxColumns(Columns):
+    """Columns of :func:`empty_boxes`; a subclass fills them.
+
+    Args:
+        room: M, capacity of a batch in boxes per picture.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
+        """Return zeros; see :class:`common.vision.pictures.Columns`."""
+        return empty_boxes(slots, self._room, pin_memory)
+
+
+class EvaluationColumns(Columns):
+    """Columns of an evaluation: ``picture`` (B,) int64, ids, and ``size`` (B, 2) fp32, height and width, px.
+
+    Padding has id -1 and size 0.
 
     Args:
         annotations: annotations of all pictures.
-        places: indices of at most ``batch`` pictures. The remaining slots are padding, with id -1 and size 0.
-        batch: B.
-        pin_memory: use pinned memory, for asynchronous copies to a GPU.
     """
-    chosen = np.asarray(places, np.int64)
-    picture_B = torch.full((batch,), -1, pin_memory=pin_memory)
-    size_B2 = torch.zeros((batch, 2), pin_memory=pin_memory)
-    picture_B[: len(chosen)] = torch.from_numpy(annotations.picture_id[chosen])
-    for number, column in enumerate((annotations.picture_height, annotations.picture_width)):
-        size_B2[: len(chosen), number] = torch.from_numpy(column[chosen])
-    return {"picture": picture_B, "size": size_B2}
+
+    def __init__(self, annotations: Annotations) -> None:
+        self._annotations = annotations
+
+    def empty(self, samples: Sequence[Sample], slots: int, pin_memory: bool) -> dict[str, Tensor]:
+        """Return the columns of pictures; see :class:`common.vision.pictures.Columns`."""
+        annotations, chosen = self._annotations, np.array([sample[1] for sample in samples], np.int64)
+        picture_B = torch.full((slots,), -1, pin_memory=pin_memory)
+        size_B2 = torch.zeros((slots, 2), pin_memory=pin_memory)
+        picture_B[: len(chosen)] = torch.from_numpy(annotations.picture_id[chosen])
+        for number, column in enumerate((annotations.picture_height, annotations.picture_width)):
+            size_B2[: len(chosen), number] = torch.from_numpy(column[chosen])
+        return {"picture": picture_B, "size": size_B2}

@@ -1,15 +1,19 @@
-"""Read and validate environment variables: integers, ports, hosts and network interfaces.
+"""The environment of a process: its variables (integers, ports, hosts, network interfaces) and the host's memory.
 
-Every function raises a ConfigError that names the variable, its value and the remedy.
+A wrong variable raises a ConfigError that names the variable, its value and the remedy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from common.errors import ConfigError
+
+PROC = Path("/proc")
 
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 """Accepted integers. ``int`` alone also accepts blanks, underscores and other digits, and fails on very long text."""
@@ -85,3 +89,11 @@ def check_interfaces(environment: Mapping[str, str], name: str) -> None:
             f"{name}={environment[name]!r}: {node_name(environment)} has no network interface {absent[0]!r}; it has "
             f"{', '.join(here)}: name one that all machines have, or unset {name}"
         )
+
+
+def meminfo(proc: Path = PROC) -> dict[str, int]:
+    """Return ``/proc/meminfo`` with sizes in bytes; empty if the file does not exist."""
+    with contextlib.suppress(OSError):
+        lines = re.findall(r"^(\S+):\s+(\d+)( kB)?$", (proc / "meminfo").read_text(), re.MULTILINE)
+        return {name: int(value) * (1024 if unit else 1) for name, value, unit in lines}
+    return {}

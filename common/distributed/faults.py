@@ -31,10 +31,9 @@ import torch
 import torch.distributed as dist
 
 from common.distributed import groups, job_store
-from common.distributed.board import Board, FileBoard, StoreBoard
 from common.distributed.diagnosis import Diagnosis, View, diagnose
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import RoleName
+from common.distributed.rank_info import RankInfo, RoleName
+from common.distributed.status_store import SharedStatusStore, StatusFiles, StatusStore
 from common.errors import Interrupted, RankFailure
 
 T = TypeVar("T")
@@ -108,7 +107,7 @@ class Heartbeat:
         self.interval_seconds = min(max(timeout_seconds / 10, 0.2), 5.0)
         self.role = role
         self._store = store
-        self._board: Board | None = None
+        self._status: StatusStore | None = None
         self._token = secrets.token_hex(4)
         self._main = threading.get_ident()
         self._stopping = threading.Event()
@@ -131,13 +130,13 @@ class Heartbeat:
             return
         self.output_dir.mkdir(parents=True, exist_ok=True)
         if self.rank_info.world_size > 1:
-            self._board = self._find_board()
+            self._status = self._find_status()
             # Longer than the heartbeat timeout: the heartbeat names the late rank, a collective's timeout does not.
             groups.wait_at_most(COLLECTIVE_TIMEOUT)
         self._started = self._exchanged = time.monotonic()
         self._state = (*self._state[:2], time.monotonic())
         self._threads = [threading.Thread(target=self._watch, name="heartbeat watch", daemon=True)]
-        if self._board is not None:
+        if self._status is not None:
             self._threads.append(threading.Thread(target=self._exchange, name="heartbeat exchange", daemon=True))
         for thread in self._threads:
             thread.start()
@@ -200,32 +199,32 @@ class Heartbeat:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _find_board(self) -> Board:
+    def _find_status(self) -> StatusStore:
         if self._store is None:
             self._store = job_store.current()
         if self._store is not None:
-            return StoreBoard(self._store, max(self.timeout_seconds, 5.0))
+            return SharedStatusStore(self._store, max(self.timeout_seconds, 5.0))
         return self._files()
 
-    def _files(self) -> FileBoard:
-        return FileBoard(self.output_dir / "heartbeat")
+    def _files(self) -> StatusFiles:
+        return StatusFiles(self.output_dir / "heartbeat")
 
     # The exchange thread.
 
     def _exchange(self) -> None:
-        assert self._board is not None
+        assert self._status is not None
         try:
             while not self._stopping.is_set():
-                self._exchange_once(self._board)
+                self._exchange_once(self._status)
                 self._stopping.wait(self.interval_seconds)
-            self._board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
+            self._status.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
         except BOARD_ERRORS:
             return  # A lost store does not come back; the watch thread notices that no messages arrive.
 
-    def _exchange_once(self, board: Board) -> None:
-        board.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
+    def _exchange_once(self, store: StatusStore) -> None:
+        store.post(f"rank{self.rank_info.rank}", self._payload(time.monotonic()))
         ranks = range(self.rank_info.world_size)
-        payloads = board.read([f"rank{rank}" for rank in ranks])
+        payloads = store.read([f"rank{rank}" for rank in ranks])
         now = time.monotonic()
         for rank, payload in zip(ranks, payloads, strict=True):
             if payload is None or payload == self._payloads.get(rank):
@@ -237,7 +236,7 @@ class Heartbeat:
             if rank != self.rank_info.rank:
                 self._peers[rank] = (View(rank=rank, silence=0.0, **fields["view"]), now)
         self._exchanged = now
-        verdict = board.read([self._verdict_name()])[0]
+        verdict = store.read([self._verdict_name()])[0]
         if verdict is not None:
             self._verdict = _Verdict.decode(verdict)
 
@@ -305,15 +304,15 @@ class Heartbeat:
         return views
 
     def _diagnose(self, now: float) -> Diagnosis | None:
-        if self._board is None:
+        if self._status is None:
             return diagnose(self._views(now), self.timeout_seconds)
         exchanged = self._exchanged
         unreachable = now - exchanged
         if unreachable <= self.timeout_seconds:
             # Use the time of the last exchange: an unresponsive store would make every other rank appear silent.
             return diagnose(self._views(exchanged), self.timeout_seconds)
-        if isinstance(self._board, FileBoard):
-            return Diagnosis((), f"{self._board.folder} has been unreachable for {unreachable:.1f} s")
+        if isinstance(self._status, StatusFiles):
+            return Diagnosis((), f"{self._status.folder} has been unreachable for {unreachable:.1f} s")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or self.rank_info.rank == 0:
             return Diagnosis((), f"the launcher's store has been unreachable for {unreachable:.1f} s")
         text = f"rank 0, which hosts the store, gives no sign of life for {unreachable:.1f} s (stopped, killed, or its "
@@ -325,36 +324,36 @@ class Heartbeat:
         alive = [v.rank for v in self._views(time.monotonic()) if v.silence <= self.timeout_seconds and not v.left]
         mine = _Verdict(diagnosis.ranks, diagnosis.text, rank, min(alive, default=rank), tuple(alive))
         name, value = self._verdict_name(), mine.encode()
-        for board in self._boards():
-            standing = _bounded(partial(board.claim, name, value), 2.0)
+        for store in self._stores():
+            standing = _bounded(partial(store.claim, name, value), 2.0)
             if standing is not None:
                 return _Verdict.decode(standing)
         return mine
 
-    def _boards(self) -> list[Board]:
+    def _stores(self) -> list[StatusStore]:
         """Return the status stores to use for the verdict, including files when the store may be lost."""
-        if self._board is None:
+        if self._status is None:
             return []
         lost = time.monotonic() - self._exchanged > max(self.timeout_seconds / 2, 2 * self.interval_seconds)
         if not lost:
-            return [self._board, self._files()]
-        return [] if isinstance(self._board, FileBoard) else [self._files()]
+            return [self._status, self._files()]
+        return [] if isinstance(self._status, StatusFiles) else [self._files()]
 
     def _end(self, verdict: _Verdict) -> None:
         """Write the stacks, let one rank print the message, and exit the process."""
         self._verdict = verdict
         self._write_stacks(verdict)
-        rank, boards = self.rank_info.rank, self._boards()
+        rank, stores = self.rank_info.rank, self._stores()
         name = self._verdict_name()
-        _post(boards, f"{name}-stacks{rank}")
+        _post(stores, f"{name}-stacks{rank}")
         acknowledged = [f"{name}-stacks{witness}" for witness in verdict.witnesses]
         if verdict.printer == rank:
-            _wait_for(boards, acknowledged, ACKNOWLEDGE_SECONDS)
+            _wait_for(stores, acknowledged, ACKNOWLEDGE_SECONDS)
             self._print(verdict)
-            _post(boards, f"{name}-printed")
+            _post(stores, f"{name}-printed")
             # If this rank hosts the store, the others need time to read that the message was printed.
-            time.sleep(self.interval_seconds if boards else 0.0)
-        elif not _wait_for(boards, [f"{name}-printed"], ACKNOWLEDGE_SECONDS + 2) and verdict.claimant == rank:
+            time.sleep(self.interval_seconds if stores else 0.0)
+        elif not _wait_for(stores, [f"{name}-printed"], ACKNOWLEDGE_SECONDS + 2) and verdict.claimant == rank:
             self._print(verdict)
         os._exit(RankFailure.exit_code)
 
@@ -467,16 +466,16 @@ def _bounded(call: Callable[[], T], seconds: float) -> T | None:
     return results[0] if results else None
 
 
-def _post(boards: list[Board], name: str) -> None:
-    if boards:
-        _bounded(lambda: boards[0].post(name, b"1"), 1.0)
+def _post(stores: list[StatusStore], name: str) -> None:
+    if stores:
+        _bounded(lambda: stores[0].post(name, b"1"), 1.0)
 
 
-def _wait_for(boards: list[Board], names: list[str], seconds: float) -> bool:
+def _wait_for(stores: list[StatusStore], names: list[str], seconds: float) -> bool:
     """Wait until all ``names`` are in the first store; False if the time is over or the store is lost."""
     deadline = time.monotonic() + seconds
-    while boards and time.monotonic() < deadline:
-        values = _bounded(lambda: boards[0].read(names), 1.0)
+    while stores and time.monotonic() < deadline:
+        values = _bounded(lambda: stores[0].read(names), 1.0)
         if values is None:
             return False
         if all(value is not None for value in values):

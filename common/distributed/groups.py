@@ -4,20 +4,34 @@
 once per group. With ``use_local_synchronization`` only the members create a group, so each rank creates only its own.
 Members then find each other by a name that contains the ranks and the number of groups that this process has created.
 Therefore every rank must call :func:`make` equally often, with itself alone where it belongs to no group of a kind.
+
+The configuration gives the NCCL options of a communicator: number of thread blocks (CTAs) and cluster size.
+A :class:`HostGroup` connects ranks of any roles, for tensors in host memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from common.config.schema import Ctas
-from common.distributed.ctas import NCCLS_OWN, options
+from common.distributed import job_store
+
+NCCLS_OWN = Ctas()
+
+MOST_OF_LINKS = 2
+"""Maximum number of thread blocks of a pipeline link. A waiting receiver would withhold more from matrix products."""
+
+FOR_EVER = timedelta(days=30)
+"""Timeout of calls on the host; a message may be hours away. If a peer dies, its connection closes and the call raises
+an error."""
 
 
 class _Waiting:
@@ -73,3 +87,68 @@ def _unbound() -> Iterator[torch.device | None]:
         yield device
     finally:
         world.bound_device_id = device
+
+
+def of_axes(ctas: Mapping[str, Ctas], axes: tuple[str, ...]) -> Ctas:
+    """Return the options of a communicator: those of ``dp`` if included (it moves most data), else of the first axis.
+
+    Args:
+        ctas: options by axis; a missing axis uses NCCL's defaults.
+        axes: axes that the communicator spans, outermost first.
+    """
+    leading = "dp" if "dp" in axes else next(iter(axes), "")
+    return ctas.get(leading, NCCLS_OWN)
+
+
+def of_links(ctas: Mapping[str, Ctas], axis: str) -> Ctas:
+    """Return the options of a link between two neighbours on ``axis``: at most ``MOST_OF_LINKS`` unless configured."""
+    asked = ctas.get(axis, NCCLS_OWN)
+    few = asked.max is None and (asked.min or 0) <= MOST_OF_LINKS
+    return replace(asked, max=MOST_OF_LINKS) if few else asked
+
+
+def options(ctas: Ctas) -> Any:
+    """Return the options for a new process group. None for NCCL's defaults, and on Gloo, which has no thread blocks."""
+    given = {"min_ctas": ctas.min, "max_ctas": ctas.max, "cga_cluster_size": ctas.cluster}
+    given = {name: value for name, value in given.items() if value is not None}
+    if ctas == NCCLS_OWN or dist.get_backend() != "nccl":
+        return None
+    made: Any = dist.ProcessGroupNCCL.Options()
+    for name, value in given.items():
+        setattr(made.config, name, value)
+    return made
+
+
+def in_words(ctas: Ctas) -> str:
+    """Return the options as readable text; empty if all are NCCL's defaults."""
+    parts = (("at least", ctas.min), ("at most", ctas.max), ("in clusters of", ctas.cluster))
+    return ", ".join(f"{words} {value}" for words, value in parts if value is not None)
+
+
+class HostGroup:
+    """Ranks connected by Gloo. All members must create it. Any thread may make a call, but one thread at a time.
+
+    Only a peer ends a blocking call. A process may exit by :func:`.startup.leave` while one of its threads is blocked.
+
+    Args:
+        name: name that is unique in the job's store, over all runs.
+        rank: rank of this process in the group.
+    """
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        store = job_store.current()
+        assert store is not None, "a job of several ranks has a store"
+        # PyTorch's type stubs do not declare its methods.
+        self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, timeout=FOR_EVER)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copy ``tensor`` from rank 0 to all others, in place. Raises RuntimeError when a peer is gone."""
+        self._gloo.broadcast(tensor, root=0).wait()
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send ``tensor`` to ``rank``. Raises RuntimeError when it is gone."""
+        self._gloo.send([tensor], rank, 0).wait()
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Receive ``tensor`` from ``rank``, in place. Raises RuntimeError when it is gone."""
+        self._gloo.recv([tensor], rank, 0).wait()

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from common.config.schema import Ctas
 from common.distributed import groups
-from common.distributed.ctas import NCCLS_OWN, in_words, of_axes, of_links
-from common.distributed.roles import RoleName
+from common.distributed.groups import NCCLS_OWN, in_words, of_axes, of_links
+from common.distributed.rank_info import RoleName
 from common.errors import ConfigError
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -31,7 +31,7 @@ class Layout:
         rank: rank of this process in the role, 0 <= rank < product of the sizes.
         device: device that this rank computes on.
         seed: seed of the run; generators derive from it.
-        ctas: NCCL options of the communicators by axis (:mod:`common.distributed.ctas`).
+        ctas: NCCL options of the communicators by axis (:mod:`common.distributed.groups`).
 
     Raises:
         ConfigError: an axis is unknown or its size is not positive, or the rank is out of range.
@@ -87,7 +87,7 @@ class Layout:
             ends: further axes of which the group holds the first and the last coordinate; ranks between them get None.
         """
         others = [axis for axis in AXES if axis not in axes]
-        return self._of_equal_keys(lambda place: tuple(place[axis] for axis in others), axes, ends)
+        return self._of_equal_keys(lambda at: tuple(at[axis] for axis in others), axes, ends)
 
     def links(self, axis: str, purpose: str, around: bool = False) -> dict[int, dist.ProcessGroup]:
         """Return this rank's process groups with its neighbours on ``axis``, keyed by the lower neighbour's coordinate.
@@ -100,14 +100,14 @@ class Layout:
         """
         key = axis, purpose, around
         if key not in self._links:
-            size, place = self.sizes[axis], self._coordinates(self.rank)
+            size, at = self.sizes[axis], self._coordinates(self.rank)
             found: dict[int, dist.ProcessGroup] = {}
             for firsts in _disjoint_pairs(size, around):
                 pair = [self.rank]
-                first = next((first for first in firsts if place[axis] in (first, (first + 1) % size)), None)
+                first = next((first for first in firsts if at[axis] in (first, (first + 1) % size)), None)
                 if first is not None:
-                    other = (first + 1) % size if place[axis] == first else first
-                    pair.append(self._rank_at({**place, axis: other}))
+                    other = (first + 1) % size if at[axis] == first else first
+                    pair.append(self._rank_at({**at, axis: other}))
                 group = groups.make(sorted(pair), of_links(self._ctas, axis))
                 if first is not None:
                     found[first] = group
@@ -126,9 +126,7 @@ class Layout:
         """
         axes = self._divided(axis, size)
         kept = [a for a in AXES if a not in axes]
-        return self._of_equal_keys(
-            lambda place: (self._along(axes, place) // size, *(place[a] for a in kept)), axes, ()
-        )
+        return self._of_equal_keys(lambda at: (self._along(axes, at) // size, *(at[a] for a in kept)), axes, ())
 
     def across(
         self, axis: str | tuple[str, ...], size: int, *others: str, ends: Sequence[str] = ()
@@ -146,7 +144,7 @@ class Layout:
         axes = self._divided(axis, size)
         kept = [a for a in AXES if a not in (*axes, *others)]
         return self._of_equal_keys(
-            lambda place: (self._along(axes, place) % size, *(place[a] for a in kept)), (*axes, *others), ends
+            lambda at: (self._along(axes, at) % size, *(at[a] for a in kept)), (*axes, *others), ends
         )
 
     def node(self, ranks_per_node: int) -> dist.ProcessGroup | None:
@@ -162,8 +160,8 @@ class Layout:
     def network_choices(self) -> dict[str, str]:
         """Return readable NCCL options of the communicators in use; empty without CUDA.
 
-        A key is ``thread blocks of`` and an axis or ``links of pp``. A value gives number of thread blocks, cluster
-        size and priority, as far as they are configured. Communicators with NCCL's defaults are left out.
+        A key is ``thread blocks of`` and an axis or ``links of pp``. A value gives number of thread blocks and cluster
+        size, as far as they are configured. Communicators with NCCL's defaults are left out.
         """
         if self.device.type != "cuda":
             return {}
@@ -174,8 +172,8 @@ class Layout:
 
     def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
         """Return a generator for ``purpose``: equal on ranks that share a sample (cp, tp), distinct over dp and pp."""
-        place = self._coordinates(self.rank)
-        text = f"{self.seed}/{purpose}/{place['pp']}/{place['dp']}"
+        at = self._coordinates(self.rank)
+        text = f"{self.seed}/{purpose}/{at['pp']}/{at['dp']}"
         digest = hashlib.sha256(text.encode()).digest()
         generator = torch.Generator(device)
         generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -198,22 +196,22 @@ class Layout:
 
     def _along(self, axes: Sequence[str], coordinates: Mapping[str, int]) -> int:
         """Return the position on ``axes`` as one axis; the first in ``AXES`` order varies slowest."""
-        place = 0
+        index = 0
         for axis in AXES:
             if axis in axes:
-                place = place * self.sizes[axis] + coordinates[axis]
-        return place
+                index = index * self.sizes[axis] + coordinates[axis]
+        return index
 
     def _coordinates(self, rank: int) -> dict[str, int]:
-        place = {}
+        found = {}
         for axis in reversed(AXES):
-            rank, place[axis] = divmod(rank, self.sizes[axis])
-        return place
+            rank, found[axis] = divmod(rank, self.sizes[axis])
+        return found
 
-    def _rank_at(self, place: Mapping[str, int]) -> int:
+    def _rank_at(self, at: Mapping[str, int]) -> int:
         rank = 0
         for axis in AXES:
-            rank = rank * self.sizes[axis] + place[axis]
+            rank = rank * self.sizes[axis] + at[axis]
         return rank
 
     def _of_equal_keys(
@@ -223,11 +221,11 @@ class Layout:
         families: dict[tuple[int, ...], list[int]] = {}
         between: list[tuple[int, ...]] = []
         for rank in range(self.world_size):
-            place = self._coordinates(rank)
-            if any(0 < place[axis] < self.sizes[axis] - 1 for axis in ends):
+            at = self._coordinates(rank)
+            if any(0 < at[axis] < self.sizes[axis] - 1 for axis in ends):
                 between.append((rank,))
             else:
-                families.setdefault(key({**place, **dict.fromkeys(ends, 0)}), []).append(rank)
+                families.setdefault(key({**at, **dict.fromkeys(ends, 0)}), []).append(rank)
         return self._build([*(tuple(members) for members in families.values()), *between], (*axes, *ends))
 
     def _build(self, families: list[tuple[int, ...]], axes: Sequence[str]) -> dist.ProcessGroup | None:

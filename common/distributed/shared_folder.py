@@ -95,8 +95,8 @@ def make_output(folder: Path, run: RunConfig, session: SessionConfig) -> str:
 
 
 def _named(hosts: dict[str, list[int]]) -> str:
-    told = [
+    listed = [
         f"{host} (rank {ranks[0]}{f' and {len(ranks) - 1} more' if len(ranks) > 1 else ''})"
         for host, ranks in hosts.items()
     ]
-    return ", ".join(told[:NAMED]) + (f" and {len(told) - NAMED} more hosts" if len(told) > NAMED else "")
+    return ", ".join(listed[:NAMED]) + (f" and {len(listed) - NAMED} more hosts" if len(listed) > NAMED else "")

@@ -1,17 +1,24 @@
-"""Job start-up: determine rank, device and process groups from the launcher's environment.
+"""Start and exit of a rank: its position, device and process groups from the launcher's environment.
 
 The variables of torchrun have precedence, then those of a Slurm job step; without either the process runs alone.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import faulthandler
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,9 +27,8 @@ from torch.distributed.rendezvous import rendezvous
 from common.distributed import job_store
 from common.distributed.environment import check_interfaces, host, integer, node_name, port
 from common.distributed.launcher import follow_parent
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
-from common.errors import ConfigError, DeviceError, RankFailure
+from common.distributed.rank_info import RankInfo, Role
+from common.errors import NOT_CONVERGED, ConfigError, DeviceError, RankFailure
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # Step ids from 0xfffffff0 on are Slurm's internal steps: batch script, interactive shell, extern.
@@ -98,7 +104,7 @@ def initialise(
     Args:
         timeout_seconds: longest wait for the other ranks.
         sharers: number of ranks that share this process's cores; None for all ranks of this machine.
-        evaluation_ranks: number of ranks that only evaluate (:mod:`common.distributed.roles`).
+        evaluation_ranks: number of ranks that only evaluate (:mod:`common.distributed.rank_info`).
         backend: backend of the process group; None for NCCL on CUDA and Gloo on a CPU.
 
     Raises:
@@ -381,3 +387,49 @@ def _unusable_message(hidden: bool) -> str:
         f"an NVIDIA GPU is present (driver {_driver_version()}) but PyTorch cannot use it: {why}. "
         f"To fix it {remedy}; device=cpu runs beside it"
     )
+
+
+def set_determinism(deterministic: bool) -> None:
+    """Select deterministic kernels in this process; with False, the fastest ones."""
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+
+
+def leave(work: Callable[[], int]) -> NoReturn:
+    """Run ``work`` and end the process with the exit code that it returns.
+
+    After an exception, the message and the exit code are those of the interpreter: the code of SystemExit, 130 for
+    Ctrl-C, else 1.
+
+    A crash in native code prints its location. A process that was in a job of several ranks runs its exit handlers and
+    then exits at once. Normal interpreter shutdown could abort it, because threads may still return from a wait for a
+    peer; Gloo's threads live as long as any object, such as a gradient hook, refers to a process group.
+    """
+    faulthandler.enable()
+    try:
+        code = work()
+    except BaseException as error:  # includes SystemExit, which Hydra raises, and Ctrl-C
+        if not job_store.has_joined():
+            raise
+        code = _code_of(error)
+    if not job_store.has_joined():
+        sys.exit(code)
+    if code in (0, NOT_CONVERGED) and torch.cuda.is_initialized():
+        torch.cuda.cudart().cudaProfilerStop()  # an attached profiler flushes its data
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the reader of the pipe is gone
+            stream.flush()
+    os._exit(code)
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code that the interpreter would use for ``error``, after printing the same message."""
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+        return 1
+    traceback.print_exception(error)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

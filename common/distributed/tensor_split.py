@@ -56,7 +56,7 @@ class Split:
             raise ValueError(f"{self.kept} rows of {self.full_shape[self.dim]} cannot be kept")
 
     @classmethod
-    def dealt(
+    def sharded(
         cls,
         full_shape: Sequence[int],
         dim: int,
@@ -97,14 +97,14 @@ class Split:
         sections: Sequence[int] | None = None,
         kept: int | None = None,
     ) -> Split:
-        """Return :meth:`dealt` over the ranks of ``tp``.
+        """Return :meth:`sharded` over the ranks of ``tp``.
 
         Args:
             full_shape, dim, kept: see :class:`Split`.
-            sections: see :meth:`dealt`; None for a single section.
+            sections: see :meth:`sharded`; None for a single section.
         """
         sections = sections or (full_shape[dim],)
-        return cls.dealt(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"), kept)
+        return cls.sharded(full_shape, dim, sections, layout.size("tp"), layout.coordinate("tp"), kept)
 
     @property
     def ranks(self) -> int:

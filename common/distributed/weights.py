@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.distributed import groups
-from common.distributed.host_group import HostGroup
+from common.distributed.groups import HostGroup
 
 ALIGNMENT = 256  # alignment of tensors and pieces, in bytes
 HOST_BUFFERS = 2
@@ -49,11 +49,11 @@ class Template:
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], pieces: int) -> Template:
         """Return the template of ``tensors``, in their order."""
-        entries, place = [], 0
+        entries, offset = [], 0
         for name, tensor in tensors.items():
-            entries.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place))
-            place += _aligned(tensor.numel() * tensor.element_size())
-        return cls(tuple(entries), pieces, _aligned(math.ceil(max(place, 1) / pieces)))
+            entries.append((name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
+            offset += _aligned(tensor.numel() * tensor.element_size())
+        return cls(tuple(entries), pieces, _aligned(math.ceil(max(offset, 1) / pieces)))
 
     @property
     def bytes(self) -> int:
@@ -63,10 +63,10 @@ class Template:
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
         """Return views of the tensors in ``buffer`` (uint8, ``bytes`` long), by name."""
         views = {}
-        for name, shape, dtype_name, place in self.entries:
+        for name, shape, dtype_name, offset in self.entries:
             dtype: torch.dtype = getattr(torch, dtype_name)
             size = math.prod(shape) * dtype.itemsize
-            views[name] = buffer[place : place + size].view(dtype).view(shape)
+            views[name] = buffer[offset : offset + size].view(dtype).view(shape)
         return views
 
     def encode(self) -> str:
@@ -78,7 +78,7 @@ class Template:
         """Return the template from the result of :meth:`encode`."""
         entries, pieces, piece_bytes = json.loads(text)
         return cls(
-            tuple((name, tuple(shape), dtype, place) for name, shape, dtype, place in entries), pieces, piece_bytes
+            tuple((name, tuple(shape), dtype, offset) for name, shape, dtype, offset in entries), pieces, piece_bytes
         )
 
 

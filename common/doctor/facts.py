@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 import torch
 
-from common.distributed.meminfo import PROC, meminfo
+from common.distributed.environment import PROC, meminfo
 from common.doctor.host import (
     SYSFS,
     cpu_model,

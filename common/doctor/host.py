@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from common.distributed.meminfo import PROC, meminfo
+from common.distributed.environment import PROC, meminfo
 from common.doctor.reading import Reading, Readings, Value, read
 
 SYSFS = Path("/sys")

@@ -15,10 +15,9 @@ from yaml import YAMLError
 
 from common.config.loading import build, convert
 from common.config.schema import SystemConfig
+from common.config.yaml_files import CONFIGS
 from common.doctor.reading import MEASURES
 from common.errors import ConfigError
-
-CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from common.contract.evaluation import Point, Score, Weights, never
 from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.distributed.letters import Letter, LetterReceiver, LetterSender
+from common.distributed.messages import Message, MessageReceiver, MessageSender
 from common.distributed.tensor_split import gathered, without_padding
 from common.distributed.weights import Template
 from common.errors import CheckpointError, Interrupted
@@ -80,8 +80,8 @@ class OfflineEvaluation:
         if not config.ranks and not config.by_command:
             self._scoring = CheckpointScoring(workload, layout, self._queue.folder)
         self._writer: CheckpointWriter | None = None
-        self._orders: LetterSender | None = None
-        self._reports: LetterReceiver | None = None
+        self._orders: MessageSender | None = None
+        self._reports: MessageReceiver | None = None
         self._files: deque[Path] = deque()
         self._points: deque[Point] = deque()
         self._waits: deque[float] = deque()
@@ -106,7 +106,7 @@ class OfflineEvaluation:
         template = Template.of(tensors, 1)
         self._writer = CheckpointWriter(self._queue.folder, template, self._layout.device, self._config.buffers)
         if self._config.ranks:
-            self._orders, self._reports = LetterSender(f"orders/{token}"), LetterReceiver(f"scores/{token}")
+            self._orders, self._reports = MessageSender(f"orders/{token}"), MessageReceiver(f"scores/{token}")
             for number, checkpoint in sorted(self._queue.checkpoints.items()):
                 found = self._queue.scores.get(number)
                 self._orders.send(checkpoint=asdict(checkpoint), values=None if found is None else found.values)
@@ -159,8 +159,8 @@ class OfflineEvaluation:
         """
         self._publish(wait=False)
         if self._reports is not None:
-            for letter in self._reports.collect():
-                self._take(letter)
+            for message in self._reports.collect():
+                self._take(message)
         known, self._known = self._known, []
         return known
 
@@ -228,15 +228,15 @@ class OfflineEvaluation:
             return
         self._orders.send(complete=True)
         while not self._done:
-            letter = self._reports.next(SIGNAL_SECONDS)
-            if letter is not None:
-                self._take(letter)
+            message = self._reports.next(SIGNAL_SECONDS)
+            if message is not None:
+                self._take(message)
             elif stopping():
                 raise Interrupted("stopped by a signal while checkpoints were scored: mlperf-suite score goes on")
             yield from self.poll()
 
-    def _take(self, letter: Letter) -> None:
-        content = letter.content
+    def _take(self, message: Message) -> None:
+        content = message.content
         if "number" in content:
             number, score = int(content["number"]), CheckpointScore(**content["score"])
             self._queue.note(number, score)
@@ -284,7 +284,7 @@ class OrderedCheckpoints:
         reached: Callable[[Mapping[str, float]], bool],
         signalled: Callable[[], bool] = never,
     ) -> None:
-        self._orders, self._reports = LetterReceiver(f"orders/{token}"), LetterSender(f"scores/{token}")
+        self._orders, self._reports = MessageReceiver(f"orders/{token}"), MessageSender(f"scores/{token}")
         self._first, self._reached = config.begins_with, reached
         self._checkpoints: dict[int, Checkpoint] = {}
         self._passed: dict[int, bool] = {}
@@ -298,8 +298,8 @@ class OrderedCheckpoints:
         Raises:
             RuntimeError: training rank 0 is gone.
         """
-        for letter in self._orders.collect():
-            self._take(letter)
+        for message in self._orders.collect():
+            self._take(message)
         while self.stopped_at is None:
             if self.signalled() and not self._told:
                 self._told = True
@@ -310,9 +310,9 @@ class OrderedCheckpoints:
             if self._complete and not self._done:
                 self._done = True
                 self._reports.send(done=True)
-            letter_or_none = self._orders.next(SIGNAL_SECONDS)
-            if letter_or_none is not None:
-                self._take(letter_or_none)
+            message_or_none = self._orders.next(SIGNAL_SECONDS)
+            if message_or_none is not None:
+                self._take(message_or_none)
         return None
 
     def note(self, checkpoint: Checkpoint, score: CheckpointScore) -> None:
@@ -324,8 +324,8 @@ class OrderedCheckpoints:
         """Send the message that no more scores follow."""
         self._reports.end()
 
-    def _take(self, letter: Letter) -> None:
-        content = letter.content
+    def _take(self, message: Message) -> None:
+        content = message.content
         if "checkpoint" in content:
             checkpoint = Checkpoint.decode(content["checkpoint"])
             self._checkpoints[checkpoint.point.number] = checkpoint

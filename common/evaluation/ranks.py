@@ -14,7 +14,7 @@ from torch import Tensor
 from common.contract.evaluation import Point, Score, Weights, never
 from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.distributed.letters import LetterReceiver, LetterSender
+from common.distributed.messages import MessageReceiver, MessageSender
 from common.distributed.tensor_split import Split, gathered, without_padding
 from common.distributed.weights import Template, Transfer, WeightSender
 
@@ -153,11 +153,11 @@ class ScoreReceiver:
     """Receives the messages of evaluation rank 0 on training rank 0, in a thread."""
 
     def __init__(self, token: str) -> None:
-        self._letters = LetterReceiver(f"scores/{token}")
+        self._messages = MessageReceiver(f"scores/{token}")
 
     def collect(self) -> list[ScoreMessage]:
         """Return the messages that have arrived; does not wait."""
-        return [ScoreMessage(**letter.content, time_ms=letter.time_ms) for letter in self._letters.collect()]
+        return [ScoreMessage(**message.content, time_ms=message.time_ms) for message in self._messages.collect()]
 
     def next(self) -> ScoreMessage:
         """Wait for the next message.
@@ -165,20 +165,20 @@ class ScoreReceiver:
         Raises:
             RuntimeError: the evaluation rank is gone.
         """
-        letter = self._letters.next()
-        assert letter is not None, "it waits for as long as it takes"
-        return ScoreMessage(**letter.content, time_ms=letter.time_ms)
+        message = self._messages.next()
+        assert message is not None, "it waits for as long as it takes"
+        return ScoreMessage(**message.content, time_ms=message.time_ms)
 
     def wait_for_end(self) -> None:
         """Wait until the evaluation ranks have sent their end, or are gone."""
-        self._letters.wait_for_end()
+        self._messages.wait_for_end()
 
 
 class ScoreSender:
     """Sends scores from evaluation rank 0 to training rank 0."""
 
     def __init__(self, token: str) -> None:
-        self._letters = LetterSender(f"scores/{token}")
+        self._messages = MessageSender(f"scores/{token}")
 
     def report(self, samples: int, values: dict[str, float] | None, seconds: float) -> None:
         """Send the content of a :class:`ScoreMessage`.
@@ -186,8 +186,8 @@ class ScoreSender:
         Raises:
             RuntimeError: training rank 0 is gone.
         """
-        self._letters.send(samples=samples, values=values, seconds=seconds)
+        self._messages.send(samples=samples, values=values, seconds=seconds)
 
     def end(self) -> None:
         """Send the message that no more scores follow."""
-        self._letters.end()
+        self._messages.end()

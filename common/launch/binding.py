@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from common.config.schema import BindingConfig
     from common.distributed.rank_info import RankInfo
 
+UNBOUND = "ranks are not bound to their GPU's cores and memory"
 CpuBinding = Literal["node", "exclusive", "none"]
 MemoryBinding = Literal["node", "none"]
 
@@ -153,19 +154,25 @@ def bind_rank(rank_info: RankInfo, config: BindingConfig) -> int | None:
     try:
         pci_ids = pci_bus_ids()
     except DeviceError as error:
-        _say_once(rank_info, str(error))
+        _say_once(rank_info, f"{UNBOUND}: {error}")
         return None
     if not pci_ids:
         return None
     topology = read_topology(pci_ids)
     if len(pci_ids) < rank_info.local_world_size:  # The scheduler shows each rank its own GPU only.
+        if config.cpu == "exclusive":
+            _say_once(
+                rank_info,
+                f"system.binding.cpu=exclusive needs all {rank_info.local_world_size} GPUs visible to every rank; "
+                f"a rank sees {len(pci_ids)}, so that ranks share the cores next to their GPUs",
+            )
         binding = locate(topology, 0, "node" if config.cpu == "exclusive" else config.cpu, config.memory, [0])
         halves = len(topology.allowed_cpus) // max(1, len(binding.cpus))
         binding = replace(binding, sharers=-(-rank_info.local_world_size // max(1, halves)))
     else:
         binding = locate(topology, rank_info.local_rank, config.cpu, config.memory, range(rank_info.local_world_size))
     if problems := apply(binding):
-        _say_once(rank_info, "; ".join(problems))
+        _say_once(rank_info, f"{UNBOUND}: {'; '.join(problems)}")
     return binding.sharers
 
 
@@ -193,7 +200,7 @@ def left_over(topology: Topology, bound: Sequence[int]) -> frozenset[int]:
 
 def _say_once(rank_info: RankInfo, problem: str) -> None:
     if rank_info.local_rank == 0:
-        print(f"mlperf-suite: ranks are not bound to their GPU's cores and memory: {problem}", file=sys.stderr)
+        print(f"mlperf-suite: {problem}", file=sys.stderr)
 
 
 def apply(binding: Binding) -> list[str]:

@@ -99,7 +99,7 @@ def _commands(run: RunConfig, session: SessionConfig) -> str:
     if (folder / manifest.NAME).exists():  # keep the other data, and use a new folder next to it
         whole = folder.absolute()
         folder = whole.parent / f"{whole.name}-{run.benchmark.name}"
-    scale = Path(run.config_file).stem  # a recipe file is named after its scale
+    scale = run.recipe.rpartition("/")[2]
     first, raw_folder = f"download {name}", f"{folder}-raw"
     if session.stand_in and run.benchmark.stand_in:
         first = f"generate {name} scale={scale}"

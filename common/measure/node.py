@@ -174,12 +174,13 @@ class Node:
         for running in list(self._running):
             late = time.monotonic() > running.ends
             for copy in list(running.copies):
-                if copy.process.poll() is None and not late:
+                ended = copy.process.poll() is not None
+                if not ended and not late:
                     continue
-                if copy.process.poll() is None:
+                if not ended:
                     _end(copy.process)
                 running.copies.remove(copy)
-                yield _outcome(running.job, copy, late)
+                yield _outcome(running.job, copy, stopped=not ended)
             if not running.copies:
                 running.end()
                 self._running.remove(running)
@@ -189,11 +190,11 @@ def _environment(gpus: Sequence[str], turn: str) -> Mapping[str, str]:
     return {**os.environ, TURN_VARIABLE: turn, **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})}
 
 
-def _outcome(job: Job, copy: _Copy, late: bool) -> Outcome:
+def _outcome(job: Job, copy: _Copy, stopped: bool) -> Outcome:
     code, log = copy.process.returncode, copy.log
     if code == 0 and copy.report.is_file():
         return Outcome(job, json.loads(copy.report.read_text()), "", copy.places)
-    if late:
+    if stopped:
         return Outcome(job, None, f"took too long (--seconds); {log} has its output", copy.places)
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return Outcome(job, None, f"exit code {code}: {said[-1] if said else 'no output'} ({log})", copy.places)

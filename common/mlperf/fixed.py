@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from omegaconf import OmegaConf
 
 from common.config.loading import build
 from common.config.schema import BenchmarkConfig
+from common.config.yaml_files import CONFIGS
 from common.errors import ConfigError
 
 Facts = TypeVar("Facts")
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "configs" / "benchmark"
 FIXED = ("train_samples", "eval_samples")
 UNCONSTRAINED = frozenset({("rnnt", "train_samples")})
 """Benchmark and entry of FIXED that the rules leave free. RNN-T trains on utterances of at most
@@ -25,7 +24,7 @@ FIXED_SECTIONS = ("facts", "schedule")
 
 def benchmark_settings(name: str) -> dict[str, Any]:
     """Return ``configs/benchmark/<name>.yaml``, before any recipe, as plain containers."""
-    settings = OmegaConf.to_container(OmegaConf.load(BENCHMARKS / f"{name}.yaml"), resolve=True)
+    settings = OmegaConf.to_container(OmegaConf.load(CONFIGS / "benchmark" / f"{name}.yaml"), resolve=True)
     assert isinstance(settings, dict)
     return {str(key): value for key, value in settings.items()}
 

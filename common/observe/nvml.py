@@ -241,19 +241,19 @@ def set_power_mode(level: int, gpu: str, command: str = "nvidia-smi") -> Callabl
 
 
 def _apply_power_mode(level: int, gpu: str, command: str) -> None:
-    said = _nvidia_smi(command, gpu, "--vboost", str(level))
+    output = _nvidia_smi(command, gpu, "--vboost", str(level))
     if _power_mode(gpu, command)[0] != level:
-        raise DeviceError(f"vboost={level} was not taken by GPU {gpu}; nvidia-smi: {said or 'says nothing'}")
+        raise DeviceError(f"vboost={level} was not taken by GPU {gpu}; nvidia-smi: {output or 'says nothing'}")
 
 
 def _power_mode(gpu: str, command: str) -> tuple[int, int]:
     """Return the current and the highest level. They are in a row such as ``| 0  vboost  4  0 |``, highest first."""
-    said = _nvidia_smi(command, gpu, "--list")
-    for line in said.splitlines():
+    output = _nvidia_smi(command, gpu, "--list")
+    for line in output.splitlines():
         numbers = re.findall(r"\d+", line.partition("vboost")[2])
         if len(numbers) >= 2:
             return int(numbers[-1]), int(numbers[-2])
-    raise DeviceError(f"GPU {gpu} has no vboost: nvidia-smi: {' '.join(said.split()) or 'says nothing'}")
+    raise DeviceError(f"GPU {gpu} has no vboost: nvidia-smi: {' '.join(output.split()) or 'says nothing'}")
 
 
 def _nvidia_smi(command: str, gpu: str, *arguments: str) -> str:
@@ -265,11 +265,11 @@ def _nvidia_smi(command: str, gpu: str, *arguments: str) -> str:
         answer = subprocess.run(line, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DeviceError(f"{' '.join(line)}: {error}") from error
-    said = answer.stdout.strip() or answer.stderr.strip()
+    output = answer.stdout.strip() or answer.stderr.strip()
     if answer.returncode != 0:
-        words = " ".join(said.split()) or f"exit code {answer.returncode}"
+        words = " ".join(output.split()) or f"exit code {answer.returncode}"
         raise DeviceError(
             f"vboost of GPU {gpu} cannot be {'read' if '--list' in arguments else 'set'}: nvidia-smi: {words}. "
             "Root may set it before the run (nvidia-smi boost-slider --vboost LEVEL); leave system.vboost unset then"
         )
-    return said
+    return output

@@ -18,41 +18,33 @@ class ProfileWindow:
     """Profiles the steps ``first`` to ``last``, both included.
 
     Args:
-        first: first step of the window; None to profile nothing.
         output_dir: folder for ``profile_rank<r>_steps<first>-<last>.json`` (for chrome://tracing or Perfetto) and
             the table with the ending ``.txt``.
     """
 
-    def __init__(self, first: int | None, last: int, output_dir: Path, rank: int) -> None:
-        self.first = first
+    def __init__(self, first: int, last: int, output_dir: Path, rank: int) -> None:
+        self._steps = range(first, last + 1)
         self._stem = f"profile_rank{rank}_steps{first}-{last}"
-        self.last = last
-        self.output_dir = Path(output_dir)
-        self.rank = rank
+        self._output_dir = output_dir
         self._profiler: profile | None = None
 
     @classmethod
-    def parse(cls, text: str | None, output_dir: Path = Path("."), rank: int = 0) -> ProfileWindow:
-        """Return the window for a text such as ``"steps:100-110"``. None or "" profiles nothing.
+    def parse(cls, text: str | None, output_dir: Path = Path("."), rank: int = 0) -> ProfileWindow | None:
+        """Return the window for a text such as ``"steps:100-110"``. None or "" stands for no window.
 
         Raises:
             ConfigError: the text has another form, or the window is empty.
         """
         if not text:
-            return cls(None, -1, output_dir, rank)
+            return None
         match = FORM.fullmatch(text.strip())
         if match is None or int(match[1]) > int(match[2]):
             raise ConfigError(f"profile={text!r}: the form is steps:FIRST-LAST, for example steps:100-110")
         return cls(int(match[1]), int(match[2]), output_dir, rank)
 
-    @property
-    def active(self) -> bool:
-        """Whether the profiler is running."""
-        return self._profiler is not None
-
     def before(self, step: int) -> None:
         """Start the profiler if ``step`` is in the window and it is not running. Call before every step."""
-        if self.first is None or self._profiler is not None or not self.first <= step <= self.last:
+        if self._profiler is not None or step not in self._steps:
             return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -65,19 +57,19 @@ class ProfileWindow:
 
         Call this after every step.
         """
-        return self.close() if step >= self.last else []
+        return self.close() if step >= self._steps.stop - 1 else []
 
     def close(self) -> list[Path]:
         """Stop the profiler if it is running, and return the files that were written."""
         if self._profiler is None:
             return []
         profiler, self._profiler = self._profiler, None
-        self.first = None
+        self._steps = range(0)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         profiler.stop()
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        trace, table = (self.output_dir / f"{self._stem}{ending}" for ending in (".json", ".txt"))
+        self._output_dir.mkdir(parents=True, exist_ok=True)
+        trace, table = (self._output_dir / f"{self._stem}{ending}" for ending in (".json", ".txt"))
         profiler.export_chrome_trace(str(trace))
         order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         table.write_text(profiler.key_averages().table(sort_by=order, row_limit=TABLE_ROWS) + "\n")

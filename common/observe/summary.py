@@ -12,12 +12,55 @@ from pathlib import Path
 from typing import Any
 
 from common.config.schema import BenchmarkConfig, TargetConfig
-from common.observe.outcome import Outcome
 
 NOT_A_RESULT = "not an MLPerf result of any division: the data are "
 NOT_A_SCORE = "one run is not a score; unverified, not verified by MLCommons Association"
 RESUMED = "a resumed run is not scored"
 TRAIN_COLOUR, QUALITY_COLOUR, TARGET_COLOUR = "#4c72b0", "#2f7d4f", "#b03a2e"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The values of a training run that ended regularly, whether it reached the target or not.
+
+    Attributes:
+        status: ``"success"``, ``"aborted"``, or ``"unscored"`` while checkpoints wait for ``mlperf-suite score``.
+        ruleset: version of the MLPerf rules.
+        resumed: whether the run continued from a checkpoint.
+        seconds: time from run_start to run_stop.
+        samples: training samples in that time, over all ranks.
+        steps: optimizer steps, including those before the checkpoint of a resumed run.
+        overflows: steps since the start or resumption that updated nothing because a gradient was not finite.
+        losses: (training samples, loss) of each step.
+        history: (training samples, metric to value) of each evaluation.
+        evaluations: number of evaluations since the start or resumption.
+        evaluation_seconds: total duration of these evaluations.
+        hidden_seconds: part of ``evaluation_seconds`` that overlapped with training.
+        energy_joules: energy of the GPU of this rank, including initialisation; None if unknown.
+        log: path of the MLPerf log.
+    """
+
+    status: str
+    ruleset: str
+    seed: int
+    resumed: bool
+    seconds: float
+    samples: int
+    steps: int
+    overflows: int
+    losses: Sequence[tuple[int, float]]
+    history: Sequence[tuple[int, Mapping[str, float]]]
+    evaluations: int
+    evaluation_seconds: float
+    hidden_seconds: float
+    energy_joules: float | None
+    log: Path
+    output_dir: Path
+
+    @property
+    def throughput(self) -> float:
+        """Training samples per second, over ``seconds``."""
+        return self.samples / self.seconds
 
 
 @dataclass(frozen=True)

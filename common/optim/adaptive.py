@@ -1,4 +1,4 @@
-"""LAMB, AdamW and Adam on shards.
+"""LAMB, AdamW, Adam and Adagrad on shards.
 
 With g the gradient times the group's multiplier and the factor, w the fp32 weight, lambda the weight decay, lr the
 learning rate times the group's scale and t = 1, 2, ... the number of the update:
@@ -13,6 +13,14 @@ LAMB: You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm
 without weight decay still has a trust ratio unless that is switched off too; MLPerf BERT switches off both for biases
 and norms. AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), without r. Adam: Kingma and
 Ba (2015), without r, and with the decay in the gradient (g + lambda * w) instead of in u.
+
+Adagrad keeps a sum of squares s for each element (not for each row), which starts at 0:
+
+    d = g + lambda * w;  s <- s + d^2;  w <- w - lr * d / (sqrt(s) + epsilon)
+
+Source: Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization" (2011),
+figure 1 with diagonal matrices. The learning rate does not decay. Epsilon is outside the root, as in
+``torch.optim.Adagrad``. An element whose gradients were all 0 keeps its value: 0 / (0 + epsilon) = 0.
 """
 
 from __future__ import annotations
@@ -24,22 +32,29 @@ import torch
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
-from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
-from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
+from common.optim.rules import (
+    Binding,
+    Formula,
+    Rule,
+    Run,
+    Update,
+    note_overflow,
+    runs_of,
+    triton_unsupported,
+    write_where,
+)
 
 SMALLEST_EPSILON = torch.finfo(torch.float32).tiny
 """Smallest epsilon. A smaller one is 0 in fp32, and a weight that never had a gradient would become 0 / 0."""
 
 
 @dataclass(frozen=True)
-class LAMB(Rule):
-    """Hyperparameters of LAMB: Adam with decoupled weight decay and one trust ratio for each tensor.
+class _MomentsRule(Rule):
+    """Hyperparameters that LAMB, AdamW and Adam share.
 
     Args:
         beta1, beta2: decay of the moments, in [0, 1).
         epsilon: added outside the square root.
-        bias_correction: divide the moments by 1 - beta^t.
-        norm_of: take |w| of the fp32 masters or of the model's weights.
 
     Raises:
         ValueError: a beta or epsilon is out of its range.
@@ -47,12 +62,27 @@ class LAMB(Rule):
 
     beta1: float = 0.9
     beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"{name}={beta}: it must be at least 0 and below 1")
+        _check_epsilon(self.epsilon)
+
+
+@dataclass(frozen=True)
+class LAMB(_MomentsRule):
+    """Hyperparameters of LAMB: Adam with decoupled weight decay and one trust ratio for each tensor.
+
+    Args:
+        bias_correction: divide the moments by 1 - beta^t.
+        norm_of: take |w| of the fp32 masters or of the model's weights.
+    """
+
     epsilon: float = 1e-6
     bias_correction: bool = True
     norm_of: Literal["master", "model"] = "master"
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -62,25 +92,10 @@ class LAMB(Rule):
 
 
 @dataclass(frozen=True)
-class AdamW(Rule):
-    """Hyperparameters of AdamW: Adam with decoupled weight decay.
-
-    Args:
-        beta1, beta2: decay of the moments, in [0, 1).
-        epsilon: added outside the square root.
-
-    Raises:
-        ValueError: a beta or epsilon is out of its range.
-    """
+class AdamW(_MomentsRule):
+    """Hyperparameters of AdamW: Adam with decoupled weight decay."""
 
     instead: ClassVar[str] = "LAMB"
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -88,25 +103,10 @@ class AdamW(Rule):
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
-    """Hyperparameters of Adam. The weight decay is added to the gradient.
-
-    Args:
-        beta1, beta2: decay of the moments, in [0, 1).
-        epsilon: added outside the square root.
-
-    Raises:
-        ValueError: a beta or epsilon is out of its range.
-    """
+class Adam(_MomentsRule):
+    """Hyperparameters of Adam. The weight decay is added to the gradient."""
 
     instead: ClassVar[str] = "LAMB"
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        _check(self.beta1, self.beta2, self.epsilon)
 
     def formula(self) -> Moments:
         """See :class:`common.optim.rules.Rule`."""
@@ -131,6 +131,33 @@ class Moments(Formula):
         return ADAPTIVE
 
 
+@dataclass(frozen=True)
+class Adagrad(Rule, Formula):
+    """Hyperparameters of Adagrad. The weight decay is added to the gradient.
+
+    Args:
+        epsilon: added to the root of the sum of squares.
+
+    Raises:
+        ValueError: epsilon is 0 in fp32. An element without a gradient would become 0 / 0.
+    """
+
+    instead: ClassVar[str] = "LAMB"
+
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_epsilon(self.epsilon)
+
+    def formula(self) -> Adagrad:
+        """See :class:`common.optim.rules.Rule`."""
+        return self
+
+    def operation(self) -> Operation:
+        """See :class:`common.optim.rules.Formula`."""
+        return ADAGRAD
+
+
 class ReferenceAdaptive(Update):
     """LAMB, AdamW and Adam in plain PyTorch: flat operations for each run, norms and trust ratios for each tensor."""
 
@@ -146,7 +173,7 @@ class ReferenceAdaptive(Update):
         """See :class:`common.optim.rules.Update`."""
         note_overflow(self._shards, stats)
         for run in self._runs:
-            norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.wide)
+            norm = torch.linalg.vector_norm(run.shard.gradients[run.part], dtype=run.shard.master_dtype)
             stats[1] += (norm * run.settings.grad_multiplier).square() * run.settings.norm_share
 
     def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
@@ -195,7 +222,7 @@ class ReferenceAdaptive(Update):
     def _add_squares(self, run: Run, direction: Tensor) -> None:
         weights = run.weights_for_norms(self._formula.norm_of_model)
         for squares, flat in zip(self._squares, (weights, direction), strict=True):
-            norms = torch._foreach_norm(run.views(flat), dtype=run.shard.wide)
+            norms = torch._foreach_norm(run.views(flat), dtype=run.shard.master_dtype)
             for fragment, norm in zip(run.fragments, norms, strict=True):
                 squares[fragment.tensor] = norm.square()
 
@@ -205,10 +232,7 @@ class ReferenceAdaptive(Update):
         return torch.where(defined, weight_norms / direction_norms, torch.ones_like(weight_norms))
 
 
-def _check(beta1: float, beta2: float, epsilon: float) -> None:
-    for name, beta in (("beta1", beta1), ("beta2", beta2)):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"{name}={beta}: it must be at least 0 and below 1")
+def _check_epsilon(epsilon: float) -> None:
     if not epsilon >= SMALLEST_EPSILON:
         raise ValueError(f"epsilon={epsilon}: it must be at least {SMALLEST_EPSILON:.2g}")
 
@@ -216,7 +240,48 @@ def _check(beta1: float, beta2: float, epsilon: float) -> None:
 ADAPTIVE = Operation(
     "adaptive",
     ReferenceAdaptive,
-    {"triton": Implementation("common.optim.adaptive_triton:TritonAdaptive", triton_unsupported)},
+    {"triton": Implementation("common.optim.rules_triton:TritonAdaptive", triton_unsupported)},
     cases="common.optim.update_cases:LAMB_AND_ADAM",
 )
 """Implementations of LAMB, AdamW and Adam: plain PyTorch (the reference) and multi-tensor Triton kernels."""
+
+
+class ReferenceAdagrad(Update):
+    """Adagrad in plain PyTorch: one chain of operations for each run of neighbouring fragments of a group."""
+
+    implementation = "reference"
+    kinds = ("sum",)
+
+    def __init__(self, formula: Adagrad, binding: Binding) -> None:
+        super().__init__(binding)
+        self._epsilon = formula.epsilon
+        self._runs = runs_of(binding, list(self.states.values()), alone=False)
+
+    def measure(self, stats: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`."""
+        note_overflow(self._shards, stats)
+        for run in self._runs:
+            gradients = run.shard.gradients[run.part]
+            squared = gradients.to(torch.promote_types(gradients.dtype, torch.float32)).square()
+            stats[1] += squared.sum() * (run.settings.grad_multiplier**2 * run.settings.norm_share)
+
+    def apply(self, rates_G: Tensor, step: Tensor, grad_factor: Tensor, write: Tensor) -> None:
+        """See :class:`common.optim.rules.Update`. Adagrad does not use ``step``."""
+        for run in self._runs:
+            (total,) = run.states
+            gradients = run.gradients(grad_factor)
+            if run.settings.weight_decay:
+                gradients = gradients + run.settings.weight_decay * run.masters
+            grown = total + gradients.square()
+            weights = run.masters - rates_G[run.group] * (gradients / (grown.sqrt() + self._epsilon))
+            write_where(write, total, grown)
+            run.write(write, weights)
+
+
+ADAGRAD = Operation(
+    "adagrad",
+    ReferenceAdagrad,
+    {"triton": Implementation("common.optim.rules_triton:TritonAdagrad", triton_unsupported)},
+    cases="common.optim.update_cases:ADAGRAD",
+)
+"""Implementations of Adagrad: plain PyTorch (the reference) and multi-tensor Triton kernels."""

@@ -1,58 +1,23 @@
-"""Clip gradients by their global norm, either after the reduction or per micro-batch before it.
+"""Clip the gradient of each micro-batch by its own norm before the reduction, which sums the clipped gradients.
 
-- After the reduction there is one norm, that of the averaged gradient. The update applies the factor.
-- Before the reduction, every micro-batch of every replica is clipped by its own norm, and the clipped gradients are
-  summed. The MLPerf BERT reference does this, and the training rules allow both (benchmark-specific rules).
-
-The factor is min(1, max_norm / (norm + 1e-6)) in both cases. Where ranks split samples or layers, each may have a
-part of a micro-batch's gradient; clipping before the reduction first sums these parts.
+The MLPerf BERT reference does this, and the training rules allow it (benchmark-specific rules). Where ranks split
+samples or layers, each may have a part of a micro-batch's gradient; these parts are summed first.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from common.ops.triton_support import no_triton
-from common.optim.flat import FlatBuffer
+from common.optim.buffers import FlatBuffer
+from common.optim.communication import sum_in_order
 from common.optim.precision import gradient_dtype
-
-NORM_EPSILON = 1e-6  # as in apex's distributed optimizer
-
-
-@dataclass(frozen=True)
-class ClipNorm:
-    """Options for clipping by the global norm over all parameters.
-
-    Args:
-        max_norm: largest norm of the mean gradient, without loss scale.
-        when: ``after_reduction`` clips the mean over the global batch. ``before_reduction`` clips the mean over each
-            micro-batch of each replica; the reduction can then start only after the last backward pass.
-
-    Raises:
-        ValueError: ``max_norm`` is not positive, or ``when`` is unknown.
-    """
-
-    max_norm: float
-    when: Literal["before_reduction", "after_reduction"]
-
-    def __post_init__(self) -> None:
-        if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
-            raise ValueError(f"max_norm={self.max_norm}: the norm to clip to is positive")
-        if self.when not in ("before_reduction", "after_reduction"):
-            raise ValueError(f"when={self.when!r}: clip before_reduction or after_reduction")
-
-    def factor(self, norm: Tensor) -> Tensor:
-        """Return the factor for gradients of this norm. It is NaN if the norm is not finite; then no rank updates."""
-        factor = (self.max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
-        return torch.where(torch.isfinite(norm), factor, torch.full_like(norm, float("nan")))
 
 
 class MicroBatchClipper:
@@ -61,13 +26,12 @@ class MicroBatchClipper:
     A norm that is not finite turns the gradients into NaN, which the reduction carries to all ranks.
 
     Args:
-        clip: options with ``when="before_reduction"``.
+        factor: maps the norm of a micro-batch's mean gradient to the factor for the gradient (0-d tensors).
         mean_factors: for each parameter group, the factor that turns the gradient of a micro-batch, summed over
             ``sharing``, into its mean.
         norm_shares: for each parameter group, 1 / (number of ranks that hold it redundantly).
         micro_batches: micro-batches of one iteration. The fp32 sums exist only if there are several.
-        sum_over_other_ranks: sums in place over the ranks that hold the other parameters of this replica, in a fixed
-            order.
+        other_ranks: ranks that hold the other parameters of this replica; None if it is this rank alone.
         sharing: for each parameter group, the ranks that each have a part of a micro-batch's gradient. The clipper
             sums gradients over them.
 
@@ -77,18 +41,18 @@ class MicroBatchClipper:
 
     def __init__(
         self,
-        clip: ClipNorm,
+        factor: Callable[[Tensor], Tensor],
         buffers: Sequence[FlatBuffer],
         mean_factors: Sequence[float],
         norm_shares: Sequence[float],
         micro_batches: int,
-        sum_over_other_ranks: Callable[[Tensor], None],
+        other_ranks: dist.ProcessGroup | None,
         sharing: Sequence[dist.ProcessGroup | None],
     ) -> None:
-        self._clip = clip
+        self._factor = factor
         self._buffers = buffers
         self._weights = [factor**2 * share for factor, share in zip(mean_factors, norm_shares, strict=True)]
-        self._sum_over_other_ranks = sum_over_other_ranks
+        self._other_ranks = other_ranks
         self._sharing = [_runs_to_sum(buffer, sharing) for buffer in buffers]
         self._sums: list[Tensor] = []
         if micro_batches > 1:
@@ -113,7 +77,7 @@ class MicroBatchClipper:
             raise RuntimeError("clipping before the reduction: build the optimizer with micro_batches of an iteration")
         for run in itertools.chain.from_iterable(self._sharing) if self.sends else ():
             dist.all_reduce(run.gradients, group=run.group)
-        factor = self._clip.factor(self.norm(loss_scale))
+        factor = self._factor(self.norm(loss_scale))
         for index, buffer in enumerate(self._buffers):
             self._add(buffer, factor, index, last)
         self._collected += 1
@@ -140,7 +104,7 @@ class MicroBatchClipper:
                     part = buffer.gradients[inside[0].start : inside[-1].stop]
                     squares.append(torch.linalg.vector_norm(part, dtype=dtype).square() * weight)
         total = torch.stack([square.to(_widest(squares)) for square in squares]).sum()
-        self._sum_over_other_ranks(total)
+        sum_in_order(total, self._other_ranks)
         norm = total.sqrt()
         return norm if loss_scale is None else norm / loss_scale
 
@@ -148,9 +112,9 @@ class MicroBatchClipper:
 def _scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
     """Compute ``result = factor * x``, or ``result += factor * x`` with ``add``. The factor is 0-d."""
     if x.is_cuda and factor.dtype == torch.float32 and no_triton(x.device) is None:
-        from common.optim import scale_triton  # triton is imported only where it is used
+        from common.optim import update_triton  # triton is imported only where it is used
 
-        scale_triton.scale(x, factor, result, add)
+        update_triton.scale(x, factor, result, add)
     elif add:
         result.addcmul_(x, factor.to(result.dtype))
     elif x is result:

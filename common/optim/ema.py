@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.optim import state
+from common.optim.buffers import FlatBuffer
 from common.optim.optimizer import Optimizer
-from common.optim.partition import Partition
 
 KIND = "average"
 """Name of the averages in the state."""
@@ -47,9 +47,9 @@ class WeightAverage:
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
         if not 0.0 <= decay < 1.0:
             raise ValueError(f"decay={decay}: the average of the weights keeps at least 0 and less than 1 of itself")
-        self._partitions, self._plan = optimizer.partitions, optimizer.plan
+        self._buffers, self._plan = optimizer.buffers, optimizer.plan
         # Adding 0.0 turns -0.0 into 0.0. An update that is not allowed could otherwise change the sign bit.
-        self._averages = [partition.shard.read_masters(slice(None)) + 0.0 for partition in self._partitions]
+        self._averages = [buffer.shard.read_masters(slice(None)) + 0.0 for buffer in self._buffers]
         device = self._averages[0].device
         self._shares = [torch.full((), 1.0 - decay, dtype=average.dtype, device=device) for average in self._averages]
         self._never = torch.zeros((), dtype=torch.bool, device=device)
@@ -71,8 +71,8 @@ class WeightAverage:
     @torch.no_grad()
     def write(self, allowed: Tensor) -> None:
         """Add the updated weights to the averages, which do not change where ``allowed`` (0-d bool) is false."""
-        for partition, average, share in zip(self._partitions, self._averages, self._shares, strict=True):
-            masters = partition.shard.read_masters(slice(None))
+        for buffer, average, share in zip(self._buffers, self._averages, self._shares, strict=True):
+            masters = buffer.shard.read_masters(slice(None))
             average.lerp_(masters, share * allowed)  # one pass; a share of 0 changes nothing
 
     def materialize(self) -> None:
@@ -86,14 +86,14 @@ class WeightAverage:
         separate from the parameters. Nothing waits for the device.
         """
         found: dict[str, Tensor] = {}
-        for partition, whole in zip(self._partitions, self._filled(), strict=True):
-            for segment in partition.buffer.segments:
-                found[segment.name] = partition.buffer.view(whole, segment)
+        for buffer, whole in zip(self._buffers, self._filled(), strict=True):
+            for segment in buffer.segments:
+                found[segment.name] = buffer.view(whole, segment)
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Return the flat averages of this rank's shards."""
-        names = [str(partition.buffer.dtype).removeprefix("torch.") for partition in self._partitions]
+        names = [str(buffer.dtype).removeprefix("torch.") for buffer in self._buffers]
         return [(f"{KIND}.{name}", average) for name, average in zip(names, self._averages, strict=True)]
 
     @torch.no_grad()
@@ -105,7 +105,7 @@ class WeightAverage:
         plan = self._plan
         if not plan.near_writer:
             return {}
-        return dict(state.collect(self._partitions, {KIND: self._averages}, plan.group, plan.ranks, plan.writes))
+        return dict(state.collect(self._buffers, {KIND: self._averages}, plan.group, plan.ranks, plan.writes))
 
     @torch.no_grad()
     def load_state_dict(self, loaded: Mapping[str, Any]) -> None:
@@ -117,8 +117,8 @@ class WeightAverage:
         unknown = [name for name, entries in loaded.items() if not isinstance(entries, Mapping)]
         state.complain({"unexpected": unknown})
         kinds = {KIND: self._averages}
-        state.check(self._partitions, kinds, loaded)
-        state.distribute(self._partitions, kinds, loaded)
+        state.check(self._buffers, kinds, loaded)
+        state.distribute(self._buffers, kinds, loaded)
 
     @property
     def metrics(self) -> dict[str, Tensor]:
@@ -128,22 +128,22 @@ class WeightAverage:
     def _filled(self) -> list[Tensor]:
         """Return the averages of all ranks, in the layout and dtype of each flat buffer."""
         if not self._whole:
-            self._whole = [self._room(*of) for of in zip(self._partitions, self._averages, strict=True)]
-        for partition, average, whole in zip(self._partitions, self._averages, self._whole, strict=True):
+            self._whole = [self._new_whole(*of) for of in zip(self._buffers, self._averages, strict=True)]
+        for buffer, average, whole in zip(self._buffers, self._averages, self._whole, strict=True):
             if whole is average:
                 continue
-            if partition.is_whole:
+            if buffer.is_whole:
                 whole.copy_(average)
                 continue
             own = average.to(whole.dtype)
-            for piece in partition.pieces:
-                bucket = whole[piece.bucket.start : piece.bucket.stop]
-                dist.all_gather_into_tensor(bucket, own[piece.place], group=self._plan.group)
+            for bucket in buffer.buckets:
+                gathered = whole[bucket.start : bucket.stop]
+                dist.all_gather_into_tensor(gathered, own[bucket.in_shard], group=self._plan.group)
         return self._whole
 
     @staticmethod
-    def _room(partition: Partition, average: Tensor) -> Tensor:
+    def _new_whole(buffer: FlatBuffer, average: Tensor) -> Tensor:
         """Return the buffer for a whole average; the average itself if it is whole and has the parameters' dtype."""
-        if partition.is_whole and average.dtype == partition.buffer.dtype:
+        if buffer.is_whole and average.dtype == buffer.dtype:
             return average
-        return torch.empty_like(partition.buffer.parameters)
+        return torch.empty_like(buffer.parameters)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from common.config.ranges import Decay, FiniteNotNegative, Positive, Range
-from common.optim.adagrad import Adagrad
-from common.optim.adaptive import LAMB, SMALLEST_EPSILON, Adam, AdamW
+from common.optim.adaptive import LAMB, SMALLEST_EPSILON, Adagrad, Adam, AdamW
 from common.optim.momentum import LARS, SGD
 
 AdaptiveEpsilon = Range(

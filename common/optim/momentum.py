@@ -24,8 +24,17 @@ import torch
 from torch import Tensor
 
 from common.ops.operation import Implementation, Operation
-from common.optim.fragment_runs import Run, note_overflow, runs_of, write_where
-from common.optim.rules import Binding, Formula, Rule, Update, triton_unsupported
+from common.optim.rules import (
+    Binding,
+    Formula,
+    Rule,
+    Run,
+    Update,
+    note_overflow,
+    runs_of,
+    triton_unsupported,
+    write_where,
+)
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def _sum_of_squares(values: Tensor) -> Tensor:
 MOMENTUM = Operation(
     "momentum",
     ReferenceMomentum,
-    {"triton": Implementation("common.optim.momentum_triton:TritonMomentum", triton_unsupported)},
+    {"triton": Implementation("common.optim.rules_triton:TritonMomentum", triton_unsupported)},
     cases="common.optim.update_cases:LARS_AND_SGD",
 )
 """Implementations of LARS and SGD: plain PyTorch (the reference) and multi-tensor Triton kernels."""

@@ -7,8 +7,10 @@ fused optimizer.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,18 +19,44 @@ from torch import Tensor, nn
 from common.distributed.layout import Layout
 from common.ops.operation import asked_for
 from common.optim import state
-from common.optim.clip import ClipNorm as ClipNorm
+from common.optim.buffers import build_flat_buffers
 from common.optim.clip import MicroBatchClipper
-from common.optim.flat import build_flat_buffers
+from common.optim.communication import GradientReducer, WeightGatherer, sum_in_order
 from common.optim.groups import ParameterGroup as ParameterGroup
-from common.optim.groups import check_groups, redundant_ranks, settings_of
-from common.optim.partition import build_partitions
+from common.optim.groups import ShardPlan, check_groups, micro_batch_axes, redundant_ranks, settings_of
 from common.optim.precision import GradientPrecision, LossScale
-from common.optim.reduce import GradientReducer
-from common.optim.rules import GroupSettings, Rule, Update
-from common.optim.shard_plan import ShardPlan, micro_batch_axes
+from common.optim.rules import Binding, Rule
 from common.optim.updater import Updater as Updater
-from common.optim.weight_gather import WeightGatherer
+
+NORM_EPSILON = 1e-6  # as in apex's distributed optimizer
+
+
+@dataclass(frozen=True)
+class ClipNorm:
+    """Options for clipping by the global norm over all parameters: a factor of min(1, max_norm / (norm + 1e-6)).
+
+    Args:
+        max_norm: largest norm of the mean gradient, without loss scale.
+        when: ``after_reduction`` clips the mean over the global batch. ``before_reduction`` clips the mean over each
+            micro-batch of each replica; the reduction can then start only after the last backward pass.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive, or ``when`` is unknown.
+    """
+
+    max_norm: float
+    when: Literal["before_reduction", "after_reduction"]
+
+    def __post_init__(self) -> None:
+        if not (self.max_norm > 0 and math.isfinite(self.max_norm)):
+            raise ValueError(f"max_norm={self.max_norm}: the norm to clip to is positive")
+        if self.when not in ("before_reduction", "after_reduction"):
+            raise ValueError(f"when={self.when!r}: clip before_reduction or after_reduction")
+
+    def factor(self, norm: Tensor) -> Tensor:
+        """Return the factor for gradients of this norm. It is NaN if the norm is not finite; then no rank updates."""
+        factor = (self.max_norm / (norm + NORM_EPSILON)).clamp(max=1.0)
+        return torch.where(torch.isfinite(norm), factor, torch.full_like(norm, float("nan")))
 
 
 class Optimizer:
@@ -52,16 +80,16 @@ class Optimizer:
         implementation: name of an implementation of the rule, or ``auto``.
         shard: ``none``: every rank updates all parameters. ``all``: the ranks of ``dp`` and ``cp`` share the
             parameters. ``node``: the ranks of ``dp`` and ``cp`` on one node share them, and each node holds all.
-        reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.reduce`).
+        reduction: with shards, ``scatter`` or ``all_reduce`` (see :mod:`common.optim.communication`).
         ranks_per_node: number of consecutive ranks in a node, for ``shard="node"``.
         blocks: parts of the model in the order of the forward pass, whose weights are gathered just before they run
-            (see :class:`common.optim.weight_gather.WeightGatherer`). Without them gathers are not overlapped.
+            (see :class:`common.optim.communication.WeightGatherer`). Without them gathers are not overlapped.
         clip: options for clipping by the global norm.
         micro_batches: micro-batches per iteration; used only for clipping before the reduction.
         loss_scale: scale of the loss. Several optimizers of one loss share it.
         masters: master weights of bfloat16 parameters. ``fp32``: fp32 tensors. ``remainder``: the other 16 bits of
             the fp32 master, which with the parameter give the exact master
-            (:func:`common.optim.shard.split_masters`).
+            (:func:`common.optim.buffers.split_masters`).
         gradients: precision in which gradients of half-precision parameters are added up over micro-batches and
             ranks. ``same``: the parameters' dtype; ``fp32``: fp32.
 
@@ -69,7 +97,7 @@ class Optimizer:
         implementation: name of the chosen implementation.
         choices: text for the log about how gradients are reduced and weights gathered.
         plan: which ranks share the parameters.
-        partitions: the flat buffers and this rank's shards of them. Other updaters may read them.
+        buffers: the flat buffers with this rank's shards. Other updaters may read them.
 
     Raises:
         ValueError: no parameters, one that occurs twice or does not fit a flat buffer, an unknown axis, or an
@@ -111,28 +139,31 @@ class Optimizer:
         self.plan = plan = ShardPlan(layout, shard, ranks_per_node)
         self._schedule, self._clip, self.loss_scale = schedule, clip, loss_scale
         self._groups = tuple(groups)
-        self._scaling = loss_scale if loss_scale is not None and loss_scale.enabled else None
         parts = {name: count for group in groups for name, count in group.parts.items()}
         members = [group.parameters for group in groups]
-        buffers = build_flat_buffers(members, parts, plan.ranks, bucket_bytes, gradients)
-        self._buffers = buffers
-        self.partitions = build_partitions(buffers, plan.ranks, plan.index, masters == "remainder")
+        self.buffers = buffers = build_flat_buffers(
+            members, parts, plan.ranks, plan.index, bucket_bytes, gradients, masters == "remainder"
+        )
         clip_first = clip is not None and clip.when == "before_reduction"
         routes = [plan.route(group, done=micro_batch_axes(group) if clip_first else ()) for group in groups]
         settings = [settings_of(group, layout, grad_divisor) for group in groups]
-        self._update = self._bind(rule, settings, implementation)
+        tensors = sum(buffer.tensors for buffer in buffers)
+        sum_over_shards = functools.partial(sum_in_order, group=plan.group)
+        binding = Binding([buffer.shard for buffer in buffers], settings, tensors, sum_over_shards)
+        with asked_for("optimizer.implementation", implementation):
+            self._update = rule.bind(binding, implementation)
         self.implementation = self._update.implementation
         self._clipper: MicroBatchClipper | None = None
         if clip is not None and clip_first:
             micro = micro_batches * layout.size("dp") / grad_divisor
             means = [group.grad_scale * micro / redundant_ranks(group, layout, ["cp"]) for group in groups]
             shares = [entry.norm_share for entry in settings]
-            others, sharing = plan.sum_over_other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
-            self._clipper = MicroBatchClipper(clip, buffers, means, shares, micro_batches, others, sharing)
+            others, sharing = plan.other_ranks, [plan.parts_of_a_micro_batch(group) for group in groups]
+            self._clipper = MicroBatchClipper(clip.factor, buffers, means, shares, micro_batches, others, sharing)
         plan.check_tied(groups, routes, buffers[0].device)
         early = overlap and not clip_first
-        self._reducer = GradientReducer(self.partitions, routes, early, reduction == "all_reduce")
-        self._gatherer = WeightGatherer(self.partitions, plan.group, blocks if overlap else ())
+        self._reducer = GradientReducer(buffers, routes, early, reduction == "all_reduce")
+        self._gatherer = WeightGatherer(buffers, plan.group, blocks if overlap else ())
         self.choices = self._in_words(reduction, plan.ranks // routes[0].pieces, early)
         # Some pipeline stages may have nothing to reduce. They must report the same metrics as the others.
         tied = any(layout.size(*group.tied_over) > 1 for group in groups)
@@ -140,15 +171,9 @@ class Optimizer:
         self._armed = False
         self._allocate_scalars()
 
-    def _bind(self, rule: Rule, settings: Sequence[GroupSettings], implementation: str) -> Update:
-        tensors = sum(partition.tensors for partition in self.partitions)
-        shards = [partition.shard for partition in self.partitions]
-        with asked_for("optimizer.implementation", implementation):
-            return rule.bind(shards, settings, tensors, self.plan.sum_over_shards, implementation)
-
     def _allocate_scalars(self) -> None:
-        device = self._buffers[0].device
-        widest = torch.float64 if any(b.dtype == torch.float64 for b in self._buffers) else torch.float32
+        device = self.buffers[0].device
+        widest = torch.float64 if any(b.dtype == torch.float64 for b in self.buffers) else torch.float32
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._learning_rate = torch.zeros((), dtype=torch.float32, device=device)
         self._rate_scales_G = torch.tensor([g.lr_scale for g in self._groups], dtype=torch.float32, device=device)
@@ -166,7 +191,7 @@ class Optimizer:
         """
         self.check_views()
         self._gatherer.begin()
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.zero_gradients()
         self._reducer.begin()
         self._armed = False
@@ -184,7 +209,7 @@ class Optimizer:
     def collect(self) -> None:
         """Clip the gradient of a micro-batch after its backward pass, if clipping comes before the reduction."""
         if self._clipper is not None:
-            self._clipper.collect(self._armed, None if self._scaling is None else self._scaling.applied)
+            self._clipper.collect(self._armed, None if self.loss_scale is None else self.loss_scale.applied)
 
     @torch.no_grad()
     def measure(self) -> Tensor:
@@ -194,7 +219,8 @@ class Optimizer:
         self._set_rates()
         self._stats.zero_()
         self._update.measure(self._stats)
-        self.plan.sum_over_replica(self._stats)
+        for group in (self.plan.group, self.plan.other_ranks):  # together they hold the parameters of one replica
+            sum_in_order(self._stats, group)
         self._factor, overflow = self._judge()
         return overflow
 
@@ -219,8 +245,8 @@ class Optimizer:
         """Return the factor for every gradient, and whether a gradient is not finite: 0-d tensors."""
         factor = torch.ones_like(self._stats[0])
         overflow = self._stats[0] > 0
-        if self._scaling is not None:
-            factor = factor / self._scaling.applied
+        if self.loss_scale is not None:
+            factor = factor / self.loss_scale.applied
         if self._clip is not None and self._clipper is None:
             norm = self._stats[1].sqrt() * factor
             self._gradient_norm.copy_(norm)
@@ -240,7 +266,7 @@ class Optimizer:
 
         - ``comm_wait_ms``, with several ranks: milliseconds that the update waited for the reduction.
         - ``gradient_norm``, with clipping after the reduction: the norm before clipping.
-        - ``loss_scale``, if enabled: the scale for the next iteration.
+        - ``loss_scale``, if there is one: the scale for the next iteration.
         """
         found = {"learning_rate": self._learning_rate}
         wait = self._reducer.wait_ms
@@ -248,19 +274,19 @@ class Optimizer:
             found["comm_wait_ms"] = self._no_wait if wait is None else wait
         if self._clip is not None and self._clipper is None:
             found["gradient_norm"] = self._gradient_norm
-        if self._scaling is not None:
-            found["loss_scale"] = self._scaling.value
+        if self.loss_scale is not None:
+            found["loss_scale"] = self.loss_scale.value
         return found
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
         """Return the step counter, loss scale and flat tensors: state, masters of half parameters, shard parameters."""
         named = [("step", self._step), *(self.loss_scale.named_state() if self.loss_scale is not None else ())]
-        for index, partition in enumerate(self.partitions):
-            dtype = str(partition.buffer.dtype).removeprefix("torch.")
-            if not partition.is_whole:
-                named.append((f"shard.{dtype}", partition.shard.parameters))
-            if partition.shard.has_masters:
-                named.append((f"masters.{dtype}", partition.shard.masters))
+        for index, buffer in enumerate(self.buffers):
+            dtype = str(buffer.dtype).removeprefix("torch.")
+            if not buffer.is_whole:
+                named.append((f"shard.{dtype}", buffer.shard.parameters))
+            if buffer.shard.has_masters:
+                named.append((f"masters.{dtype}", buffer.shard.masters))
             named.extend((f"{kind}.{dtype}", flats[index]) for kind, flats in self._update.states.items())
         return named
 
@@ -275,7 +301,7 @@ class Optimizer:
         plan = self.plan
         if not plan.near_writer:
             return {}
-        named = state.collect(self.partitions, self._kinds(), plan.group, plan.ranks, plan.writes)
+        named = state.collect(self.buffers, self._kinds(), plan.group, plan.ranks, plan.writes)
         if not plan.writes:
             return {}
         return {**{name: tensor.cpu().clone() for name, tensor in self._scalars().items()}, **named}
@@ -298,10 +324,10 @@ class Optimizer:
                 "no number": [name for name in scalars if name in loaded and not _fits(loaded[name], scalars[name])],
             }
         )
-        state.check(self.partitions, self._kinds(), named)
+        state.check(self.buffers, self._kinds(), named)
         for name, scalar in scalars.items():
             scalar.copy_(loaded[name])
-        state.distribute(self.partitions, self._kinds(), named)
+        state.distribute(self.buffers, self._kinds(), named)
 
     @torch.no_grad()
     def put(self, name: str, **tensors: Tensor) -> None:
@@ -317,7 +343,7 @@ class Optimizer:
         Raises:
             CheckpointError: there is no such parameter, a kind is missing or unknown, or a tensor has another shape.
         """
-        state.put(self.partitions, self._kinds(), name, tensors)
+        state.put(self.buffers, self._kinds(), name, tensors)
 
     @torch.no_grad()
     def set_step(self, step: int) -> None:
@@ -327,8 +353,8 @@ class Optimizer:
     @torch.no_grad()
     def reset_masters(self) -> None:
         """Set the masters to the model's weights, after these were loaded without optimizer state."""
-        for partition in self.partitions:
-            partition.read_parameters()
+        for buffer in self.buffers:
+            buffer.read_parameters()
 
     def check_views(self) -> None:
         """Check by pointers, on the host, that parameters and gradients still are views of the flat buffers.
@@ -336,7 +362,7 @@ class Optimizer:
         Raises:
             RuntimeError: a parameter or gradient was detached from its flat buffer.
         """
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.check()
 
     def stop_sending(self) -> None:
@@ -351,15 +377,15 @@ class Optimizer:
         self._gatherer.close()
 
     def _kinds(self) -> dict[str, list[Tensor]]:
-        masters = [partition.shard.masters for partition in self.partitions]
+        masters = [buffer.shard.masters for buffer in self.buffers]
         return {**self._update.states, "masters": masters}
 
     def _scalars(self) -> dict[str, Tensor]:
         return {"step": self._step, **dict(self.loss_scale.named_state() if self.loss_scale is not None else ())}
 
     def _in_words(self, reduction: str, scattering: int, early: bool) -> dict[str, str]:
-        wide = any(buffer.gradients.dtype != buffer.dtype for buffer in self._buffers)
-        chosen = {"gradients": "added up in fp32"} if wide else {}
+        in_fp32 = any(buffer.gradients.dtype != buffer.dtype for buffer in self.buffers)
+        chosen = {"gradients": "added up in fp32"} if in_fp32 else {}
         if not self._reducer.buckets:
             return chosen
         when = "during the backward pass" if early else "after the backward pass"

@@ -32,11 +32,10 @@ class LossScale:
     The loss is multiplied with :attr:`applied` before the backward pass, and the update divides by it. If a gradient
     is not finite, nothing is written, and the scale falls if this is at least overflow number ``hysteresis`` in a row
     (as in apex's ``update_scale_hysteresis``). After ``growth_interval`` updates in a row without overflow the scale
-    grows. Other dtypes do not need it: the scale is then always 1 and costs nothing.
+    grows. Other dtypes do not need a scale.
 
     Args:
         device: device of the loss.
-        dtype: dtype of the gradients; anything but float16 disables the scale.
         initial: the first scale.
         growth_interval: updates without overflow after which the scale grows.
         growth, backoff: factors; use powers of two, so that scaling is exact. With 1 and 1 the scale is constant.
@@ -44,7 +43,6 @@ class LossScale:
         predivide: additional divisor of the loss, so that a sum of fp16 gradients over many ranks stays in range.
 
     Attributes:
-        enabled: whether there is anything to scale.
         value: the scale before ``predivide``, 0-d fp32. It adapts, and logs and checkpoints contain it.
         good_steps: updates without overflow since the scale last changed, 0-d int64. After overflows that did not
             change it, minus their number.
@@ -56,7 +54,6 @@ class LossScale:
     def __init__(
         self,
         device: torch.device | str,
-        dtype: torch.dtype,
         initial: float = 1024.0,
         growth_interval: int = 2000,
         growth: float = 2.0,
@@ -71,11 +68,10 @@ class LossScale:
             )
         if not 0 < predivide < math.inf:
             raise ValueError(f"loss scale: predivide={predivide}: it must be positive and finite")
-        self.enabled = dtype == torch.float16
-        self._predivide = predivide if self.enabled else 1.0
+        self._predivide = predivide
         self._patience = hysteresis - 1
         self._interval, self._growth, self._backoff = growth_interval, growth, backoff
-        self.value = torch.full((), initial if self.enabled else 1.0, dtype=torch.float32, device=device)
+        self.value = torch.full((), initial, dtype=torch.float32, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)
 
     @property
@@ -85,7 +81,7 @@ class LossScale:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return ``loss`` times :attr:`applied`."""
-        return loss * self.applied if self.enabled else loss
+        return loss * self.applied
 
     @torch.no_grad()
     def update(self, overflow: Tensor, skip: Tensor) -> None:
@@ -95,8 +91,6 @@ class LossScale:
             overflow: 0-d bool, a gradient was not finite.
             skip: 0-d bool, the iteration must change nothing, including the scale.
         """
-        if not self.enabled:
-            return
         good = self.good_steps.clamp(min=0) + 1
         grows = good >= self._interval
         bad = self.good_steps.clamp(max=0)
@@ -110,5 +104,5 @@ class LossScale:
         self.good_steps.copy_(torch.where(skip, self.good_steps, good))
 
     def named_state(self) -> Sequence[tuple[str, Tensor]]:
-        """Return the persistent device tensors; none when disabled."""
-        return [("loss_scale", self.value), ("loss_scale_good_steps", self.good_steps)] if self.enabled else []
+        """Return the persistent device tensors."""
+        return [("loss_scale", self.value), ("loss_scale_good_steps", self.good_steps)]

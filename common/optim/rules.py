@@ -1,4 +1,4 @@
-"""Interfaces that all update rules share.
+"""Interfaces that all update rules share, and the runs of elements that rules in plain PyTorch update together.
 
 A Rule holds only hyperparameters. It reduces to a Formula, which several rules may share (LARS and SGD, LAMB and
 Adam) and which lists its implementations. Bound to shards it becomes an Update with two methods: ``measure`` reads
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.ops.operation import Operation, OperationRequest
 from common.ops.triton_support import no_triton
-from common.optim.shard import Shard
+from common.optim.buffers import Fragment, Shard
 
 SumOverShards = Callable[[Tensor], None]
 """Sums a small tensor in place over the ranks that share the shards, in a fixed order; does nothing on one rank."""
@@ -80,7 +80,7 @@ class Update(ABC):
         self._tensors = binding.tensors
         self._sum_over_shards = binding.sum_over_shards
         self._any_trust = any(group.trust_ratio for group in binding.settings)
-        widest = torch.float64 if any(s.wide == torch.float64 for s in shards) else torch.float32
+        widest = torch.float64 if any(s.master_dtype == torch.float64 for s in shards) else torch.float32
         # For tensors with a trust ratio, sums of squares of weights (row 0) and of gradients or directions (row 1). One
         # tensor, so that one collective sums both.
         self._squares = torch.zeros((2, binding.tensors), dtype=widest, device=shards[0].masters.device)
@@ -141,18 +141,10 @@ class Rule(ABC):
     def formula(self) -> Formula:
         """Return the formula to which the rule reduces."""
 
-    def bind(
-        self,
-        shards: Sequence[Shard],
-        settings: Sequence[GroupSettings],
-        tensors: int,
-        sum_over_shards: SumOverShards,
-        implementation: str,
-    ) -> Update:
-        """Return an Update for ``shards``, with newly allocated state.
+    def bind(self, binding: Binding, implementation: str) -> Update:
+        """Return an Update for the shards of ``binding``, with newly allocated state.
 
         Args:
-            shards, settings, tensors, sum_over_shards: see :class:`Binding`.
             implementation: name of an implementation, or ``auto``.
 
         Raises:
@@ -160,23 +152,24 @@ class Rule(ABC):
                 remainders.
             UnsupportedImplementation: the implementation does not exist or does not support these shards.
         """
-        if self.instead and any(group.trust_ratio for group in settings):
+        trust = any(group.trust_ratio for group in binding.settings)
+        if self.instead and trust:
             name = type(self).__name__
             raise ValueError(
                 f"{name} has no trust ratio; use {self.instead} for parameter groups with trust_ratio=True"
             )
+        shards = binding.shards
         dtypes = [shard.parameters.dtype for shard in shards]
         widest = torch.float64 if torch.float64 in dtypes else dtypes[0]  # the kernels refuse float64 in any shard
         request = OperationRequest(shards[0].parameters.device, widest)
         formula = self.formula()
-        trust = any(group.trust_ratio for group in settings)
         if any(shard.has_remainders for shard in shards) and (trust or not formula.takes_remainders):
             raise ValueError(
                 f"{type(self).__name__}: masters are kept as remainders by Adam and AdamW only; use "
                 "optimizer.masters=fp32"
             )
         chosen = formula.operation().select(implementation, request).function
-        update: Update = chosen(formula, Binding(shards, settings, tensors, sum_over_shards))
+        update: Update = chosen(formula, binding)
         return update
 
 
@@ -185,3 +178,92 @@ def triton_unsupported(request: OperationRequest) -> str | None:
     if request.dtype == torch.float64:
         return "the kernel computes in float32, the parameters are float64"
     return no_triton(request.device)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring fragments of one group, which one chain of flat operations updates.
+
+    A run includes padding, which is zero and stays zero.
+
+    Attributes:
+        shard: the shard that contains the fragments.
+        part: slice from the start of the first fragment to the stop of the last.
+        settings: settings of the group.
+        fragments: at least one, in order.
+        states: the slice ``part`` of each state tensor, in the order of the update's ``kinds``.
+    """
+
+    shard: Shard
+    part: slice
+    settings: GroupSettings
+    fragments: tuple[Fragment, ...]
+    states: tuple[Tensor, ...]
+
+    @property
+    def group(self) -> int:
+        """Index of the parameter group."""
+        return self.fragments[0].group
+
+    @property
+    def masters(self) -> Tensor:
+        """The weights to update, in fp32 or fp64."""
+        return self.shard.read_masters(self.part)
+
+    def gradients(self, grad_factor: Tensor) -> Tensor:
+        """Return the mean gradients in the dtype of the masters, times ``grad_factor`` (0-d)."""
+        gradients = self.shard.gradients[self.part].to(self.shard.master_dtype)
+        return gradients * (self.settings.grad_multiplier * grad_factor)
+
+    def weights_for_norms(self, of_model: bool) -> Tensor:
+        """Return the weights for the norm: the model's weights with ``of_model``, else the masters."""
+        return self.shard.parameters[self.part] if of_model else self.masters
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return a view of ``flat`` for each fragment, without padding. ``flat`` starts at the start of the run."""
+        first = self.part.start
+        return [flat[f.start - first : f.start - first + f.numel] for f in self.fragments]
+
+    def write(self, allowed: Tensor, weights: Tensor) -> None:
+        """Set masters and parameters to ``weights`` where ``allowed`` (0-d bool) is true."""
+        if self.shard.has_remainders:
+            self.shard.write_masters(self.part, torch.where(allowed, weights, self.masters))
+            return
+        write_where(allowed, self.masters, weights)
+        if self.shard.has_masters:
+            write_where(allowed, self.shard.parameters[self.part], weights.to(self.shard.parameters.dtype))
+
+
+def runs_of(binding: Binding, states: Sequence[Sequence[Tensor]], alone: bool) -> list[Run]:
+    """Return the runs of all shards, in order.
+
+    Args:
+        states: state tensors, by kind and then by shard.
+        alone: put each fragment with a trust ratio in a separate run.
+    """
+    runs: list[Run] = []
+    for index, shard in enumerate(binding.shards):
+        pieces: list[list[Fragment]] = []
+        for fragment in shard.fragments:
+            last = pieces[-1][-1] if pieces else None
+            joined = last is not None and last.group == fragment.group and last.stop == fragment.start
+            if joined and not (alone and binding.settings[fragment.group].trust_ratio):
+                pieces[-1].append(fragment)
+            else:
+                pieces.append([fragment])
+        for piece in pieces:
+            part = slice(piece[0].start, piece[-1].stop)
+            own = tuple(flats[index][part] for flats in states)
+            runs.append(Run(shard, part, binding.settings[piece[0].group], tuple(piece), own))
+    return runs
+
+
+def note_overflow(shards: Sequence[Shard], stats: Tensor) -> None:
+    """Make ``stats[0]`` positive if a gradient is not finite."""
+    for shard in shards:
+        stats[0] += ~torch.isfinite(shard.gradients).all()
+
+
+def write_where(allowed: Tensor, target: Tensor, value: Tensor) -> None:
+    """Set ``target`` to ``value`` where ``allowed`` (0-d bool) is true; otherwise leave every bit as it is."""
+    target.copy_(torch.where(allowed, value, target))

@@ -9,18 +9,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import CheckpointError
-from common.optim.flat import Bucket, Segment
-from common.optim.partition import Partition, Piece
+from common.optim.buffers import Bucket, FlatBuffer, Segment
 
 Kinds = Mapping[str, Sequence[Tensor]]
-"""Kind of state to one flat tensor per partition, in the layout of its shard."""
+"""Kind of state to one flat tensor per buffer, in the layout of its shard."""
 
 Named = dict[str, dict[str, Tensor]]
 """Kind of state to parameter name to full tensor."""
 
 
 def collect(
-    partitions: Sequence[Partition], kinds: Kinds, group: dist.ProcessGroup | None, ranks: int, keep: bool
+    buffers: Sequence[FlatBuffer], kinds: Kinds, group: dist.ProcessGroup | None, ranks: int, keep: bool
 ) -> Named:
     """Return full tensors on the CPU, gathered bucket by bucket. Collective over ``group``.
 
@@ -32,23 +31,24 @@ def collect(
     """
     found: Named = {}
     for kind, flats in kinds.items():
-        for partition, flat in zip(partitions, flats, strict=True):
-            if kind == "masters" and not partition.shard.has_masters:
+        for buffer, flat in zip(buffers, flats, strict=True):
+            if kind == "masters" and not buffer.shard.has_masters:
                 continue
-            for piece in partition.pieces:
-                own = partition.shard.read_masters(piece.place) if kind == "masters" else flat[piece.place]
+            for bucket in buffer.buckets:
+                part = bucket.in_shard
+                own = buffer.shard.read_masters(part) if kind == "masters" else flat[part]
                 whole = own
                 if group is not None:
                     whole = torch.empty(ranks * own.numel(), dtype=own.dtype, device=own.device)
                     dist.all_gather_into_tensor(whole, own, group=group)
                 if keep:
-                    for name, view in _views(partition, piece.bucket, whole):
+                    for name, view in _views(buffer, bucket, whole):
                         copy = torch.empty_like(view, device="cpu").copy_(view)
                         found.setdefault(kind, {})[name] = copy
     return found
 
 
-def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
+def distribute(buffers: Sequence[FlatBuffer], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Copy this rank's pieces of full tensors into its flat tensors; the inverse of :func:`collect`.
 
     Half-precision parameters, in the model and in the shard, are set to their rounded masters. Other parameters are
@@ -59,25 +59,24 @@ def distribute(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str
         named: result of :func:`collect`.
     """
     for kind, flats in kinds.items():
-        for partition, flat in zip(partitions, flats, strict=True):
-            if kind == "masters" and not partition.shard.has_masters:
+        for buffer, flat in zip(buffers, flats, strict=True):
+            if kind == "masters" and not buffer.shard.has_masters:
                 continue
-            for piece in partition.pieces:
-                whole = _assemble(partition, piece.bucket, named[kind])
+            for bucket in buffer.buckets:
+                whole = _assemble(buffer, bucket, named[kind])
+                own = whole[bucket.own.start - bucket.start : bucket.own.stop - bucket.start]
                 if kind == "masters":
-                    shard, bucket = partition.shard, piece.bucket
-                    shard.write_masters(piece.place, _own(whole, piece))
-                    if partition.is_whole:
-                        continue  # the shard's parameters are those of the buffer
-                    shard.write_parameters(partition.buffer.parameters[bucket.start : bucket.stop], whole)
+                    buffer.shard.write_masters(bucket.in_shard, own)
+                    if not buffer.is_whole:  # else the shard's parameters are those of the buffer
+                        buffer.shard.write_parameters(buffer.parameters[bucket.start : bucket.stop], whole)
                 else:
-                    flat[piece.place].copy_(_own(whole, piece))
-    for partition in partitions:
-        if not partition.is_whole:
-            partition.take(partition.buffer.parameters, partition.shard.parameters)
+                    flat[bucket.in_shard].copy_(own)
+    for buffer in buffers:
+        if not buffer.is_whole:
+            buffer.take(buffer.parameters, buffer.shard.parameters)
 
 
-def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mapping[str, Tensor]) -> None:
+def put(buffers: Sequence[FlatBuffer], kinds: Kinds, name: str, tensors: Mapping[str, Tensor]) -> None:
     """Set one parameter and its state from full tensors, as :func:`distribute` does for all of them.
 
     Args:
@@ -88,8 +87,8 @@ def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mappi
     Raises:
         CheckpointError: there is no such parameter, a kind is missing or unknown, or a tensor has another shape.
     """
-    number, piece, segment = _place(partitions, name)
-    partition, shape = partitions[number], segment.parameter.shape
+    number, bucket, segment = _find(buffers, name)
+    buffer, shape = buffers[number], segment.parameter.shape
     complain(
         {
             f"missing for {name}": [kind for kind in kinds if kind not in tensors],
@@ -101,22 +100,22 @@ def put(partitions: Sequence[Partition], kinds: Kinds, name: str, tensors: Mappi
             ],
         }
     )
-    shard, end = partition.shard, segment.start + segment.numel
-    first, stop = max(segment.start, piece.inside.start), min(end, piece.inside.stop)
-    own, shift = slice(first - segment.start, stop - segment.start), piece.place.start - piece.inside.start
+    shard, end = buffer.shard, segment.start + segment.numel
+    first, stop = max(segment.start, bucket.own.start), min(end, bucket.own.stop)
+    own, shift = slice(first - segment.start, stop - segment.start), bucket.in_shard.start - bucket.own.start
     for kind, tensor in tensors.items():
-        flat = _flat(tensor.detach().to(shard.parameters.device, shard.wide), segment)
-        if kind == "masters" and not partition.is_whole:  # else the shard's parameters are those of the buffer
-            shard.write_parameters(partition.buffer.parameters[segment.start : end], flat)
+        flat = _flat(tensor.detach().to(shard.parameters.device, shard.master_dtype), segment)
+        if kind == "masters" and not buffer.is_whole:  # else the shard's parameters are those of the buffer
+            shard.write_parameters(buffer.parameters[segment.start : end], flat)
         if first < stop:
-            place = slice(first + shift, stop + shift)
+            part = slice(first + shift, stop + shift)
             if kind == "masters":
-                shard.write_masters(place, flat[own])
+                shard.write_masters(part, flat[own])
             else:
-                kinds[kind][number][place].copy_(flat[own])
+                kinds[kind][number][part].copy_(flat[own])
 
 
-def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
+def check(buffers: Sequence[FlatBuffer], kinds: Kinds, named: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Check that ``named`` has the entries and shapes that :func:`collect` returns for these parameters.
 
     Raises:
@@ -124,10 +123,10 @@ def check(partitions: Sequence[Partition], kinds: Kinds, named: Mapping[str, Map
     """
     expected: dict[str, torch.Size] = {}
     for kind in kinds:
-        for partition in partitions:
-            if kind == "masters" and not partition.shard.has_masters:
+        for buffer in buffers:
+            if kind == "masters" and not buffer.shard.has_masters:
                 continue
-            expected.update({f"{kind}.{s.name}": s.parameter.shape for s in partition.buffer.segments})
+            expected.update({f"{kind}.{s.name}": s.parameter.shape for s in buffer.segments})
     loaded = {
         f"{kind}.{name}": tensor.shape
         for kind, entries in named.items()
@@ -153,13 +152,13 @@ def complain(problems: Mapping[str, Sequence[str]]) -> None:
     Raises:
         CheckpointError: there are such entries.
     """
-    told = [
+    listed = [
         f"{what}: {', '.join(entries[:5])}{f' and {len(entries) - 5} more' if len(entries) > 5 else ''}"
         for what, entries in problems.items()
         if entries
     ]
-    if told:
-        raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(told)}")
+    if listed:
+        raise CheckpointError(f"the optimizer's state does not fit the model: {'; '.join(listed)}")
 
 
 def _flat(tensor: Tensor, segment: Segment) -> Tensor:
@@ -170,31 +169,27 @@ def _flat(tensor: Tensor, segment: Segment) -> Tensor:
     return flat.as_strided((segment.numel,), (1,))
 
 
-def _place(partitions: Sequence[Partition], name: str) -> tuple[int, Piece, Segment]:
-    """Return the index of the parameter's partition, this rank's piece of its bucket, and its segment."""
-    for number, partition in enumerate(partitions):
-        for piece in partition.pieces:
-            for segment in piece.bucket.segments:
+def _find(buffers: Sequence[FlatBuffer], name: str) -> tuple[int, Bucket, Segment]:
+    """Return the index of the parameter's buffer, its bucket, and its segment."""
+    for number, buffer in enumerate(buffers):
+        for bucket in buffer.buckets:
+            for segment in bucket.segments:
                 if segment.name == name:
-                    return number, piece, segment
+                    return number, bucket, segment
     raise CheckpointError(f"the optimizer has no parameter {name!r}")
 
 
-def _views(partition: Partition, bucket: Bucket, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _views(buffer: FlatBuffer, bucket: Bucket, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield name and view of each parameter in ``whole``, the content of a bucket; views have parameter shapes."""
     # as_strided counts offsets from the start of the storage, which is not the start of a slice.
     first = bucket.start - int(whole.storage_offset())
     for segment in bucket.segments:
-        yield segment.name, partition.buffer.view(whole, segment, first)
+        yield segment.name, buffer.view(whole, segment, first)
 
 
-def _assemble(partition: Partition, bucket: Bucket, entries: Mapping[str, Tensor]) -> Tensor:
-    shard = partition.shard
-    whole = torch.zeros(bucket.stop - bucket.start, dtype=shard.wide, device=shard.parameters.device)
-    for name, view in _views(partition, bucket, whole):
+def _assemble(buffer: FlatBuffer, bucket: Bucket, entries: Mapping[str, Tensor]) -> Tensor:
+    shard = buffer.shard
+    whole = torch.zeros(bucket.stop - bucket.start, dtype=shard.master_dtype, device=shard.parameters.device)
+    for name, view in _views(buffer, bucket, whole):
         view.copy_(entries[name])
     return whole
-
-
-def _own(whole: Tensor, piece: Piece) -> Tensor:
-    return whole[piece.inside.start - piece.bucket.start : piece.inside.stop - piece.bucket.start]

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from common.ops.cases import Case, Draw, Pass, size_of
 from common.ops.sizes import recommendation, transformer
-from common.optim.adagrad import Adagrad
-from common.optim.adaptive import LAMB, Adam, AdamW
+from common.optim.adaptive import LAMB, Adagrad, Adam, AdamW
+from common.optim.buffers import FRAGMENT_ALIGNMENT, Fragment, Shard, split_masters
 from common.optim.momentum import LARS, SGD
 from common.optim.rules import Binding, GroupSettings, Rule, Update
-from common.optim.shard import FRAGMENT_ALIGNMENT, Fragment, Shard, split_masters
 
 Tensors = Sequence[tuple[int, int]]
 """Number of elements and parameter group of each tensor."""

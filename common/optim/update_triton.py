@@ -1,4 +1,4 @@
-"""Multi-tensor Triton kernels over shards, which take an update rule as a function.
+"""Multi-tensor Triton kernels over shards, which take an update rule as a function, and one that scales a buffer.
 
 One program updates one block of a fragment. Blocks never straddle fragments, so that a block has one tensor and one
 group. Sums run in a fixed order and use no atomics: the result is the same in every run. Learning rates, sums of
@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from common.optim.buffers import FRAGMENT_ALIGNMENT
 from common.optim.rules import Binding, Update
-from common.optim.shard import FRAGMENT_ALIGNMENT
 
 BLOCK = 4096  # elements for one program
 MEASURED_BLOCKS = 16  # blocks for one program of the measuring pass: few enough partial sums for one program to add
@@ -39,7 +39,7 @@ TRUST, RATE_INSIDE, SHARE, GROUP_COLUMNS = tl.constexpr(3), tl.constexpr(4), tl.
 
 
 @triton.jit
-def place_of(block_ptr, BLOCK: tl.constexpr):
+def offsets_of(block_ptr, BLOCK: tl.constexpr):
     """Return the offsets of a block's elements, also for the model's dtype, and the mask of those that exist."""
     start = tl.multiple_of(tl.load(block_ptr), ALIGNMENT)
     stop = tl.multiple_of(tl.load(block_ptr + 1), ALIGNMENT)
@@ -65,7 +65,7 @@ def multi_tensor_measure_kernel(
     first = first_block + program * MEASURED_BLOCKS
     for block in range(first, tl.minimum(first + MEASURED_BLOCKS, stop_block)):
         block_ptr = blocks_ptr + block * BLOCK_COLUMNS
-        offsets, _, mask = place_of(block_ptr, BLOCK)
+        offsets, _, mask = offsets_of(block_ptr, BLOCK)
         weight = tl.load(groups_ptr + tl.load(block_ptr + GROUP) * GROUP_COLUMNS + SQUARE_WEIGHT)
         gradients = tl.load(gradients_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
         squares += gradients * gradients * weight
@@ -126,7 +126,7 @@ def multi_tensor_norms_kernel(
 
 @triton.jit
 def _store_weights(parameters_ptr, masters_ptr, offsets, model_offsets, weights, mask):
-    """Store masters and their rounded values, or the two parts of split masters (common.optim.shard.split_masters)."""
+    """Store masters and their rounded values, or their two parts (common.optim.buffers.split_masters)."""
     if masters_ptr.dtype.element_ty == tl.int16:
         bits = weights.to(tl.int32, bitcast=True)
         nearest = ((bits + 32768) >> 16).to(tl.int16)
@@ -171,8 +171,8 @@ def multi_tensor_update_kernel(
     if gradients_ptr is None:
         write = write & (tl.load(group_ptr + TRUST) > 0)
     if write:
-        offsets, model_offsets, mask = place_of(block_ptr, BLOCK)
-        if masters_ptr.dtype.element_ty == tl.int16:  # common.optim.shard.joined_masters
+        offsets, model_offsets, mask = offsets_of(block_ptr, BLOCK)
+        if masters_ptr.dtype.element_ty == tl.int16:  # common.optim.buffers.joined_masters
             high = tl.load(parameters_ptr + model_offsets, mask=mask, other=0.0).to(tl.int16, bitcast=True)
             low = tl.load(masters_ptr + model_offsets, mask=mask, other=0).to(tl.int32)
             weights = ((high.to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
@@ -329,3 +329,39 @@ class MultiTensorUpdate(Update):
                 BLOCK=BLOCK,
                 num_warps=WARPS,
             )
+
+
+@triton.jit
+def _scale_kernel(
+    x_ptr,  # (count,)
+    factor_ptr,  # 0-d float32
+    result_ptr,  # (count,); may be x
+    count,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Store ``factor * x`` of BLOCK elements, or add it to the result if ADD. Grid (ceil(count / BLOCK),)."""
+    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < count
+    y = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32) * tl.load(factor_ptr)
+    if ADD:
+        y += tl.load(result_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+    tl.store(result_ptr + offsets, y.to(result_ptr.dtype.element_ty), mask=inside)
+
+
+def scale(x: Tensor, factor: Tensor, result: Tensor, add: bool) -> None:
+    """Compute ``result = factor * x``, or ``result += factor * x`` with ``add``.
+
+    PyTorch's product with a 0-d tensor of another dtype is not vectorised: 336 million bf16 elements take 1.27 ms on an
+    H200, where the memory bandwidth allows 0.31 ms.
+
+    Args:
+        x, result: contiguous, with equal numbers of elements, in fp32 or a half precision. They may be the same
+            tensor.
+        factor: 0-d fp32.
+    """
+    assert x.is_contiguous()
+    assert result.is_contiguous()
+    assert factor.dtype == torch.float32
+    count = x.numel()
+    _scale_kernel[(triton.cdiv(count, BLOCK),)](x, factor, result, count, ADD=add, BLOCK=BLOCK, num_warps=WARPS)

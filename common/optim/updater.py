@@ -1,10 +1,8 @@
-"""Interfaces of objects that apply gradients, and how several of them do one update together."""
+"""Interfaces of objects that apply gradients."""
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,9 +15,8 @@ class Updater(Protocol):
     """Applies gradients.
 
     An iteration is ``begin``; for each micro-batch forward, ``arm`` before the backward pass of the last one,
-    backward, ``collect``; then ``measure`` and, after all updaters have measured, ``write``. :func:`apply_gradients`
-    calls the last two. ``write`` must not read the loss scale, which has adapted by then, and must not change
-    metrics.
+    backward, ``collect``; then ``measure`` and, after all updaters have measured, ``write``. ``write`` must not read
+    the loss scale, which has adapted by then, and must not change metrics.
     """
 
     @property
@@ -113,30 +110,3 @@ class StreamingUpdater(Updater, Protocol):
         Raises:
             CheckpointError: something is missing or damaged, or belongs to another model.
         """
-
-
-def apply_gradients(
-    updaters: Sequence[Updater], skip: Tensor, measured: Callable[[Tensor], None] = lambda overflow: None
-) -> Tensor:
-    """Let all updaters write, or none of them. Capturable: nothing waits for the device.
-
-    One gradient that is not finite, in any updater, stops all updaters from writing. Each loss scale adapts once. A
-    single updater uses its own flag, without an additional kernel.
-
-    Args:
-        updaters: in the order in which they write.
-        skip: 0-d fp32 on the device; if it is not 0, nothing is written, including loss scales.
-        measured: called with the result before anything is written, when the updaters' metrics are final.
-
-    Returns:
-        0-d bool on the device: whether a gradient of any updater is not finite.
-    """
-    overflow = functools.reduce(operator.or_, [updater.measure() for updater in updaters])
-    allowed = (skip == 0) & ~overflow
-    for loss_scale in dict.fromkeys(updater.loss_scale for updater in updaters):
-        if loss_scale is not None:
-            loss_scale.update(overflow, skip != 0)
-    measured(overflow)
-    for updater in updaters:
-        updater.write(allowed)
-    return overflow

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from common.config.strict_yaml import load_yaml
+from common.config.yaml_files import load_yaml
 from common.errors import ConfigError
 from common.formats import npy
 from common.recommendation.placement import Hybrid, Plan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.distributed.meminfo import meminfo
+from common.distributed.environment import meminfo
 from common.errors import ConfigError
 from common.recommendation import initial_rows
 from common.recommendation.placement import Hybrid, Shard

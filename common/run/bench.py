@@ -33,7 +33,7 @@ from common.data.batches import Batch, Block, HostBatch
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.layout import Layout
-from common.distributed.roles import Role
+from common.distributed.rank_info import Role
 from common.errors import ConfigError
 from common.evaluation.inline import InlineEvaluation
 from common.evaluation.scorer_process import ScorerProcess
@@ -41,16 +41,29 @@ from common.evaluation.ways import way_to_evaluate
 from common.mlperf.admission import evaluation_schedule
 from common.observe.nvml import GpuMeter, device_uuid
 from common.ops.bench.operations import operations_of, report, time_operations
-from common.ops.bench.stopwatch import peak_flops
 from common.optim.updater import SendingUpdater
-from common.optional_packages import broken_packages
-from common.run.bench_figures import Phases, RankFigures, RunTiming, Timing, figures, write_figures
+from common.run.bench_figures import (
+    Phases,
+    RankFigures,
+    RunTiming,
+    Timing,
+    breakdown_text,
+    capture_rows,
+    figures,
+    header,
+    ranks_text,
+    run_text,
+    step_text,
+    step_times,
+    table,
+    write_figures,
+)
 from common.run.evaluation_bench import prepared_everywhere, time_evaluation
-from common.run.kernels import Breakdown, breakdown, meet, recorded
+from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
 from common.run.peer_bench import PeerTiming, time_peers
 from common.run.reader_bench import time_reader
 from common.run.start import Start
-from common.step.graphs import WARM_UP_ITERATIONS, CaptureCost, StepRunner
+from common.step.graphs import WARM_UP_ITERATIONS, StepRunner
 from common.step.train_step import DeviceResult, TrainStep
 
 EVALUATION_TIMES = "bench/evaluation times"
@@ -58,9 +71,6 @@ EVALUATION_TIMEOUT = timedelta(hours=2)
 
 METER_SECONDS = 0.1
 """Seconds between two readings of the GPU's sensors while steps are timed."""
-
-LABEL = 36
-"""Width of the name column in the output, in characters."""
 
 
 def bench(start: Start, began: float) -> int:
@@ -93,9 +103,9 @@ def bench(start: Start, began: float) -> int:
     workload = workload_type(run, layout)
     say = print if rank_info.rank == 0 else _silent
     if options.only == "reader":
-        say(_header(run, device, workload))
+        say(header(run, device, workload))
         reader = time_reader(workload, session.data_dir, run.grad_accumulation_steps, run.global_batch, options)
-        say(_table(reader.rows(options, run.training_ranks)))
+        say(table(reader.rows(options, run.training_ranks)))
         workload.close()
         return 0
     torch.backends.cudnn.benchmark = not run.deterministic
@@ -106,31 +116,31 @@ def bench(start: Start, began: float) -> int:
     examples = list(workload.example_batches())
     phases.end("build")
     took = _warm_up(runner, examples, phases)
-    say(_header(run, device, workload))
-    say(_table({"warm-up and capture": f"{took:.1f} s", **capture_rows(runner.cost)}))
+    say(header(run, device, workload))
+    say(table({"warm-up and capture": f"{took:.1f} s", **capture_rows(runner.cost)}))
     if not options.traffic:
-        say(_table({"traffic": "none: ranks send no gradients and no weights"}))
+        say(table({"traffic": "none: ranks send no gradients and no weights"}))
     batches = examples[:1] * run.grad_accumulation_steps
     if options.seconds is not None:
         options = options.within(_longest_iteration(runner, batches, device))
     if options != session.bench:
         times = "" if options.repetitions == 1 else f" {options.repetitions} times"
-        say(_table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
+        say(table({"iterations": f"{options.steps} timed{times}, {options.warmup_steps} before them: bench.seconds"}))
     timing, timing_of_run, without_traffic, reserved = None, None, None, None
     by_rank: list[RankFigures] = []
     if options.only in (None, "step", "peer"):
         timing, by_rank, text = _measure_step(runner, batches, options, device, phases)
         reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-        say(_step_text(timing, run, workload, device))
-        say(_ranks_text(by_rank))
+        say(step_text(timing, run, workload, device))
+        say(ranks_text(by_rank))
         if text and options.only != "peer":
             say(text)
     if options.only in (None, "run") and session.data_dir.is_dir():
         timing_of_run = _time_run(run, session.data_dir, options, workload, runner, block, start.scorer)
         phases.end("run")
-        say(_run_text(timing_of_run, timing))
+        say(run_text(timing_of_run, timing))
     elif options.only is None:
-        say(f"{'run':<{LABEL}}not measured: there are no prepared data in {session.data_dir} (data_dir=…)")
+        say(table({"run": f"not measured: there are no prepared data in {session.data_dir} (data_dir=…)"}))
     if options.traffic == "both" and timing is not None and run.training_ranks > 1:
         runner.close()
         if device.type == "cuda":
@@ -139,9 +149,9 @@ def bench(start: Start, began: float) -> int:
         _warm_up(runner, examples, phases, iterations=1)  # on the same stream, because gradients are bound to it
         coupled, coupled_by_rank, _ = _measure_step(runner, batches, options, device, phases)
         without_traffic = coupled, coupled_by_rank
-        say(_table({"step without gradients and weights": _times(coupled)}))
-        say(_ranks_text(coupled_by_rank))
-    say(_table({"seconds of this process": phases.text()}))
+        say(table({"step without gradients and weights": step_times(coupled)}))
+        say(ranks_text(coupled_by_rank))
+    say(table({"seconds of this process": phases.text()}))
     values = figures(timing, by_rank, timing_of_run, without_traffic, reserved, phases, run, workload, device)
     runner.close()
     workload.close()
@@ -169,7 +179,7 @@ def _peers(workload_type: type[Workload], run: RunConfig, options: BenchConfig) 
 
 def _reported(peer: PeerTiming, own_throughput: float, say: Callable[[str], object]) -> dict[str, Any]:
     """Print a peer's timing and return it for the report."""
-    say(_table({f"peer: {peer.name}": peer.text(own_throughput)}))
+    say(table({f"peer: {peer.name}": peer.text(own_throughput)}))
     return dataclasses.asdict(peer)
 
 
@@ -258,9 +268,9 @@ def _measure_evaluation(start: Start, role: Role, phases: Phases, prepared: bool
     phases.end("evaluation")
     if role.rank == 0:
         rows = {**timing.rows(), "seconds of this process": phases.text()}
-        print(_header(run, start.device, workload), _table(rows), sep="\n")
+        print(header(run, start.device, workload), table(rows), sep="\n")
         if timing.breakdown is not None and timing.profiled is not None:
-            print(_breakdown_text("breakdown of predicting", timing.breakdown, timing.profiled * 1e3))
+            print(breakdown_text("breakdown of predicting", timing.breakdown, timing.profiled * 1e3))
         if session.bench.report is not None:
             values = figures(None, (), None, None, timing.reserved_bytes or None, phases, run, workload, start.device)
             write_figures(session.bench.report, {**values, "evaluation": timing.report()})
@@ -290,37 +300,6 @@ def _time_evaluations(evaluations: Evaluations, workload: Workload, cuda: bool) 
 
 def _silent(text: str) -> None:
     """Print nothing, on ranks other than 0."""
-
-
-def _table(rows: dict[str, str]) -> str:
-    """Format names and values in two columns; further lines of a value are aligned below its first.
-
-    The value follows directly after a name that is wider than its column.
-    """
-    below = "\n" + " " * LABEL
-    return "\n".join(f"{name + ' ':<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
-
-
-def _header(run: RunConfig, device: torch.device, workload: Workload) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    rows = {
-        "benchmark": run.benchmark.description,
-        "hardware": f"{run.world_size} x {name}",
-        "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
-        "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
-        **({"planned memory": plan} if (plan := workload.memory_plan()) else {}),
-        **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
-        **({"broken packages": "\n".join(broken)} if (broken := broken_packages()) else {}),
-    }
-    return _table(rows)
-
-
-def capture_rows(cost: CaptureCost) -> dict[str, str]:
-    """Return the cost of the step's graphs as table rows; empty without graphs."""
-    if not cost.graphs:
-        return {}
-    taken = f"captured in {cost.seconds:.1f} s, {cost.memory / 1e9:.2f} GB in their pools and inputs"
-    return {"CUDA graphs of the step": f"{cost.graphs}, {taken}"}
 
 
 def _longest_iteration(runner: StepRunner, batches: list[Batch], device: torch.device) -> float:
@@ -388,48 +367,6 @@ def _of_all_ranks(own: RankFigures) -> list[RankFigures]:
     return every
 
 
-def _step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
-    per_rank = timing.throughput / run.training_ranks
-    rows = {
-        "step": f"{_times(timing)}, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
-    }
-    if timing.overflow:
-        rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
-    if device.type == "cuda":
-        peak = peak_flops(torch.cuda.get_device_name(device))
-        if flops := workload.sample_flops() * per_rank:  # 0 if unknown
-            share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
-            rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
-        reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
-        rows["peak memory"] = (
-            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; "
-            f"{_device_memory(device) / 1e9:.1f} GB of the GPU taken in all"
-        )
-    return _table(rows)
-
-
-def _times(timing: Timing) -> str:
-    """Return the median step time as text, with all repetitions if there are several."""
-    every = ", ".join(f"{ms:.3f}" for ms in timing.repetitions)
-    return f"{timing.step_ms:.3f} ms" + (f" (median of {every})" if len(timing.repetitions) > 1 else "")
-
-
-def _ranks_text(by_rank: Sequence[RankFigures]) -> str:
-    """Return a line of text for each rank."""
-    return "\n".join(f"{f'rank {rank}':<{LABEL}}{figures.text()}" for rank, figures in enumerate(by_rank))
-
-
-def _rate(samples: float) -> str:
-    """Format a rate as a whole number, or with four digits if it is below 1000."""
-    return f"{samples:,.0f}" if samples >= 1000 else f"{samples:.4g}"
-
-
-def _device_memory(device: torch.device) -> int:
-    """Return the bytes of the GPU in use by all processes."""
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free
-
-
 def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[str, Breakdown]:
     """Profile steps. Return one step's breakdown, by kind of kernel with gaps, as text and as an object."""
     with runner.on_stream():
@@ -437,13 +374,7 @@ def _breakdown(runner: StepRunner, batches: list[Batch], steps: int) -> tuple[st
             lambda: runner(batches), lambda: _elapsed(lambda: [runner(batches) for _ in range(steps)], True)
         )
     found = breakdown(kernels, steps)
-    return _breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
-
-
-def _breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
-    """Format the device time by kind of kernel; ``total_ms`` is the time under the profiler."""
-    rows = found.rows(**{"no kernel (gaps)": total_ms - found.busy_ms})
-    return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
+    return breakdown_text("breakdown of a step", found, seconds / steps * 1e3), found
 
 
 def _block_between_evaluations(run: RunConfig) -> Block:
@@ -513,23 +444,3 @@ def _feed(prefetcher: Prefetcher, runner: StepRunner, steps: int) -> None:
 def _drain(batches: Iterator[HostBatch]) -> None:
     for _ in batches:
         pass
-
-
-def _run_text(timing: RunTiming, step: Timing | None) -> str:
-    """Format the run's figures, with their ratio to the step if it was measured."""
-    run, evaluation = timing.training, timing.evaluation
-
-    def share(throughput: float) -> str:
-        return "" if step is None else f", {throughput / step.throughput:.3f} of the step"
-
-    rows = {
-        "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
-        f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
-        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
-        f"of {timing.eval_samples:,} samples"
-        + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
-        + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
-        + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
-        "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s{share(timing.with_evaluations)}",
-    }
-    return _table(rows)

@@ -16,7 +16,13 @@ import torch
 from common.config.schema import EvaluationConfig, RunConfig
 from common.contract.workload import Workload
 from common.data import atomic
-from common.run.kernels import Breakdown
+from common.ops.bench.stopwatch import peak_flops
+from common.optional_packages import broken_packages
+from common.run.kernel_profile import Breakdown
+from common.step.graphs import CaptureCost
+
+LABEL = 36
+"""Width of the name column in the output, in characters."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,107 @@ class RunTiming:
     scoring: float
     with_evaluations: float
     evaluation: EvaluationConfig
+
+
+def table(rows: dict[str, str]) -> str:
+    """Format names and values in two columns; further lines of a value are aligned below its first.
+
+    The value follows directly after a name that is wider than its column.
+    """
+    below = "\n" + " " * LABEL
+    return "\n".join(f"{name + ' ':<{LABEL}}{below.join(value.splitlines())}" for name, value in rows.items())
+
+
+def header(run: RunConfig, device: torch.device, workload: Workload) -> str:
+    """Return the lines before all figures: hardware, versions, sizes and implementations."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    rows = {
+        "benchmark": run.benchmark.description,
+        "hardware": f"{run.world_size} x {name}",
+        "versions": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
+        "micro-batch": f"{run.micro_batch} x {run.grad_accumulation_steps} accumulated, {run.precision}",
+        **({"planned memory": plan} if (plan := workload.memory_plan()) else {}),
+        **{f"implementation: {name}": choice for name, choice in workload.implementations().items()},
+        **({"broken packages": "\n".join(broken)} if (broken := broken_packages()) else {}),
+    }
+    return table(rows)
+
+
+def capture_rows(cost: CaptureCost) -> dict[str, str]:
+    """Return the cost of the step's graphs as table rows; empty without graphs."""
+    if not cost.graphs:
+        return {}
+    taken = f"captured in {cost.seconds:.1f} s, {cost.memory / 1e9:.2f} GB in their pools and inputs"
+    return {"CUDA graphs of the step": f"{cost.graphs}, {taken}"}
+
+
+def step_text(timing: Timing, run: RunConfig, workload: Workload, device: torch.device) -> str:
+    """Format the figures of the step: time, rates, model FLOP/s and memory of this rank's GPU."""
+    per_rank = timing.throughput / run.training_ranks
+    rows = {
+        "step": f"{step_times(timing)}, {_rate(timing.throughput)} samples/s ({_rate(per_rank)} a rank)",
+    }
+    if timing.overflow:
+        rows["step: not valid"] = "the last gradients were not finite, so that nothing was updated"
+    if device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(device))
+        if flops := workload.sample_flops() * per_rank:  # 0 if unknown
+            share = f", {flops / peak:.1%} MFU of {peak / 1e12:,.0f}" if peak else ""
+            rows["model FLOP/s a rank"] = f"{flops / 1e12:.1f} TFLOP/s{share}"
+        reserved, used = torch.cuda.max_memory_reserved(device), torch.cuda.max_memory_allocated(device)
+        rows["peak memory"] = (
+            f"{reserved / 1e9:.1f} GB reserved for tensors, {used / 1e9:.1f} of it used; "
+            f"{_device_memory(device) / 1e9:.1f} GB of the GPU taken in all"
+        )
+    return table(rows)
+
+
+def step_times(timing: Timing) -> str:
+    """Return the median step time as text, with all repetitions if there are several."""
+    every = ", ".join(f"{ms:.3f}" for ms in timing.repetitions)
+    return f"{timing.step_ms:.3f} ms" + (f" (median of {every})" if len(timing.repetitions) > 1 else "")
+
+
+def ranks_text(by_rank: Sequence[RankFigures]) -> str:
+    """Return a line of text for each rank."""
+    return "\n".join(f"{f'rank {rank}':<{LABEL}}{figures.text()}" for rank, figures in enumerate(by_rank))
+
+
+def _rate(samples: float) -> str:
+    """Format a rate as a whole number, or with four digits if it is below 1000."""
+    return f"{samples:,.0f}" if samples >= 1000 else f"{samples:.4g}"
+
+
+def _device_memory(device: torch.device) -> int:
+    """Return the bytes of the GPU in use by all processes."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
+def breakdown_text(title: str, found: Breakdown, total_ms: float) -> str:
+    """Format the device time by kind of kernel; ``total_ms`` is the time under the profiler."""
+    rows = found.rows(**{"no kernel (gaps)": total_ms - found.busy_ms})
+    return "\n".join([f"{title:<{LABEL}}{total_ms:.3f} ms under the profiler", *rows])
+
+
+def run_text(timing: RunTiming, step: Timing | None) -> str:
+    """Format the run's figures, with their ratio to the step if it was measured."""
+    run, evaluation = timing.training, timing.evaluation
+
+    def share(throughput: float) -> str:
+        return "" if step is None else f", {throughput / step.throughput:.3f} of the step"
+
+    rows = {
+        "run: training": f"{run.step_ms:.3f} ms, {_rate(run.throughput)} samples/s"
+        f"{share(run.throughput)}; host waited {timing.data_wait_ms:.2f} ms for data",
+        "run: evaluation": f"{timing.first_evaluation:.2f} s first, {timing.later_evaluation:.2f} s after, "
+        f"of {timing.eval_samples:,} samples"
+        + (f", on ranks of its own ({evaluation.ranks})" if evaluation.ranks else "")
+        + (f"; scored in the background, {timing.scoring:.2f} s" if evaluation.scoring == "background" else "")
+        + ("; scored offline, which training does not wait for" if evaluation.offline else ""),
+        "run: with evaluations": f"{_rate(timing.with_evaluations)} samples/s{share(timing.with_evaluations)}",
+    }
+    return table(rows)
 
 
 def figures(

@@ -19,7 +19,7 @@ import errno
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,7 @@ from common.errors import CheckpointError
 from common.nn.frozen import frozen_names
 from common.optim.groups import SUMMED_AXES
 from common.optim.updater import StreamingUpdater, Updater
-from common.run.checkpoint_content import check_content
-from common.untrusted.tensor_file import read_values
-
-FORMAT = 6
+from common.run.checkpoint_content import FORMAT, file_of, load, require_finite
 
 MOST_SETTINGS = 20
 """Largest number of changed settings that a remark names."""
@@ -101,8 +98,8 @@ def save(
         ValueError: a split does not fit the model.
     """
     splits = splits or {}
-    place = folder / f"step_{progress.step:08d}"
-    beside = place.with_name(f".{place.name}.partial")
+    target = folder / f"step_{progress.step:08d}"
+    beside = target.with_name(f".{target.name}.partial")
 
     # Collective, so outside of the parts that can fail on a single rank.
     for updater in updaters:
@@ -117,7 +114,7 @@ def save(
 
     def clear() -> None:
         if layout.rank == 0:
-            _clear(place, beside)
+            _clear(target, beside)
 
     def write() -> None:
         content = {
@@ -146,7 +143,7 @@ def save(
     def publish() -> None:
         if layout.rank == 0:
             _require_all(beside, layout.world_size)
-            _publish(beside, place)
+            _publish(beside, target)
 
     for part in (clear, write, publish):
         errors = _failures(part, layout)
@@ -158,8 +155,8 @@ def save(
                 # This removes files that rank 0 cannot see, if the ranks do not share the folder.
                 shutil.rmtree(beside, ignore_errors=True)
                 dist.barrier()
-            raise CheckpointError(f"checkpoint {place} was not written ({'; '.join(errors)}); nothing of it was kept")
-    return place
+            raise CheckpointError(f"checkpoint {target} was not written ({'; '.join(errors)}); nothing of it was kept")
+    return target
 
 
 def keep_newest(folder: Path, count: int) -> None:
@@ -170,7 +167,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def read(
-    place: Path,
+    folder: Path,
     settings: Mapping[str, object],
     layout: Layout,
     configuration: Mapping[str, object] | None = None,
@@ -179,7 +176,7 @@ def read(
     """Return the parts of a checkpoint that this rank needs, on the CPU.
 
     Args:
-        place: folder of the checkpoint.
+        folder: folder of the checkpoint.
         settings: settings of this run; the checkpoint's must be equal.
         configuration: settings of this run that may differ from the checkpoint's.
         seed: seed given by the user; None takes the checkpoint's.
@@ -192,32 +189,32 @@ def read(
         CheckpointError: the checkpoint is missing, unreadable or incomplete, has other settings or another seed, or a
             number in model or optimizer state is not finite.
     """
-    first = _load(place, 0, weights=True)
+    first = load(folder, 0, weights=True)
     written: dict[str, int] = first["layout"]
-    expected, found = math.prod(written.values()), len(list(place.glob("rank_*.pt")))
+    expected, found = math.prod(written.values()), len(list(folder.glob("rank_*.pt")))
     if found != expected:
         raise CheckpointError(
-            f"{place}: incomplete, {found} of the {expected} ranks' files are there; a run resumes from a folder that "
+            f"{folder}: incomplete, {found} of the {expected} ranks' files are there; a run resumes from a folder that "
             "has those of all, on a file system that every machine mounts"
         )
     for name, value in settings.items():
         kept = first["settings"].get(name)
         if kept != value:
             raise CheckpointError(
-                f"{place}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
+                f"{folder}: written with {name}={kept}, this run has {name}={value}: the data would not go on where "
                 "the checkpoint stands; resume with the settings of the first run"
             )
     if seed is not None and seed != first["seed"]:
         raise CheckpointError(
-            f"{place}: written with seed={first['seed']}, this run has seed={seed}: the data would not go on where the "
-            "checkpoint stands; leave seed out, and the run has the checkpoint's"
+            f"{folder}: written with seed={first['seed']}, this run has seed={seed}: the data would not go on where "
+            "the checkpoint stands; leave seed out, and the run has the checkpoint's"
         )
     content = first
     if written["pp"] == layout.sizes["pp"] == 1:
-        _require_finite(_file(place, 0), {"model": content["model"], "updaters": content["updaters"]})
+        require_finite(file_of(folder, 0), {"model": content["model"], "updaters": content["updaters"]})
     else:  # a stage may have other layers than before, even if the number of stages is the same
         content = _together(
-            [first, *(_load(place, _writer(written, stage), weights=True) for stage in range(1, written["pp"]))]
+            [first, *(load(folder, _writer(written, stage), weights=True) for stage in range(1, written["pp"]))]
         )
     remarks = _other_settings(first["configuration"], configuration or {})
     if unscored := first["progress"].get("unscored", 0):
@@ -226,10 +223,10 @@ def read(
             "the log of the run that wrote it may have their scores"
         )
     if written == layout.sizes:
-        own = first if layout.rank == 0 else _load(place, layout.rank, weights=layout.index(*SHARING_AXES) == 0)
-        _require_finite(_file(place, layout.rank), {"buffers": own.get("buffers", {})})
+        own = first if layout.rank == 0 else load(folder, layout.rank, weights=layout.index(*SHARING_AXES) == 0)
+        require_finite(file_of(folder, layout.rank), {"buffers": own.get("buffers", {})})
         own_state = {"random": own["random"], "buffers": own.get("buffers", {})}
-        return {**content, **own_state, "place": place, "remarks": remarks}
+        return {**content, **own_state, "folder": folder, "remarks": remarks}
     changed = f"of {written['dp']} replicas, this run has {layout.sizes['dp']}"
     for axis in ("pp", "cp", "tp"):
         if written[axis] != layout.sizes[axis]:
@@ -238,7 +235,7 @@ def read(
         f"the checkpoint is {changed}: random states start anew from the seed and the step, and the model's buffers "
         "are those of the first rank"
     )
-    return {**content, "random": None, "buffers": {}, "place": place, "remarks": remarks}
+    return {**content, "random": None, "buffers": {}, "folder": folder, "remarks": remarks}
 
 
 def _other_settings(written: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
@@ -282,7 +279,7 @@ def restore(
         )
     if "stages" in content:
         content = _own_stage(content, model, layout)
-        _require_finite(content["place"], {"model": content["model"], "updaters": content["updaters"]})
+        require_finite(content["folder"], {"model": content["model"], "updaters": content["updaters"]})
     saved, states = own_parts([content["model"], content["updaters"]], splits or {})
     frozen = frozen_names(model)
     if thawed := sorted(frozen & saved.keys()):
@@ -303,7 +300,7 @@ def restore(
     for number, (updater, state) in enumerate(zip(updaters, states, strict=True)):
         updater.load_state_dict(state)
         if isinstance(updater, StreamingUpdater):
-            updater.load_shards(_shards(content["place"], number))
+            updater.load_shards(_shards(content["folder"], number))
     values = dict(content["progress"])
     values["history"] = tuple((int(samples), dict(found)) for samples, found in values["history"])
     progress = Progress(**values)
@@ -316,57 +313,9 @@ def restore(
     return progress
 
 
-def _load(place: Path, rank: int, weights: bool) -> dict[str, Any]:
-    """Return the content of one rank's file. Its tensors are read from the disk when they are used.
-
-    Args:
-        place: folder of the checkpoint.
-        rank: rank that wrote the file.
-        weights: whether that rank wrote model and optimizer.
-    """
-    path = _file(place, rank)
-    if not path.is_file():
-        raise CheckpointError(f"resume={place}: no checkpoint there ({path.name} is missing)")
-    try:
-        content: dict[str, Any] = read_values(path)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: unreadable ({str(error).removeprefix(f'{path}: ')})") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if type(found) is not int or found != FORMAT:
-        told = found if type(found) is int and abs(found) < 2**63 else type(found).__name__
-        raise CheckpointError(f"{path}: format {told}, this suite reads {FORMAT}")
-    check_content(path, content, weights)
-    return content
-
-
-def _file(place: Path, rank: int) -> Path:
-    return place / f"rank_{rank}.pt"
-
-
-def _shards(place: Path, number: int) -> Path:
+def _shards(folder: Path, number: int) -> Path:
     """Return the folder with the shards of an updater."""
-    return place / f"updater_{number}"
-
-
-def _require_finite(path: Path, state: Mapping[str, object]) -> None:
-    """Raise CheckpointError if a tensor in ``state`` contains NaN or infinity."""
-    for name, tensor in _tensors(state):
-        bad = tensor.numel() - int(torch.isfinite(tensor).sum())
-        if bad:
-            raise CheckpointError(
-                f"{path}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite: the run "
-                "had diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
-            )
-
-
-def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested mappings and sequences, each with its dotted path."""
-    if isinstance(state, torch.Tensor):
-        yield name, state
-    elif isinstance(state, Mapping | list | tuple):
-        entries = state.items() if isinstance(state, Mapping) else enumerate(state)
-        for key, value in entries:
-            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    return folder / f"updater_{number}"
 
 
 def _writer(written: Mapping[str, int], stage: int) -> int:
@@ -458,11 +407,11 @@ def _failures(part: Callable[[], None], layout: Layout) -> list[str]:
     return [text for text in _gather(error, layout) if text]
 
 
-def _clear(place: Path, beside: Path) -> None:
-    """Remove files of an earlier attempt to write ``place`` that crashed."""
-    old = _aside(place)
-    if old.exists() and not place.exists():
-        old.rename(place)  # the crash was between the two renames in _publish
+def _clear(target: Path, beside: Path) -> None:
+    """Remove files of an earlier attempt to write ``target`` that crashed."""
+    old = _aside(target)
+    if old.exists() and not target.exists():
+        old.rename(target)  # the crash was between the two renames in _publish
     for stale in (beside, old):
         if stale.exists():
             shutil.rmtree(stale)
@@ -470,7 +419,7 @@ def _clear(place: Path, beside: Path) -> None:
 
 def _require_all(beside: Path, ranks: int) -> None:
     """Raise FileNotFoundError if a rank's file is missing because the machines do not share the folder."""
-    missing = [rank for rank in range(ranks) if not _file(beside, rank).is_file()]
+    missing = [rank for rank in range(ranks) if not file_of(beside, rank).is_file()]
     if missing:
         raise FileNotFoundError(
             f"{ranks - len(missing)} of the {ranks} ranks' files are there, that of rank {missing[0]} is not: the "
@@ -478,26 +427,26 @@ def _require_all(beside: Path, ranks: int) -> None:
         )
 
 
-def _publish(beside: Path, place: Path) -> None:
+def _publish(beside: Path, target: Path) -> None:
     """Rename a complete checkpoint to its final name, durably."""
-    old = _aside(place)
+    old = _aside(target)
     _sync_folder(beside)
-    replaced = place.exists()
+    replaced = target.exists()
     if replaced:
-        place.rename(old)
+        target.rename(old)
     try:
-        beside.rename(place)
+        beside.rename(target)
     except OSError:
         if replaced:
-            old.rename(place)
+            old.rename(target)
         raise
-    _sync_folder(place.parent)
+    _sync_folder(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _aside(place: Path) -> Path:
-    """Return the temporary name of an earlier checkpoint while the new one is renamed to ``place``."""
-    return place.with_name(f".{place.name}.old")
+def _aside(target: Path) -> Path:
+    """Return the temporary name of an earlier checkpoint while the new one is renamed to ``target``."""
+    return target.with_name(f".{target.name}.old")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""Validate the content of a rank's checkpoint file (names, types, ranges) before anything uses it."""
+"""Read a rank's checkpoint file and validate its content (names, types, ranges) before anything uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,63 @@ import torch
 
 from common.distributed.layout import AXES
 from common.errors import CheckpointError
+from common.untrusted.tensor_file import read_values
+
+FORMAT = 6
 
 MOST_RANKS = 2**20
 COUNTS = ("step", "block", "position", "samples", "counted", "unscored")
 """Names of the integer entries of :class:`common.run.checkpoint.Progress`."""
 _PLAIN = (str, int, float, bool, type(None))
+
+
+def load(folder: Path, rank: int, weights: bool) -> dict[str, Any]:
+    """Return the content of one rank's file. Its tensors are read from the disk when they are used.
+
+    Args:
+        folder: folder of the checkpoint.
+        rank: rank that wrote the file.
+        weights: whether that rank wrote model and optimizer.
+    """
+    path = file_of(folder, rank)
+    if not path.is_file():
+        raise CheckpointError(f"resume={folder}: no checkpoint there ({path.name} is missing)")
+    try:
+        content: dict[str, Any] = read_values(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: unreadable ({str(error).removeprefix(f'{path}: ')})") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if type(found) is not int or found != FORMAT:
+        shown = found if type(found) is int and abs(found) < 2**63 else type(found).__name__
+        raise CheckpointError(f"{path}: format {shown}, this suite reads {FORMAT}")
+    check_content(path, content, weights)
+    return content
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    """Return the path of a rank's file in the folder of a checkpoint."""
+    return folder / f"rank_{rank}.pt"
+
+
+def require_finite(path: Path, state: Mapping[str, object]) -> None:
+    """Raise CheckpointError if a tensor in ``state`` contains NaN or infinity."""
+    for name, tensor in _tensors(state):
+        bad = tensor.numel() - int(torch.isfinite(tensor).sum())
+        if bad:
+            raise CheckpointError(
+                f"{path}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite: the run "
+                "had diverged when it was written, or the file was damaged; resume from an earlier checkpoint"
+            )
+
+
+def _tensors(state: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested mappings and sequences, each with its dotted path."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, Mapping | list | tuple):
+        entries = state.items() if isinstance(state, Mapping) else enumerate(state)
+        for key, value in entries:
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
 
 
 def check_content(path: Path, content: Mapping[Any, Any], weights: bool) -> None:

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from common.distributed import job_store
 from common.errors import NOT_CONVERGED
 from common.mlperf.verdict import format_verdict, judge
-from common.observe.outcome import Outcome
-from common.observe.summary import Summary, write_summary
+from common.observe.summary import Outcome, Summary, write_summary
 from common.run.start import Start
 from common.run.timed_run import UNSCORED
 

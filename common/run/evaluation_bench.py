@@ -19,7 +19,7 @@ from common.contract.workload import Workload
 from common.distributed import job_store
 from common.errors import ConfigError, DataError
 from common.run.evaluation_rank import evaluation_stream
-from common.run.kernels import Breakdown, breakdown, meet, recorded
+from common.run.kernel_profile import Breakdown, breakdown, meet, recorded
 
 Result = TypeVar("Result")
 

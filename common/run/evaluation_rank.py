@@ -17,9 +17,9 @@ from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
+from common.distributed.rank_info import RankInfo, Role
 from common.distributed.shared_folder import make_output
+from common.distributed.startup import set_determinism
 from common.distributed.tensor_split import own_parts
 from common.distributed.weights import Arrived, Ended, Template, Transfer, WeightReceiver
 from common.errors import Interrupted, SuiteError
@@ -31,7 +31,6 @@ from common.evaluation.ways import weight_senders
 from common.mlperf.admission import admit
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter, device_uuid
-from common.run.determinism import set_determinism
 
 OPENING_SECONDS = 30 * 60
 

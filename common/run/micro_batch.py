@@ -43,17 +43,17 @@ def pick(workload_type: type[Workload], load: Callable[[int], RunConfig], device
         return max([size for size in choices if size <= ON_A_CPU] or choices[:1])
     # Each step's batches exist three times: in the graph's static inputs and in both slots of the prefetcher.
     batches = 3 * per_replica * _sample_bytes(workload_type.probe(load(choices[0]), Layout(device=device)))
-    room = torch.cuda.mem_get_info(device)[0] * USABLE - batches - workload_type.unprobed_bytes(smallest)
-    fitting = largest_fitting(choices, lambda size: _peak_bytes(workload_type, load(size), device), room)
+    capacity = torch.cuda.mem_get_info(device)[0] * USABLE - batches - workload_type.unprobed_bytes(smallest)
+    fitting = largest_fitting(choices, lambda size: _peak_bytes(workload_type, load(size), device), capacity)
     if fitting is None:
         raise ConfigError(
-            f"micro_batch=auto: {room / 2**30:.1f} GiB of free GPU memory do not fit {choices[0]} samples"
+            f"micro_batch=auto: {capacity / 2**30:.1f} GiB of free GPU memory do not fit {choices[0]} samples"
         )
     return fitting
 
 
-def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | None], room: float) -> int | None:
-    """Return the largest of ``choices`` that needs at most ``room`` bytes; None if none does.
+def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | None], capacity: float) -> int | None:
+    """Return the largest of ``choices`` that needs at most ``capacity`` bytes; None if none does.
 
     Args:
         choices: micro-batch sizes, ascending.
@@ -71,9 +71,9 @@ def largest_fitting(choices: Sequence[int], peak_bytes: Callable[[int], float | 
     larger = min(choices, key=lambda size: abs(size - 2 * small))
     more = used if larger == small else peak_bytes(larger)
     if more is None:
-        return small if used <= room else None
+        return small if used <= capacity else None
     slope = (more - used) / max(larger - small, 1)
-    return max((size for size in choices if used + slope * (size - small) <= room), default=None)
+    return max((size for size in choices if used + slope * (size - small) <= capacity), default=None)
 
 
 def _peak_bytes(workload_type: type[Workload], run: RunConfig, device: torch.device) -> float | None:

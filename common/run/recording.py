@@ -7,7 +7,7 @@ from common.errors import SuiteError
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter
 from common.observe.progress_bar import Progress as ProgressBar
-from common.step.in_flight import Finished
+from common.step.train_step import Finished
 
 OVERFLOWS_TOLERATED = 50  # consecutive iterations with gradients that are not finite
 

@@ -21,8 +21,9 @@ from common.config.override import override, parsed
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
-from common.distributed.roles import Role
+from common.distributed.rank_info import Role
 from common.distributed.shared_folder import make_output
+from common.distributed.startup import set_determinism
 from common.errors import NOT_CONVERGED, CheckpointError, ConfigError, DataError
 from common.evaluation.checkpoint_queue import CHECKPOINTS, Checkpoint, CheckpointQueue, CheckpointScore
 from common.evaluation.checkpoint_scoring import CheckpointScoring
@@ -32,9 +33,8 @@ from common.mlperf.admission import admit
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import ParsedLog, read_log
 from common.mlperf.verdict import format_verdict, judge
-from common.run.determinism import set_determinism
 from common.run.evaluation_rank import evaluation_stream
-from common.run.scoring import ending_checkpoint, log_checkpoint_scores, require_whole_set, told
+from common.run.scoring import ending_checkpoint, evaluation_line, log_checkpoint_scores, require_whole_set
 from common.run.start import Start
 from common.run.timed_run import TimedRun
 
@@ -88,12 +88,12 @@ def _override(tree: dict[str, Any], argument: str) -> None:
     *sections, key = name.split(".")
     if not (name in KEYS or (sections and sections[0] in SECTIONS)):
         raise ConfigError(f"score: {name} is the run's and cannot be another; {CHOICE}")
-    place = tree
+    node = tree
     for section in sections:
-        if not isinstance(place.get(section), dict):
+        if not isinstance(node.get(section), dict):
             raise ConfigError(f"{name}: unknown configuration key")
-        place = place[section]
-    place[key] = value
+        node = node[section]
+    node[key] = value
 
 
 def score_run(start: Start) -> int:
@@ -167,7 +167,7 @@ def _score(start: Start, queue: CheckpointQueue) -> None:
             require_whole_set(run.benchmark, score.values)
             queue.note(checkpoint.point.number, score)
             values = run.benchmark.judged(score.values)
-            print(told(run.benchmark, values, checkpoint.point.at), file=sys.stderr, flush=True)
+            print(evaluation_line(run.benchmark, values, checkpoint.point.at), file=sys.stderr, flush=True)
 
         for _ in scoring.scores(queue.next, note, lambda: signals.requested):
             pass

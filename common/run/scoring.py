@@ -127,20 +127,20 @@ class EvaluationPoints:
             self.history = (*self.history, (score.samples, values))
             times = {"seconds": score.seconds, "waited_seconds": score.waited_seconds}
             self._metrics.evaluation(score.samples, score.values, **times)
-        self._bar.line(told(benchmark, values, at))
+        self._bar.line(evaluation_line(benchmark, values, at))
         if benchmark.reached(values) and (self.passed is None or score.samples < self.passed[0].samples):
             self.passed = score, at
 
 
-def told(benchmark: BenchmarkConfig, values: dict[str, float], at: int) -> str:
+def evaluation_line(benchmark: BenchmarkConfig, values: dict[str, float], at: int) -> str:
     """Format an evaluation with its targets as text.
 
     Args:
         values: value by metric.
         at: epochs or samples of the evaluation, as in the log.
     """
-    said = [f"{metric} {value:.4f}, target {benchmark.targets[metric]}" for metric, value in values.items()]
-    return f"evaluation at {at}: {'; '.join(said)}"
+    parts = [f"{metric} {value:.4f}, target {benchmark.targets[metric]}" for metric, value in values.items()]
+    return f"evaluation at {at}: {'; '.join(parts)}"
 
 
 def require_whole_set(benchmark: BenchmarkConfig, values: dict[str, float]) -> None:

@@ -20,8 +20,7 @@ from common.contract.workload import Workload
 from common.distributed import job_store
 from common.distributed.faults import lost_peer
 from common.distributed.launcher import LOST_PEER_EXIT_CODE, await_turn, has_launcher, relaunch
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
+from common.distributed.rank_info import RankInfo, Role
 from common.distributed.startup import find_rank_info, gpu_visible, initialise, pick_device, shutdown
 from common.errors import FULL_DISK, ConfigError, DeviceError, SuiteError, print_error
 from common.evaluation.scorer_process import ScorerProcess

@@ -24,9 +24,9 @@ from common.data.prefetch import Prefetcher, side_stream
 from common.distributed import job_store
 from common.distributed.faults import GracefulStop, Heartbeat
 from common.distributed.layout import Layout
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
+from common.distributed.rank_info import RankInfo, Role
 from common.distributed.shared_folder import make_output
+from common.distributed.startup import set_determinism
 from common.errors import DataError, Interrupted
 from common.evaluation.offline import OfflineEvaluation, OfflineRun
 from common.evaluation.scorer_process import ScorerProcess
@@ -37,18 +37,17 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.seeds import draw_seed
 from common.observe.metrics import MetricsWriter
 from common.observe.nvml import GpuMeter, device_uuid, set_power_mode
-from common.observe.outcome import Outcome
 from common.observe.profile import ProfileWindow
 from common.observe.progress_bar import Progress as ProgressBar
+from common.observe.summary import Outcome
 from common.optional_packages import broken_packages
 from common.run import checkpoint
 from common.run.checkpoint import Progress
-from common.run.determinism import set_determinism
 from common.run.recording import Recording
 from common.run.scoring import EvaluationPoints
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner, named
-from common.step.in_flight import StepsInFlight
+from common.step.train_step import StepsInFlight
 
 CATCHING_UP_SECONDS = 24 * 3600.0
 EVALUATION_RANKS_SECONDS = 24 * 3600.0  # limit for waiting for evaluation ranks, which watch their own progress
@@ -152,8 +151,10 @@ class Trainer:
         self.bar = ProgressBar(rank)
         stack.callback(self.bar.close)
         if self._unshared:
-            told = "the others keep their metrics there, and no checkpoint is written when the run is interrupted"
-            self.bar.line(f"{self._unshared}: {told}")
+            self.bar.line(
+                f"{self._unshared}: the others keep their metrics there, and no checkpoint is written when the run is "
+                "interrupted"
+            )
         self.metrics = MetricsWriter(
             session.output_dir / f"metrics_rank{rank}.jsonl",
             rank,
@@ -163,7 +164,8 @@ class Trainer:
         self.meter = self._open_meter(stack)
         self.recording = Recording(self.metrics, self.meter, self.bar)
         self.profile = ProfileWindow.parse(session.profile, session.output_dir, rank)
-        stack.callback(self.profile.close)
+        if self.profile is not None:
+            stack.callback(self.profile.close)
         name = f"mlperf_resumed_at_{self.resumed['progress']['step']}.log" if self.resumed else "mlperf.log"
         self.log_name = name
         log = RunLog(session.output_dir / name, rank)
@@ -329,14 +331,15 @@ class Trainer:
             self.prefetcher.begin(batches)
 
     def _launch(self, micro_batches: list[Any]) -> None:
-        if self._poll():
+        if self.evaluations.later and self._poll():
             self.step.reached.fill_(1)
         progress, prefetcher = self.progress, self.prefetcher
         number = progress.step + 1
         self.heartbeat.beat(number, "training")
         if self.signals.requested or self.evaluations.interrupted:
             self.step.stop.fill_(1)
-        self.profile.before(number)
+        if self.profile is not None:
+            self.profile.before(number)
         wait, prefetcher.wait_seconds = prefetcher.wait_seconds, 0.0
         unknown = len(self.runner.uncaptured)
         result = self.runner(micro_batches)
@@ -345,7 +348,8 @@ class Trainer:
         samples = progress.samples + sum(batch.samples for batch in micro_batches)
         self.pending.push(number, samples, result, wait * 1e3)
         prefetcher.consumed()
-        self.profile.after(number)
+        if self.profile is not None:
+            self.profile.after(number)
         self.progress = replace(progress, step=number, samples=samples, position=progress.position + 1)
 
     def _settle(self, limit: int) -> bool:

@@ -147,14 +147,14 @@ class ChunkGraphs:
         device = next(iter(example.tensors.values())).device
         for number, plan in enumerate(plans):
             plan.chunk.prepare()
-            for place in range(plan.slots):
-                self._slots[number, place] = _new_slot(number, plan, example, device)
+            for index in range(plan.slots):
+                self._slots[number, index] = _new_slot(number, plan, example, device)
         # Recordings of a pool reuse memory that is free when the previous one ends. Activations must survive until
         # their backward pass, so each forward graph has a pool. Backward graphs keep nothing and share one pool. They
         # are captured last: what they free then goes to pools from which no later graph allocates.
-        for (number, place), slot in self._slots.items():
+        for (number, index), slot in self._slots.items():
             what, work = f"the forward pass of chunk {number}", functools.partial(slot.run_forward, loss_scale)
-            slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, place))
+            slot.forward, slot.made = self._recorder.record(work, what, ("forward", number, index))
         for (number, _), slot in self._slots.items():
             what = f"the backward pass of chunk {number}"
             with _noted(slot.chunk.module) as finished:
@@ -169,8 +169,8 @@ class ChunkGraphs:
             ValueError: more micro-batches of a chunk are in flight than it has slots.
         """
         self._slot_of = slots(units)
-        for (number, micro_batch), place in self._slot_of.items():
-            if (number, place) not in self._slots:
+        for (number, micro_batch), index in self._slot_of.items():
+            if (number, index) not in self._slots:
                 raise ValueError(f"chunk {number} has no graphs for so many micro-batches as come with {micro_batch}")
 
     def forward(self, unit: Unit, source: Tensor | None, batch: Batch) -> Made:

@@ -106,7 +106,7 @@ class StepRunner:
         self.uncaptured: dict[tuple[Hashable, ...], int] = {}
         self._captured: dict[tuple[Hashable, ...], _Captured] = {}
         self._inputs: dict[Hashable, list[dict[str, Tensor]]] = {}
-        self._place: dict[Hashable, int] = {}
+        self._position: dict[Hashable, int] = {}
         self._pool: Any = None
 
     def warm_up(self, examples: Iterable[Batch], iterations: int = WARM_UP_ITERATIONS) -> None:
@@ -124,7 +124,7 @@ class StepRunner:
             samples: dict[Hashable, int] = {}
             for example in examples:
                 samples[example.key] = example.samples
-                self._place.setdefault(example.key, len(self._place))
+                self._position.setdefault(example.key, len(self._position))
                 self._rehearse(example)
                 if self._chunks is not None:
                     self._warm_up_chunks(self._chunks, example, iterations)
@@ -178,7 +178,7 @@ class StepRunner:
 
         The returned result is valid until the next iteration with the same keys.
         """
-        ordered = sorted(micro_batches, key=lambda batch: self._place.get(batch.key, len(self._place)))
+        ordered = sorted(micro_batches, key=lambda batch: self._position.get(batch.key, len(self._position)))
         keys = tuple(batch.key for batch in ordered)
         captured = self._captured.get(keys)
         if captured is None:

@@ -7,6 +7,10 @@ numbers for the same step, so they make the same decisions.
 
 from __future__ import annotations
 
+import functools
+import operator
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +23,7 @@ from torch import Tensor, nn
 from common.data.batches import Batch
 from common.distributed.layout import Layout
 from common.optim.precision import LossScale
-from common.optim.updater import LimitedUpdater, Updater, apply_gradients
+from common.optim.updater import LimitedUpdater, Updater
 from common.step.capture import PassGraphs
 
 SAMPLES = "samples"
@@ -207,6 +211,33 @@ class TrainStep:
             updater.collect()
 
 
+def apply_gradients(
+    updaters: Sequence[Updater], skip: Tensor, measured: Callable[[Tensor], None] = lambda overflow: None
+) -> Tensor:
+    """Let all updaters write, or none of them. Capturable: nothing waits for the device.
+
+    One gradient that is not finite, in any updater, stops all updaters from writing. Each loss scale adapts once. A
+    single updater uses its own flag, without an additional kernel.
+
+    Args:
+        updaters: in the order in which they write.
+        skip: 0-d fp32 on the device; if it is not 0, nothing is written, including loss scales.
+        measured: called with the result before anything is written, when the updaters' metrics are final.
+
+    Returns:
+        0-d bool on the device: whether a gradient of any updater is not finite.
+    """
+    overflow = functools.reduce(operator.or_, [updater.measure() for updater in updaters])
+    allowed = (skip == 0) & ~overflow
+    for loss_scale in dict.fromkeys(updater.loss_scale for updater in updaters):
+        if loss_scale is not None:
+            loss_scale.update(overflow, skip != 0)
+    measured(overflow)
+    for updater in updaters:
+        updater.write(allowed)
+    return overflow
+
+
 def _joined(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Merge the metrics of the updaters: sum the communication waits, otherwise keep the first updater's value."""
     joined: dict[str, Tensor] = {}
@@ -217,3 +248,97 @@ def _joined(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             elif name not in joined:
                 joined[name] = value.to(torch.float32)
     return joined
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An iteration that the device has finished.
+
+    Attributes:
+        step: number of the iteration in the run, from 1.
+        samples: nominal training samples up to and including this iteration, over all ranks.
+        ended: estimated end, in seconds of the host's ``time.perf_counter``.
+        step_ms: milliseconds since the previous iteration ended; 0 for the first.
+        data_wait_ms: milliseconds that the host waited for the iteration's data.
+    """
+
+    step: int
+    samples: int
+    result: StepResult
+    ended: float
+    step_ms: float
+    data_wait_ms: float
+
+
+@dataclass
+class _Pending:
+    step: int
+    samples: int
+    data_wait_ms: float
+    names: tuple[str, ...]
+    host: Tensor
+    done: torch.cuda.Event | None
+    launched: float
+
+
+class StepsInFlight:
+    """A queue of launched iterations. Reading a result waits only for the oldest iteration, through a CUDA event.
+
+    Args:
+        step: the training step, which decodes its results.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self._step = step
+        self._queue: deque[_Pending] = deque()
+        self._free: list[Tensor] = []
+        self._before: _Pending | None = None
+        self._ended = 0.0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, step: int, samples: int, result: DeviceResult, data_wait_ms: float) -> None:
+        """Queue an asynchronous copy of ``result`` to the host on the current stream.
+
+        Args:
+            step: number of the iteration.
+            samples: training samples up to its end.
+            data_wait_ms: time that this iteration waited for its data.
+        """
+        values = result.values
+        if values.device.type == "cuda":
+            fitting = [host for host in self._free if host.shape == values.shape]
+            host = fitting[0] if fitting else torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._free = [other for other in self._free if other is not host]
+            host.copy_(values, non_blocking=True)
+            done = torch.cuda.Event(enable_timing=True)
+            done.record()
+        else:
+            host, done = values.clone(), None
+        self._queue.append(_Pending(step, samples, data_wait_ms, result.names, host, done, time.perf_counter()))
+
+    def pop(self) -> Finished:
+        """Wait for the oldest iteration and return its result."""
+        entry = self._queue.popleft()
+        waited = entry.done is not None and not entry.done.query()
+        if entry.done is not None:
+            entry.done.synchronize()
+        now = time.perf_counter()
+        result = self._step.read(entry.names, entry.host.tolist())
+        if entry.done is not None:
+            self._free.append(entry.host)
+        before, self._before = self._before, entry
+        step_ms = 0.0
+        if before is not None:
+            if before.done is not None and entry.done is not None:
+                step_ms = before.done.elapsed_time(entry.done)
+            else:
+                step_ms = (entry.launched - before.launched) * 1e3
+        if entry.done is None:
+            self._ended = entry.launched
+        elif waited or before is None:
+            self._ended = now
+        else:  # it ended before this call: add the device's step time to the previous end
+            self._ended = min(now, max(entry.launched, self._ended + step_ms / 1e3))
+        return Finished(entry.step, entry.samples, result, self._ended, step_ms, entry.data_wait_ms)

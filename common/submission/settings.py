@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.config.loading import build
-from common.config.strict_yaml import load_yaml
+from common.config.yaml_files import load_yaml
 from common.errors import ConfigError, DataError
 from common.untrusted.regular_file import open_regular
 

@@ -13,7 +13,7 @@ from common import cli
 from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.optim import optimizer
-from common.optim.weight_gather import WeightGatherer
+from common.optim.communication import WeightGatherer
 
 WITH_BLOCKS = {"bert", "gpt3", "llama31_8b", "rnnt", "stable_diffusion", "unet3d"}
 

@@ -15,7 +15,7 @@ from common.config.composition import compose
 from common.contract.evaluation import Weights
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.distributed.roles import RoleName
+from common.distributed.rank_info import RoleName
 from common.errors import UnsupportedImplementation
 from tests.benchmarks.evaluated_rows import Evaluated, Pretraining
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from common.ops.cases import Draw
 from common.ops.catalogue import cases_of
 from common.ops.operation import Operation
-from common.optim.adagrad import ADAGRAD
-from common.optim.adaptive import ADAPTIVE, LAMB
+from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
 from common.optim.momentum import MOMENTUM
+from common.optim.rules import Binding
 from common.optim.update_cases import DECAY_AND_RATIO, bert, shard_of
 from tests.gpu.captures import captured
 
@@ -74,7 +74,7 @@ def test_lamb_equals_apex(clipped):
     lamb = fused_lamb()
     draw = Draw(DEVICE, torch.float32)
     shard = shard_of(draw, MEDIUM, torch.float32, weight_scale=0.02)
-    update = LAMB(0.9, 0.999, 1e-6).bind([shard], DECAY_AND_RATIO, len(MEDIUM), lambda _: None, "triton")
+    update = LAMB(0.9, 0.999, 1e-6).bind(Binding([shard], DECAY_AND_RATIO, len(MEDIUM), lambda _: None), "triton")
     parts = [slice(f.start, f.start + f.numel) for f in shard.fragments]
     parameters = [nn.Parameter(shard.masters[part].clone()) for part in parts]
     groups = [

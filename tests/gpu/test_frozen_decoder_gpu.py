@@ -8,14 +8,15 @@ from torch import Tensor
 
 from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
-from common.distributed.tensor_parallel.products import CollectiveProducts
-from common.nn.decoder import Decoder, DecoderArchitecture
-from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.operations import choose
-from common.nn.lora import LoraSettings, TokenPlaces
-from common.nn.scratch import Scratch
+from common.language.architecture import LlamaArchitecture
+from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.frozen_products import load_frozen
+from common.language.lora import LoraSettings
+from common.language.network import Decoder
+from common.language.operations import choose_operations
+from common.language.tokens import TokenPlaces
 from common.ops.libraries import TRANSFORMER_ENGINE
-from tests.common.nn.fp8_operands import noted, take
+from tests.common.language.fp8_operands import noted, take
 from tests.generators import generator_of
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-ARCHITECTURE = DecoderArchitecture(
+ARCHITECTURE = LlamaArchitecture(
     vocabulary=512, hidden=512, layers=3, heads=4, kv_heads=2, head_size=128, feed_forward=1024,
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.04,
 )  # fmt: skip
@@ -57,13 +58,14 @@ def filled(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def frozen_decoder(linear: str, recomputed_qkv: int = 0, attention: str = "cudnn") -> FrozenDecoder:
+def frozen_decoder(linear: str, recomputed_qkv: int = 0, attention: str = "cudnn") -> HandwrittenDecoder:
     decoder = Decoder(ARCHITECTURE, "meta", torch.bfloat16, LORA)
     drawn = decoder.drawn_base(lambda name: generator_of(name, GPU), GPU, torch.bfloat16)
-    load_frozen(decoder, drawn, GPU, torch.bfloat16, linear)
-    operations, _ = choose({**FAST, "attention": attention}, ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16)
-    products = CollectiveProducts(decoder.parallel)
-    return FrozenDecoder(filled(decoder), operations, products, Scratch(GPU), recomputed_qkv)
+    load_frozen(decoder, drawn, GPU, torch.bfloat16, IN_FP8[linear].state_type if linear in IN_FP8 else None)
+    operations, _ = choose_operations(
+        {**FAST, "attention": attention}, ARCHITECTURE, ContextSplit(LENGTH), GPU, torch.bfloat16, adapters=True
+    )
+    return HandwrittenDecoder(filled(decoder), operations, linear, 0, recomputed_qkv=recomputed_qkv)
 
 
 def oracle(like: Decoder) -> Decoder:
@@ -81,7 +83,7 @@ def rows() -> Tensor:
     return torch.randint(ARCHITECTURE.vocabulary, (ROWS, LENGTH + 1), generator=generator, device=GPU)
 
 
-def loss(network: Decoder | FrozenDecoder, decoder: Decoder, given: Tensor, seed: Tensor) -> Tensor:
+def loss(network: Decoder | HandwrittenDecoder, decoder: Decoder, given: Tensor, seed: Tensor) -> Tensor:
     places = TokenPlaces.whole(ROWS, LENGTH, seed, GPU)
     hidden = network.hidden_states(given[:, :-1], places)
     return next_token_loss(hidden, decoder.head.weight, given[:, 1:].flatten(), decoder.parallel).mean()
@@ -117,7 +119,7 @@ def test_fp8_products_take_rounded_operands_and_all_else_follows_float64() -> No
     loss(frozen, frozen.decoder, rows(), seed).backward()  # the scale of a first use comes from a sample
     frozen.decoder.zero_grad()
     scales = {name: buffer.clone() for name, buffer in frozen.decoder.named_buffers()}
-    frozen, operands = noted(frozen)
+    operands = noted(frozen)
     loss(frozen, frozen.decoder, rows(), seed).backward()
     found, trained = gradients(frozen.decoder), {name: p for name, p in exact.named_parameters() if p.requires_grad}
     take(exact, operands, scales, SLACK)
@@ -160,4 +162,4 @@ def test_a_captured_pass_takes_new_rows_and_seeds(linear: str) -> None:
         buffer.copy_(scales[name])
     eager = run()
     assert eager.item() == pytest.approx(found[8][0], rel=1e-3)
-    torch.testing.assert_close(decoder.layers[0].qkv.lora_a.grad, found[8][1], rtol=0.05, atol=1e-5)
+    torch.testing.assert_close(decoder.blocks()[0].qkv.lora_a.grad, found[8][1], rtol=0.05, atol=1e-5)

@@ -7,17 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.network import EMBEDDING, Gpt
-from benchmarks.gpt3.operations import choose_operations
+from benchmarks.gpt3.architecture import GptArchitecture
 from benchmarks.gpt3.workload import GptPretraining
-from benchmarks.gpt3.written import WrittenGpt
 from common import cli
 from common.config.composition import compose
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.errors import UnsupportedImplementation
-from common.optim.flat import FlatBuffer
+from common.language.decoder import HandwrittenDecoder
+from common.language.network import EMBEDDING, Decoder
+from common.language.operations import choose_operations
+from common.ops.operation import AUTO
+from common.optim.buffers import FlatBuffer
 from common.step.capture import capturing
+from tests.benchmarks.gpt3.small_gpt3 import Passes
 from tests.generators import generator_of
 from tests.gpu import learning_text
 
@@ -32,16 +35,16 @@ LINEAR = pytest.mark.parametrize("linear", ["torch", pytest.param("fp8", marks=W
 BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
 """Of the loss and of a gradient, relative: e5m2 has two bits behind the point, so that is the wiring."""
 
-SHAPE = Architecture(
+SHAPE = GptArchitecture(
     vocabulary=500, hidden=512, layers=3, heads=4, feed_forward=2048, positions=384, norm_epsilon=1e-5,
     initializer_range=0.04,
 )  # fmt: skip
 ROWS, CHUNK, LENGTH = 2, 300, 384
 
 
-def model(dtype: torch.dtype, shape: Architecture = SHAPE) -> Gpt:
+def model(dtype: torch.dtype, shape: GptArchitecture = SHAPE) -> Decoder:
     """With norms and biases that matter; in float64 the numbers of bf16."""
-    made = Gpt(shape, [range(shape.layers)], device=GPU, dtype=torch.bfloat16)
+    made = Decoder(shape, GPU, torch.bfloat16)
     made.initialise(lambda name: generator_of(name, GPU))
     for name, parameter in made.named_parameters():
         if parameter.ndim == 1:
@@ -49,10 +52,11 @@ def model(dtype: torch.dtype, shape: Architecture = SHAPE) -> Gpt:
     return made.to(dtype)
 
 
-def written(made: Gpt, linear: str, **changes: str) -> WrittenGpt:
-    operations, names = choose_operations(changes, made.architecture, GPU, torch.bfloat16)
+def written(made: Decoder, linear: str, **changes: str) -> Passes:
+    operations, names = choose_operations(changes, made.architecture, ContextSplit(LENGTH), GPU, torch.bfloat16)
     print(names)
-    return WrittenGpt(made, operations, linear, ROWS * made.architecture.positions)
+    halves = HandwrittenDecoder(made, operations, linear, ROWS * made.architecture.positions)
+    return Passes(made, halves, cross_entropy=AUTO)
 
 
 def rows(seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -63,12 +67,13 @@ def rows(seed: int = 1) -> tuple[Tensor, Tensor]:
     return tokens_BR[:, :-1].contiguous(), tokens_BR[:, 1:].flatten()
 
 
-def loss(network: Gpt | WrittenGpt, tokens_BS: Tensor, labels_T: Tensor) -> Tensor:
+def loss(network: Decoder | Passes, tokens_BS: Tensor, labels_T: Tensor) -> Tensor:
+    network = Passes(network) if isinstance(network, Decoder) else network
     hidden = network.through(0, network.embed(tokens_BS), ROWS)
     return network.summed_loss(hidden, labels_T, CHUNK, 1 / (ROWS * (LENGTH - 1)))
 
 
-def gradients(made: Gpt) -> dict[str, Tensor]:
+def gradients(made: Decoder) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in made.named_parameters() if parameter.grad is not None}
 
 
@@ -154,7 +159,7 @@ def test_losses_without_gradients_follow_float64(linear: str) -> None:
     with torch.no_grad():
         found, wanted = (
             network.losses(network.through(0, network.embed(tokens_BS), ROWS), labels_T, CHUNK)
-            for network in (halves, exact)
+            for network in (halves, Passes(exact))
         )
     assert error(found, wanted) < BOUNDS[linear][0] * 4
     assert not found[labels_T < 0].any()
@@ -168,7 +173,7 @@ def test_captured_passes_are_those_of_eager_ones(linear: str) -> None:
         ours = model(torch.bfloat16)
         halves, given = written(ours, linear, attention="reference"), [rows(1), rows(2)]
 
-        def step(halves: WrittenGpt = halves, given: list[tuple[Tensor, Tensor]] = given) -> None:
+        def step(halves: Passes = halves, given: list[tuple[Tensor, Tensor]] = given) -> None:
             with halves.same_weights():
                 for tokens_BS, labels_T in given:
                     loss(halves, tokens_BS, labels_T).backward()

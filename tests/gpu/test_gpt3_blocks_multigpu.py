@@ -10,17 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.operations import choose_operations
-from benchmarks.gpt3.written import WrittenGpt
+from benchmarks.gpt3.architecture import GptArchitecture
+from common.distributed.context_parallel.split import ContextSplit
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, build_products
 from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
+from common.language.decoder import HandwrittenDecoder
+from common.language.network import Decoder
+from common.language.operations import choose_operations
+from common.ops.operation import AUTO
 from common.step.capture import capturing
+from tests.benchmarks.gpt3.small_gpt3 import Passes
 from tests.generators import generator_of
 
 pytestmark = [
@@ -28,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-SHAPE = Architecture(
+SHAPE = GptArchitecture(
     vocabulary=500, hidden=1024, layers=3, heads=8, feed_forward=4096, positions=384, norm_epsilon=1e-5,
     initializer_range=0.03,
 )  # fmt: skip
@@ -39,9 +42,9 @@ BOUNDS = {"torch": (0.002, 0.06), "fp8": (0.02, 0.4)}
 WAYS = ("collective", "symmetric_memory", "captured")
 
 
-def network(parallel: TensorParallel, device: torch.device, dtype: torch.dtype) -> Gpt:
+def network(parallel: TensorParallel, device: torch.device, dtype: torch.dtype) -> Decoder:
     """A rank's part of the same numbers of bf16, with norms and biases that matter."""
-    model = Gpt(SHAPE, [range(SHAPE.layers)], device=device, dtype=torch.bfloat16, parallel=parallel)
+    model = Decoder(SHAPE, device, torch.bfloat16, parallel=parallel)
     model.initialise(lambda name: generator_of(name, device))
     splits = model.tensor_splits()
     for name, parameter in model.named_parameters():
@@ -57,7 +60,7 @@ def rows(device: torch.device) -> Tensor:
     return torch.randint(SHAPE.vocabulary, (ROWS, SHAPE.positions + 1), generator=generator, device=device)
 
 
-def passes(network: Gpt | WrittenGpt, tokens_BR: Tensor) -> Tensor:
+def passes(network: Passes, tokens_BR: Tensor) -> Tensor:
     """Forward and backward; the loss."""
     hidden = network.through(0, network.embed(tokens_BR[:, :-1]), ROWS)
     loss = network.summed_loss(hidden, tokens_BR[:, 1:].flatten(), CHUNK, 1 / (ROWS * SHAPE.positions))
@@ -65,7 +68,7 @@ def passes(network: Gpt | WrittenGpt, tokens_BR: Tensor) -> Tensor:
     return loss.detach()
 
 
-def whole_gradients(model: Gpt, layout: Layout) -> dict[str, Tensor]:
+def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
     """Of whole weights without padding, summed over ranks that have parts of sums."""
     partial, splits, found = partial_parameters(model), model.tensor_splits(), {}
     for name, parameter in model.named_parameters():
@@ -83,8 +86,9 @@ def of_blocks(layout: Layout, linear: str, products: TokenProducts, captured: bo
     """Loss and gradients, once scales are known."""
     device, parallel = layout.device, TensorParallel.from_layout(layout)
     model = network(parallel, device, torch.bfloat16)
-    operations, _ = choose_operations({}, SHAPE, device, torch.bfloat16, parallel.size)
-    halves = WrittenGpt(model, operations, linear, ROWS * SHAPE.positions, products)
+    operations, _ = choose_operations({}, SHAPE, ContextSplit(SHAPE.positions), device, torch.bfloat16)
+    written = HandwrittenDecoder(model, operations, linear, ROWS * SHAPE.positions, products=products)
+    halves = Passes(model, written, cross_entropy=AUTO)
     tokens, stream, graph = rows(device), torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -111,7 +115,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     layout = Layout({"tp": world}, rank, device=device)
     parallel = TensorParallel.from_layout(layout)
     exact = network(TensorParallel(), device, torch.float64)
-    results: dict[str, Any] = {"loss": passes(exact, rows(device)).cpu()}
+    results: dict[str, Any] = {"loss": passes(Passes(exact), rows(device)).cpu()}
     results["gradients"] = {
         name: parameter.grad[: SHAPE.vocabulary].cpu() if name == "embedding.weight" else parameter.grad.cpu()
         for name, parameter in exact.named_parameters()

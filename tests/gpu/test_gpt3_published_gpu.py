@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpt3.published import load_published
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.optim.shard import split_masters
+from common.optim.buffers import split_masters
 from tests.benchmarks.gpt3.small_published import SHAPE, STEPS, Trainee, whole_tensors, write_by_hand
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks import WORKLOADS
-from benchmarks.rgat.block import Block as SampledBlock
+from benchmarks.rgat.graph import SampledBlock
 from common import cli
 from common.config.composition import compose
 from common.contract.workload import Workload
@@ -28,8 +28,7 @@ from common.data.batches import Batch, Block
 from common.data.prefetch import Prefetcher, side_stream
 from common.distributed.layout import Layout
 from common.step.graphs import StepRunner
-from common.step.in_flight import StepsInFlight
-from common.step.train_step import StepResult, TrainStep
+from common.step.train_step import StepResult, StepsInFlight, TrainStep
 from tests.command_line import finish, started, the_message, training
 
 pytestmark = [

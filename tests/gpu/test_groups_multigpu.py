@@ -24,7 +24,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     found: dict[str, Any] = {}
     stages = Layout({"pp": world}, rank, device, ctas={"pp": Ctas(max=2)})
     groups = {f"link {first}": group for first, group in stages.links("pp", "purpose", around=True).items()}
-    limited = Layout({"dp": world}, rank, device, ctas={"dp": Ctas(min=1, max=4, priority="high")})
+    limited = Layout({"dp": world}, rank, device, ctas={"dp": Ctas(min=1, max=4)})
     groups["limited"] = limited.group("dp")
     groups["pairs"] = limited.subgroup("dp", 2)
     everyone = Layout({"dp": world}, rank, device).group("dp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.common.nn.head_gradients import HEADS, Case
+from tests.common.language.head_gradients import HEADS, Case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -14,7 +14,7 @@ pytestmark = [
 
 LARGE = Case(tokens=4096, chunk=512, words=256, hidden=512, device=torch.device("cuda"))
 AS_FP32, BEYOND_BF16 = 2e-4, 5e-4
-"""As in tests/common/nn/test_head_gradients.py; a tensor core's sums are a little coarser than fp32's."""
+"""As in tests/common/language/test_head_gradients.py; a tensor core's sums are a little coarser than fp32's."""
 
 LIBRARIES = 64_000_000
 """Bytes of workspaces that products take while they run."""

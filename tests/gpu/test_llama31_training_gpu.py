@@ -11,7 +11,7 @@ from common import cli
 from common.config.composition import compose
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.nn.decoder import Decoder
+from common.language.network import Decoder
 from common.ops import weight_gradient
 from common.ops.operation import OperationRequest
 from common.step.graphs import StepRunner

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from benchmarks.maskrcnn.config import Facts, MaskReaderConfig
-from benchmarks.maskrcnn.data import open_eval, open_train, warm_up
-from benchmarks.maskrcnn.data_settings import DataSettings
+from benchmarks.maskrcnn.data import MaskData
+from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepare import prepare
-from benchmarks.maskrcnn.preparer import Preparer
 from benchmarks.maskrcnn.synthetic import SyntheticOutlines, generate
 from common.config.loading import build
 from common.data.batches import Block
@@ -42,11 +41,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(**reader):
     facts = fixed_facts(Facts, "maskrcnn", classes=SYNTHETIC.classes)
-    return DataSettings(facts, build(MaskReaderConfig, READER | reader, "reader"))
+    return MaskData(facts, build(MaskReaderConfig, READER | reader, "reader"), torch.float32)
 
 
 def train(root, device="cuda", block=0, start=0, **reader):
-    source = open_train(root, settings(**reader), Layout(device=device, seed=1), MICRO_BATCH)
+    source = settings(**reader).open_train(root, Layout(device=device, seed=1), MICRO_BATCH)
     found = [batch for b in BLOCKS[block:] for batch in source.batches(b, start if b is BLOCKS[block] else 0)]
     source.close()
     return found
@@ -89,7 +88,7 @@ def test_evaluation_batches_are_those_of_the_other_reader(root, replicas):
         batches = []
         for reader, device in (("dali", "cuda"), ("torchvision", "cpu")):
             layout = Layout({"dp": replicas}, rank, device=device)
-            source = open_eval(root, settings(reader=reader), layout, 4)
+            source = settings(reader=reader).open_eval(root, layout, 4)
             batches.append([batch for _ in range(2) for batch in source])
             source.close()
         assert_alike(*batches)
@@ -100,8 +99,8 @@ def test_reading_and_preparing_never_wait_for_the_device(root, reader):
     given, device = settings(reader=reader), torch.device("cuda")
     preparer = Preparer(given.facts, {}, device, torch.bfloat16)
     preparer.warm_up(MICRO_BATCH, given.reader.shapes)
-    training = open_train(root, given, Layout(device="cuda"), MICRO_BATCH)
-    evaluation = open_eval(root, given, Layout(device="cuda"), 4)
+    training = given.open_train(root, Layout(device="cuda"), MICRO_BATCH)
+    evaluation = given.open_eval(root, Layout(device="cuda"), 4)
     side, made = torch.cuda.Stream(), []
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -124,4 +123,4 @@ def test_reading_and_preparing_never_wait_for_the_device(root, reader):
 
 
 def test_warm_up_runs_before_there_are_data():
-    warm_up(settings(), Layout(device="cuda"), MICRO_BATCH)
+    settings().warm_up(Layout(device="cuda"), MICRO_BATCH)

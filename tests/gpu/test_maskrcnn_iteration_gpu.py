@@ -16,7 +16,7 @@ from common import cli
 from common.config.composition import compose
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.run.determinism import set_determinism
+from common.distributed.startup import set_determinism
 from common.step.branches import Branch
 from common.step.graphs import StepRunner
 

@@ -19,8 +19,8 @@ from common.nn.frozen_batch_norm import FrozenBatchNorm2d
 from common.optim.groups import ParameterGroup
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer
-from common.optim.updater import apply_gradients
 from common.step.capture import capturing
+from common.step.train_step import apply_gradients
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import anchors
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.proposals import PIXEL, Proposer, Selection, with_truth
+from benchmarks.maskrcnn.proposals import PIXEL, Proposer, Selection, anchors, with_truth
 from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
 from common.mlperf.fixed import fixed_facts
 from common.ops import anchor_matching, suppression

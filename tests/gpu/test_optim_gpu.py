@@ -11,7 +11,7 @@ from common.optim.learning_rate import polynomial
 from common.optim.momentum import LARS
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 from tests.gpu.captures import captured
 
 pytestmark = [
@@ -96,7 +96,7 @@ class Scaled:
 
     def __init__(self, when: Literal["before_reduction", "after_reduction"]) -> None:
         self.parameters = build_parameters(torch.float16)
-        self.scale = LossScale("cuda", torch.float16, initial=8.0, growth_interval=2)
+        self.scale = LossScale("cuda", initial=8.0, growth_interval=2)
         self.skip = torch.zeros((), device="cuda")
         self.gradients = [random_gradients(self.parameters, seed) for seed in range(2)]
         self.optimizer = Optimizer(
@@ -147,7 +147,7 @@ def test_captured_clipping_and_loss_scale_equal_eager_ones(when):
 
 def test_captured_an_overflow_of_one_optimizer_keeps_the_other_from_writing():
     parameters = build_parameters(torch.float16)
-    scale = LossScale("cuda", torch.float16, initial=8.0, growth_interval=9)
+    scale = LossScale("cuda", initial=8.0, growth_interval=9)
     names = list(parameters)
     optimizers = [
         Optimizer(

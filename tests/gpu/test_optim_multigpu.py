@@ -63,7 +63,7 @@ class Trainee:
             ParameterGroup(weights, 1e-4, trust_ratio=True, parts={"0.0.weight": 4}),
             ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}),
         ]
-        self.scale = LossScale(layout.device, dtype, initial=1024.0, growth_interval=2)
+        self.scale = LossScale(layout.device, 1024.0, growth_interval=2) if dtype == torch.float16 else None
         self.optimizer = Optimizer(
             groups, RULES[rule], SCHEDULE, layout,
             grad_divisor=2.0 * layout.size("dp"), bucket_bytes=300_000,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.run.kernels import breakdown, recorded
+from common.run.kernel_profile import breakdown, recorded
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

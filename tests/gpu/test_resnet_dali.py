@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.resnet.data import open_eval, open_train, warm_up
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -37,7 +36,7 @@ def gpu_settings(**changes):
 
 
 def train_batches(root, **changes):
-    source = open_train(root, gpu_settings(**changes), Layout(device="cuda", seed=1), 32)
+    source = gpu_settings(**changes).open_train(root, Layout(device="cuda", seed=1), 32)
     batches = [batch for block in BLOCKS for batch in source.batches(block)]
     source.close()
     return batches
@@ -75,8 +74,8 @@ def test_cached_pictures_look_like_decoded_ones(root):
 @pytest.mark.parametrize("hw_decoder_load", [0.0, 0.99])
 def test_evaluation_pictures_are_those_of_the_other_reader(root, hw_decoder_load):
     options = {"dtype": torch.float32, "hw_decoder_load": hw_decoder_load}
-    ours = open_eval(root, gpu_settings(reader="torchvision", dtype=torch.float32), Layout(), 64)
-    dali = open_eval(root, gpu_settings(**options), Layout(device="cuda"), 64)
+    ours = gpu_settings(reader="torchvision", dtype=torch.float32).open_eval(root, Layout(), 64)
+    dali = gpu_settings(**options).open_eval(root, Layout(device="cuda"), 64)
     for _ in range(3):
         for batch, other in zip(dali, ours, strict=True):
             assert torch.equal(batch.tensors["label"].cpu(), other.tensors["label"])
@@ -93,7 +92,7 @@ def test_eval_shards_are_exactly_the_set_every_time(root, replicas):
     seen: list[list[int]] = [[], [], []]
     for rank in range(replicas):
         layout = Layout({"dp": replicas}, rank, device="cuda")
-        source = open_eval(root, gpu_settings(), layout, 16)
+        source = gpu_settings().open_eval(root, layout, 16)
         for evaluation in seen:
             labels = torch.cat([batch.tensors["label"] for batch in source])
             evaluation += labels[labels >= 0].tolist()
@@ -108,8 +107,8 @@ def test_same_seed_gives_the_same_batches(root):
 
 
 def test_reading_never_waits_for_the_device(root):
-    train = open_train(root, gpu_settings(cache_mb=2000), Layout(device="cuda"), 32)
-    evaluation = open_eval(root, gpu_settings(), Layout(device="cuda"), 16)
+    train = gpu_settings(cache_mb=2000).open_train(root, Layout(device="cuda"), 32)
+    evaluation = gpu_settings().open_eval(root, Layout(device="cuda"), 16)
     side = torch.cuda.Stream()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -124,13 +123,13 @@ def test_reading_never_waits_for_the_device(root):
 
 
 def test_warm_up_runs_before_there_are_data():
-    warm_up(gpu_settings(), Layout(device="cuda"), 32)
+    gpu_settings().warm_up(Layout(device="cuda"), 32)
 
 
 def test_corrupt_picture_is_an_error(tmp_path):
     good = encoded(np.full((40, 40, 3), 90, np.uint8))
     root = write_data(tmp_path / "data", [good, b"no picture at all", good], [0, 1, 2])
-    source = open_eval(root, gpu_settings(), Layout(device="cuda"), 3)
+    source = gpu_settings().open_eval(root, Layout(device="cuda"), 3)
     with pytest.raises(DataError, match=r"val\.rec: DALI cannot read on"):
         list(source)
     source.close()

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops.edge_attention import EDGE_ATTENTION
 from benchmarks.rgat.ops.edge_attention.cases import CASES
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Draw
 from common.ops.dropout.reference import DropoutMask
-from tests.benchmarks.rgat.random_edges import filled, random_block
+from tests.benchmarks.rgat.random_blocks import filled, random_block
 from tests.gpu.captures import captured
 from tests.operation_checks import check
 
@@ -43,8 +43,8 @@ def test_the_same_bits_twice() -> None:
         assert all(torch.equal(*pair) for pair in zip(run(), first, strict=True))
 
 
-def on_gpu(block: Block) -> Block:
-    return Block.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
+def on_gpu(block: SampledBlock) -> SampledBlock:
+    return SampledBlock.of(block.shape, {name: tensor.to(CUDA) for name, tensor in block.tensors().items()})
 
 
 @pytest.mark.parametrize("name", ["reference", "triton"])
@@ -57,7 +57,7 @@ def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
     terms = draw.normal(len(z_MD), heads), draw.normal(shape.target_offsets(level)[-1], heads)
     bias_RD, att_source_RAd = draw.normal(relations, heads * width), draw.normal(relations, heads, width)
     dout_PD = draw.normal(shape.node_offsets(level - 1)[-1], heads * width)
-    beyond, seed = ~filled(block, level, "rows"), torch.tensor(11, device=CUDA)
+    beyond, seed = ~filled(block, level).rows, torch.tensor(11, device=CUDA)
     options: dict[str, Any] = {"slope": 0.2, "activation_slope": 0.01, "dropout": DropoutMask(0.2, seed, 2)}
     dropped = torch.zeros(0, dtype=torch.bool, device=CUDA)
 
@@ -72,7 +72,7 @@ def test_a_captured_step_takes_the_next_block_and_seed(name: str) -> None:
     for given, number in ((small, 11), (large, 11), (large, 12)):
         for own, tensor in zip(block.tensors().values(), given.tensors().values(), strict=True):
             own.copy_(tensor)
-        beyond.copy_(~filled(block, level, "rows"))
+        beyond.copy_(~filled(block, level).rows)
         seed.fill_(number)
         graph.replay()
         expected = step()

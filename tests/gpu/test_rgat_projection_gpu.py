@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from benchmarks.rgat.ops.projection.reference import Projection
-from tests.benchmarks.rgat.random_rows import SCHEMA, Case, case, expected, filled, random_block
+from tests.benchmarks.rgat.projection_oracle import Case, assert_close, case, expected, only_filled, results
+from tests.benchmarks.rgat.random_blocks import SCHEMA, random_block
 from tests.gpu.captures import captured
 
 pytestmark = pytest.mark.gpu
@@ -18,12 +19,13 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-ROOM = BlockShape(
-    SCHEMA,
-    nodes=((0, 300, 0), (500, 900, 20), (1500, 2000, 40), (3000, 4000, 50)),
-    edges=((0,) * 5,) * 3,
-    rows=((500, 0, 0, 300, 10), (1100, 700, 90, 900, 40), (2100, 1500, 200, 1900, 45)),
-)
+SHAPE = random_block(0, seeds=300, graph=3000, slack=400).shape
+
+
+def on_gpu(seed: int) -> SampledBlock:
+    """A block of several thousand rows, always in the same shape."""
+    block = random_block(seed, seeds=300, graph=3000, shape=SHAPE)
+    return SampledBlock.of(SHAPE, {name: tensor.cuda() for name, tensor in block.tensors().items()})
 
 
 def poison() -> None:
@@ -32,66 +34,41 @@ def poison() -> None:
     del held
 
 
-def assert_close(name: str, found: Tensor, formula: Tensor, tolerance: float) -> None:
-    error = (found.cpu().double() - formula).norm() / formula.norm()
-    assert error < tolerance, f"{name}: relative error {error:.2e}"
-
-
 def run(function: Projection, given: Case) -> dict[str, Tensor]:
-    """Everything that there is at the level, by the names of what is expected."""
     poison()
-    block, level = given.block, given.level
-    found = {}
-    found["z"], found["source_term"] = function.project(
-        given.x_NK, block, level, given.weight_RKD, given.att_source_RAd
-    )
-    found["weight_gradient"] = function.weight_gradient(given.x_NK, given.dz_MD, block, level, torch.float32)
-    found["term"] = function.target_terms(given.x_NK, block, level, given.v_RKA)
-    found["term_gradient"] = function.target_terms_gradient(given.x_NK, given.dterm_TA, block, level)
-    if level < block.shape.hops:
-        found["input_gradient"] = function.input_gradient(
-            given.dz_MD, given.dterm_TA, block, level, given.weight_RKD, given.v_RKA
-        )
-    return found
-
-
-def only_filled(found: dict[str, Tensor], given: Case) -> dict[str, Tensor]:
-    """Without the room that is not filled."""
-    there = filled(given.block, given.level)
-    masks = {"z": there.rows, "source_term": there.rows, "term": there.targets, "input_gradient": there.nodes}
-    return {name: value[masks[name].cuda()] if name in masks else value for name, value in found.items()}
+    return results(function, given)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("size", [(512, 4, 128), (200, 3, 48)], ids=str)
 def test_products_of_fp16_equal_float64(size: tuple[int, int, int], level: int) -> None:
-    given = case(random_block(level, ROOM, device="cuda"), level, *size, torch.float16, torch.float16)
+    given = case(on_gpu(level), level, *size, torch.float16, torch.float16)
     formula = expected(given)._asdict()
     for key, value in only_filled(run(projection.PROJECTION.function("triton"), given), given).items():
-        assert_close(key, value, formula[key], 1e-3 if key.startswith("term") else 2e-3)
+        assert_close(value, formula[key], 1e-3 if key.startswith("term") else 2e-3, key)
 
 
 @pytest.mark.parametrize("name", projection.PROJECTION.names)
 def test_captured_products_follow_the_blocks_counts_and_give_the_same_bits(name: str) -> None:
     function = projection.PROJECTION.function(name)
-    given = case(random_block(0, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
-    graph, results = captured(lambda: run(function, given))
+    given = case(on_gpu(0), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
+    graph, found = captured(lambda: run(function, given))
     for seed in (1, 2):
-        other = case(random_block(seed, ROOM, device="cuda"), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
+        other = case(on_gpu(seed), 2, 512, 4, 128, torch.bfloat16, torch.bfloat16)
         for key, tensor in given.block.tensors().items():
             tensor.copy_(other.block.tensors()[key])
         for key in ("x_NK", "weight_RKD", "att_source_RAd", "v_RKA", "dz_MD", "dterm_TA"):
             getattr(given, key).copy_(getattr(other, key))
-        for tensor in results.values():
+        for tensor in found.values():
             tensor.fill_(float("nan"))
         graph.replay()
         eager = only_filled(run(function, other), other)
-        for key, value in only_filled(results, other).items():
+        for key, value in only_filled(found, other).items():
             assert value.isfinite().all(), key
             if name == "triton":
                 assert torch.equal(value, eager[key]), key
             else:
-                assert_close(key, value, eager[key].cpu().double(), 1e-2)
+                assert_close(value, eager[key].double(), 1e-2, key)
 
 
 def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
@@ -99,11 +76,16 @@ def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
     inputs, nodes = 1024, 2_200_000
     room = BlockShape(
         SCHEMA,
-        nodes=((0, 300, 0), (400, nodes, 20)),
+        nodes=((300, 0, 0), (nodes, 400, 20)),
         edges=((0,) * 5,),
         rows=((nodes, 0, 0, 300, 10),),
     )
-    block = random_block(0, room, full=True, device="cuda")
+    block = SampledBlock.empty(room, torch.device("cuda"))
+    for tensor in block.tensors().values():
+        tensor.zero_()
+    block.node_counts.copy_(torch.tensor(room.nodes))
+    block.row_counts.copy_(torch.tensor(room.rows))
+    block.rows[:nodes] = torch.randperm(nodes, device="cuda")
     assert nodes * inputs > 1 << 31
     x_NK = torch.randint(0, 120, (room.node_offsets(1)[-1], inputs), dtype=torch.uint8, device="cuda")
     x_NK = x_NK.view(torch.float8_e4m3fn)
@@ -112,15 +94,15 @@ def test_inputs_and_rows_of_more_than_2_31_elements() -> None:
     z, term = projection_triton.project(x_NK, block, 1, weight, att)
     first = room.row_offsets(1)[0]
     for own in (slice(0, 100), slice(nodes - 100, nodes)):
-        node = room.node_offsets(1)[1] + block.rows[own].long()
+        node = block.rows[own].long()
         formula = x_NK.view(torch.uint8)[node].view(x_NK.dtype).double() @ weight[0].double()
-        assert_close("z", z[first:][own], formula.cpu(), 1e-2)
-        assert_close("term", term[first:][own], (formula.view(-1, 4, 128) * att[0]).sum(2).cpu(), 1e-3)
+        assert_close(z[first:][own], formula, 1e-2, "z")
+        assert_close(term[first:][own], (formula.view(-1, 4, 128) * att[0]).sum(2), 1e-3, "term")
     dz = torch.randn_like(z)
     dweight = projection_triton.weight_gradient(x_NK, dz, block, 1, torch.float32)
-    node = room.node_offsets(1)[1] + block.rows[:nodes].long()
+    node = block.rows[:nodes].long()
     formula = torch.zeros((inputs, 512), dtype=torch.float64, device="cuda")
     for own in torch.arange(nodes, device="cuda").split(200_000):
         x_MK = x_NK.view(torch.uint8)[node[own]].view(x_NK.dtype)
         formula += x_MK.double().T @ dz[own].double()
-    assert_close("weight gradient", dweight[0], formula.cpu(), 1e-4)
+    assert_close(dweight[0], formula, 1e-4, "weight gradient")

@@ -6,15 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import at_most
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops.block_of_cases import FANOUTS as REAL_FANOUTS
 from benchmarks.rgat.ops.block_of_cases import capacities_of_cases, graph_of_cases
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
-from benchmarks.rgat.sampling import BlockSampler, SeedBatch
+from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from tests.benchmarks.rgat.sample_oracle import filled, on
 from tests.gpu.captures import captured
 
@@ -46,7 +44,7 @@ def test_sampling_is_captured(share: Graph, shape: BlockShape) -> None:
         torch.tensor(7, device="cuda"),
     )
 
-    def work() -> Block:
+    def work() -> SampledBlock:
         return sampler(seeds, count, seed)
 
     first = filled(work())

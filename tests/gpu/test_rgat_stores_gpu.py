@@ -11,18 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.rgat.feature_store import ExchangedFeatures, build_features, open_features
+from benchmarks.rgat.graph_store import open_graph
 from benchmarks.rgat.ops.gather_rows import GATHER_ROWS
 from benchmarks.rgat.ops.gather_rows.reference import ShardedRows, gather_rows_reference
-from benchmarks.rgat.stores.exchange import ExchangedFeatures
-from benchmarks.rgat.stores.features import build_features, from_tables, open_features
-from benchmarks.rgat.stores.graphs import open_graph
-from benchmarks.rgat.stores.host_memory import NodeMemory
-from benchmarks.rgat.stores.partition import Partition
-from benchmarks.rgat.stores.placement import LEFT_FREE
+from benchmarks.rgat.sharded import LEFT_FREE, NodePartition, ShardedArray
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.step.capture import capturing
 from tests.benchmarks.rgat import store_ranks as small
+from tests.gpu.captures import captured
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -42,7 +39,7 @@ def no_waiting() -> Iterator[None]:
 
 def sharded(row_bytes: int, shards: int, pinned: bool) -> tuple[ShardedRows, ShardedRows]:
     """Rows on the GPU, or in pinned memory that it reads; and the same for CPUs."""
-    partition = Partition(NODES, shards)
+    partition = NodePartition(NODES, shards)
     random = torch.Generator().manual_seed(row_bytes + shards)
     held = [torch.randint(256, (partition.rows, row_bytes), generator=random, dtype=torch.uint8) for _ in range(shards)]
     there = tuple(shard.pin_memory() if pinned else shard.to(CUDA) for shard in held)
@@ -102,10 +99,7 @@ def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
     function, node = GATHER_ROWS.function(name), nodes(1).to(CUDA)
     count = torch.tensor(COUNT, dtype=torch.int32, device=CUDA)
     out = torch.full((OFFSETS[-1], 1024), UNTOUCHED, dtype=torch.uint8, device=CUDA)
-    function(rows, node, count, OFFSETS, out)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with capturing(graph, stream):
-        function(rows, node, count, OFFSETS, out)
+    graph, _ = captured(lambda: function(rows, node, count, OFFSETS, out))
     for seed, filled in enumerate([COUNT, (5, 0, 9_000), (0, 0, 0)]):
         drawn = nodes(seed)
         drawn[OFFSETS[2] + COUNT[2] : OFFSETS[2] + filled[2]] = 3
@@ -114,28 +108,16 @@ def test_a_graph_gathers_what_its_nodes_and_counts_say_now(name: str) -> None:
         out.fill_(UNTOUCHED)
         graph.replay()
         assert torch.equal(out.cpu(), expected(on_cpu, drawn, filled))
-    torch.cuda.synchronize()
-    graph.reset()
 
 
 @pytest.mark.parametrize("placement", ["auto", "local", "host"])
-@pytest.mark.parametrize("dtype", [small.E4M3, torch.float16, torch.float32], ids=str)
 @pytest.mark.usefixtures("no_waiting")
-def test_every_node_that_is_there_gets_its_row(tmp_path: Path, placement: str, dtype: torch.dtype) -> None:
-    graph = small.made(dtype)
+def test_every_node_that_is_there_gets_its_row(tmp_path: Path, placement: str) -> None:
+    graph = small.made()
     small.write(tmp_path, graph)
-    store = open_features(
-        tmp_path, small.SCHEMA, small.NODES, small.WIDTH, dtype, placement, Layout(device=CUDA), 1, CUDA, 3
-    )
+    store = open_features(tmp_path, small.SCHEMA, small.NODES, small.WIDTH, placement, Layout(device=CUDA), 1)
     assert store.name == ("local" if placement == "auto" else placement)
-    for seed, counts in enumerate([(17, 12, 2, 0), (0, 0, 0, 0), (25, 15, 3, 1)]):
-        block = small.block(seed, CUDA, counts)
-        out = small.room(block, dtype)
-        if seed:
-            torch.cuda.set_sync_debug_mode("error")
-        store.gather(block, store.plan(block), out)
-        torch.cuda.set_sync_debug_mode("default")
-        assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+    small.assert_rows(store, graph, CUDA)
     store.close()
 
 
@@ -150,25 +132,17 @@ def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 @pytest.mark.usefixtures("no_waiting")
 def test_rows_that_are_exchanged_are_waited_for_by_an_event_alone(alone: dist.ProcessGroup) -> None:
-    graph = small.made(torch.float16)
-    partition = Partition(small.NODES, 1)
+    graph = small.made()
     own = torch.cat(graph.features).view(torch.uint8).to(CUDA)
-    store = ExchangedFeatures(partition, own, torch.float16, small.WIDTH, alone)
+    store = ExchangedFeatures(NodePartition(small.NODES, 1), own, alone)
     with torch.cuda.stream(torch.cuda.Stream()):
-        for seed, counts in enumerate([(25, 15, 3, 1), (0, 0, 0, 0), (17, 12, 2, 0), (25, 15, 3, 1)]):
-            block = small.block(seed, CUDA, counts)
-            out = small.room(block, torch.float16)
-            if seed:
-                torch.cuda.set_sync_debug_mode("error")
-            plan = store.plan(block)
-            store.gather(block, plan, out)
-            torch.cuda.set_sync_debug_mode("default")
-            assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+        small.assert_rows(store, graph, CUDA)
+        small.assert_rows(store, graph, CUDA)
     store.close()
 
 
 def test_memory_of_the_host_is_pinned_as_long_as_it_is_open() -> None:
-    memory = NodeMemory(1 << 20, None, CUDA)
+    memory = ShardedArray("host", 1 << 20, None, CUDA)
     memory.own.fill_(3)
     memory.share()
     assert memory.own.is_pinned()
@@ -186,24 +160,19 @@ def test_features_larger_than_the_gpu_say_where_they_fit() -> None:
         pytest.fail("there was no room to fill")
 
     with pytest.raises(ConfigError, match=r"GB of each GPU \(local\), and .* GB of each GPU and .* are free;"):
-        build_features(nodes, 1024, small.E4M3, "local", Layout(device=CUDA), 1, CUDA, fill)
+        build_features(nodes, 1024, "local", Layout(device=CUDA), 1, fill)
 
 
-def test_features_are_made_up_where_they_lie() -> None:
-    graph = small.made()
-    store = build_features(
-        small.NODES, small.WIDTH, small.E4M3, "local", Layout(device=CUDA), 1, CUDA, from_tables(graph.features)
-    )
-    block = small.block(0, CUDA)
-    out = small.room(block, small.E4M3)
-    store.gather(block, store.plan(block), out)
-    assert torch.equal(out.view(torch.uint8).cpu(), small.expected(graph, block))
+def test_features_are_synthesized_where_they_are_placed() -> None:
+    graph, layout = small.made(), Layout(device=CUDA)
+    store = build_features(small.NODES, small.WIDTH, "local", layout, 1, small.from_tables(graph))
+    small.assert_rows(store, graph, CUDA)
 
 
 def test_a_graph_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = small.made()
     small.write(tmp_path, made)
-    graph = open_graph(tmp_path, small.SCHEMA, small.NODES, "auto", Layout(device=CUDA), 1, CUDA)
+    graph = open_graph(tmp_path, small.SCHEMA, small.NODES, "auto", Layout(device=CUDA), 1)
     assert graph.device == CUDA
     for number in range(len(made.indptr)):
         assert graph.indptr[number][0].device == CUDA

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from benchmarks.rgat.stores import graphs
+from benchmarks.rgat.graph import Graph
 from common.distributed import one_machine
 from common.distributed.layout import Layout
 from common.distributed.symmetric_memory import PeerMemory, attempt
 from tests.benchmarks.rgat import store_ranks as small
+from tests.benchmarks.rgat.sample_oracle import sharded
 
 pytestmark = [
     pytest.mark.multigpu,
@@ -28,8 +28,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
     layout = Layout({"dp": world}, rank, device=device)
     if rank == 0:
-        for dtype in small.DTYPES:
-            small.write(root / str(dtype), small.made(dtype))
+        small.write(root, small.made())
     dist.barrier()
     results: dict[str, Any] = {}
     group = layout.node(world)
@@ -39,7 +38,7 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         results["unsupported"] = reason
     else:
         results["addresses"] = own_numbers(memory, group)
-        results["graphs"] = seen_graphs(root / str(small.E4M3), layout)
+        results["graph"] = small.seen(layout, root)
         results["stores"] = small.gathered(layout, root)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.barrier()
@@ -55,19 +54,6 @@ def own_numbers(memory: PeerMemory, group: dist.ProcessGroup) -> tuple[list[int]
     found = [int(part[1].to(device)) for part in parts]
     one_machine.gathered(0, group, device)  # none is freed before all have read
     return found, memory.addresses.tolist(), [part.data_ptr() - 16 for part in parts]
-
-
-def seen_graphs(root: Path, layout: Layout) -> list[tuple[Any, Any]]:
-    """The graph read into shards, and the one that ranks made shards of."""
-    world, device = layout.world_size, layout.device
-    read = graphs.open_graph(root, small.SCHEMA, small.NODES, "peers", layout, world, device)
-    made = small.made()
-    cut = graphs.graph_in_memory(small.SCHEMA, small.NODES, made.indptr, made.indices, world)
-    own: list[list[Tensor]] = [[shards[layout.rank] for shards in of] for of in (cut.indptr, cut.indices)]
-    shared = graphs.share_graph(small.SCHEMA, small.NODES, *own, layout, world, device)
-    found = [(small.copied(graph.indptr), small.copied(graph.indices)) for graph in (read, shared)]
-    dist.barrier()
-    return found
 
 
 def supported(ranks: list[dict[str, Any]]) -> None:
@@ -86,17 +72,17 @@ def test_every_rank_reads_what_the_others_wrote(ranks):
 def test_four_placements_give_the_same_rows(ranks):
     supported(ranks)
     for rank in ranks:
-        assert {case: name for case, (name, _, _) in rank["stores"].items()} == small.PLACED
-        assert {wrong for _, _, wrong in rank["stores"].values()} == {0}
+        assert rank["stores"] == {case: (name, 0) for case, name in small.PLACED.items()}
 
 
 def test_every_rank_sees_the_shards_of_all(ranks):
     supported(ranks)
     made = small.made()
-    cut = graphs.graph_in_memory(small.SCHEMA, small.NODES, made.indptr, made.indices, len(ranks))
+    indptr, indices = (tuple((one,) for one in of) for of in (made.indptr, made.indices))
+    cut = sharded(Graph(small.SCHEMA, small.NODES, indptr, indices, small.CPU), len(ranks))
     for rank in ranks:
-        for indptr, indices in rank["graphs"]:
-            for number in range(len(made.indptr)):
-                for shard in range(len(ranks)):
-                    assert torch.equal(indptr[number][shard], cut.indptr[number][shard])
-                    assert torch.equal(indices[number][shard], cut.indices[number][shard])
+        indptr, indices = rank["graph"]
+        for number in range(len(made.indptr)):
+            for shard in range(len(ranks)):
+                assert torch.equal(indptr[number][shard], cut.indptr[number][shard])
+                assert torch.equal(indices[number][shard], cut.indices[number][shard])

@@ -24,7 +24,7 @@ from common.distributed.layout import Layout
 from common.optim.adaptive import LAMB
 from common.optim.ema import WeightAverage
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 from tests.benchmarks.rnnt.small_transducer import BLANK, JOINT, SmallTransducer, token_by_token
 
 pytestmark = [

@@ -34,7 +34,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 2e-4, 8e-3
 WIDTH, CLASSES = 512, 1024
 JOINT = joint.JOINT.function("triton")
 LOSS, REFERENCE = (transducer_loss.TRANSDUCER_LOSS.function(name) for name in ("triton", "reference"))
-SCALE = 512.0
+SCALE = 128.0  # with 192 utterances the largest gradient is 18,000; fp16 ends at 65,504
 """Of the loss, as in training with fp16."""
 
 

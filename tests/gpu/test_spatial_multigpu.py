@@ -13,7 +13,7 @@ from benchmarks.unet3d.model import Architecture, NetworkSettings, UNet3D
 from benchmarks.unet3d.ops.dice_cross_entropy.reference import dice_cross_entropy_reference
 from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.distributed.spatial.choose import TRANSPORTS, build_exchange
+from common.distributed.spatial.halo import TRANSPORTS, build_exchange
 from common.distributed.spatial.split import VolumeSplit
 from common.errors import UnsupportedImplementation
 from common.optim.learning_rate import constant

@@ -17,11 +17,13 @@ from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, 
 from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
-from common.nn.decoder import Decoder, DecoderArchitecture
-from common.nn.frozen_decoder.decoder import FrozenDecoder, load_frozen
-from common.nn.frozen_decoder.operations import choose
-from common.nn.lora import LoraSettings, TokenPlaces
-from common.nn.scratch import Scratch
+from common.language.architecture import LlamaArchitecture
+from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.frozen_products import load_frozen
+from common.language.lora import LoraSettings
+from common.language.network import Decoder
+from common.language.operations import choose_operations
+from common.language.tokens import TokenPlaces
 from common.step.capture import capturing
 from tests.generators import generator_of
 
@@ -30,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-ARCHITECTURE = DecoderArchitecture(
+ARCHITECTURE = LlamaArchitecture(
     vocabulary=512, hidden=1024, layers=3, heads=8, kv_heads=4, head_size=128, feed_forward=2048,
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.03,
 )  # fmt: skip
@@ -52,7 +54,7 @@ class Network:
         self.parallel, half = parallel, torch.bfloat16
         self.decoder = decoder = Decoder(ARCHITECTURE, "meta", half, LORA, parallel)
         drawn = decoder.drawn_base(lambda name: generator_of(name, device), device, half)
-        load_frozen(decoder, drawn, device, half, linear)
+        load_frozen(decoder, drawn, device, half, IN_FP8[linear].state_type if linear in IN_FP8 else None)
         decoder.initialise_adapters(lambda name: generator_of(name, device))
         named, splits = dict(decoder.named_parameters()), decoder.tensor_splits()
         self.trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
@@ -62,8 +64,8 @@ class Network:
                 whole = torch.empty(parameter.shape if split is None else split.full_shape, device=device)
                 whole.normal_(0.0, 0.02, generator=generator_of(name, device))
                 parameter.data.copy_(whole if split is None else split.local_of(whole))
-        operations, _ = choose(FAST, ARCHITECTURE, ContextSplit(LENGTH), device, half)
-        self._frozen = FrozenDecoder(decoder, operations, products, Scratch(device), RECOMPUTED)
+        operations, _ = choose_operations(FAST, ARCHITECTURE, ContextSplit(LENGTH), device, half, adapters=True)
+        self._frozen = HandwrittenDecoder(decoder, operations, linear, 0, recomputed_qkv=RECOMPUTED, products=products)
         generator = generator_of("tokens", device)
         self._given = torch.randint(
             ARCHITECTURE.vocabulary, (ROWS, LENGTH + 1), generator=generator, device=device, dtype=torch.int64

@@ -18,10 +18,11 @@ from common.distributed.tensor_parallel.overlap import SymmetricMemoryProducts, 
 from common.distributed.tensor_parallel.products import CollectiveProducts, TokenProducts
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import UnsupportedImplementation
-from common.nn.decoder import Decoder, DecoderArchitecture
-from common.nn.lora import TokenPlaces
-from common.nn.trained_decoder.decoder import TrainedDecoder
-from common.nn.trained_decoder.operations import choose
+from common.language.architecture import LlamaArchitecture
+from common.language.decoder import HandwrittenDecoder
+from common.language.network import Decoder
+from common.language.operations import choose_operations
+from common.language.tokens import TokenPlaces
 from common.step.capture import capturing
 from tests.generators import generator_of
 
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
-ARCHITECTURE = DecoderArchitecture(
+ARCHITECTURE = LlamaArchitecture(
     vocabulary=512, hidden=1024, layers=3, heads=8, kv_heads=4, head_size=128, feed_forward=2048,
     norm_epsilon=1e-5, rope_base=10_000.0, initializer_range=0.03,
 )  # fmt: skip
@@ -58,9 +59,15 @@ class Network:
         self.parallel, half = parallel, torch.bfloat16
         self.decoder = decoder = Decoder(ARCHITECTURE, device, half, parallel=parallel)
         decoder.initialise(lambda name: generator_of(name, device))
-        operations, _ = choose(FAST, ARCHITECTURE, ContextSplit(LENGTH), device, half)
-        self._trained = TrainedDecoder(
-            decoder, operations, linear, ROWS * LENGTH, RECOMPUTED, products, transposed_layers=TRANSPOSED
+        operations, _ = choose_operations(FAST, ARCHITECTURE, ContextSplit(LENGTH), device, half)
+        self._trained = HandwrittenDecoder(
+            decoder,
+            operations,
+            linear,
+            ROWS * LENGTH,
+            recomputed_mlp=RECOMPUTED,
+            products=products,
+            transposed_layers=TRANSPOSED,
         )
         for parameter in decoder.parameters():
             parameter.grad = torch.zeros_like(parameter)

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.ssd300.config import Facts
-from benchmarks.ssd300.default_boxes import reference_rows
 from benchmarks.ssd300.detect import Detector
-from benchmarks.ssd300.loss import multibox_loss
-from benchmarks.ssd300.model import SSD300, Predictions
-from benchmarks.ssd300.targets import Targets
+from benchmarks.ssd300.model import SSD300, Predictions, multibox_loss
+from benchmarks.ssd300.targets import Targets, reference_rows
 from common import cli
-from common.data import dali
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.nn.fused_convolution import FusedConv2d
 from common.step.capture import capturing
+from common.vision.dali import DALI
 
 pytestmark = pytest.mark.gpu
 
@@ -92,14 +90,23 @@ def losses_and_gradients(network: SSD300) -> dict[str, Tensor]:
     return found
 
 
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The relative error of all values as one vector."""
+    apart = torch.stack([(found[name] - exact).norm() for name, exact in expected.items()]).norm()
+    return float(apart / torch.stack([exact.norm() for exact in expected.values()]).norm())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_loss_and_gradients_follow_float64(dtype: torch.dtype) -> None:
     expected = losses_and_gradients(build(torch.float64))
     usual, found = (losses_and_gradients(build(dtype, name)) for name in ("reference", "auto"))
+    error, reference = (relative_error(one, expected) for one in (found, usual))
+    assert error < max(2e-2, 2 * reference), f"all gradients: {error:.1e}, reference {reference:.1e}"
     for name, exact in expected.items():
-        error, reference = ((one[name] - exact).norm() / exact.norm() for one in (found, usual))
-        # rounding turns ReLUs over, in every implementation others: on an H200 the errors are up to 1.6 times apart
-        assert error < max(2e-2, 2.5 * reference), f"{name}: {error:.1e}, reference {reference:.1e}"
+        error = float((found[name] - exact).norm() / exact.norm())
+        # Rounding changes the sign of inputs of ReLU, of other inputs in every implementation. The last convolutions
+        # have few outputs, so that one such sign changes their gradients by 15 %. A wrong gradient differs by more.
+        assert error < 0.3, f"{name}: {error:.1e}"
 
 
 def test_results_keep_channels_last() -> None:
@@ -197,13 +204,12 @@ def test_detections_in_a_graph_are_those_of_the_cpu() -> None:
         )
 
 
-@pytest.mark.skipif(dali.DALI.unavailable() is not None, reason="needs DALI")
+@pytest.mark.skipif(DALI.unavailable() is not None, reason="needs DALI")
 def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> None:
-    from benchmarks.ssd300.data import open_eval, open_train, warm_up
-    from benchmarks.ssd300.data_settings import DataSettings
+    from benchmarks.ssd300.data import Ssd300Data
     from benchmarks.ssd300.prepare import prepare
     from benchmarks.ssd300.synthetic import SyntheticBoxes, generate
-    from common.detection.reader_config import ReaderConfig
+    from common.detection.config import BoxReaderConfig
 
     generate(tmp_path / "raw", SyntheticBoxes(24, 6, 7, (96, 160), 3, 8, 96, layers=(1, 1, 1)))
     prepare(tmp_path / "raw", tmp_path / "data")
@@ -211,13 +217,18 @@ def test_dali_on_the_gpu_reads_what_the_other_reader_reads(tmp_path: Path) -> No
     block = Block(0, 1, 1, 0, 24)
     found = {}
     for kind, device in (("torchvision", torch.device("cpu")), ("dali", torch.device("cuda", 0))):
-        reader = ReaderConfig(2, 2, 16, 0.5, 2, 4, kind)
-        settings, layout = DataSettings(plain, reader, 1, torch.float16), Layout(device=device, seed=5)
-        warm_up(settings, layout, 4)
-        train, evaluation = (
-            open_train(tmp_path / "data", settings, layout, 4),
-            open_eval(tmp_path / "data", settings, layout, 4),
+        reader = BoxReaderConfig(
+            threads=2,
+            prefetch=2,
+            max_boxes=16,
+            hw_decoder_load=0.5,
+            input_batch_multiplier=2,
+            eval_batch=4,
+            reader=kind,
         )
+        data, layout = Ssd300Data(plain, reader, torch.float16, 1), Layout(device=device, seed=5)
+        data.warm_up(layout, 4)
+        train, evaluation = data.open_train(tmp_path / "data", layout, 4), data.open_eval(tmp_path / "data", layout, 4)
         batches = [batch.tensors for batch in (*train.batches(block), *evaluation)]
         found[kind] = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in batches]
         if kind == "dali":

@@ -12,6 +12,7 @@ import torch
 from benchmarks.stable_diffusion.clip_score import ClipTransform
 from benchmarks.stable_diffusion.evaluate import PicturesOfCaptions
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FeatureSums, FrechetDistance
+from benchmarks.stable_diffusion.model import UNet
 from benchmarks.stable_diffusion.pillow_resize import resize_bicubic
 from benchmarks.stable_diffusion.sampling import initial_noise
 from benchmarks.stable_diffusion.scoring_networks import published_networks
@@ -47,18 +48,24 @@ def on_a_stream() -> torch.cuda.StreamContext:
     return torch.cuda.stream(torch.cuda.Stream())
 
 
+def model_of(seed: int, device: str, dtype: torch.dtype) -> UNet:
+    """The network of ``small_model`` on a device, with the weights that a CPU draws."""
+    model = small_model(seed, device, dtype)
+    model.load_state_dict(small_model(seed, "cpu", dtype).state_dict())
+    return model
+
+
 def opened(
     folder: Path, dtype: torch.dtype, capture: bool = True, device: str = "cuda", seed: int = 0
 ) -> PicturesOfCaptions:
-    model = small_model(seed, "cpu", dtype).to(device)
-    evaluation = small_evaluation(folder, model, Layout(device=device, seed=SEED), capture)
+    evaluation = small_evaluation(folder, model_of(seed, device, dtype), Layout(device=device, seed=SEED), capture)
     evaluation.warm_up()
     evaluation.open_data(folder)
     return evaluation
 
 
 def weights(dtype: torch.dtype, seed: int = 1, device: str = "cuda") -> Weights:
-    return weights_of(small_model(seed, "cpu", dtype).to(device))
+    return weights_of(model_of(seed, device, dtype))
 
 
 @pytest.mark.parametrize(("before", "after"), [((512, 512), (224, 224)), ((96, 64), (48, 32)), ((16, 16), (75, 75))])

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.language.decoder import product_of
+from common.language.products import Shared
+from common.language.scales import WeightCasts
+from common.language.trained_products import Fp8TrainedProduct
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import WeightCasts
-from common.nn.trained_decoder.products import Shared, trained_product
 from common.ops import weight_gradient
 from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, widen_fp8
 from common.ops.operation import OperationRequest
@@ -120,7 +122,8 @@ def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dt
     torch.manual_seed(0)
     layer, shared = Holder(768, 512), Shared(Scratch(GPU), WeightCasts(), accumulation=name)
     layer.weight.grad_dtype = dtype
-    product_8 = trained_product(layer, "fp8", shared, bias=True, keep_turned=keep_turned)
+    product_8 = product_of(layer, "fp8", shared, keep_turned)
+    assert isinstance(product_8, Fp8TrainedProduct)
     assert product_8._accumulate is weight_gradient.WEIGHT_GRADIENT.function(name)
     x, dy = torch.randn(1024, 512, device=GPU).bfloat16(), torch.randn(1024, 768, device=GPU).mul_(1e-3).bfloat16()
     shared.begin(False)
@@ -132,7 +135,7 @@ def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dt
     y = product_8.multiply(x8)
     assert error(y, wide_x @ weight.t() + layer.bias.detach().double()) < 0.03
     for again, operand in enumerate((x8, product_8.cast_again(x, x8.scale_inverse)), 1):
-        assert error(product_8.backward(dy8, operand), wide_dy @ weight) < 0.03
+        assert error(product_8.movement.backward(product_8, dy8, operand), wide_dy @ weight) < 0.03
         assert layer.weight.grad is not None
         assert layer.weight.grad.dtype == dtype
         assert error(layer.weight.grad, again * wide_dy.t() @ wide_x) < 2**-7
@@ -142,7 +145,7 @@ def test_trained_products_are_those_of_their_operands(name: str, dtype: torch.dt
 def test_a_bias_in_16_bits_is_added_by_the_product() -> None:
     torch.manual_seed(0)
     layer, x = Holder(768, 512), torch.randn(256, 512, device=GPU).bfloat16()
-    product_16 = trained_product(layer, "torch", Shared(Scratch(GPU), WeightCasts()), bias=True)
+    product_16 = product_of(layer, "torch", Shared(Scratch(GPU), WeightCasts()))
     wanted = x.double() @ layer.weight.detach().double().t() + layer.bias.detach().double()
     assert error(product_16.multiply(x), wanted) < 2**-8
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -10,10 +10,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import yaml
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 
 from benchmarks import WORKLOADS
+from common.config.workload_files import WorkloadFiles
 
 NAME = "cosmoflow"
 WORKLOAD = "tests.toy.workload:CosmoFlow"
@@ -32,12 +33,11 @@ def register(pictures: bool = True) -> None:
     WORKLOADS[NAME] = WORKLOAD
     if pictures:
         WORKLOADS[PICTURES_NAME] = PICTURES_WORKLOAD
-    configs = Path(__file__).parent / "configs"
-    for file in sorted(configs.rglob("*.yaml")):
-        text = file.read_text()
-        package = "_global_" if "@package _global_" in text else None
-        group = str(file.parent.relative_to(configs))
-        ConfigStore.instance().store(file.stem, yaml.safe_load(text), group, package, provider="tests.toy")
+    source = WorkloadFiles("tests.toy", f"file://{Path(__file__).parent / 'configs'}")
+    for group in ("benchmark", *(f"{kind}/{name}" for kind in ("hparams", "recipe") for name in (NAME, PICTURES))):
+        for name in source.list(group, ObjectType.CONFIG):
+            found = source.load_config(f"{group}/{name}")
+            ConfigStore.instance().store(name, found.config, group, found.header["package"], provider=source.provider)
 
 
 @contextlib.contextmanager

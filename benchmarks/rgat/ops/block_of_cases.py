@@ -9,12 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import enough_shape, largest_shape
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, made_up_igbh
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.sampling import BuildSampler, SeedBatch, measured
+from benchmarks.rgat.sampling import BuildSampler, SeedBatch, enough_shape, largest_shape, measured
+from benchmarks.rgat.synthetic import IGBH_EIGHTH, synthetic_igbh
 from common.ops.operation import AUTO, REFERENCE, OperationRequest
 
 SEEDS = 2048
@@ -23,7 +21,7 @@ SEEDS = 2048
 FANOUTS = (15, 10, 5)
 
 SKEW = 0.75
-"""How unevenly edges are distributed over nodes; see :func:`benchmarks.rgat.made_up_graph.made_up_graph`."""
+"""How unevenly edges are distributed over nodes; see :func:`benchmarks.rgat.synthetic.synthetic_graph`."""
 
 MEASURED, SIGMA = 20, 5.0
 """Number of batches from which capacities are estimated, and standard deviations above their mean."""
@@ -31,7 +29,7 @@ MEASURED, SIGMA = 20, 5.0
 
 def graph_of_cases(device: torch.device, papers: int = IGBH_EIGHTH, skew: float = SKEW) -> Graph:
     """Return the graph, which takes 7 GB. With fewer papers, all types have fewer nodes."""
-    return made_up_igbh(papers, 0, device, skew)
+    return synthetic_igbh(papers, 0, device, skew)
 
 
 def seeds_of_cases(graph: Graph, seeds: int, number: int) -> SeedBatch:
@@ -62,7 +60,7 @@ def block_of_cases(
     papers: int = IGBH_EIGHTH,
     fanouts: tuple[int, ...] = FANOUTS,
     skew: float = SKEW,
-) -> Block:
+) -> SampledBlock:
     """Return a block with the capacities of training. Waits for the device.
 
     Args:
@@ -110,7 +108,7 @@ class Filled(NamedTuple):
         return x
 
 
-class Level(NamedTuple):
+class FilledLevel(NamedTuple):
     """The parts of tensors that a block fills at a level.
 
     Attributes:
@@ -126,10 +124,10 @@ class Level(NamedTuple):
     targets: Filled
 
 
-def level_of(block: Block, level: int) -> Level:
+def level_of(block: SampledBlock, level: int) -> FilledLevel:
     """Return the parts of tensors that a block fills at ``level``. Waits for the device."""
     shape, nodes, rows = block.shape, block.node_counts.tolist(), block.row_counts.tolist()
-    return Level(
+    return FilledLevel(
         Filled(shape.node_offsets(level), nodes[level]),
         Filled(shape.node_offsets(level - 1), nodes[level - 1]),
         Filled(shape.row_offsets(level), rows[level - 1]),

@@ -4,7 +4,12 @@ Under a causal mask later tokens attend to more keys. The row is cut into 2 R eq
 r and 2 R - 1 - r, which balances the work. All other operations of a decoder work token by token and do not change.
 One collective gathers keys and values instead of a ring, because they are small with few key/value heads.
 
-Shapes: B rows, S tokens of a whole row, L = S / R tokens per row on one rank, K key/value heads, D head size.
+Each chunk of a rank needs one attention call: its queries attend to the keys from the start of the row to the end of
+the chunk. The n queries are the last n of the m positions, so the causal mask is aligned at its bottom right: query i
+sees the first m - n + i + 1 keys.
+
+Shapes: B rows, S tokens of a whole row, L = S / R tokens per row on one rank, n queries and m keys of one attention
+call, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from common.distributed.layout import Layout
 from common.errors import ConfigError
 
 AXIS = "cp"
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``attend(q_BnHD, k_BmKD, v_BmKD) -> o_BnHD``: differentiable causal attention, aligned at the bottom right."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +143,17 @@ class ContextSplit:
             return lambda: piece
         B, _, K, D = pieces[0][0].shape
         R, C = self.ranks, self.local_length // 2
-        dealt = pieces[0][0].new_empty(R, 2, B, 2, C, K, D)
+        sharded = pieces[0][0].new_empty(R, 2, B, 2, C, K, D)
         for which in range(2):
             for rank in range(R):
                 for half, chunk in enumerate((rank, 2 * R - 1 - rank)):
                     span = slice(chunk * C, (chunk + 1) * C)
                     parts = [piece[which][:, span] for piece in pieces if piece[which].shape[1] > chunk * C]
-                    _sum_into(dealt[rank, which, :, half], parts)
-        own = dealt.new_empty(2, B, 2 * C, K, D)
-        work = dist.reduce_scatter_tensor(own, dealt.view(R * 2, B, 2 * C, K, D), group=self.group, async_op=True)
+                    _sum_into(sharded[rank, which, :, half], parts)
+        own = sharded.new_empty(2, B, 2 * C, K, D)
+        work = dist.reduce_scatter_tensor(own, sharded.view(R * 2, B, 2 * C, K, D), group=self.group, async_op=True)
 
-        def wait(given: Tensor = dealt) -> tuple[Tensor, Tensor]:
+        def wait(given: Tensor = sharded) -> tuple[Tensor, Tensor]:
             """Wait for the reduction. The default of ``given`` keeps the send buffer alive until then."""
             assert work is not None
             work.wait()
@@ -188,3 +196,18 @@ class _GatherKeysValues(torch.autograd.Function):
     def backward(ctx: Any, dk_BSKD: Tensor, dv_BSKD: Tensor) -> tuple[Tensor, Tensor, None]:
         dk_BLKD, dv_BLKD = ctx.split.start_reduce_scatter_kv([(dk_BSKD, dv_BSKD)])()
         return dk_BLKD, dv_BLKD, None
+
+
+def attention(q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor, split: ContextSplit, attend: Attend) -> Tensor:
+    """Return the attention output (B, L, H, D) of this rank's tokens. Forward and backward are collective.
+
+    Args:
+        q_BLHD, k_BLKD, v_BLKD: this rank's tokens, in the order of ``split.positions()``.
+        attend: function that computes the attention of one chunk.
+    """
+    k_BSKD, v_BSKD = split.gather_kv(k_BLKD, v_BLKD)
+    parts = [
+        attend(q_BLHD[:, own], k_BSKD[:, :stop], v_BSKD[:, :stop])
+        for own, (_, stop) in zip(split.local_chunks, split.spans, strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

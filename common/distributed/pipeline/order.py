@@ -140,23 +140,23 @@ def slots(units: Sequence[Unit]) -> dict[tuple[int, int], int]:
     Within a chunk, no two forward passes use the same slot at the same time, and the number of slots is minimal.
     """
     taken: dict[int, set[int]] = {}
-    places: dict[tuple[int, int], int] = {}
+    slot_of: dict[tuple[int, int], int] = {}
     for direction, chunk, micro_batch in units:
         of_chunk = taken.setdefault(chunk, set())
         if direction == "backward":
-            of_chunk.remove(places[chunk, micro_batch])
+            of_chunk.remove(slot_of[chunk, micro_batch])
             continue
-        place = next(number for number in itertools.count() if number not in of_chunk)
-        of_chunk.add(place)
-        places[chunk, micro_batch] = place
-    return places
+        slot = next(number for number in itertools.count() if number not in of_chunk)
+        of_chunk.add(slot)
+        slot_of[chunk, micro_batch] = slot
+    return slot_of
 
 
 def slots_of_chunks(units: Sequence[Unit]) -> dict[int, int]:
     """Return the number of slots of each chunk; see :func:`slots`."""
     counts: dict[int, int] = {}
-    for (chunk, _), place in slots(units).items():
-        counts[chunk] = max(counts.get(chunk, 0), place + 1)
+    for (chunk, _), slot in slots(units).items():
+        counts[chunk] = max(counts.get(chunk, 0), slot + 1)
     return counts
 
 
@@ -188,10 +188,10 @@ def receives(rank: int, stages: int, chunks: int, unit: Unit) -> bool:
 
 def _passes(direction: Direction, stages: int, chunks: int, micro_batches: int) -> list[Unit]:
     """Return all units of one direction: per round of micro-batches all chunks, in reverse order for backward."""
-    places = range(chunks) if direction == "forward" else range(chunks - 1, -1, -1)
+    order_of_chunks = range(chunks) if direction == "forward" else range(chunks - 1, -1, -1)
     return [
         Unit(direction, chunk, micro_batch)
         for first in range(0, micro_batches, stages)
-        for chunk in places
+        for chunk in order_of_chunks
         for micro_batch in range(first, min(first + stages, micro_batches))
     ]

@@ -89,7 +89,7 @@ def head_loss(
         ValueError: see :func:`next_token_loss`.
     """
     s = hidden_sE.shape[0]
-    losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_wide(hidden_sE.dtype))
+    losses_RS = hidden_sE.new_empty(parallel.size, s, dtype=_at_least_fp32(hidden_sE.dtype))
     rows_sE = torch.empty_like(hidden_sE) if gradient else None
     for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, parallel, chunk):
         scores = _score(hidden_cE, weight_vE, labels_c, parallel, vocabulary)
@@ -136,7 +136,7 @@ def _score(
     hidden_cE: Tensor, weight_vE: Tensor, labels_c: Tensor, parallel: TensorParallel, vocabulary: int | None
 ) -> _Scores:
     v = weight_vE.shape[0]
-    logits_cv = (hidden_cE @ weight_vE.t()).to(_wide(hidden_cE.dtype))
+    logits_cv = (hidden_cE @ weight_vE.t()).to(_at_least_fp32(hidden_cE.dtype))
     if vocabulary is not None:
         # Finite instead of -inf: if a rank has only padding, its largest logit is subtracted and -inf would give NaN.
         logits_cv[:, max(vocabulary - parallel.index * v, 0) :] = torch.finfo(logits_cv.dtype).min
@@ -183,7 +183,7 @@ class _NextTokenLoss(torch.autograd.Function):
             return scale_rows(rows_sE, dlosses_T, ctx.parallel), None, None, None, None, None, None
         hidden_sE, weight_vE, labels_T = ctx.saved_tensors
         dhidden_sE = torch.empty_like(hidden_sE) if ctx.needs_input_grad[0] else None
-        dweight_vE = torch.zeros_like(weight_vE, dtype=_wide(weight_vE.dtype))
+        dweight_vE = torch.zeros_like(weight_vE, dtype=_at_least_fp32(weight_vE.dtype))
         dlosses_RS = dlosses_T.view(ctx.parallel.size, -1)
         for own, hidden_cE, labels_c in chunks_of(hidden_sE, labels_T, ctx.parallel, ctx.chunk):
             scores = _score(hidden_cE, weight_vE, labels_c, ctx.parallel, ctx.vocabulary)
@@ -224,5 +224,5 @@ def _check(hidden_sE: Tensor, labels_T: Tensor, parallel: TensorParallel, chunk:
         raise ValueError(f"chunk={chunk}: at least one token for each of the {parallel.size} ranks")
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _at_least_fp32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)

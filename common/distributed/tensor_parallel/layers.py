@@ -60,7 +60,7 @@ class ColumnParallelLinear(nn.Module):
     Args:
         in_features: number of inputs, I.
         parts: output columns of all ranks in each part that is sharded separately: ``(O,)``, or those of query, key and
-            value (:func:`common.distributed.tensor_parallel.shards.qkv_parts`).
+            value (:func:`common.distributed.tensor_parallel.ranks.qkv_parts`).
         parallel: ranks that share the layer.
         adapter: low-rank adapter; None for no adapter.
         products: implementation of products with token transfers; None for collectives.
@@ -98,7 +98,7 @@ class ColumnParallelLinear(nn.Module):
         shapes: dict[str, tuple[int, ...]] = {"weight": (outputs, in_features)}
         shapes |= {"bias": (outputs,)} if bias else {}
         shapes |= {"lora_b": (outputs, adapter.rank)} if adapter is not None else {}
-        self.splits = {n: Split.dealt(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()}
+        self.splits = {n: Split.sharded(shape, 0, parts, parallel.size, parallel.index) for n, shape in shapes.items()}
         local = {name: split.local_shape for name, split in self.splits.items()}
         if adapter is not None:
             local["lora_a"] = (adapter.rank, in_features)
@@ -162,7 +162,8 @@ class RowParallelLinear(nn.Module):
         shapes = {"weight": (out_features, in_features)}
         shapes |= {"lora_a": (adapter.rank, in_features)} if adapter is not None else {}
         self.splits = {
-            name: Split.dealt(shape, 1, (in_features,), parallel.size, parallel.index) for name, shape in shapes.items()
+            name: Split.sharded(shape, 1, (in_features,), parallel.size, parallel.index)
+            for name, shape in shapes.items()
         }
         local: dict[str, tuple[int, ...]] = {name: split.local_shape for name, split in self.splits.items()}
         whole: dict[str, tuple[int, ...]] = {"bias": (out_features,)} if bias else {}
@@ -218,7 +219,7 @@ class VocabularyParallelEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self._parallel = parallel
-        split = Split.dealt((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index, kept)
+        split = Split.sharded((vocabulary, hidden), 0, (vocabulary,), parallel.size, parallel.index, kept)
         self.splits = {"weight": split}
         _register(self, {"weight": split.local_shape}, device, dtype)
         self.partial_over: Mapping[str, tuple[str, ...]] = {}

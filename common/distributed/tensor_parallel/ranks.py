@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from common.distributed.layout import Layout
+from common.errors import ConfigError
 
 AXIS = "tp"
 
@@ -169,7 +170,7 @@ class TensorParallel:
             ValueError: the number of ranks does not divide ``tokens``.
         """
         if tokens % self.size:
-            raise ValueError(f"{tokens} tokens cannot be dealt evenly to {self.size} ranks")
+            raise ValueError(f"{tokens} tokens cannot be sharded evenly over {self.size} ranks")
         return tokens // self.size
 
 
@@ -200,3 +201,31 @@ class _ScatterTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dx_s: Tensor) -> tuple[Tensor, None]:
         return ctx.parallel.all_gather(dx_s), None
+
+
+def qkv_parts(heads: int, kv_heads: int, head_size: int, parallel: TensorParallel) -> tuple[int, int, int]:
+    """Return the numbers of rows of query, key and value in a fused weight; each rank gets whole heads of each.
+
+    Each part is sharded separately, so that a rank holds matching pieces of query, key and value.
+
+    Raises:
+        ConfigError: the number of ranks does not divide the number of heads.
+    """
+    _divide(parallel, "query heads", heads)
+    _divide(parallel, "key/value heads", kv_heads)
+    return heads * head_size, kv_heads * head_size, kv_heads * head_size
+
+
+def gate_up_parts(feed_forward: int, parallel: TensorParallel) -> tuple[int, int]:
+    """Return the numbers of rows of gate and up in a fused weight.
+
+    Raises:
+        ConfigError: the number of ranks does not divide ``feed_forward``.
+    """
+    _divide(parallel, "feed-forward units", feed_forward)
+    return feed_forward, feed_forward
+
+
+def _divide(parallel: TensorParallel, what: str, count: int) -> None:
+    if count % parallel.size:
+        raise ConfigError(f"layout.tp={parallel.size} does not divide the {count} {what}: choose a tp that does")

@@ -119,7 +119,7 @@ def test_an_unknown_set_of_hyperparameters_is_named_with_the_known_ones():
 
 def test_a_scale_without_a_recipe_is_named_with_the_recipes():
     # Another workload has a recipe for 3,584 GPUs.
-    with pytest.raises(ConfigError, match=r"^scale=3584xH100: bert has no recipe for it; .* 3472xH100"):
+    with pytest.raises(ConfigError, match=r"^scale=3584xH100: unknown; bert has .*; did you mean 8xH100\?$"):
         compose(["benchmark=bert", "scale=3584xH100"])
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.operations import BLOCK_OPERATIONS, choose_operations
-from benchmarks.gpt3.written import WrittenGpt
-from common.ops.operation import REFERENCE
+from benchmarks.gpt3.architecture import GptArchitecture
+from common.distributed.context_parallel.split import ContextSplit
+from common.language.architecture import Architecture
+from common.language.decoder import HandwrittenDecoder
+from common.language.head import Head, NextTokenHead, PutOff, TiedHead
+from common.language.network import Decoder
+from common.language.operations import block_operations, choose_operations
+from common.language.tokens import TokenPlaces
+from common.ops.cross_entropy import OF_A_PART
+from common.ops.operation import REFERENCE, OperationRequest
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {
@@ -20,15 +27,15 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """On two ranks the second has words and padding, on four two have padding alone."""
 B, S, CHUNK = 2, 32, 20
-REFERENCES = dict.fromkeys(BLOCK_OPERATIONS, REFERENCE)
+REFERENCES = dict.fromkeys(block_operations(GptArchitecture), REFERENCE)
 
 
-def architecture(**changes: object) -> Architecture:
+def architecture(**changes: object) -> GptArchitecture:
     """Of a few thousand weights."""
-    return Architecture(**{**SMALL, **changes})
+    return GptArchitecture(**{**SMALL, **changes})
 
 
-def randomise(model: Gpt) -> None:
+def randomise(model: Decoder) -> None:
     """Norms and biases that matter, too; equal for any number of ranks."""
     model.initialise(generator_of)
     splits = model.tensor_splits()
@@ -39,26 +46,79 @@ def randomise(model: Gpt) -> None:
             parameter.data.copy_(splits[name].local_of(whole) if name in splits else whole)
 
 
-def network(dtype: torch.dtype = torch.float64, **changes: object) -> Gpt:
+def part(
+    shape: GptArchitecture, parts: Sequence[range] | None = None, first: bool = True, last: bool = True, **given: Any
+) -> Decoder:
+    """Parts of the network on one stage; ``given``: others of :class:`Decoder`."""
+    return Decoder(shape, parts=parts, first=first, last=last, **given)
+
+
+def network(dtype: torch.dtype = torch.float64, **changes: object) -> Decoder:
     """The whole of it on one rank."""
-    shape = architecture(**changes)
-    model = Gpt(shape, [range(shape.layers)], dtype=dtype)
+    model = part(architecture(**changes), dtype=dtype)
     randomise(model)
     return model
 
 
-def written(
-    model: Gpt,
-    linear: str = "torch",
-    put_off_head: int = 0,
-    **changes: str,
-) -> WrittenGpt:
+class Passes:
+    """Passes of a network with its head: under autograd, or through the halves."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        written: HandwrittenDecoder | None = None,
+        put_off_head: int = 0,
+        cross_entropy: str = REFERENCE,
+    ) -> None:
+        self.model, self.written, self.network = model, written, written or model
+        self.architecture, self.parts, self.parallel = model.architecture, model.parts, model.parallel
+        self._cross_entropy = cross_entropy
+        self._put_off = PutOff(0 if model.first else put_off_head)
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        return self.network.embed(
+            tokens_BS, TokenPlaces.whole(len(tokens_BS), tokens_BS.shape[1], device=tokens_BS.device)
+        )
+
+    def through(self, chunk: int, x_sE: Tensor, rows: int) -> Tensor:
+        length = len(x_sE) * self.parallel.size // rows
+        return self.network.through(chunk, x_sE, TokenPlaces.whole(rows, length, device=x_sE.device))
+
+    def head(self, chunk: int = CHUNK) -> Head:
+        weight, vocabulary = self.model.head_weight, self.architecture.vocabulary
+        if self.written is None:
+            return NextTokenHead(weight, self.parallel, chunk, vocabulary)
+        function = OF_A_PART.select(
+            self._cross_entropy, OperationRequest(weight.device, weight.dtype, {"columns": len(weight)})
+        )
+        return TiedHead(
+            weight, vocabulary, self.parallel, function.function, not self.model.first, chunk, self._put_off
+        )
+
+    def losses(self, x_sE: Tensor, labels_T: Tensor, chunk: int = CHUNK) -> Tensor:
+        return self.head(chunk).losses(self.network.normed(x_sE), labels_T)
+
+    def summed_loss(self, x_sE: Tensor, labels_T: Tensor, chunk: int = CHUNK, factor: float = 1.0) -> Tensor:
+        return self.head(chunk).summed_loss(self.network.normed(x_sE), labels_T, factor)
+
+    @contextlib.contextmanager
+    def same_weights(self) -> Iterator[None]:
+        """What a step does around its passes."""
+        assert self.written is not None
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.written.same_weights())
+            if self.model.last:
+                stack.enter_context(self.head().step())
+            yield
+
+
+def written(model: Decoder, linear: str = "torch", put_off_head: int = 0, **changes: str) -> Passes:
     """``model`` through its halves, by the references but for ``changes``."""
     parameter = next(model.parameters())
     operations, _ = choose_operations(
-        {**REFERENCES, **changes}, model.architecture, parameter.device, parameter.dtype, model.parallel.size
+        {**REFERENCES, **changes}, model.architecture, ContextSplit(S), parameter.device, parameter.dtype
     )
-    return WrittenGpt(model, operations, linear, B * S, put_off_head=put_off_head)
+    return Passes(model, HandwrittenDecoder(model, operations, linear, B * S), put_off_head)
 
 
 def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -69,17 +129,17 @@ def rows(shape: Architecture | None = None, seed: int = 1) -> tuple[Tensor, Tens
     return tokens_BR[:, :-1].contiguous(), tokens_BR[:, 1:].contiguous()
 
 
-def losses(model: Any, chunk: int = CHUNK) -> Tensor:
+def losses(model: Decoder | Passes, chunk: int = CHUNK) -> Tensor:
     """Losses (T,) of :func:`rows`."""
-    tokens_BS, labels_BS = rows(model.architecture)
-    x_sE = model.embed(tokens_BS)
-    for number in range(len(model.parts)):
-        x_sE = model.through(number, x_sE, B)
-    found: Tensor = model.losses(x_sE, labels_BS.flatten(), chunk)
-    return found
+    passes = Passes(model) if isinstance(model, Decoder) else model
+    tokens_BS, labels_BS = rows(passes.architecture)
+    x_sE = passes.embed(tokens_BS)
+    for number in range(len(passes.parts)):
+        x_sE = passes.through(number, x_sE, B)
+    return passes.losses(x_sE, labels_BS.flatten(), chunk)
 
 
-def hugging_face(ours: Gpt) -> Any:
+def hugging_face(ours: Decoder) -> Any:
     """``GPT2LMHeadModel`` with the weights of ``ours``."""
     from transformers import GPT2Config, GPT2LMHeadModel
 

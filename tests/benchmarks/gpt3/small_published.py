@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpt3.network import Gpt
 from common.distributed.layout import Layout
 from common.distributed.pipeline.order import layers_of
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.language.network import Decoder
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import Optimizer, ParameterGroup
@@ -60,7 +60,7 @@ OTHER_NAMES = {
 
 def whole_tensors() -> dict[str, dict[str, Tensor]]:
     """Kind to our name to the published values in fp32: tables with all their rows."""
-    shapes = {name: tuple(parameter.shape) for name, parameter in Gpt(SHAPE, [range(SHAPE.layers)]).named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in Decoder(SHAPE).named_parameters()}
     shapes |= {"embedding.weight": (WORDS, SHAPE.hidden), "positions.weight": (POSITIONS, SHAPE.hidden)}
     found: dict[str, dict[str, Tensor]] = {}
     for number, kind in enumerate(("masters", "exp_avg", "exp_avg_sq")):
@@ -150,8 +150,8 @@ class Trainee:
     def __init__(self, layout: Layout, parallel: TensorParallel, chunks: int = 1, **options: Any) -> None:
         self.layout, stage, stages = layout, layout.coordinate("pp"), layout.size("pp")
         parts = layers_of(SHAPE.layers, stage, stages, chunks)
-        ends, given = (stage == 0, stage == stages - 1), {"dtype": torch.bfloat16, "parallel": parallel}
-        self.model = Gpt(SHAPE, parts, *ends, device=layout.device, **given)
+        first, last, half = stage == 0, stage == stages - 1, torch.bfloat16
+        self.model = Decoder(SHAPE, layout.device, half, parallel=parallel, parts=parts, first=first, last=last)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(7.0)

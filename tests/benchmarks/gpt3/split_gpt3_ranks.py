@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_gpt3 import CHUNK, B, S, losses, network, randomise, rows, written
+from small_gpt3 import B, Passes, S, losses, network, part, randomise, rows, written
 from torch import Tensor
 
-from benchmarks.gpt3.network import Gpt
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import partial_parameters
 from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.language.network import Decoder
 
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {2: {"tp2": {"tp": 2}}, 4: {"tp4": {"tp": 4}}}
 CPU = torch.device("cpu")
@@ -21,15 +21,15 @@ FP8_STEPS = 2
 """The first of which finds its scales in a sample."""
 
 
-def shared_network(layout: Layout, dtype: torch.dtype) -> Gpt:
+def shared_network(layout: Layout, dtype: torch.dtype) -> Decoder:
     """This rank's part of :func:`small_gpt3.network`."""
     shape = network().architecture
-    model = Gpt(shape, [range(shape.layers)], dtype=dtype, parallel=TensorParallel.from_layout(layout))
+    model = part(shape, dtype=dtype, parallel=TensorParallel.from_layout(layout))
     randomise(model)
     return model
 
 
-def whole_gradients(model: Gpt, layout: Layout) -> dict[str, Tensor]:
+def whole_gradients(model: Decoder, layout: Layout) -> dict[str, Tensor]:
     """Gradients of whole weights without padding, summed over the ranks that have parts of sums."""
     partial, splits = partial_parameters(model), model.tensor_splits()
     found = {}
@@ -49,22 +49,21 @@ def whole_gradients(model: Gpt, layout: Layout) -> dict[str, Tensor]:
 def two_passes(layout: Layout, blocks: str) -> dict[str, Any]:
     """Losses, their sum, and gradients of two equal micro-batches, of which the second's sum counts twice."""
     model = shared_network(layout, torch.float64)
-    network = written(model) if blocks == "written" else model
+    network = written(model) if blocks == "written" else Passes(model)
     found = losses(network)
     sums = [summed(network) for _ in range(2)]
     (sums[0] + 2.0 * sums[1]).backward()
     return {"losses": found.detach(), "sum": sums[0].detach(), "gradients": whole_gradients(model, layout)}
 
 
-def summed(network: Any) -> Tensor:
+def summed(network: Passes) -> Tensor:
     """The summed loss of :func:`small_gpt3.rows`."""
     tokens_BS, labels_BS = rows(network.architecture)
     hidden = network.through(0, network.embed(tokens_BS), B)
-    total: Tensor = network.summed_loss(hidden, labels_BS.flatten(), CHUNK)
-    return total
+    return network.summed_loss(hidden, labels_BS.flatten())
 
 
-def fp8_steps(model: Gpt) -> list[Tensor]:
+def fp8_steps(model: Decoder) -> list[Tensor]:
     """Mean losses of some steps; the gradients of the last one stay."""
     halves, found = written(model, "fp8"), []
     for _ in range(FP8_STEPS):
@@ -78,9 +77,8 @@ def fp8_steps(model: Gpt) -> list[Tensor]:
 def last_stage(layout: Layout, put_off_head: int) -> dict[str, Tensor]:
     """Whole gradients of two micro-batches of the last of several stages, the head's put off or not."""
     shape = network().architecture
-    model = Gpt(
-        shape, [range(1, 2)], False, True, torch.device("cpu"), torch.float64, TensorParallel.from_layout(layout)
-    )
+    parallel = TensorParallel.from_layout(layout)
+    model = part(shape, [range(1, 2)], False, dtype=torch.float64, parallel=parallel)
     randomise(model)
     halves = written(model, put_off_head=put_off_head)
     with halves.same_weights():
@@ -89,7 +87,7 @@ def last_stage(layout: Layout, put_off_head: int) -> dict[str, Tensor]:
             whole = torch.randn(B * S, shape.hidden, generator=generator, dtype=torch.float64)
             hidden = model.parallel.own_tokens(whole).clone().requires_grad_()
             _, labels_BS = rows(shape, seed)
-            halves.summed_loss(halves.through(0, hidden, B), labels_BS.flatten(), CHUNK).backward()
+            halves.summed_loss(halves.through(0, hidden, B), labels_BS.flatten()).backward()
     return whole_gradients(model, layout)
 
 

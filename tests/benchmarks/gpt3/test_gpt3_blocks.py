@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_gpt3 import CHUNK, REFERENCES, B, S, losses, network, randomise, rows, written
+from small_gpt3 import CHUNK, REFERENCES, B, Passes, S, losses, network, part, randomise, rows, written
 from torch import Tensor
 
-from benchmarks.gpt3.network import Gpt
-from benchmarks.gpt3.written import WrittenGpt
 from common.distributed.pipeline.order import layers_of
 from common.errors import UnsupportedImplementation
-from common.nn.trained_decoder.products import Fp8TrainedProduct
+from common.language.network import Decoder
+from common.language.trained_products import Fp8TrainedProduct
 
 FIVE = 5
 """Buffers of scales of a layer: four products and what is saved."""
 
 
-def loss(model: Gpt | WrittenGpt, seed: int = 1) -> Tensor:
+def loss(model: Decoder | Passes, seed: int = 1) -> Tensor:
     """Mean loss of the scored tokens."""
-    tokens_BS, labels_BS = rows(model.architecture, seed)
-    x_sE = model.embed(tokens_BS)
-    for chunk in range(len(model.parts)):
-        x_sE = model.through(chunk, x_sE, B)
-    return model.summed_loss(x_sE, labels_BS.flatten(), CHUNK, 1 / (B * (S - 1)))
+    passes = Passes(model) if isinstance(model, Decoder) else model
+    tokens_BS, labels_BS = rows(passes.architecture, seed)
+    x_sE = passes.embed(tokens_BS)
+    for chunk in range(len(passes.parts)):
+        x_sE = passes.through(chunk, x_sE, B)
+    return passes.summed_loss(x_sE, labels_BS.flatten(), CHUNK, 1 / (B * (S - 1)))
 
 
-def gradients(model: Gpt) -> dict[str, Tensor]:
+def gradients(model: Decoder) -> dict[str, Tensor]:
     found = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in found.values())
     assert not any(gradient.requires_grad for gradient in found.values() if gradient is not None)
@@ -78,7 +78,7 @@ def test_stages_hand_on_the_sum_and_its_gradient() -> None:
     weights = dict(whole.named_parameters())
     stages = []
     for stage in range(2):
-        model = Gpt(whole.architecture, layers_of(4, stage, 2, 2), stage == 0, stage == 1, dtype=torch.float64)
+        model = part(whole.architecture, layers_of(4, stage, 2, 2), stage == 0, stage == 1, dtype=torch.float64)
         model.load_state_dict({name: weights[name].detach() for name in model.state_dict()})
         stages.append((model, written(model)))
     tokens_BS, labels_BS = rows()
@@ -115,7 +115,7 @@ def test_without_gradients_nothing_is_added() -> None:
 @pytest.mark.parametrize(("first", "last"), [(True, True), (True, False), (False, True), (False, False)])
 def test_every_weight_says_once_that_its_gradient_is_there(first: bool, last: bool) -> None:
     shape = network().architecture
-    ours = Gpt(shape, [range(2)], first, last, dtype=torch.float64)
+    ours = part(shape, [range(2)], first, last, dtype=torch.float64)
     for parameter in ours.parameters():
         parameter.data.normal_(0.0, 0.1)
     halves, heard = written(ours), []
@@ -135,7 +135,7 @@ def test_gradients_of_the_head_that_were_put_off_are_added_at_the_end(most: int)
     """Three micro-batches on the last stage; no more than said wait, and the weight says once that it is complete."""
     shape, found = network().architecture, []
     for put_off in (0, most):
-        ours = Gpt(shape, [range(2)], False, True, dtype=torch.float64)
+        ours = part(shape, [range(2)], False, True, dtype=torch.float64)
         randomise(ours)
         halves, heard, sizes = written(ours, put_off_head=put_off), [], []
         ours.embedding.weight.register_post_accumulate_grad_hook(lambda _, heard=heard: heard.append(None))
@@ -166,7 +166,7 @@ def test_labels_that_are_not_the_tokens_are_refused() -> None:
 
 
 def test_a_stage_without_a_head_says_so() -> None:
-    ours = Gpt(network().architecture, [range(2)], True, False)
+    ours = part(network().architecture, [range(2)], True, False)
     with pytest.raises(ValueError, match="no head"):
         written(ours).losses(torch.zeros(B * S, 32), rows()[1].flatten(), CHUNK)
 
@@ -220,7 +220,7 @@ def test_an_evaluation_in_fp8_is_what_the_next_step_computes_and_moves_no_scale(
     def hidden() -> Tensor:
         return halves.through(0, halves.embed(rows(seed=2)[0]), B)
 
-    with torch.no_grad(), halves.evaluating():
+    with torch.no_grad(), halves.network.evaluating():
         found = hidden()
     assert all(torch.equal(buffer, scales[name]) for name, buffer in ours.named_buffers())
     assert torch.equal(found, hidden().detach())
@@ -250,4 +250,4 @@ def test_training_keeps_as_much_as_is_said(linear: str, share: int) -> None:
 def test_operations_are_chosen_by_name() -> None:
     with pytest.raises(UnsupportedImplementation, match=r"model\.implementations\.layer_norm=no such"):
         written(network(), layer_norm="no such")
-    assert set(REFERENCES) == {"attention", "layer_norm", "bias_gelu", "qkv_gradient", "cross_entropy"}
+    assert set(REFERENCES) == {"attention", "layer_norm", "bias_gelu", "qkv_gradient"}

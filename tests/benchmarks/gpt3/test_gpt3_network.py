@@ -6,16 +6,16 @@ import math
 
 import pytest
 import torch
-from small_gpt3 import CHUNK, B, S, architecture, hugging_face, losses, network, rows, theirs_of
+from small_gpt3 import B, Passes, S, architecture, hugging_face, losses, network, part, rows, theirs_of
 
-from benchmarks.gpt3.architecture import Architecture
-from benchmarks.gpt3.network import EMBEDDING, Gpt
+from benchmarks.gpt3.architecture import GptArchitecture
 from common.distributed.pipeline.order import layers_of
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import ConfigError
+from common.language.network import EMBEDDING
 from tests.generators import generator_of
 
-REAL = Architecture(
+REAL = GptArchitecture(
     vocabulary=50_257, hidden=12_288, layers=96, heads=96, feed_forward=49_152, positions=2_048,
     norm_epsilon=1e-5, initializer_range=0.006,
 )  # fmt: skip
@@ -56,7 +56,7 @@ def test_padding_has_no_weights_and_no_gradient() -> None:
 
 
 def test_the_real_network_has_as_many_weights_as_the_rules_say() -> None:
-    model = Gpt(REAL, [range(REAL.layers)], device="meta")
+    model = part(REAL, device="meta")
     padding = (REAL.padded_vocabulary(1) - REAL.vocabulary) * REAL.hidden
     assert sum(parameter.numel() for parameter in model.parameters()) - padding == REAL.parameters == WEIGHTS
     assert REAL.parameters_per_layer == 1_812_099_072
@@ -65,10 +65,10 @@ def test_the_real_network_has_as_many_weights_as_the_rules_say() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_what_the_ranks_share_adds_up(ranks: int) -> None:
-    shape = Architecture(**{**vars(REAL), "layers": 2})
+    shape = GptArchitecture(**{**vars(REAL), "layers": 2})
     total = 0
     for index in range(ranks):
-        model = Gpt(shape, [range(2)], device="meta", parallel=TensorParallel(ranks, index, object()))  # type: ignore[arg-type]
+        model = part(shape, device="meta", parallel=TensorParallel(ranks, index, object()))  # type: ignore[arg-type]
         splits = model.tensor_splits()
         for name, parameter in model.named_parameters():
             if name in splits:
@@ -87,7 +87,7 @@ def test_flops_of_a_row_are_the_published_ones() -> None:
 
 
 def test_weights_are_drawn_alike_and_norms_and_biases_are_zero() -> None:
-    ours = Gpt(architecture(hidden=256, initializer_range=0.006), [range(2)])
+    ours = part(architecture(hidden=256, initializer_range=0.006))
     ours.initialise(generator_of)
     for name, parameter in ours.named_parameters():
         if parameter.ndim == 1:
@@ -99,7 +99,7 @@ def test_weights_are_drawn_alike_and_norms_and_biases_are_zero() -> None:
 
 def test_the_first_loss_is_that_of_the_published_initialisation() -> None:
     """ln V plus half the variance of a logit: of normalised vectors of 256 with weights of 0.04."""
-    ours = Gpt(architecture(hidden=256, initializer_range=0.04, vocabulary=4096), [range(2)])
+    ours = part(architecture(hidden=256, initializer_range=0.04, vocabulary=4096))
     ours.initialise(generator_of)
     scored = rows(ours.architecture)[1].flatten() >= 0
     found = float(losses(ours, 64)[scored].mean().detach())
@@ -112,10 +112,10 @@ def test_what_is_no_token_is_not_scored() -> None:
 
 
 def test_the_sum_is_that_of_the_losses() -> None:
-    ours = network()
+    ours = Passes(network())
     tokens_BS, labels_BS = rows()
     hidden = ours.through(0, ours.embed(tokens_BS), B)
-    torch.testing.assert_close(ours.summed_loss(hidden, labels_BS.flatten(), CHUNK), losses(ours).sum())
+    torch.testing.assert_close(ours.summed_loss(hidden, labels_BS.flatten()), losses(ours).sum())
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (2, 2), (4, 1)])
@@ -125,9 +125,9 @@ def test_stages_have_the_network_once_and_compute_what_it_does(stages: int, chun
     models, seen = [], []
     for stage in range(stages):
         parts = layers_of(4, stage, stages, chunks)
-        model = Gpt(whole.architecture, parts, stage == 0, stage == stages - 1, dtype=torch.float64)
+        model = part(whole.architecture, parts, stage == 0, stage == stages - 1, dtype=torch.float64)
         model.load_state_dict({name: weights[name].detach() for name in model.state_dict()})
-        models.append(model)
+        models.append(Passes(model))
         own = dict(model.named_parameters())
         by_chunk = [id(p) for chunk in range(chunks) for p in model.chunk_module(chunk).parameters()]
         assert sorted(by_chunk) == sorted(id(parameter) for parameter in own.values())
@@ -139,7 +139,7 @@ def test_stages_have_the_network_once_and_compute_what_it_does(stages: int, chun
     for chunk in range(chunks):
         for model in models:
             hidden = model.through(chunk, hidden, B)
-    found = models[-1].losses(hidden, labels_BS.flatten(), CHUNK)
+    found = models[-1].losses(hidden, labels_BS.flatten())
     torch.testing.assert_close(found, losses(whole), rtol=0.0, atol=1e-12)
 
 
@@ -148,4 +148,4 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         architecture(heads=5)
     three = TensorParallel(3, 0, object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"layout\.tp=3 does not divide the 4 heads"):
-        Gpt(architecture(), [range(2)], device="meta", parallel=three)
+        part(architecture(), device="meta", parallel=three)

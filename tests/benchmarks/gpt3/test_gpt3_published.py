@@ -36,7 +36,7 @@ from common.config.composition import compose
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.ranks import TensorParallel
 from common.errors import CheckpointError
-from common.optim.shard import split_masters
+from common.optim.buffers import split_masters
 from tests.command_line import the_message
 from tests.conftest import suite
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from small_gpt3 import B, S, losses, network
+from small_gpt3 import B, Passes, S, losses, network
 from split_gpt3_ranks import BLOCKS, LAYOUTS, fp8_steps, run_rank, summed
 from torch import Tensor
 
-from benchmarks.gpt3.network import EMBEDDING, Gpt
+from common.language.network import EMBEDDING, Decoder
 
 TOLERANCE = 1e-10
 WORLD_OF = {name: world for world, layouts in LAYOUTS.items() for name in layouts}
@@ -31,7 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return found
 
 
-def own_gradients(model: Gpt) -> dict[str, Tensor]:
+def own_gradients(model: Decoder) -> dict[str, Tensor]:
     """Without padding."""
     words = model.architecture.vocabulary
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -42,7 +42,7 @@ def own_gradients(model: Gpt) -> dict[str, Tensor]:
 def expected() -> dict[str, Any]:
     """Of one rank under autograd."""
     model = network()
-    total = summed(model)
+    total = summed(Passes(model))
     (3.0 * total).backward()
     return {"losses": losses(model).detach(), "sum": total.detach(), "gradients": own_gradients(model)}
 

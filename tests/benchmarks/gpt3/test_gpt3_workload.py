@@ -13,7 +13,6 @@ from importlib import resources
 import pytest
 import torch
 
-from benchmarks.gpt3.evaluate import LabelMean
 from benchmarks.gpt3.workload import GptPretraining
 from common import cli
 from common.config.composition import compose
@@ -22,6 +21,8 @@ from common.contract.evaluation import Predictions
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.language.pretraining import TokenMean
+from common.language.trained_products import Fp8TrainedProduct
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.agreement import disagreeing_progress
 from common.mlperf.constraints import missing_hyperparameters
@@ -30,7 +31,6 @@ from common.mlperf.events import hyperparameters
 from common.mlperf.mllog import RunLog
 from common.mlperf.parsed_log import read_log
 from common.mlperf.run_refusals import text_rule_refusals
-from common.nn.trained_decoder.products import Fp8TrainedProduct
 from common.run.timed_run import Moment, TimedRun
 from common.step.graphs import StepRunner
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
@@ -377,7 +377,7 @@ def test_gradients_in_fp32_are_closer_to_float64_than_those_that_are_rounded_eac
 
 def test_an_evaluation_of_a_part_of_the_set_does_not_count():
     with pytest.raises(RuntimeError, match="7 of 8 rows"):
-        LabelMean().score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
+        TokenMean("tokens").score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
 
 
 def test_a_row_costs_what_the_rules_network_costs():

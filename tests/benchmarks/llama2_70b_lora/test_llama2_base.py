@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.llama2_70b_lora.base import CONFIG, INDEX, SINGLE, BaseWeights, save_base
 from common.errors import CheckpointError
-from common.nn.decoder import Decoder, DecoderArchitecture
+from common.language.architecture import LlamaArchitecture
+from common.language.network import Decoder
 
-SMALL = DecoderArchitecture(
+SMALL = LlamaArchitecture(
     vocabulary=40, hidden=32, layers=2, heads=4, kv_heads=2, head_size=8, feed_forward=48, norm_epsilon=1e-5,
     rope_base=10000.0, initializer_range=0.02,
 )  # fmt: skip
@@ -121,7 +122,7 @@ def test_we_read_what_transformers_writes_and_compute_the_same(tmp_path):
 
 def test_the_benchmark_s_base_has_as_many_parameters_as_published(tmp_path):
     """By the headers alone: 138 GB of a file that is a hole."""
-    published = DecoderArchitecture(
+    published = LlamaArchitecture(
         vocabulary=32000, hidden=8192, layers=80, heads=64, kv_heads=8, head_size=128, feed_forward=28672,
         norm_epsilon=1e-5, rope_base=10000.0, initializer_range=0.02,
     )  # fmt: skip

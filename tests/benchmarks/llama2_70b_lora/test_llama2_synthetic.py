@@ -17,8 +17,8 @@ from benchmarks.llama2_70b_lora.prepare import prepare
 from benchmarks.llama2_70b_lora.pretraining import next_token_losses
 from benchmarks.llama2_70b_lora.synthetic import SyntheticReports, generate
 from common.errors import ConfigError
-from common.nn.decoder import Decoder
-from common.nn.lora import LoraSettings
+from common.language.lora import LoraSettings
+from common.language.network import Decoder
 
 SMALL = SyntheticReports(
     train=60, eval=7, row_length=64, vocabulary=400, words=12, classes=4, hidden=32, heads=2, kv_heads=1,

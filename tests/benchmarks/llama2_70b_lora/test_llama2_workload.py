@@ -15,10 +15,10 @@ from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from common.language.network import Decoder
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
-from common.nn.decoder import Decoder
 from common.nn.frozen import frozen_names
 
 
@@ -226,7 +226,7 @@ def test_memory_is_planned_for_what_a_rank_does(evaluating_ranks, role, tokens, 
 
 def test_as_many_layers_keep_their_weights_transposed_as_are_asked_for():
     workload = built("precision=bf16", "model.linear=fp8", "model.transposed_layers=1")
-    first, second = (workload.model.layers[number].qkv.fp8 for number in range(2))
+    first, second = (layer.attention.qkv for layer in workload.network.layers[0])
     assert torch.equal(first._transposed_IO.float(), first.weight.float().t())
     assert second._transposed_IO is None
 
@@ -248,7 +248,7 @@ def test_an_evaluation_is_given_the_scales_that_rest_in_it():
 
 def test_a_larger_batch_of_the_evaluation_moves_nothing_that_a_graph_has_seen():
     workload = built("precision=bf16", "model.linear=fp8", "reader.eval_rows=2", "micro_batch=1")
-    scratch = workload._blocks.scratch
+    scratch = workload.network._shared.scratch
     shape = (64, 2 * 64)
     before = scratch.wide(shape, torch.bfloat16).data_ptr()
     workload.evaluation(workload.layout).warm_up()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.llama31_8b.config import Facts
+from common.language.network import Decoder
 from common.mlperf.fixed import fixed_facts
-from common.nn.decoder import Decoder
 from tests.generators import generator_of
 
 SMALL: dict[str, Any] = {

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.llama31_8b.config import Facts
-from benchmarks.llama31_8b.model import Llama
-from common.distributed.context_parallel.split import ContextSplit
+from common.language.head import UntiedHead
+from common.language.network import Decoder
+from common.language.tokens import TokenPlaces
 from common.mlperf.fixed import fixed_facts
-from common.nn.decoder import Decoder
-from common.nn.trained_decoder.head import Head
 from common.ops import cross_entropy, rope
 from tests.benchmarks.llama31_8b.small_llama import decoder, facts, hugging_face, rows, theirs_of
 from tests.generators import generator_of
@@ -20,10 +20,26 @@ from tests.generators import generator_of
 CROSS_ENTROPY = cross_entropy.CROSS_ENTROPY.reference
 
 
-def network(ours: Decoder, chunk: int = 16) -> Llama:
-    """By autograd."""
-    split = ContextSplit(ours.architecture.row_length)
-    return Llama(ours, ours.hidden_states, Head(CROSS_ENTROPY, chunk), split)
+class Network:
+    """The decoder by autograd, with its head."""
+
+    def __init__(self, ours: Decoder, chunk: int = 16) -> None:
+        self._decoder, self._head = ours, UntiedHead(ours.head.weight, CROSS_ENTROPY, chunk)
+
+    def loss(self, tokens_BR: Tensor) -> Tensor:
+        """The mean of all tokens."""
+        return self._head.summed_loss(*self._hidden(tokens_BR), 1.0 / tokens_BR[:, 1:].numel())
+
+    @torch.no_grad()
+    def losses(self, tokens_BR: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses (T,), and which are scored."""
+        hidden_TE, labels_T = self._hidden(tokens_BR)
+        return self._head.losses(hidden_TE, labels_T), labels_T >= 0
+
+    def _hidden(self, tokens_BR: Tensor) -> tuple[Tensor, Tensor]:
+        rows, length = len(tokens_BR), tokens_BR.shape[1] - 1
+        inputs_BS = tokens_BR[:, :-1].clamp(min=0)
+        return self._decoder.hidden_states(inputs_BS, TokenPlaces.whole(rows, length)), tokens_BR[:, 1:].flatten()
 
 
 def test_loss_and_all_gradients_are_those_of_hugging_face() -> None:
@@ -32,7 +48,7 @@ def test_loss_and_all_gradients_are_those_of_hugging_face() -> None:
     logits = theirs(input_ids=given[:, :-1].long()).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), given[:, 1:].flatten().long())
     expected.backward()
-    loss = network(ours).loss(given)
+    loss = Network(ours).loss(given)
     loss.backward()
     torch.testing.assert_close(loss, expected, rtol=1e-7, atol=0.0)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
@@ -96,14 +112,14 @@ def test_the_first_loss_is_that_of_the_published_initialisation() -> None:
     shape = facts(hidden=256, initializer_range=0.02, vocabulary=4096)
     ours = Decoder(shape)
     ours.initialise(generator_of)
-    found = float(network(ours, 64).losses(rows(8, shape))[0].mean())
+    found = float(Network(ours, 64).losses(rows(8, shape))[0].mean())
     assert found == pytest.approx(math.log(4096) + 256 * 0.02**2 / 2, abs=0.02)
 
 
 @pytest.mark.parametrize("chunk", [7, 80, 1000])
 def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
     one, other, given = decoder(), decoder(), rows()
-    whole, parts = network(one, 80), network(other, chunk)
+    whole, parts = Network(one, 80), Network(other, chunk)
     whole.loss(given).backward()
     parts.loss(given).backward()
     for (name, expected), found in zip(one.named_parameters(), other.parameters(), strict=True):
@@ -114,16 +130,16 @@ def test_the_chunks_of_the_head_change_nothing(chunk: int) -> None:
 def test_what_is_no_token_is_not_scored_and_no_label_trains() -> None:
     ours, given = decoder(), rows()
     given[1, 20:] = -1
-    losses, scored = network(ours).losses(given)
+    losses, scored = Network(ours).losses(given)
     assert scored.view(2, -1).sum(1).tolist() == [40, 19]
     assert not losses[~scored].any()
-    network(ours).loss(given).backward()
+    Network(ours).loss(given).backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in ours.parameters())
 
 
 def test_a_factor_on_the_loss_is_one_on_the_gradients() -> None:
     one, other, given = decoder(), decoder(), rows()
-    (1024.0 * network(one).loss(given)).backward()
-    network(other).loss(given).backward()
+    (1024.0 * Network(one).loss(given)).backward()
+    Network(other).loss(given).backward()
     for (name, scaled), plain in zip(one.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(scaled.grad, 1024.0 * plain.grad, rtol=1e-10, atol=0.0, msg=name)

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from benchmarks.llama31_8b.config import ModelConfig
-from benchmarks.llama31_8b.evaluate import TokenMean
-from benchmarks.llama31_8b.model import Llama
 from benchmarks.llama31_8b.workload import LlamaPretraining
 from common import cli
 from common.config.composition import compose
@@ -21,10 +19,11 @@ from common.contract.evaluation import Predictions
 from common.data.batches import Batch, HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError, UnsupportedImplementation
+from common.language.pretraining import TokenMean
+from common.language.trained_products import Fp8TrainedProduct
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import hyperparameters
-from common.nn.trained_decoder.products import Fp8TrainedProduct
 from common.step.graphs import StepRunner
 from tests.benchmarks.llama31_8b.small_llama import hugging_face, theirs_of
 from tests.benchmarks.summed_gradients import check_that_fp32_is_closer
@@ -200,8 +199,9 @@ def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
     evaluation.open_data(None)
     predictions = evaluation.predict(workload.weights())
     assert predictions is not None
-    network: Llama = workload._network
-    sums = [network.losses(tokens[row : row + 1])[0].sum() for row in range(3)]
+    with torch.no_grad():
+        rows = [Batch({"tokens": tokens[row : row + 1]}, 1) for row in range(3)]
+        sums = [workload.scored(0, None, row)[0].sum() for row in rows]
     found = evaluation.scorer.score(predictions)
     assert found["log_perplexity"] == pytest.approx(float(sum(sums)) / (2 * length + 4), rel=1e-12)
     assert found["eval_samples"] == 3
@@ -210,7 +210,7 @@ def test_log_perplexity_is_the_mean_over_the_tokens_and_not_over_the_rows():
 
 def test_an_evaluation_of_a_part_of_the_set_does_not_count():
     with pytest.raises(RuntimeError, match="7 of 8 rows"):
-        TokenMean().score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
+        TokenMean("rows").score(Predictions({"rows": 7, "tokens": 70, "loss": 7.0, "expected": 8}))
 
 
 def test_a_row_costs_what_the_rules_network_costs():
@@ -313,7 +313,7 @@ def test_graphs_of_both_passes_train_as_eager_ones_bit_for_bit(given, monkeypatc
 @pytest.mark.parametrize("blocks", ["written", "autograd"])
 def test_what_comes_before_graphs_of_passes_waits_for_all_weights_but_those_of_no_reader(blocks):
     workload = built(f"model.blocks={blocks}")
-    readers = dict(workload._readers())
+    readers = dict(workload.readers())
     waited: list[str] = []
     for name, reader in readers.items():
         reader.register_forward_pre_hook(lambda *_, name=name: waited.append(name))

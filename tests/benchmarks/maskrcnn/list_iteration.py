@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from benchmarks.maskrcnn.anchors import STRIDES, anchors
 from benchmarks.maskrcnn.config import MaskRCNNConfig
 from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.proposals import STRIDES, anchors
 from tests.benchmarks.maskrcnn import plain_detector as plain
 from tests.benchmarks.maskrcnn.mask_oracle import Outline, Targets, expected_targets
 

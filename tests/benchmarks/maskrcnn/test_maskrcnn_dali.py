@@ -7,22 +7,20 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from small_reader import BLOCK, MICRO_BATCH, settings
+from small_coco import BLOCK, MICRO_BATCH, settings
 
-from benchmarks.maskrcnn.data import open_eval, open_train, warm_up
 from common.distributed.layout import Layout
 
 
-def train(root, kind, start=0, replicas=1, rank=0, **changes):
-    layout = Layout({"dp": replicas}, rank, seed=5)
-    source = open_train(root, settings(reader=kind, **changes), layout, MICRO_BATCH)
+def train(root, kind, start, **changes):
+    source = settings(reader=kind, **changes).open_train(root, Layout(seed=5), MICRO_BATCH)
     found = list(source.batches(BLOCK, start))
     source.close()
     return found
 
 
 def evaluation(root, kind, replicas, rank):
-    source = open_eval(root, settings(reader=kind), Layout({"dp": replicas}, rank), 2)
+    source = settings(reader=kind).open_eval(root, Layout({"dp": replicas}, rank), 2)
     found = [batch for _ in range(2) for batch in source]
     source.close()
     return found
@@ -52,11 +50,6 @@ def test_batches_are_those_of_the_other_reader_from_any_position(prepared, multi
         )
 
 
-def test_replicas_share_the_same_batches(prepared):
-    for rank in (0, 1):
-        assert_alike(train(prepared, "dali", 0, 2, rank), train(prepared, "torchvision", 0, 2, rank))
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_evaluations_are_those_of_the_other_reader(prepared, replicas):
     for rank in range(replicas):
@@ -64,4 +57,4 @@ def test_evaluations_are_those_of_the_other_reader(prepared, replicas):
 
 
 def test_warm_up_runs_before_there_are_data():
-    warm_up(settings(reader="dali"), Layout(), MICRO_BATCH)
+    settings(reader="dali").warm_up(Layout(), MICRO_BATCH)

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_coco import SYNTHETIC
-from small_reader import BLOCK, LONG, MICRO_BATCH, SHORT, SLOT, settings
+from small_coco import BLOCK, LONG, MICRO_BATCH, SHORT, SLOT, SYNTHETIC, settings
 
-from benchmarks.maskrcnn.data import open_eval, open_train
-from benchmarks.maskrcnn.pictures import resized_size
+from benchmarks.maskrcnn.pictures import Preparer, resized_size
 from benchmarks.maskrcnn.prepared import open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from common.distributed.layout import Layout
 from common.errors import DataError
 
@@ -20,26 +17,18 @@ CPU = torch.device("cpu")
 SEED = 5
 
 
-def train(root, accumulation=1, replicas=1, replica=0, start=0, **reader):
-    layout = Layout({"dp": replicas}, replica, seed=SEED)
-    source = open_train(root, settings(**reader), layout, MICRO_BATCH, accumulation)
-    found = list(source.batches(BLOCK, start))
+def train(root, **reader):
+    source = settings(**reader).open_train(root, Layout(seed=SEED), MICRO_BATCH)
+    found = list(source.batches(BLOCK))
     source.close()
     return found
 
 
-def evaluation(root, batch=2, replicas=1, replica=0, **reader):
-    source = open_eval(root, settings(**reader), Layout({"dp": replicas}, replica), batch)
+def evaluation(root, replicas, replica):
+    source = settings().open_eval(root, Layout({"dp": replicas}, replica), 2)
     found = list(source)
     source.close()
     return found
-
-
-def assert_equal(found, expected):
-    assert [(batch.key, batch.samples) for batch in found] == [(batch.key, batch.samples) for batch in expected]
-    for mine, other in zip(found, expected, strict=True):
-        assert mine.tensors.keys() == other.tensors.keys()
-        assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
 
 
 def legacy_boxes(corners, size, published, mirrored):
@@ -54,8 +43,7 @@ def legacy_boxes(corners, size, published, mirrored):
 
 def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
     """By the number of a picture's first object, which no other picture has."""
-    training = open_prepared(prepared).train()
-    pictures, objects = training.pictures, training.objects
+    pictures, objects = open_prepared(prepared).train()
     place_of = {int(objects.bounds[place]): place for place in range(len(pictures)) if objects.counts[place]}
     preparer = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32)
     seen, mirrors = set(), set()
@@ -81,7 +69,7 @@ def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
             assert tensors["label"][slot, :count].tolist() == objects.label[mine].tolist()
             assert not tensors["boxes"][slot, count:].any()
             assert not tensors["label"][slot, count:].any()
-            picture = pictures.picture(place)
+            picture = pictures.picture(place, pictures.record(place))
             assert torch.equal(tensors["pixels"][slot, :height, :width], torch.from_numpy(np.array(picture)))
             levels = np.array(picture.resize(size[::-1], Image.Resampling.BILINEAR))[:, :, ::-1].astype(np.float32)
             levels = levels[:, ::-1] if mirrored else levels
@@ -95,15 +83,17 @@ def test_slots_hold_the_pictures_and_what_is_in_them(prepared):
 
 
 def test_a_pass_has_every_picture_once_and_masks_what_is_left_of_its_batches(prepared):
-    pictures = open_prepared(prepared).train()
-    pictures.pictures.close()
-    high = int(np.sum(pictures.objects.size[:, 0] >= pictures.objects.size[:, 1]))
+    pictures, objects = open_prepared(prepared).train()
+    pictures.close()
+    high = int(np.sum(objects.size[:, 0] >= objects.size[:, 1]))
     length = -(-high // MICRO_BATCH) + -(-(SYNTHETIC.train - high) // MICRO_BATCH)
-    first = train(prepared)[:length]
+    whole = train(prepared)
+    assert len({int(batch.tensors["seed"]) for batch in whole}) == len(whole)
+    first = whole[:length]
     assert sum(int(batch.tensors["real"].sum()) for batch in first) == SYNTHETIC.train
     assert length * MICRO_BATCH > SYNTHETIC.train, "an incomplete batch is what this is about"
-    objects = [int(o) for b in first for o in b.tensors["object"][b.tensors["real"] & (b.tensors["count"] > 0)]]
-    assert len(set(objects)) == len(objects) == int(np.sum(pictures.objects.counts > 0))
+    seen = [int(o) for b in first for o in b.tensors["object"][b.tensors["real"] & (b.tensors["count"] > 0)]]
+    assert len(set(seen)) == len(seen) == int(np.sum(objects.counts > 0))
     for batch in first:
         tensors = batch.tensors
         (surplus,) = (~tensors["real"]).nonzero(as_tuple=True)
@@ -122,28 +112,12 @@ def test_batches_fit_their_shapes_and_have_one_orientation(prepared):
         assert high.all() or not high.any()
 
 
-def test_replicas_share_what_one_accumulates(prepared):
-    whole = train(prepared, accumulation=2)
-    parts = [train(prepared, replicas=2, replica=replica) for replica in range(2)]
-    for replica in range(2):
-        for mine, other in zip(parts[replica], whole[replica::2], strict=True):
-            assert mine.key == other.key
-            assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
-
-
-def test_training_goes_on_from_any_batch_with_any_number_of_threads(prepared):
-    whole = train(prepared)
-    for start in (1, 7):
-        assert_equal(train(prepared, start=start, threads=1), whole[start:])
-    assert len({int(batch.tensors["seed"]) for batch in whole}) == len(whole)
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
     pictures = open_prepared(prepared).validation()
     place_of = {int(number): place for place, number in enumerate(pictures.annotations.picture_id)}
     preparer, seen = Preparer(settings().facts, {"resize": "reference"}, CPU, torch.float32), []
-    parts = [evaluation(prepared, 2, replicas, replica) for replica in range(replicas)]
+    parts = [evaluation(prepared, replicas, replica) for replica in range(replicas)]
     assert len({len(part) for part in parts}) == 1
     for batch in [batch for part in parts for batch in part]:
         made = preparer.evaluation(batch.tensors, batch.key)
@@ -157,7 +131,8 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
             assert made["original"][slot].tolist() == [height, width]
             size = resized_size(height, width, SHORT, LONG)
             assert made["size"][slot].tolist() == list(size)
-            levels = pictures.picture(place_of[number]).resize(size[::-1], Image.Resampling.BILINEAR)
+            place = place_of[number]
+            levels = pictures.picture(place, pictures.record(place)).resize(size[::-1], Image.Resampling.BILINEAR)
             expected = np.array(levels)[:, :, ::-1].astype(np.float32) - np.array(settings().facts.mean, np.float32)
             assert torch.equal(
                 made["image"][slot, :, : size[0], : size[1]].permute(1, 2, 0), torch.from_numpy(expected)
@@ -166,22 +141,6 @@ def test_an_evaluation_has_every_picture_once_at_its_shape(prepared, replicas):
             assert not made["image"][slot, :, :, size[1] :].any()
     pictures.close()
     assert sorted(seen) == sorted(place_of)
-
-
-def test_kept_pictures_are_decoded_once(prepared):
-    source, again = (open_eval(prepared, settings(), Layout(), 2) for _ in range(2))
-    partly = iter(source)
-    next(partly)
-    partly.close()  # an evaluation that ends early keeps nothing
-    first, second = list(source), list(source)
-    assert_equal(first, list(again))
-    assert_equal(second, first)
-    assert all(
-        mine.tensors["pixels"].data_ptr() == other.tensors["pixels"].data_ptr()
-        for mine, other in zip(first, second, strict=True)
-    )
-    for opened in (source, again):
-        opened.close()
 
 
 @pytest.mark.parametrize(
@@ -199,14 +158,14 @@ def test_data_that_do_not_fit_the_settings_are_refused(prepared, changes, messag
 def test_pictures_larger_than_a_slot_are_refused(prepared):
     small = settings({"longest_side": 64})
     with pytest.raises(DataError, match=r"picture \d+ has a side of \d+ px, and a slot has room for .*longest_side=64"):
-        open_eval(prepared, small, Layout(), 2)
+        small.open_eval(prepared, Layout(), 2)
 
 
 def test_data_of_other_classes_are_refused(prepared):
     other = settings({"classes": 3})
     with pytest.raises(DataError, match="holds 12 classes where the model has 3"):
-        open_train(prepared, other, Layout(), MICRO_BATCH)
+        other.open_train(prepared, Layout(), MICRO_BATCH)
 
 
 def test_slots_have_room_for_every_picture(prepared):
-    assert all(batch.tensors["pixels"].shape[1:] == (SLOT, SLOT, 3) for batch in evaluation(prepared))
+    assert all(batch.tensors["pixels"].shape[1:] == (SLOT, SLOT, 3) for batch in evaluation(prepared, 1, 0))

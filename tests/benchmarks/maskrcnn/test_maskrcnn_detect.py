@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.maskrcnn.config import Facts
-from benchmarks.maskrcnn.detect import REGION_STRIDES, Detector
+from benchmarks.maskrcnn.evaluate import REGION_STRIDES, Detector
 from benchmarks.maskrcnn.model import MaskRCNN, RpnOutput
 from benchmarks.maskrcnn.ops import roi_align
 from benchmarks.maskrcnn.proposals import Proposals

@@ -16,15 +16,16 @@ from pycocotools.cocoeval import COCOeval
 from small_coco import SYNTHETIC
 
 from benchmarks.maskrcnn.config import Facts, MaskRCNNConfig, MaskReaderConfig, ModelConfig
-from benchmarks.maskrcnn.evaluate import Scoring, evaluation
+from benchmarks.maskrcnn.data import MaskData
+from benchmarks.maskrcnn.evaluate import evaluation, ground_truth
 from benchmarks.maskrcnn.model import MaskRCNN
+from benchmarks.maskrcnn.pictures import Preparer
 from benchmarks.maskrcnn.prepared import open_prepared
-from benchmarks.maskrcnn.preparer import Preparer
 from common.contract.evaluation import Predictions, Weights
 from common.detection.annotations import read_coco
 from common.detection.coco_raw import annotations_name
+from common.detection.coco_scorer import MaskScorer
 from common.detection.evaluation import DetectionEvaluation
-from common.detection.mask_scorer import MaskScorer
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 
@@ -44,10 +45,14 @@ def built(batch: int, processes: int = 1) -> tuple[DetectionEvaluation, MaskRCNN
     with torch.no_grad():
         for layer, deviation in ((model.box_head.cls_score, 0.1), (model.mask_head.mask_fcn_logits, 1.0)):
             layer.weight.normal_(0, deviation, generator=random)
-    reader = MaskReaderConfig(1, 1, 12, 0.0, 1, batch, "torchvision", shapes=SHAPES)
+    reader = MaskReaderConfig(
+        threads=1, prefetch=1, max_boxes=12, hw_decoder_load=0.0, input_batch_multiplier=1, eval_batch=batch,
+        reader="torchvision", shapes=SHAPES,
+    )  # fmt: skip
     own = MaskRCNNConfig(FACTS, cast(Any, None), ModelConfig("R-50.pkl", 1.0), reader)
     preparer = Preparer(FACTS, {}, CPU, torch.float32)
-    made, choices = evaluation(model, own, preparer, Layout(), False, Scoring(CPU, processes))
+    data, scorer = MaskData(FACTS, reader, torch.float32), MaskScorer(ground_truth, CPU, processes)
+    made, choices = evaluation(model, own, data, preparer, Layout(), False, scorer)
     assert choices == dict.fromkeys(("suppression", "roi_align", "paste"), "reference")
     return made, model
 

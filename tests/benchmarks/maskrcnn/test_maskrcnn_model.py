@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.maskrcnn.anchors import anchors, level_sizes
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.heads import RegionLinear
 from benchmarks.maskrcnn.model import MaskRCNN, RegionsSeen
+from benchmarks.maskrcnn.proposals import anchors, level_sizes
 from common.errors import UnsupportedImplementation
 from common.mlperf.fixed import fixed_facts
 from common.nn.convolution_flops import LayerFlops

@@ -15,7 +15,7 @@ from benchmarks.maskrcnn.schedule import learning_rate, parameter_groups, warmup
 from common.distributed.layout import Layout
 from common.mlperf.fixed import fixed_facts
 from common.optim.optimizer import Optimizer
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 FACTS = fixed_facts(Facts, "maskrcnn")
 HPARAMS = Hparams(

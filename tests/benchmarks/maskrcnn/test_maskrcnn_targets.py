@@ -10,8 +10,7 @@ import torch
 
 from benchmarks.maskrcnn.config import Facts
 from benchmarks.maskrcnn.proposals import Proposals, with_truth
-from benchmarks.maskrcnn.sampling import sample
-from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets
+from benchmarks.maskrcnn.targets import RoiTargets, RpnTargets, sample
 from common.mlperf.fixed import fixed_facts
 from tests.benchmarks.maskrcnn import plain_detector
 from tests.capturable import Capturable

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import mlperf_logging.compliance_checker
 import pytest
 import torch
-import yaml
 from torch.utils._python_dispatch import _disable_current_modes
 
-from benchmarks.maskrcnn.config import OPERATIONS
+from benchmarks.maskrcnn.config import Facts
+from benchmarks.maskrcnn.data import MaskData
+from benchmarks.maskrcnn.peer import build, noise, step_of
 from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
-from common.data.batches import HostBatch
+from common.data.batches import Block, HostBatch
+from common.detection.peer_step import BOXES
 from common.distributed.layout import Layout
-from common.errors import ConfigError, UnsupportedImplementation
+from common.errors import ConfigError
 from common.mlperf.admission import admit
-from common.mlperf.events import hyperparameters
+from common.mlperf.fixed import fixed_facts
+from common.mlperf.parsed_log import read_log
 from common.step.train_step import SAMPLES
 from tests.capturable import Capturable
+from tests.conftest import suite
 
 SAMPLES_OF_COCO = 117_266
 
@@ -106,15 +108,6 @@ def test_the_references_points_can_be_run(batch, tmp_path):
     assert (logged["opt_learning_rate_warmup_steps"], logged["opt_learning_rate_warmup_factor"]) == (warmup, factor)
 
 
-def test_the_log_has_every_key_of_the_rule_file(tmp_path):
-    rules = Path(mlperf_logging.compliance_checker.__file__).parent / "training_3.1.0" / "closed_maskrcnn.yaml"
-    entries = [entry["KEY"] for entry in yaml.safe_load(rules.read_text()) if "KEY" in entry]
-    required = {entry["NAME"] for entry in entries if entry["REQ"] == "EXACTLY_ONE"}
-    run, _ = loaded("scale=8xH200", f"assets_dir={tmp_path}")
-    assert "num_image_candidates" in required
-    assert required <= set(hyperparameters(run))
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -125,7 +118,6 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
         ("hparams.base_learning_rate=0.11", "opt_base_learning_rate"),
         ("hparams.decay_steps=[12000,16500]", "opt_learning_rate_decay_steps = "),
         ("benchmark.facts.min_size=600", "min_image_size = 600 breaks the rules' table: 800, fixed to reference"),
-        ("model.backbone=backbone.pth", "training starts from the rules' R-50.pkl"),
         ("benchmark.targets.SEGM.value=0.3", "the rules fix 0.339"),
         ("benchmark.facts.rpn_high=0.6", "the rules fix 0.7"),
         ("hparams.candidates_from=rank", "expected one of"),
@@ -134,12 +126,6 @@ def test_the_log_has_every_key_of_the_rule_file(tmp_path):
 def test_what_the_rules_forbid_is_refused_before_the_run(override, says, tmp_path):
     with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
-
-
-def test_the_closed_division_starts_from_the_rules_backbone():
-    run, session = loaded("scale=8xH200")
-    with pytest.raises(ConfigError, match=r"training starts from the rules' R-50\.pkl"):
-        admit(run, session)
 
 
 def test_there_is_an_example_of_every_shape_that_batches_are_padded_to():
@@ -252,15 +238,62 @@ def test_biases_have_a_rate_of_their_own_and_frozen_weights_none():
     assert biases.schedule(torch.tensor(0)).item() == pytest.approx(0.04 - 39 * 4e-4)
 
 
-@pytest.mark.parametrize("option", OPERATIONS)
-def test_an_implementation_that_cannot_run_here_is_named_with_its_option(option, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    request = f"model.implementations.{option}={next(iter(OPERATIONS[option].fast))}"
-    with pytest.raises(UnsupportedImplementation, match=request):
-        built(request).evaluation(Layout())
+QUICK = [
+    "benchmark.targets.BBOX.value=0.004", "benchmark.targets.SEGM.value=0.004", "benchmark.schedule.last_epoch=25",
+    "hparams.global_batch_size=4", "hparams.warmup_steps=10", "hparams.warmup_factor=0.001", "precision=fp64",
+]  # fmt: skip
+"""Almost nothing is a success, so that one comes after a few epochs."""
 
 
-def test_implementations_are_logged():
-    workload = built("model.implementations.suppression=reference")
-    workload.evaluation(Layout())
-    assert OPERATIONS.keys() <= workload.implementations().keys()
+def test_ranks_are_at_different_shapes_in_the_same_step(data_of):
+    """So the contract's test that two ranks equal one that accumulates has such steps in it."""
+    run, _ = cli.load(compose(["benchmark=maskrcnn", "scale=test", "device=cpu"]))
+    data, keys = MaskData(run.workload.facts, run.workload.reader, torch.float32), []
+    for rank in range(2):
+        layout = Layout({"dp": 2, "pp": 1, "cp": 1, "tp": 1}, rank, seed=1234)
+        source = data.open_train(data_of("maskrcnn"), layout, run.micro_batch, 2)
+        keys.append([batch.key for batch in source.batches(Block(0, 1, 1, 0, 16))])
+        source.close()
+    assert len(keys[0]) == len(keys[1]) == 4
+    assert any(mine != other for mine, other in zip(*keys, strict=True))
+
+
+def test_a_rank_of_its_own_stops_the_run_at_the_epoch_of_an_evaluation_in_line(data_of, tmp_path):
+    common = ["train", "benchmark=maskrcnn", "scale=test", "device=cpu", "seed=1", *QUICK]
+    common.append(f"data_dir={data_of('maskrcnn')}")
+    ways = {"inline": [], "beside": ["scale.gpus_per_node=2", "evaluation.ranks=1"]}
+    found = {}
+    for name, overrides in ways.items():
+        done = suite(*common, *overrides, f"output_dir={tmp_path / name}")
+        assert done.code == 0, done.errors
+        found[name] = read_log(tmp_path / name / "mlperf.log").evaluations
+    inline, beside = found["inline"], found["beside"][: len(found["inline"])]
+    assert [point.progress for point in beside] == [point.progress for point in inline]
+    for first, second in zip(inline, beside, strict=True):
+        assert first.values == pytest.approx(second.values, rel=1e-6)
+    assert len(inline) > 1
+    assert min(inline[-1].values.values()) >= 0.004
+
+
+def test_an_iteration_trains_as_many_parameters_as_the_rules_network_has():
+    torch.manual_seed(0)
+    facts, cpu, shape = fixed_facts(Facts, "maskrcnn"), torch.device("cpu"), (64, 96)
+    model = build(facts, shape, cpu)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 44_125_173
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    before = [p.clone() for p in frozen]
+    pictures, targets = noise(facts, shape, 1, cpu)
+    assert step_of(model, pictures, targets, cpu)().isfinite()
+    assert all(torch.equal(p, was) for p, was in zip(frozen, before, strict=True))
+
+
+def test_masks_lie_in_their_boxes():
+    facts, shape = fixed_facts(Facts, "maskrcnn"), (96, 128)
+    (target,) = noise(facts, shape, 1, torch.device("cpu"))[1]
+    assert target["masks"].shape == (BOXES, *shape)
+    for (left, top, right, bottom), mask in zip(target["boxes"].tolist(), target["masks"], strict=True):
+        rows, columns = mask.nonzero(as_tuple=True)
+        assert left <= columns.min()
+        assert columns.max() <= right
+        assert top <= rows.min()
+        assert rows.max() <= bottom

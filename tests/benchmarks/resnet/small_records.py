@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.resnet.config import Facts, ReaderConfig
-from benchmarks.resnet.data_settings import DataSettings
+from benchmarks.resnet.config import CachedReaderConfig, Facts
+from benchmarks.resnet.data import ImageNet
 from common.config.loading import build
 from common.data import manifest
 from common.data.manifest import Manifest
@@ -22,12 +22,12 @@ READER = {
 }  # fmt: skip
 
 
-def settings(dtype: torch.dtype = torch.float16, **changes: object) -> DataSettings:
+def settings(dtype: torch.dtype = torch.float16, **changes: object) -> ImageNet:
     """Settings for pictures of 16 px and two threads; ``changes`` are of the benchmark's facts or of the reader."""
     facts = {**benchmark_settings("resnet")["facts"], "image_size": 16, "eval_resize": 18, "classes": 61}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), dtype)
+    return ImageNet(build(Facts, facts, "benchmark.facts"), build(CachedReaderConfig, reader, "reader"), dtype)
 
 
 def write_data(root: Path, pictures: Sequence[bytes], labels: Iterable[int], classes: int = 61) -> Path:

@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("nvidia.dali")
 
-from benchmarks.resnet.data import open_eval, open_train, warm_up
 from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import DataError
@@ -32,7 +31,7 @@ def root(tmp_path_factory):
 
 
 def labels_of(root, start=0, block=0, replicas=1, rank=0, **changes):
-    source = open_train(root, settings(reader="dali", **changes), Layout({"dp": replicas}, rank, seed=1), 4)
+    source = settings(reader="dali", **changes).open_train(root, Layout({"dp": replicas}, rank, seed=1), 4)
     batches = [batch for b in BLOCKS[block:] for batch in source.batches(b, start if b is BLOCKS[block] else 0)]
     source.close()
     return batches
@@ -75,7 +74,7 @@ def test_resuming_continues_with_the_same_batches(root, block, start, multiplier
 
 
 def test_a_position_that_lies_behind_is_refused(root):
-    source = open_train(root, settings(reader="dali"), Layout(), 4)
+    source = settings(reader="dali").open_train(root, Layout(), 4)
     list(source.batches(BLOCKS[0]))
     with pytest.raises(ValueError, match="lies behind"):
         next(iter(source.batches(BLOCKS[0])))
@@ -86,7 +85,7 @@ def test_a_position_that_lies_behind_is_refused(root):
 def test_eval_shards_are_exactly_the_set_every_time(root, replicas):
     seen: list[list[int]] = [[], []]
     for rank in range(replicas):
-        source = open_eval(root, settings(reader="dali"), Layout({"dp": replicas}, rank), batch=5)
+        source = settings(reader="dali").open_eval(root, Layout({"dp": replicas}, rank), batch=5)
         for evaluation in seen:
             labels = torch.cat([batch.tensors["label"] for batch in source])
             evaluation += labels[labels >= 0].tolist()
@@ -95,7 +94,7 @@ def test_eval_shards_are_exactly_the_set_every_time(root, replicas):
 
 
 def test_evaluation_left_early_begins_anew(root):
-    source = open_eval(root, settings(reader="dali"), Layout(), batch=5)
+    source = settings(reader="dali").open_eval(root, Layout(), batch=5)
     next(iter(source))
     labels = torch.cat([batch.tensors["label"] for batch in source])
     source.close()
@@ -104,7 +103,7 @@ def test_evaluation_left_early_begins_anew(root):
 
 def test_evaluation_pictures_are_those_of_the_other_reader(root):
     sources = [
-        open_eval(root, settings(reader=reader, image_size=56, eval_resize=64, dtype=torch.float32), Layout(), 16)
+        settings(reader=reader, image_size=56, eval_resize=64, dtype=torch.float32).open_eval(root, Layout(), 16)
         for reader in ("dali", "torchvision")
     ]
     for batch, other in zip(*sources, strict=True):
@@ -123,7 +122,7 @@ def test_both_readers_round_the_longer_side_of_evaluation_pictures_to_the_neares
     images = []
     for reader in ("dali", "torchvision"):
         chosen = settings(reader=reader, image_size=56, eval_resize=64, dtype=torch.float32)
-        source = open_eval(root, chosen, Layout(), 4)
+        source = chosen.open_eval(root, Layout(), 4)
         [batch] = source
         images.append(batch.tensors["image"])
         source.close()
@@ -138,7 +137,7 @@ def test_pictures_with_the_magic_number_inside_are_read(tmp_path):
     root = write_data(tmp_path / "data", [*pictures, plain], [0, 1, 2])
     batches = {}
     for reader in ("dali", "torchvision"):
-        source = open_eval(root, settings(reader=reader, dtype=torch.float32), Layout(), 3)
+        source = settings(reader=reader, dtype=torch.float32).open_eval(root, Layout(), 3)
         [batches[reader]] = source
         source.close()
     assert batches["dali"].tensors["label"].tolist() == [0, 1, 2]
@@ -151,7 +150,7 @@ def test_warm_up_opens_no_data():
     opened: list[str] = []
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" and watching else None)
     watching = True
-    warm_up(settings(reader="dali"), Layout(), 4)
+    settings(reader="dali").warm_up(Layout(), 4)
     watching = False
     assert not [path for path in opened if path.endswith((".rec", ".idx", "manifest.json"))]
 
@@ -159,7 +158,7 @@ def test_warm_up_opens_no_data():
 def test_corrupt_picture_is_an_error(tmp_path):
     good = encoded(np.full((40, 40, 3), 90, np.uint8))
     root = write_data(tmp_path / "data", [good, b"no picture at all", good], [0, 1, 2])
-    source = open_eval(root, settings(reader="dali"), Layout(), 3)
+    source = settings(reader="dali").open_eval(root, Layout(), 3)
     with pytest.raises(DataError, match=r"val\.rec: DALI cannot read on"):
         list(source)
     source.close()

@@ -18,7 +18,6 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig
 from common.contract.evaluation import Predictions, Weights
-from common.data import dali
 from common.data.batches import HostBatch
 from common.distributed.layout import Layout
 from common.errors import ConfigError
@@ -28,6 +27,7 @@ from common.mlperf.fixed import check_fixed
 from common.nn.batch_norm import BatchNorm2d
 from common.ops import batch_norm as ops
 from common.optim.optimizer import ParameterGroup
+from common.vision import dali
 from tests.conftest import checkpoint, flatten, suite
 from tests.references import run_references
 

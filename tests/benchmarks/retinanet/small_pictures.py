@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.retinanet.classes import class_names
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.data_settings import DataSettings
+from benchmarks.retinanet.data import RetinaNetData
+from benchmarks.retinanet.raw import class_names
 from common.config.loading import build
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig
 from common.mlperf.fixed import benchmark_settings
 
 COLUMNS = (
@@ -25,12 +25,12 @@ READER = {
 }  # fmt: skip
 
 
-def settings(dtype: torch.dtype = torch.float32, **changes: object) -> DataSettings:
+def settings(dtype: torch.dtype = torch.float32, **changes: object) -> RetinaNetData:
     """Settings for pictures of 32 px and 3 classes; ``changes`` are of the benchmark's facts or of the reader."""
     facts = {**benchmark_settings("retinanet")["facts"], "image_size": 32, "classes": 3}
     facts |= {name: value for name, value in changes.items() if name in facts}
     reader = READER | {name: value for name, value in changes.items() if name not in facts}
-    return DataSettings(build(Facts, facts, "benchmark.facts"), build(ReaderConfig, reader, "reader"), dtype)
+    return RetinaNetData(build(Facts, facts, "benchmark.facts"), build(BoxReaderConfig, reader, "reader"), dtype)
 
 
 def encoded(pixels: np.ndarray, quality: int = 95) -> bytes:

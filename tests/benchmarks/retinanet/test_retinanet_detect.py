@@ -11,10 +11,9 @@ from torchvision_retinanet import (
     torchvision_retinanet,
 )
 
-from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.detect import Detector
-from benchmarks.retinanet.model import HeadOutput
+from benchmarks.retinanet.model import HeadOutput, anchors
 from common.mlperf.fixed import fixed_facts
 
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from benchmarks.retinanet import raw
-from benchmarks.retinanet.classes import class_names
-from benchmarks.retinanet.pictures import bring_pictures
+from benchmarks.retinanet.prepare import bring_pictures
+from benchmarks.retinanet.raw import class_names
 from common.data.download import Client
 from common.data.http import Limits
 from common.data.sources import read_sources

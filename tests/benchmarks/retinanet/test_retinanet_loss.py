@@ -4,10 +4,9 @@ import pytest
 import torch
 from torchvision_retinanet import CLASSES, IMAGE_SIZE, as_torchvision_has_it, levels_of, torchvision_retinanet
 
-from benchmarks.retinanet.anchors import anchors
 from benchmarks.retinanet.config import Facts
-from benchmarks.retinanet.loss import DetectionLoss, OffsetLoss
-from benchmarks.retinanet.targets import BACKGROUND, AnchorTargets
+from benchmarks.retinanet.loss import BACKGROUND, AnchorTargets, DetectionLoss, OffsetLoss
+from benchmarks.retinanet.model import anchors
 from common.mlperf.fixed import fixed_facts
 
 ROOM = 12

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.retinanet import raw
-from benchmarks.retinanet.classes import class_names
+from benchmarks.retinanet.raw import class_names
 from common.errors import DataError
 from tests.benchmarks.retinanet.small_pictures import COLUMNS, label, row, write_raw
 

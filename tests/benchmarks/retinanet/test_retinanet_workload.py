@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import subprocess
 import sys
 import time
@@ -11,20 +10,22 @@ import time
 import pytest
 import torch
 
+from benchmarks.retinanet.config import Facts
 from benchmarks.retinanet.model import RetinaNet
+from benchmarks.retinanet.peer import build, step_of
 from benchmarks.retinanet.workload import RetinaNetDetection
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.data.batches import Block, HostBatch
 from common.distributed.layout import Layout
-from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
-from common.evaluation.model_weights import evaluating
+from common.errors import ConfigError
 from common.mlperf.admission import admit, evaluation_schedule
 from common.mlperf.constraints import missing_hyperparameters
 from common.mlperf.events import RunEvents, hyperparameters
+from common.mlperf.fixed import fixed_facts
 from common.mlperf.mllog import RunLog
-from common.optim.flat import FlatBuffer
+from common.optim.buffers import FlatBuffer
 from tests.capturable import Capturable
 
 
@@ -119,11 +120,6 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_a_checkpoint_of_one_reader_may_go_on_with_the_other():
-    declared = [loaded("scale=test", f"reader.reader={name}")[0].declaration for name in ("dali", "torchvision")]
-    assert declared[0].order_of_data() == declared[1].order_of_data()
-
-
 def test_an_evaluation_follows_every_epoch():
     run, _ = loaded("scale=8xH200")
     assert list(evaluation_schedule(run).points()) == list(range(1, 9))
@@ -197,12 +193,7 @@ def test_the_loss_at_the_start_is_that_of_guessing_the_prior():
     [
         ("benchmark.facts.layers=[3,4,23,3]", r"benchmark\.facts\.layers=\[3, 4, 23, 3\].*the rules fix"),
         ("benchmark.facts.trained_stages=4", r"benchmark\.facts\.trained_stages=4.*the rules fix"),
-        (
-            "model.backbone=other.pth",
-            r"model\.backbone=other\.pth: .* torchvision's resnext50_32x4d-7cdf4587",
-        ),
         ("hparams.beta_1=0.95", r"opt_adam_beta_1 = 0\.95 breaks the rules' table: 0\.9, as in the reference"),
-        ("assets_dir=null", r"assets_dir=null: training starts from torchvision's"),
         ("benchmark.facts.nms_threshold=0.6", r"the rules fix"),
         ("hparams.weight_decay=1e-4", r"opt_weight_decay"),
     ],
@@ -212,49 +203,15 @@ def test_the_closed_division_fixes_network_and_start(override, message, tmp_path
         admit(*loaded("scale=8xH200", f"assets_dir={tmp_path}", override))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kind", "message"),
-    [
-        (["layout.tp=2", "scale.gpus_per_node=2"], ConfigError, "layout.tp=2: RetinaNet's ranks"),
-        (
-            ["model.implementations.focal_loss=triton"],
-            UnsupportedImplementation,
-            "model.implementations.focal_loss=triton: .*a GPU",
-        ),
-        (
-            ["model.implementations.anchor_matching=triton"],
-            UnsupportedImplementation,
-            "model.implementations.anchor_matching=triton",
-        ),
-        (
-            ["model.implementations.convolution=cudnn"],
-            UnsupportedImplementation,
-            "model.implementations.convolution=cudnn",
-        ),
-        (["assets_dir=/nowhere"], CheckpointError, ".*nowhere/backbone.pth"),
-    ],
-)
-def test_what_the_workload_cannot_be_built_with_is_named(overrides, kind, message):
-    run, _ = loaded("scale=test", *overrides)
-    with pytest.raises(kind, match=f"^{message}"):
+def test_several_tensor_parallel_ranks_are_refused():
+    run, _ = loaded("scale=test", "layout.tp=2", "scale.gpus_per_node=2")
+    with pytest.raises(ConfigError, match=r"^layout\.tp=2: RetinaNet's ranks"):
         RetinaNetDetection(run, Layout(run.layout))
-
-
-def test_a_suppression_that_cannot_run_here_is_named():
-    workload = built("model.implementations.suppression=triton")
-    with pytest.raises(UnsupportedImplementation, match=r"^model\.implementations\.suppression=triton"):
-        workload.evaluation(workload.layout)
 
 
 def test_an_unknown_implementation_is_named_before_anything_is_built():
     with pytest.raises(ConfigError, match=r"^model\.implementations\.suppression=foo: .* no implementation 'foo'"):
         loaded("scale=test", "model.implementations.suppression=foo")
-
-
-def test_in_the_background_the_scorer_keeps_to_the_cpu_and_travels():
-    workload = built("evaluation.scoring=background")
-    scorer = pickle.loads(pickle.dumps(workload.evaluation(workload.layout).scorer))
-    assert scorer._device == torch.device("cpu")
 
 
 def test_a_step_can_be_captured():
@@ -265,9 +222,15 @@ def test_a_step_can_be_captured():
         step([batch] * workload.cfg.grad_accumulation_steps)
 
 
-def test_an_evaluation_can_be_captured():
-    workload = built()
-    (forward,) = workload.evaluation(workload.layout)._forward.values()
-    forward.warm_up()
-    with evaluating(workload.model, workload.weights()), Capturable():
-        forward()
+def test_an_iteration_trains_as_many_parameters_as_the_rules_network_has():
+    torch.manual_seed(0)
+    facts, cpu = fixed_facts(Facts, "retinanet", image_size=64), torch.device("cpu")
+    model = build(facts, cpu)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 36_849_004
+    frozen = [p.clone() for p in model.parameters() if not p.requires_grad]
+    step = step_of(model, facts, 1, cpu)
+    assert step().isfinite()
+    assert all(
+        torch.equal(p, was)
+        for p, was in zip((p for p in model.parameters() if not p.requires_grad), frozen, strict=True)
+    )

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.retinanet import RetinaNet
 
-from benchmarks.retinanet.anchors import anchors, level_sizes
-from benchmarks.retinanet.model import HeadOutput
+from benchmarks.retinanet.model import HeadOutput, anchors, level_sizes
 
 IMAGE_SIZE = 96
 CLASSES = 5

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from common.ops.dropout.reference import DropoutMask, keep_mask
-from tests.benchmarks.rgat.random_edges import Inputs
+from tests.benchmarks.rgat.random_blocks import Inputs
 
 
 def defined(
     inputs: Inputs,
-    block: Block,
+    block: SampledBlock,
     level: int,
     slope: float,
     activation_slope: float | None,

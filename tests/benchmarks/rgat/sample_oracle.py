@@ -1,15 +1,14 @@
-"""Sampling one edge after the other in lists and dictionaries, small graphs, and the filled part of a block."""
+"""Sampling one edge after the other in lists and dictionaries, small graphs, filled parts of blocks, small rooms."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import made_up_graph
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, Schema
+from benchmarks.rgat.synthetic import synthetic_graph
 
 SCHEMA = Schema.augmented(
     ("field", "paper", "author"), ("paper__cites__paper", "paper__by__author", "paper__of__field"), "paper"
@@ -24,9 +23,9 @@ DEGREES = {
 """By relation; that into fields has no edge. Some papers have none of a field, some cite themselves, or one twice."""
 
 
-def small_graph(seed: int = 0) -> Graph:
+def small_graph(seed: int = 0, skew: float = 0.6) -> Graph:
     """With duplicate edges, self-loops, isolated targets and a relation without edges."""
-    return made_up_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), 0.6)
+    return synthetic_graph(SCHEMA, NODES, DEGREES, seed, torch.device("cpu"), skew)
 
 
 def graph_of(schema: Schema, nodes: tuple[int, ...], adjacent: dict[str, list[list[int]]]) -> Graph:
@@ -143,7 +142,7 @@ def sampled(graph: Graph, fanouts: tuple[int, ...], seeds: list[int], seed: int)
     return {**counts, "nodes": nodes, "relations": found_relations}
 
 
-def filled(block: Block) -> dict[str, Any]:
+def filled(block: SampledBlock) -> dict[str, Any]:
     """Everything in a block that may be read, as lists."""
     shape, schema = block.shape, block.shape.schema
     nodes, edges, rows = (counts.tolist() for counts in (block.node_counts, block.edge_counts, block.row_counts))
@@ -174,3 +173,27 @@ def filled(block: Block) -> dict[str, Any]:
         "nodes": [part(block.nodes, first, count) for first, count in zip(offsets, nodes[-1], strict=False)],
         "relations": relations,
     }
+
+
+SMALL_ROOMS = [
+    ("nodes", 1, "paper"),
+    ("nodes", 2, "author"),
+    ("nodes", 3, "paper"),
+    ("edges", 0, "paper__cites__paper"),
+    ("edges", 1, "author__rev_by__paper"),
+    ("edges", 2, "paper__by__author"),
+    ("rows", 0, "paper__cites__paper"),
+    ("rows", 2, "paper__cites__paper"),
+]
+"""Table of :class:`BlockShape`, line of it, and the type or relation that has little room there."""
+
+
+def smaller(block: SampledBlock, shape: BlockShape, table: str, hop: int, name: str) -> BlockShape:
+    """``shape`` where the named type or relation has room for two less than ``block`` has there."""
+    counts = {"nodes": block.node_counts, "edges": block.edge_counts, "rows": block.row_counts}[table].tolist()
+    names = shape.schema.types if table == "nodes" else [str(relation) for relation in shape.schema.relations]
+    place = list(names).index(name)
+    lines = [list(line) for line in getattr(shape, table)]
+    for before in range(hop + 1):
+        lines[before][place] = min(lines[before][place], counts[hop][place] - 2)
+    return replace(shape, **{table: tuple(map(tuple, lines))})

@@ -1,4 +1,4 @@
-"""A graph with every oddity, a small network, and features as the network takes them."""
+"""A small network, and features as it takes them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.model import RGAT, Architecture
-from benchmarks.rgat.schema import Schema
 
 CPU = torch.device("cpu")
 SMALL = Architecture(
     feature_size=6, heads=2, head_size=3, classes=5, attention_slope=0.2, activation_slope=0.01, dropout=0.2
 )
-SCHEMA = Schema.augmented(
-    ["paper", "author", "venue"], ["paper__cites__paper", "paper__written_by__author", "paper__venue__venue"], "paper"
-)
-NODES = (40, 25, 3)
-
-
-def random_graph(seed: int, most: int = 6) -> Graph:
-    """Duplicate edges, targets without any, and a relation without any at all."""
-    random = torch.Generator().manual_seed(seed)
-    indptr, indices = [], []
-    for number, (source, target) in enumerate(zip(SCHEMA.sources, SCHEMA.targets, strict=True)):
-        degree = torch.randint(0, most + 1, (NODES[target],), generator=random) * int(number != 2)
-        indptr.append((torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]),))
-        edges = int(degree.sum())
-        indices.append((torch.randint(0, NODES[source], (edges,), generator=random).int(),))
-    return Graph(SCHEMA, NODES, tuple(indptr), tuple(indices), CPU)
 
 
 def network(architecture: Architecture, schema: Schema, hops: int, dtype: torch.dtype = torch.float32) -> RGAT:
@@ -42,7 +24,7 @@ def network(architecture: Architecture, schema: Schema, hops: int, dtype: torch.
     return made
 
 
-def features_of(block: Block, features: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def features_of(block: SampledBlock, features: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """The rows of a block's nodes, NaN beyond them; and those that are there by type."""
     shape = block.shape
     x_NF = torch.full((shape.node_offsets(shape.hops)[-1], features[0].shape[1]), torch.nan, dtype=features[0].dtype)

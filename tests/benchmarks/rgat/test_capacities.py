@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.capacities import at_most, enough_shape, grown, largest_shape, moments
+from benchmarks.rgat.graph import BlockShape, Schema
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.sampling import at_most, enough_shape, grown, largest_shape, moments
 from tests.benchmarks.rgat.sample_oracle import NODES, graph_of, small_graph
 
 ONE = Schema.augmented(("a", "b"), ("b__to__a",), "a")

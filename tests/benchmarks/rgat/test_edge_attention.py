@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops.block_of_cases import block_of_cases
 from benchmarks.rgat.ops.edge_attention.reference import backward_reference, forward_reference
-from benchmarks.rgat.schema import Schema
 from common.ops.dropout.reference import DropoutMask
-from tests.benchmarks.rgat.aggregate_first import aggregate_first
 from tests.benchmarks.rgat.edge_attention_oracle import defined
-from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
+from tests.benchmarks.rgat.random_blocks import filled, random_block, random_inputs
 from tests.capturable import Capturable
 
 HEADS, WIDTH, SLOPE = 2, 3, 0.2
@@ -23,7 +21,7 @@ ONE = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
 
 
 def assert_as_defined(
-    block: Block, level: int, activation_slope: float | None = 0.01, dropout: DropoutMask | None = MASK
+    block: SampledBlock, level: int, activation_slope: float | None = 0.01, dropout: DropoutMask | None = MASK
 ) -> None:
     inputs = random_inputs(block, level, HEADS, WIDTH)
     options = {"slope": SLOPE, "activation_slope": activation_slope, "dropout": dropout}
@@ -38,7 +36,7 @@ def assert_as_defined(
         inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, inputs.att_source_RAd, block, level,
         **options, deterministic=True,
     )  # fmt: skip
-    rows = filled(block, level, "rows")
+    rows = filled(block, level).rows
     torch.testing.assert_close(found[0][rows], gradients["z_MD"][rows])
     for tensor, name in zip(found[1:], ("target_term_TA", "bias_RD", "att_source_RAd"), strict=True):
         torch.testing.assert_close(tensor, gradients[name])
@@ -84,74 +82,18 @@ def test_a_graph_can_hold_all_of_it() -> None:
     inputs = random_inputs(block, 2, HEADS, WIDTH)
     options: dict[str, Any] = {"slope": SLOPE, "activation_slope": 0.01, "dropout": MASK}
     terms = inputs.source_term_MA, inputs.target_term_TA
-    x_NK = torch.zeros(block.shape.node_offsets(2)[-1], 5, dtype=torch.float64)
-    weight_RKD = torch.zeros(len(inputs.bias_RD), 5, HEADS * WIDTH, dtype=torch.float64, requires_grad=True)
     att = inputs.att_source_RAd
     with Capturable():
         out_PD, log_sum_TA = forward_reference(inputs.z_MD, *terms, inputs.bias_RD, block, 2, **options)
         backward_reference(
             inputs.dout_PD, out_PD, inputs.z_MD, *terms, log_sum_TA, att, block, 2, **options, deterministic=True
         )
-        aggregate_first(x_NK, block, 2, weight_RKD, att, att, inputs.bias_RD, **options).sum().backward()
 
 
 def test_the_block_of_the_cases_is_one() -> None:
     block = block_of_cases(torch.device("cpu"), 2, 300)
     assert block.edge_counts[2].sum() > 100
     assert_as_defined(block, 2)
-
-
-@pytest.mark.parametrize("level", [1, 3])
-@pytest.mark.usefixtures("poisoned_memory")
-def test_features_may_be_aggregated_first(level: int) -> None:
-    """Result and gradients are those of projected rows, whose terms are made from the projections themselves."""
-    features = 5
-    block = random_block(5, without=(1,))
-    shape, schema = block.shape, block.shape.schema
-    random = torch.Generator().manual_seed(5)
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=random, dtype=torch.float64, requires_grad=True)
-
-    relations = len(schema.relations)
-    x_NK = normal(shape.node_offsets(level)[-1], features)
-    there_N = filled(block, level + 1, "nodes")
-    leaves = {
-        "weight_RKD": normal(relations, features, HEADS * WIDTH),
-        "att_source_RAd": normal(relations, HEADS, WIDTH),
-        "att_target_RAd": normal(relations, HEADS, WIDTH),
-        "bias_RD": normal(relations, HEADS * WIDTH),
-    }
-    dout_PD = torch.randn(shape.node_offsets(level - 1)[-1], HEADS * WIDTH, generator=random, dtype=torch.float64)
-    dout_PD[~filled(block, level, "nodes")] = torch.nan
-
-    z, targets = [], []
-    for relation, (source, target) in enumerate(zip(schema.sources, schema.targets, strict=True)):
-        first, rows = shape.row_offsets(shape.hops)[relation], int(block.row_counts[level - 1, relation])
-        nodes = shape.node_offsets(level)[source] + block.rows[first : first + rows].long()
-        z_mD = x_NK[nodes] @ leaves["weight_RKD"][relation]
-        z.append(torch.nn.functional.pad(z_mD, (0, 0, 0, shape.rows[level - 1][relation] - rows)))
-        first, room = shape.node_offsets(level)[target], shape.nodes[level - 1][target]
-        projected = (x_NK[first : first + room] @ leaves["weight_RKD"][relation]).unflatten(1, (HEADS, WIDTH))
-        targets.append((projected * leaves["att_target_RAd"][relation]).sum(2))
-    z_MD, target_term_TA = torch.cat(z), torch.cat(targets)
-    inputs = Inputs(z_MD, z_MD, target_term_TA, leaves["bias_RD"], leaves["att_source_RAd"], dout_PD)
-    expected_PD, _, gradients = defined(inputs, block, level, SLOPE, 0.01, MASK)
-    wanted = [x_NK, *leaves.values()]
-    through = torch.autograd.grad(
-        [z_MD, target_term_TA], wanted, [gradients["z_MD"], gradients["target_term_TA"]], allow_unused=True
-    )
-    expected = dict(zip(["x_NK", *leaves], [0.0 if one is None else one for one in through], strict=True))
-    for name in ("att_source_RAd", "bias_RD"):
-        expected[name] = expected[name] + gradients[name]
-
-    garbage_NK = torch.where(there_N[:, None], x_NK, torch.nan)
-    out_PD = aggregate_first(garbage_NK, block, level, **leaves, slope=SLOPE, activation_slope=0.01, dropout=MASK)
-    torch.testing.assert_close(out_PD, expected_PD)
-    for (name, gradient), found in zip(
-        expected.items(), torch.autograd.grad(out_PD, wanted, dout_PD.nan_to_num()), strict=True
-    ):
-        torch.testing.assert_close(found, gradient, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_rows_of_the_block_of_the_cases_are_nodes_of_their_level() -> None:

@@ -10,34 +10,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.data import Sources
+from benchmarks.rgat.data import GraphData
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.sampling import SeedBatch
+from benchmarks.rgat.sampling import SeedBatch, largest_shape
 from common.data.batches import Batch, HostBatch
 from common.data.prefetch import Prefetcher
-from tests.benchmarks.rgat.small_rgat import random_graph
+from tests.benchmarks.rgat.sample_oracle import small_graph
 from tests.benchmarks.rgat.test_rgat_workload import built
 from tests.capturable import Capturable
 
 FANOUTS = (3, 2, 2)
 
 
+def first_seed(block: SampledBlock) -> int:
+    return int(block.nodes[block.shape.node_offsets(block.shape.hops)[block.shape.schema.seed_type]])
+
+
 class _Noted:
     """Features that note what is asked of them."""
 
-    name, dtype, width = "noted", torch.float32, 2
+    name, width = "noted", 2
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, int]] = []
 
-    def plan(self, block: Block) -> int:
-        self.notes.append(("plan", int(block.nodes[0])))
-        return int(block.nodes[0])
+    def plan(self, block: SampledBlock) -> int:
+        self.notes.append(("plan", first_seed(block)))
+        return first_seed(block)
 
-    def gather(self, block: Block, plan: Any, out_NF: Tensor) -> None:
-        assert plan == int(block.nodes[0])
+    def gather(self, block: SampledBlock, plan: Any, out_NF: Tensor) -> None:
+        assert plan == first_seed(block)
         self.notes.append(("gather", plan))
         out_NF.fill_(float(plan))
 
@@ -46,8 +49,8 @@ class _Noted:
 
 
 def test_a_block_is_planned_for_a_batch_before_it_is_gathered() -> None:
-    graph, features = random_graph(2), _Noted()
-    sources = Sources(graph, features, FANOUTS, sampler_reference)
+    graph, features = small_graph(2), _Noted()
+    sources = GraphData(graph, features, FANOUTS, sampler_reference)
     sampler = sources.sampler(largest_shape(graph, 4, FANOUTS))
 
     def batches() -> Iterator[tuple[SeedBatch, Tensor]]:

@@ -12,22 +12,22 @@ import pytest
 import small_graph
 import torch
 
+from benchmarks.rgat import bucket_sort, preparation
 from benchmarks.rgat import prepare as prepare_module
-from benchmarks.rgat.preparation import edges, features, pipeline, seeds
-from benchmarks.rgat.prepare import COMMANDS, Options, prepare
-from benchmarks.rgat.prepared import open_prepared
+from benchmarks.rgat.graph import Relation
+from benchmarks.rgat.prepare import COMMANDS, prepare
+from benchmarks.rgat.prepared import open_prepared, split_sizes, verify
 from benchmarks.rgat.raw import RawArray
-from benchmarks.rgat.verification import verify
 from common.data import manifest
 from common.errors import ConfigError, DataError
 
 STAGES = [
-    (features, "write_piece"),
-    (features, "write_bucket"),
-    (edges, "write_piece"),
-    (edges, "write_bucket"),
-    (seeds, "write_seeds"),
-    (pipeline, "checksum"),
+    (bucket_sort, "write_feature_piece"),
+    (bucket_sort, "write_feature_bucket"),
+    (bucket_sort, "write_edge_piece"),
+    (bucket_sort, "write_edge_bucket"),
+    (preparation, "write_seeds"),
+    (preparation, "checksum"),
 ]
 LITTLE = 1500  # bytes: pieces of 30 rows and of 31 edges
 
@@ -48,9 +48,9 @@ def raw_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def data(raw_dir, tmp_path_factory):
-    """Prepared at once, with much memory, and not to be changed."""
+    """PreparedGraph at once, with much memory, and not to be changed."""
     folder = tmp_path_factory.mktemp("data")
-    prepare(raw_dir, folder, Options(features="float32"))
+    prepare(raw_dir, folder)
     return folder
 
 
@@ -91,10 +91,11 @@ def test_a_stand_in_goes_from_nothing_to_verified(tmp_path, capsys):
     assert "graph/conference__rev_venue__paper/indptr.npy" in made
 
 
-def test_features_are_those_of_the_same_nodes(raw_dir, data):
+def test_features_are_those_of_the_same_nodes_converted(raw_dir, data):
     for name, numbers in small_graph.permutations().items():
         found = np.load(data / f"features/{name}.npy")
-        np.testing.assert_array_equal(found[numbers], small_graph.raw_features(raw_dir, name))
+        expected = torch.from_numpy(small_graph.raw_features(raw_dir, name)).to(torch.float8_e4m3fn).view(torch.uint8)
+        np.testing.assert_array_equal(found[numbers], expected.numpy())
 
 
 def test_edges_are_those_of_the_augmented_graph_in_their_order(raw_dir, data):
@@ -143,28 +144,28 @@ def test_labels_may_have_a_header_and_another_dtype(own_raw, data, tmp_path, kin
     labels = small_graph.raw_labels(own_raw)
     labels[100:] = 7  # beyond the labelled
     np.save(path, labels.astype(kind))
-    prepare(own_raw, tmp_path / "data", Options(features="float32"))
+    prepare(own_raw, tmp_path / "data")
     for split in ("train", "eval"):
         found = np.load(tmp_path / f"data/seeds/{split}_labels.npy")
         np.testing.assert_array_equal(found, np.load(data / f"seeds/{split}_labels.npy"))
 
 
 def test_the_benchmarks_split_has_the_published_sizes():
-    assert seeds.split_sizes(157_675_969, 0.6, 0.005) == {"train": 94_605_581, "eval": 788_379}
+    assert split_sizes(157_675_969, 0.6, 0.005) == {"train": 94_605_581, "eval": 788_379}
 
 
 @pytest.mark.parametrize("bins", [1 << 20, 16])
 def test_little_memory_makes_the_same_bytes(raw_dir, data, tmp_path, monkeypatch, bins):
     """Ranges of one target, whose edges are more than the memory holds, and of several."""
-    monkeypatch.setattr(edges, "_BINS", bins)
-    prepare(raw_dir, tmp_path, Options(features="float32", memory=LITTLE))
+    monkeypatch.setattr(bucket_sort, "_BINS", bins)
+    prepare(raw_dir, tmp_path, memory_gb=LITTLE / 1e9)
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
 
 
 @pytest.mark.usefixtures("forked_pools")
 def test_workers_change_nothing(raw_dir, data, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare_module, "BYTES_PER_WORKER", 1)
-    prepare(raw_dir, tmp_path, Options(workers=2, features="float32", memory=12 * LITTLE))
+    prepare(raw_dir, tmp_path, 2, memory_gb=12 * LITTLE / 1e9)
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
 
 
@@ -173,13 +174,12 @@ def test_a_bad_row_ends_all_workers_with_its_name(own_raw, tmp_path, monkeypatch
     monkeypatch.setattr(prepare_module, "BYTES_PER_WORKER", 1)
     change(own_raw / "paper" / "node_feat.npy", 77 * small_graph.WIDTH + 3, np.inf)
     with pytest.raises(DataError, match=r"paper/node_feat.npy: row 77 has the feature inf at 3"):
-        prepare(own_raw, tmp_path / "data", Options(workers=2, memory=4 * LITTLE))
+        prepare(own_raw, tmp_path / "data", 2, memory_gb=4 * LITTLE / 1e9)
 
 
 @pytest.mark.parametrize(("module", "name"), STAGES)
 def test_what_was_interrupted_continues_to_the_same_bytes(raw_dir, data, tmp_path, monkeypatch, module, name):
     original, calls = getattr(module, name), []
-    whole = Options(features="float32", memory=16 * LITTLE)
 
     def third_fails(*arguments):
         calls.append(arguments)
@@ -190,12 +190,12 @@ def test_what_was_interrupted_continues_to_the_same_bytes(raw_dir, data, tmp_pat
     with monkeypatch.context() as patch:
         patch.setattr(module, name, third_fails)
         with pytest.raises(DataError, match="the cable fell out"):
-            prepare(raw_dir, tmp_path, whole)
+            prepare(raw_dir, tmp_path, memory_gb=16 * LITTLE / 1e9)
     assert not (tmp_path / "manifest.json").exists()
     before = len(calls)
     monkeypatch.setattr(module, name, lambda *arguments: calls.append(arguments) or original(*arguments))
     # Another memory does not move pieces that are there already.
-    prepare(raw_dir, tmp_path, Options(features="float32", memory=LITTLE))
+    prepare(raw_dir, tmp_path, memory_gb=LITTLE / 1e9)
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
     assert not list(tmp_path.rglob("*.partial"))
     assert not (tmp_path / "intermediate").exists()
@@ -208,22 +208,22 @@ def test_a_file_that_was_lost_on_the_way_is_made_again(raw_dir, data, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", lambda *arguments: (_ for _ in ()).throw(DataError("no power")))
         with pytest.raises(DataError, match="no power"):
-            prepare(raw_dir, tmp_path, Options(features="float32"))
+            prepare(raw_dir, tmp_path)
     (tmp_path / lost).unlink()
-    prepare(raw_dir, tmp_path, Options(features="float32"))
+    prepare(raw_dir, tmp_path)
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
     verify(tmp_path)
 
 
 @pytest.mark.parametrize("memory", [LITTLE, 1 << 30])
 def test_damaged_files_are_prepared_anew_without_their_manifest(raw_dir, data, tmp_path, memory):
-    prepare(raw_dir, tmp_path, Options(features="float32"))
+    prepare(raw_dir, tmp_path)
     (tmp_path / "manifest.json").unlink()
     for name in small_graph.FILES[:-1]:
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(content[:-8] + b"12345678")
     (tmp_path / small_graph.FILES[-1]).unlink()
-    prepare(raw_dir, tmp_path, Options(features="float32", memory=memory))
+    prepare(raw_dir, tmp_path, memory_gb=memory / 1e9)
     assert small_graph.contents(tmp_path) == small_graph.contents(data)
     verify(tmp_path)
 
@@ -231,23 +231,26 @@ def test_damaged_files_are_prepared_anew_without_their_manifest(raw_dir, data, t
 def test_pieces_keep_to_their_memory(tmp_path):
     """Arrays of numpy's alone, which are nearly all: beside them a block is read, and converted."""
     count, memory = 100_000, 4 << 20
+    edges = memory // bucket_sort.EDGE_MEMORY
     random = np.random.default_rng(0)
     values = np.stack([random.integers(count, size=100_000) for _ in range(2)], axis=1)
     np.save(tmp_path / "edges.npy", values)
-    prepare_module.permutation.write_permutations(tmp_path / "permutations", {"paper": count, "author": count})
+    bucket_sort.write_permutations(tmp_path / "permutations", {"paper": count, "author": count})
     array = RawArray(tmp_path / "edges.npy", 128, np.dtype(np.int64), len(values), 2)
-    relation = edges.Relation("paper", "written_by", "author")
-    made = [edges.Sorted(tmp_path / name, count) for name in ("forward", "backward")]
+    relation = Relation("paper", "written_by", "author")
+    made = [bucket_sort.SortedEdges(tmp_path / name, count) for name in ("forward", "backward")]
     tracemalloc.start()
-    edges.write_piece(array, tmp_path / "permutations", relation, 0, memory // edges.EDGE_MEMORY, *made)
+    bucket_sort.write_edge_piece(
+        array, tmp_path / "permutations", relation, 0, memory // bucket_sort.EDGE_MEMORY, *made
+    )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < memory + (memory // edges.EDGE_MEMORY) * 40  # the block that is read, and what is compared of it
+    assert peak < memory + edges * 40  # the block that is read, and what is compared of it
 
 
 def test_sorting_is_stable_beyond_16_bits():
     keys = np.random.default_rng(0).integers(300_000, size=5000).astype(np.int32) // 7 * 7
-    assert edges.stable_order(keys, 300_000).tolist() == sorted(range(5000), key=lambda place: keys[place])
+    assert bucket_sort.stable_order(keys, 300_000).tolist() == sorted(range(5000), key=lambda place: keys[place])
 
 
 def decoded(bits):
@@ -261,7 +264,7 @@ def test_float8_is_the_nearest_value_and_the_largest_beyond_the_range():
     random = np.random.default_rng(0)
     values = (random.standard_normal(20_000) * 2.0 ** random.uniform(-12, 12, 20_000)).astype(np.float32)
     values[:6] = [448, -448, 465, -1e30, 3e38, 0]
-    bits = features.converted(values.copy(), "float8")
+    bits = bucket_sort.to_e4m3(values.copy())
     assert bits.dtype == np.uint8
     assert not np.isin(bits, [0x7F, 0xFF]).any()
     found, exact = decoded(bits), values.astype(np.float64)
@@ -274,23 +277,6 @@ def test_float8_is_the_nearest_value_and_the_largest_beyond_the_range():
     assert (np.abs(found - exact)[inside & ~normal] <= 2.0**-10).all()
     assert (found[np.abs(exact) < 2.0**-10] == 0).all()
     assert (found[~inside] == np.sign(exact[~inside]) * 448).all()
-
-
-def test_float16_keeps_to_its_range():
-    found = features.converted(np.array([1e6, -1e6, 0.1], np.float32), "float16")
-    assert found.dtype == np.float16
-    assert found.tolist() == [65504, -65504, np.float16(0.1)]
-
-
-@pytest.mark.parametrize(("kind", "dtype"), [("float8", torch.float8_e4m3fn), ("float16", torch.float16)])
-def test_features_are_converted_before_they_move(raw_dir, tmp_path, kind, dtype):
-    prepare(raw_dir, tmp_path, Options(features=kind, memory=8 * LITTLE))
-    opened = open_prepared(tmp_path)
-    assert (opened.features, opened.feature_dtype) == (kind, dtype)
-    for name, numbers in small_graph.permutations().items():
-        found = np.load(tmp_path / f"features/{name}.npy")[numbers]
-        expected = torch.from_numpy(small_graph.raw_features(raw_dir, name)).to(dtype).view(torch.uint8)
-        np.testing.assert_array_equal(found.view(np.uint8), expected.numpy())
 
 
 def test_a_run_opens_what_was_prepared(data):
@@ -350,7 +336,7 @@ def test_a_relation_may_be_empty(own_raw, tmp_path):
 def test_bad_raw_data_are_named(own_raw, tmp_path, name, row, value, message):
     change(own_raw / name, row, value)
     with pytest.raises(DataError, match=message):
-        prepare(own_raw, tmp_path / "data", Options(memory=LITTLE * 4))
+        prepare(own_raw, tmp_path / "data", memory_gb=LITTLE * 4 / 1e9)
     assert not (tmp_path / "data" / "manifest.json").exists()
 
 
@@ -362,16 +348,20 @@ def test_a_split_without_seeds_is_refused(own_raw, tmp_path):
 
 def test_a_second_preparation_changes_nothing(raw_dir, data):
     before = {path: path.stat().st_mtime_ns for path in data.rglob("*.npy")}
-    assert prepare(raw_dir, data, Options(features="float32")).counts["train_samples"] == 60
+    assert prepare(raw_dir, data).counts["train_samples"] == 60
     assert before == {path: path.stat().st_mtime_ns for path in data.rglob("*.npy")}
 
 
-def test_another_source_and_other_features_are_refused(raw_dir, data, tmp_path):
+def test_another_source_and_features_of_another_dtype_are_refused(raw_dir, own_data, tmp_path):
     other = small_graph.write_raw(tmp_path / "other", seed=1)
     with pytest.raises(DataError, match="was prepared from other raw data"):
-        prepare(other, data, Options(features="float32"))
-    with pytest.raises(DataError, match=r"was prepared with .*float32.*, not with .*float8"):
-        prepare(raw_dir, data)
+        prepare(other, own_data)
+    settings = json.loads((own_data / "manifest.json").read_text())["source"]["settings"]
+    describe_anew(own_data, settings=settings.replace("float8", "float16"))
+    with pytest.raises(DataError, match=r"was prepared with .*float16.*, not with .*float8"):
+        prepare(raw_dir, own_data)
+    with pytest.raises(DataError, match=r"features=float16, where training reads float8; run 'mlperf-suite prepare"):
+        open_prepared(own_data)
 
 
 def test_one_preparation_at_a_time(raw_dir, tmp_path):
@@ -396,7 +386,7 @@ def test_no_memory_is_refused(raw_dir, tmp_path):
 
 @pytest.fixture
 def own_data(raw_dir, tmp_path):
-    prepare(raw_dir, tmp_path / "data", Options(features="float16"))
+    prepare(raw_dir, tmp_path / "data")
     return tmp_path / "data"
 
 
@@ -411,8 +401,8 @@ def test_damage_is_found(own_data, name):
 
 def test_features_of_another_dtype_are_refused(own_data):
     path = own_data / "features/fos.npy"
-    np.save(path, np.zeros((7, 12), "<i2"))  # as many bytes
-    with pytest.raises(DataError, match=r"features/fos.npy holds <i2 \(7, 12\) where manifest.json says <f2 \(7, 12\)"):
+    np.save(path, np.zeros((7, 12), "|i1"))  # as many bytes
+    with pytest.raises(DataError, match=r"fos.npy holds \|i1 \(7, 12\) where manifest.json says \|u1 \(7, 12\)"):
         open_prepared(own_data)
 
 

@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 import small_graph
-from small_igbh import FACTS, RELATIONS, TYPES
 
 from benchmarks.rgat import raw
 from common.errors import ConfigError, DataError
+from common.mlperf.fixed import benchmark_settings
 
+FACTS = benchmark_settings("rgat")["facts"] | {"feature_size": 4, "classes": 3, "labelled": 20, "eval_share": 0.1}
 SIZES = {
-    "full": dict(zip(TYPES, (30, 20, 5, 6, 4, 3), strict=True)),
+    "full": dict(zip(FACTS["node_types"], (30, 20, 5, 6, 4, 3), strict=True)),
     "tiny": {"paper": 8, "author": 7, "institute": 2, "fos": 3},
 }
 
@@ -38,7 +39,7 @@ def write_igbh(folder, nodes):
         path = folder / name / "node_feat.npy"
         values.tofile(path) if name in ("paper", "author") and len(nodes) == 6 else np.save(path, values)
     np.save(folder / "paper" / "node_label_2K.npy", np.zeros(nodes["paper"], np.float32))
-    for relation in RELATIONS:
+    for relation in FACTS["relations"]:
         source, _, target = relation.split("__")
         if source in nodes and target in nodes:
             (folder / relation).mkdir()
@@ -174,5 +175,5 @@ def test_published_numbers_add_up():
 
 
 def test_settings_survive_json():
-    settings = raw.Settings.parse(small_graph.SETTINGS)
-    assert raw.Settings.parse(json.loads(json.dumps(small_graph.SETTINGS))) == settings
+    settings = raw.GraphSettings.parse(small_graph.SETTINGS)
+    assert raw.GraphSettings.parse(json.loads(json.dumps(small_graph.SETTINGS))) == settings

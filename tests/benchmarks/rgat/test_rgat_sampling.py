@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import at_most, largest_shape
+from benchmarks.rgat.graph import BlockShape
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.sampling import BlockSampler, SeedBatch, measured
-from tests.benchmarks.rgat.small_rgat import NODES, SCHEMA, SMALL, features_of, network, random_graph
+from benchmarks.rgat.sampling import BlockSampler, SeedBatch, at_most, largest_shape, measured
+from tests.benchmarks.rgat.sample_oracle import NODES, SCHEMA, filled, small_graph
+from tests.benchmarks.rgat.small_rgat import SMALL, features_of, network
 
 FANOUTS = (3, 2, 2)
-GRAPH = random_graph(2)
+GRAPH = small_graph(2)
 LARGEST = largest_shape(GRAPH, 8, FANOUTS)
 ENOUGH = at_most(LARGEST, max(max(line) for line in LARGEST.edges) - 1)
 
@@ -25,19 +25,6 @@ ENOUGH = at_most(LARGEST, max(max(line) for line in LARGEST.edges) - 1)
 def batches(count: int, real: int = 8) -> Iterator[SeedBatch]:
     for number in range(count):
         yield SeedBatch(torch.arange(number, number + 8, dtype=torch.int32), real, torch.tensor(100 + number))
-
-
-def filled(block: Block) -> list[list[int]]:
-    """All that a block has, without the room beyond it."""
-    shape, found = block.shape, [block.counts.tolist()]
-    for kind, at in enumerate(shape.node_offsets(shape.hops)[:-1]):
-        found.append(block.nodes[at : at + int(block.node_counts[-1, kind])].tolist())
-    for relation, at in enumerate(shape.edge_offsets[:-1]):
-        edges, rows = int(block.edge_counts[-1, relation]), int(block.row_counts[-1, relation])
-        first = shape.row_offsets(shape.hops)[relation]
-        found += [each[at : at + edges].tolist() for each in (block.edge_row, block.edge_target, block.row_edges)]
-        found.append(block.rows[first : first + rows].tolist())
-    return found
 
 
 @pytest.mark.parametrize("limit", [3, 20])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.rgat.seeds import NO_LABEL, EvaluationSeeds, Labelled, SeedStream
+from benchmarks.rgat.data import NO_LABEL, EvaluationSeeds, Labelled, SeedStream
 from common.data.batches import Block
 from common.data.order import MicroBatches
 from common.errors import ConfigError

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.device_tables import device_table
-from tests.benchmarks.rgat.random_edges import SCHEMA
+from benchmarks.rgat.graph import BlockShape, device_table
+from tests.benchmarks.rgat.random_blocks import SCHEMA
 
 CPU = torch.device("cpu")
 MANY = 300
@@ -23,7 +22,7 @@ def _shape(room: int) -> BlockShape:
 
 
 def _tables() -> dict[str, Callable[[int], Any]]:
-    from benchmarks.rgat.ops.edge_attention import tables as edges
+    from benchmarks.rgat.ops.edge_attention import triton as edges
     from benchmarks.rgat.ops.gather_rows import triton as gather
     from benchmarks.rgat.ops.projection import tables as products
     from benchmarks.rgat.ops.sample import triton as sample

@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock
 from benchmarks.rgat.ops import sample
-from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.ops.sample.sampler import Sampler
+from benchmarks.rgat.ops.sample.reference import NeighborSampler, sampler_reference
 from benchmarks.rgat.workload import RgatClassification
 from common import cli
 from common.config.composition import compose
 from common.config.schema import RunConfig, SessionConfig
 from common.contract.evaluation import Predictions
-from common.data.batches import Block as Between
+from common.data.batches import Block
 from common.distributed.layout import Layout
 from common.errors import ConfigError, DataError, SuiteError
 from common.mlperf.admission import admit, evaluation_schedule
@@ -119,8 +117,8 @@ def test_the_official_checker_accepts_the_log_of_a_run(ruleset, tmp_path):
         events.run_start()
         events.data_opened(94_605_581, 788_379)
         samples = 288 * 16384
-        events.block_start(Between(0, 1, 0, 0, samples), 0)
-        events.block_stop(Between(0, 1, 0, 0, samples), samples, 205e3)
+        events.block_start(Block(0, 1, 0, 0, samples), 0)
+        events.block_stop(Block(0, 1, 0, 0, samples), samples, 205e3)
         events.eval_start(samples)
         events.accuracy({"metric": 0.7201}, samples, time.time_ns() // 1_000_000)
         events.eval_stop(samples)
@@ -193,13 +191,13 @@ def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
     workload = built("reader.capacity_batches=20")
     source = workload.open_data(data)
     (example,) = workload.examples_of_data()
-    batches = list(source.batches(Between(0, 1, 0, 0, 10 * 8)))
+    batches = list(source.batches(Block(0, 1, 0, 0, 10 * 8)))
     usual = [batch for batch in batches if batch.key == example.key]
     assert len(usual) > 0.9 * len(batches)
     assert source.sampler.larger == len(batches) - len(usual)
     for batch in batches:
         assert isinstance(batch.key, BlockShape)
-        assert not int(Block.of(batch.key, batch.tensors).overflow)
+        assert not int(SampledBlock.of(batch.key, batch.tensors).overflow)
         if batch.key == example.key:
             assert {n: (t.shape, t.dtype) for n, t in batch.tensors.items()} == {
                 n: (t.shape, t.dtype) for n, t in example.tensors.items()
@@ -210,7 +208,7 @@ def test_a_step_captures_the_shape_that_nearly_all_batches_have(data):
 def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
     made: list[BlockShape] = []
 
-    def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> Sampler:
+    def counted(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> NeighborSampler:
         made.append(shape)
         return sampler_reference(graph, fanouts, shape)
 
@@ -220,7 +218,7 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
     source = workload.open_data(data)
     evaluation.open_data(data)
     before = len(made)
-    shapes = {batch.key for batch in source.batches(Between(0, 1, 0, 0, 10 * 8))}
+    shapes = {batch.key for batch in source.batches(Block(0, 1, 0, 0, 10 * 8))}
     evaluation.predict(workload.weights())
     assert source.sampler.larger > 0
     assert len(shapes) == 2, "the usual one, and the next larger"
@@ -232,13 +230,13 @@ def test_no_sampler_is_made_once_the_data_are_open(data, monkeypatch):
 def test_a_short_batch_counts_its_seeds(data):
     workload = built("micro_batch=5", "hparams.global_batch_size=20")  # a lane's 96 seeds: 19 batches and one of 1
     source = workload.open_data(data)
-    batches = [workload.prepare(batch) for batch in source.batches(Between(0, 1, 0, 0, 20 * 20), 72)]
+    batches = [workload.prepare(batch) for batch in source.batches(Block(0, 1, 0, 0, 20 * 20), 72)]
     counted = [int(workload.loss(batch).metrics["samples"]) for batch in batches]
     assert counted == [5] * 4 + [1] * 4
     loss = workload.loss(batches[-1])
     logits = workload.model.eval()(
         batches[-1].tensors["features"],
-        Block.of(batches[-1].key, batches[-1].tensors),
+        SampledBlock.of(batches[-1].key, batches[-1].tensors),
         batches[-1].tensors["seed"],
     )
     workload.model.train()

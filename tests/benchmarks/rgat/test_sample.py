@@ -10,22 +10,21 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.capacities import largest_shape
-from benchmarks.rgat.graph import Graph
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, Schema
 from benchmarks.rgat.ops.sample.reference import sampler_reference
-from benchmarks.rgat.schema import Schema
+from benchmarks.rgat.sampling import largest_shape
 from tests.benchmarks.rgat.sample_oracle import (
     NODES,
     SCHEMA,
+    SMALL_ROOMS,
     filled,
     graph_of,
     neighbours,
     sampled,
     sharded,
     small_graph,
+    smaller,
 )
-from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
 
 FANOUTS = (4, 3, 2)
 SEEDS = 7
@@ -38,7 +37,7 @@ def some_seeds(number: int = 0, count: int = SEEDS) -> torch.Tensor:
     return torch.randperm(NODES[1], generator=torch.Generator().manual_seed(number))[:count].int()
 
 
-def sample(graph: Graph, fanouts: tuple[int, ...], seeds: torch.Tensor, seed: int = 5) -> Block:
+def sample(graph: Graph, fanouts: tuple[int, ...], seeds: torch.Tensor, seed: int = 5) -> SampledBlock:
     shape = largest_shape(graph, len(seeds), fanouts)
     return sampler_reference(graph, fanouts, shape)(seeds, len(seeds), torch.tensor(seed))
 
@@ -174,7 +173,7 @@ def test_shards_make_no_difference() -> None:
         assert filled(sample(sharded(graph, shards), FANOUTS, seeds)) == whole
 
 
-def assert_within(block: Block) -> None:
+def assert_within(block: SampledBlock) -> None:
     """What a kernel reads by the block's numbers lies within the room of its level."""
     shape, schema, found = block.shape, block.shape.schema, filled(block)
     for hop in range(shape.hops):

@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock, Schema
 from benchmarks.rgat.ops import edge_attention
 from benchmarks.rgat.ops.edge_attention import triton as edge_triton
 from benchmarks.rgat.ops.edge_attention.cases import CASES
-from benchmarks.rgat.schema import Schema
 from common.ops.dropout.reference import DropoutMask
 from common.ops.operation import AUTO, OperationRequest
-from tests.benchmarks.rgat.random_edges import Inputs, filled, random_block, random_inputs
+from tests.benchmarks.rgat.random_blocks import Inputs, filled, random_block, random_inputs
 from tests.capturable import Capturable
 from tests.operation_checks import check
 
@@ -29,7 +28,7 @@ ONE = Schema.augmented(("paper",), ("paper__cites__paper",), "paper")
 
 
 def both_ways(
-    inputs: Inputs, block: Block, level: int, dropout: DropoutMask | None
+    inputs: Inputs, block: SampledBlock, level: int, dropout: DropoutMask | None
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     """Return the results of forward and of backward."""
     options = {"slope": SLOPE, "activation_slope": None, "dropout": dropout}
@@ -58,7 +57,7 @@ def test_the_same_bits_twice_and_others_from_another_seed() -> None:
     (out_PD, log_sum_TA), gradients = both_ways(inputs, block, 2, dropout)
     with Capturable():  # tables are on the device by now
         again, gradients_again = both_ways(inputs, block, 2, dropout)
-    rows = filled(block, 2, "rows")
+    rows = filled(block, 2).rows
     assert torch.equal(out_PD, again[0])
     assert torch.equal(log_sum_TA.nan_to_num(), again[1].nan_to_num())
     assert torch.equal(gradients[0][rows], gradients_again[0][rows])

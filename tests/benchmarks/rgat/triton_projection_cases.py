@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_rows import ROOM, case, expected, filled, random_block
-from torch import Tensor
 
-from benchmarks.rgat.block import BlockShape
+from benchmarks.rgat.graph import SampledBlock
 from benchmarks.rgat.ops import projection
 from benchmarks.rgat.ops.projection import triton as projection_triton
 from common.ops.operation import AUTO, OperationRequest
+from tests.benchmarks.rgat.projection_oracle import assert_close, case, expected, only_filled, results
+from tests.benchmarks.rgat.random_blocks import filled, random_block
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "rounded_conversions", "bfloat16_products")
+
+TRITON = projection.PROJECTION.function("triton")
 
 
 @pytest.fixture(autouse=True)
@@ -29,31 +31,22 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(table, kernel, tile.replace(**given))
 
 
-def assert_close(found: Tensor, formula: Tensor, tolerance: float) -> None:
-    error = (found.double() - formula).norm() / formula.norm()
-    assert error < tolerance, f"relative error {error:.2e}"
+def block() -> SampledBlock:
+    return random_block(2, seeds=11, graph=70)
 
 
 @pytest.mark.parametrize(("dtype", "exact"), [(torch.float16, 1e-6), (torch.bfloat16, 8e-3)], ids=str)
 def test_products_of_fp16_are_the_definitions(dtype: torch.dtype, exact: float) -> None:
     """With weights in bf16, the inputs are rounded to bf16."""
-    given = case(random_block(2), 2, 16, 2, 16, torch.float16, dtype)
-    (block, level, x_NK, weight, att, v, dz_MD, dterm_TA), formula = given, expected(given)
-    there, rounded = filled(block, level), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    z, source_term = projection_triton.project(x_NK, block, level, weight, att)
-    assert_close(z[there.rows], formula.z, rounded)
-    assert_close(source_term[there.rows], formula.source_term, exact)
-    assert_close(
-        projection_triton.weight_gradient(x_NK, dz_MD, block, level, torch.float32), formula.weight_gradient, exact
-    )
-    assert_close(projection_triton.target_terms(x_NK, block, level, v)[there.targets], formula.term, 1e-6)
-    assert_close(projection_triton.target_terms_gradient(x_NK, dterm_TA, block, level), formula.term_gradient, 1e-6)
-    dx = projection_triton.input_gradient(dz_MD, dterm_TA, block, level, weight, v)
-    assert_close(dx[there.nodes], formula.input_gradient, rounded)
+    given = case(block(), 2, 16, 2, 16, torch.float16, dtype)
+    formula, rounded = expected(given)._asdict(), {torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    tolerances = {"z": rounded, "input_gradient": rounded, "term": 1e-6, "term_gradient": 1e-6}
+    for name, value in only_filled(results(TRITON, given), given).items():
+        assert_close(value, formula[name], tolerances.get(name, exact), name)
 
 
 def test_gradients_too_small_for_fp16_are_not_lost() -> None:
-    given = case(random_block(2), 2, 16, 2, 8, torch.float16, torch.float16)
+    given = case(block(), 2, 16, 2, 8, torch.float16, torch.float16)
     given = given._replace(dterm_TA=given.dterm_TA * 1e-9)
     found = projection_triton.target_terms_gradient(given.x_NK, given.dterm_TA, given.block, 2)
     assert_close(found, expected(given).term_gradient, 1e-6)
@@ -61,22 +54,18 @@ def test_gradients_too_small_for_fp16_are_not_lost() -> None:
 
 def test_the_vectors_of_terms_keep_more_than_the_inputs_bits() -> None:
     """Of 1 + 2^-12, bf16 alone would make 1."""
-    given = case(random_block(2), 2, 16, 1, 8, torch.bfloat16, torch.bfloat16)
+    given = case(block(), 2, 16, 1, 8, torch.bfloat16, torch.bfloat16)
     given.v_RKA.fill_(1 + 2**-12)
     term = projection_triton.target_terms(given.x_NK, given.block, 2, given.v_RKA)
     assert_close(term[filled(given.block, 2).targets], expected(given).term, 1e-6)
 
 
 def test_a_block_in_which_nothing_has_an_edge() -> None:
-    shape = BlockShape(ROOM.schema, ROOM.nodes, ROOM.edges, ((0,) * 5,) * 3)
-    given = case(random_block(1, shape), 2, 16, 2, 8, torch.float32, torch.float32)
-    z, source_term = projection_triton.project(given.x_NK, given.block, 2, given.weight_RKD, given.att_source_RAd)
-    assert z.shape == (0, 16)
-    assert source_term.shape == (0, 2)
-    dweight = projection_triton.weight_gradient(given.x_NK, given.dz_MD, given.block, 2, torch.float32)
-    assert (dweight == 0).all()
-    dx = projection_triton.input_gradient(given.dz_MD, given.dterm_TA, given.block, 2, given.weight_RKD, given.v_RKA)
-    assert_close(dx[filled(given.block, 2).nodes], expected(given).input_gradient, 1e-6)
+    given = case(random_block(1, without=tuple(range(5)), slack=0), 2, 16, 2, 8, torch.float32, torch.float32)
+    found = only_filled(results(TRITON, given), given)
+    assert (found["z"].shape, found["source_term"].shape) == ((0, 16), (0, 2))
+    assert not found["weight_gradient"].any()
+    assert_close(found["input_gradient"], expected(given).input_gradient, 1e-6)
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((4, 128), "triton"), ((3, 8), "triton"), ((5, 96), "reference")], ids=str)

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.rgat.capacities import largest_shape
 from benchmarks.rgat.ops.sample import triton as sample_triton
 from benchmarks.rgat.ops.sample.reference import sampler_reference
 from benchmarks.rgat.ops.sample.triton import triton_sampler
+from benchmarks.rgat.sampling import largest_shape
 from common.ops.tile import Tile
-from tests.benchmarks.rgat.sample_oracle import NODES, filled, sharded, small_graph
-from tests.benchmarks.rgat.small_rooms import SMALL_ROOMS, smaller
+from tests.benchmarks.rgat.sample_oracle import NODES, SMALL_ROOMS, filled, sharded, small_graph, smaller
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -18,7 +18,7 @@ from common.mlperf.fixed import fixed_facts
 from common.optim.adaptive import LAMB
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 CPU = torch.device("cpu")
 FACTS = fixed_facts(Facts, "rnnt")

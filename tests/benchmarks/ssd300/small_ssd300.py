@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.ssd300.config import Facts
 from benchmarks.ssd300.synthetic import SyntheticBoxes
 from common.config.loading import build
-from common.detection.reader_config import ReaderConfig
+from common.detection.config import BoxReaderConfig
 from common.mlperf.fixed import fixed_facts
 
 FACTS = fixed_facts(Facts, "ssd300")
@@ -30,7 +30,7 @@ SYNTHETIC = SyntheticBoxes(
 )
 
 
-def reader(**changes: Any) -> ReaderConfig:
+def reader(**changes: Any) -> BoxReaderConfig:
     """Settings of the reader that runs anywhere."""
     given = {
         "threads": 2,
@@ -41,5 +41,5 @@ def reader(**changes: Any) -> ReaderConfig:
         "eval_batch": 4,
         "reader": "torchvision",
     }
-    made: ReaderConfig = build(ReaderConfig, given | changes, "reader")
+    made: BoxReaderConfig = build(BoxReaderConfig, given | changes, "reader")
     return made

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 from small_ssd300 import FACTS
 
-from benchmarks.ssd300.augment import CHANGES, Augmentation, draw, train_pixels
-from benchmarks.ssd300.crop import WHOLE, Crop, random_crop
+from benchmarks.ssd300.augment import CHANGES, WHOLE, Augmentation, Crop, draw, random_crop, train_pixels
 
 TWO_BOXES = np.array([[0.2, 0.3, 0.6, 0.7], [0.5, 0.1, 0.9, 0.45]])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import pytest
 import torch
@@ -12,24 +11,22 @@ pytest.importorskip("nvidia.dali")
 
 from small_ssd300 import SMALL, SYNTHETIC, reader
 
-from benchmarks.ssd300.data import open_eval, open_train, warm_up
-from benchmarks.ssd300.data_settings import DataSettings
+from benchmarks.ssd300.data import Ssd300Data
 from common.data.batches import Block
 from common.distributed.layout import Layout
-from common.errors import DataError
 
 # Colours that do not change, so that pixels can be compared: DALI changes them in an order of its own.
 PLAIN = dataclasses.replace(SMALL, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
 BLOCK = Block(0, 1, 2, 0, 2 * SYNTHETIC.train)
 
 
-def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> DataSettings:
-    return DataSettings(facts, reader(reader=kind, **changes), crop_attempts=1, dtype=dtype)
+def settings(kind: str, facts=PLAIN, dtype=torch.float32, **changes) -> Ssd300Data:
+    return Ssd300Data(facts, reader(reader=kind, **changes), dtype, crop_attempts=1)
 
 
-def train(root, kind, start=0, replicas=1, rank=0, **changes):
-    source = open_train(root, settings(kind, **changes), Layout({"dp": replicas}, rank, seed=5), 2)
-    found = [batch.tensors for batch in source.batches(BLOCK, start)]
+def train(root, kind, **changes):
+    source = settings(kind, **changes).open_train(root, Layout(seed=5), 2)
+    found = [batch.tensors for batch in source.batches(BLOCK)]
     source.close()
     return found
 
@@ -46,20 +43,6 @@ def assert_alike(found, expected):
 
 def test_batches_are_those_of_the_other_reader(prepared):
     assert_alike(train(prepared, "dali"), train(prepared, "torchvision"))
-
-
-def test_replicas_share_the_same_batches(prepared):
-    for rank in (0, 1):
-        assert_alike(train(prepared, "dali", 0, 2, rank), train(prepared, "torchvision", 0, 2, rank))
-
-
-@pytest.mark.parametrize("multiplier", [1, 3])
-def test_training_goes_on_from_any_batch(prepared, multiplier):
-    whole = train(prepared, "dali")
-    for start in (0, 1, 4):
-        found = train(prepared, "dali", start, input_batch_multiplier=multiplier)
-        for mine, other in zip(found, whole[start:], strict=True):
-            assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -85,7 +68,7 @@ def test_colours_change_as_they_are_drawn(prepared):
 
 
 def test_an_evaluation_is_that_of_the_other_reader(prepared):
-    sources = {kind: open_eval(prepared, settings(kind), Layout(), batch=2) for kind in ("dali", "torchvision")}
+    sources = {kind: settings(kind).open_eval(prepared, Layout(), batch=2) for kind in ("dali", "torchvision")}
     for _ in range(2):
         found, expected = ([batch.tensors for batch in source] for source in sources.values())
         for mine, other in zip(found, expected, strict=True):
@@ -97,14 +80,5 @@ def test_an_evaluation_is_that_of_the_other_reader(prepared):
         source.close()
 
 
-def test_a_damaged_picture_is_named(prepared, tmp_path):
-    shutil.copytree(prepared, tmp_path / "data")
-    with open(tmp_path / "data" / "train.rec", "r+b") as file:
-        file.seek(60)
-        file.write(bytes(100))
-    with pytest.raises(DataError, match=r"train.rec: picture \d+:? .*cannot be decoded"):
-        train(tmp_path / "data", "dali")
-
-
 def test_everything_is_warmed_up_without_data():
-    warm_up(settings("dali", facts=SMALL), Layout(), 2)
+    settings("dali", facts=SMALL).warm_up(Layout(), 2)

@@ -17,8 +17,8 @@ from pycocotools.coco import COCO
 from small_ssd300 import SMALL, SYNTHETIC, reader
 
 from benchmarks.ssd300.augment import draw, train_pixels
-from benchmarks.ssd300.data import category_ids, ground_truth, open_eval, open_train
-from benchmarks.ssd300.data_settings import DataSettings
+from benchmarks.ssd300.config import Facts
+from benchmarks.ssd300.data import Ssd300Data, ground_truth
 from benchmarks.ssd300.model import SSD300
 from benchmarks.ssd300.prepare import prepare, verify
 from benchmarks.ssd300.synthetic import generate
@@ -32,7 +32,12 @@ from common.errors import ConfigError, DataError
 from common.formats.recordio import RecordReader
 from common.nn.backbone_file import load_backbone
 
-SETTINGS = DataSettings(SMALL, reader(), crop_attempts=1, dtype=torch.float32)
+
+def settings(facts: Facts = SMALL, **changes: int) -> Ssd300Data:
+    return Ssd300Data(facts, reader(**changes), torch.float32, crop_attempts=1)
+
+
+SETTINGS = settings()
 BLOCK = Block(0, 1, 2, 0, 2 * SYNTHETIC.train)
 
 
@@ -40,18 +45,10 @@ def annotations(folder: Path, split: str) -> COCO:
     return COCO(folder / annotations_name(split))
 
 
-def batches(
-    root: Path,
-    start: int = 0,
-    sizes: dict[str, int] | None = None,
-    rank: int = 0,
-    micro_batch: int = 4,
-    settings=SETTINGS,
-):
-    layout = Layout(sizes, rank, seed=5)
-    source = open_train(root, settings, layout, micro_batch)
+def batches(root: Path, data: Ssd300Data = SETTINGS):
+    source = data.open_train(root, Layout(seed=5), 4)
     try:
-        return [batch.tensors for batch in source.batches(BLOCK, start)]
+        return [batch.tensors for batch in source.batches(BLOCK)]
     finally:
         source.close()
 
@@ -171,29 +168,11 @@ def test_a_training_batch_is_what_the_plan_of_each_picture_says(drawn, prepared)
             np.testing.assert_allclose(batch["image"][slot, :3].permute(1, 2, 0), (pixels - mean) / std, atol=1e-5)
 
 
-def test_every_picture_comes_once_an_epoch_and_training_goes_on_from_any_batch(prepared):
-    whole = batches(prepared)
-    assert len(whole) == 6
-    for start in (1, 4):
-        for found, expected in zip(batches(prepared, start), whole[start:], strict=True):
-            assert all(torch.equal(found[name], expected[name]) for name in expected)
-    threads = batches(prepared, settings=dataclasses.replace(SETTINGS, reader=reader(threads=1, prefetch=3)))
-    assert all(torch.equal(one["image"], two["image"]) for one, two in zip(threads, whole, strict=True))
-
-
-def test_two_replicas_see_what_one_sees(prepared):
-    one = batches(prepared, micro_batch=4)
-    parts = [batches(prepared, sizes={"dp": 2}, rank=rank, micro_batch=2) for rank in (0, 1)]
-    for position, whole in enumerate(one):
-        for name, tensor in whole.items():
-            assert torch.equal(torch.cat([part[position][name] for part in parts]), tensor)
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_an_evaluation_sees_every_picture_once_resized_and_with_its_size(drawn, prepared, replicas):
     coco, seen = annotations(drawn, "val"), []
     for rank in range(replicas):
-        source = open_eval(prepared, SETTINGS, Layout({"dp": replicas}, rank), batch=2)
+        source = SETTINGS.open_eval(prepared, Layout({"dp": replicas}, rank), batch=2)
         for host in source:
             batch = host.tensors
             for image, picture, size in zip(
@@ -271,29 +250,18 @@ def test_a_truncated_picture_is_named(drawn, tmp_path, kept):
         prepare(tmp_path / "raw", tmp_path / "data")
 
 
-def test_a_record_whose_picture_is_damaged_later_is_named(prepared, tmp_path):
-    shutil.copytree(prepared, tmp_path / "data")
-    coco_id = int(np.load(prepared / "train" / "picture_id.npy")[0])
-    with open(tmp_path / "data" / "train.rec", "r+b") as file:
-        file.seek(200)
-        file.write(bytes(2000))
-    with pytest.raises(DataError, match=rf"train.rec: picture {coco_id} cannot be decoded"):
-        batches(tmp_path / "data")
-
-
 def test_more_boxes_than_a_batch_has_room_for_are_named(prepared):
     boxes = np.load(prepared / "train" / "box_picture.npy")
     ids, counts = np.unique(boxes, return_counts=True)
-    settings = dataclasses.replace(SETTINGS, reader=reader(max_boxes=int(counts.max()) - 1))
+    small = settings(max_boxes=int(counts.max()) - 1)
     with pytest.raises(DataError, match=rf"has {counts.max()} boxes, .* use reader.max_boxes={counts.max()}"):
-        batches(prepared, settings=settings)
+        batches(prepared, data=small)
     assert counts.max() in counts[ids == ids[counts.argmax()]]
 
 
 def test_data_of_other_classes_are_refused(prepared):
-    settings = dataclasses.replace(SETTINGS, facts=dataclasses.replace(SMALL, classes=80))
     with pytest.raises(DataError, match="holds 3 classes where the model has 80"):
-        batches(prepared, settings=settings)
+        batches(prepared, data=settings(dataclasses.replace(SMALL, classes=80)))
 
 
 def test_other_data_than_coco_have_to_say_so(drawn, tmp_path):
@@ -333,9 +301,9 @@ def test_an_archive_whose_compressed_bytes_are_damaged_is_one_error(drawn, tmp_p
 
 
 def test_the_ids_of_categories_are_those_of_the_data_and_other_data_are_refused(prepared):
-    assert category_ids(prepared, SETTINGS) == [1, 3, 4]
+    assert SETTINGS.category_ids(prepared) == [1, 3, 4]
     with pytest.raises(DataError, match="holds 3 classes where the model has 80"):
-        category_ids(prepared, dataclasses.replace(SETTINGS, facts=dataclasses.replace(SMALL, classes=80)))
+        settings(dataclasses.replace(SMALL, classes=80)).category_ids(prepared)
 
 
 def test_generating_wants_pictures_classes_and_an_unused_folder(drawn, tmp_path):
@@ -354,7 +322,7 @@ def test_pictures_may_be_grey(drawn, tmp_path):
         picture.convert("L").save(buffer, "JPEG")
     path.write_bytes(buffer.getvalue())
     prepare(tmp_path / "raw", tmp_path / "data")
-    source = open_eval(tmp_path / "data", SETTINGS, Layout(), batch=1)
+    source = SETTINGS.open_eval(tmp_path / "data", Layout(), batch=1)
     image = next(iter(source)).tensors["image"][0, :3] * torch.tensor(SMALL.std).view(3, 1, 1) + torch.tensor(
         SMALL.mean
     ).view(3, 1, 1)

@@ -9,8 +9,8 @@ import torch
 from small_ssd300 import FACTS, SMALL
 from torch.nn import functional as F
 
-from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
 from benchmarks.ssd300.model import SSD300
+from benchmarks.ssd300.targets import coding, reference_boxes, reference_rows
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 

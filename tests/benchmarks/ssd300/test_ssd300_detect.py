@@ -9,9 +9,9 @@ import torch
 import torchvision
 from small_ssd300 import SMALL
 
-from benchmarks.ssd300.default_boxes import coding, reference_boxes, reference_rows
 from benchmarks.ssd300.detect import Detector
 from benchmarks.ssd300.model import SSD300, Predictions
+from benchmarks.ssd300.targets import coding, reference_boxes, reference_rows
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from small_ssd300 import FACTS, SMALL
 
-from benchmarks.ssd300.default_boxes import reference_boxes, reference_rows
-from benchmarks.ssd300.loss import multibox_loss
-from benchmarks.ssd300.targets import Targets
+from benchmarks.ssd300.model import multibox_loss
+from benchmarks.ssd300.targets import Targets, reference_boxes, reference_rows
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,8 @@ import yaml
 from small_ssd300 import FACTS, SMALL
 from torch import nn
 
-from benchmarks.ssd300.head_results import Joined
-from benchmarks.ssd300.model import SSD300, Head
-from benchmarks.ssd300.weight_names import initialised_tensors
+from benchmarks.ssd300.model import SSD300, Head, Joined
+from benchmarks.ssd300.workload import initialised_tensors
 from common.nn.backbone_file import load_backbone
 from common.nn.fused_convolution import FusedConv2d
 

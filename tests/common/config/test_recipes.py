@@ -7,10 +7,12 @@ import re
 from typing import Any, get_type_hints
 
 import pytest
+import yaml
 
 from benchmarks import WORKLOADS
 from common import cli
 from common.config.composition import CONFIGS, compose
+from common.config.workload_files import MAPPINGS
 from common.errors import ConfigError
 
 
@@ -36,16 +38,34 @@ def test_an_implementation_that_no_recipe_names_is_auto(composed):
     assert set(run.workload.model.implementations.values()) == {"auto"}
 
 
-def test_only_the_base_of_a_workloads_recipes_says_auto():
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_only_the_base_of_a_workloads_recipes_says_auto(name):
     # `micro_batch: auto` is no implementation: the free memory decides.
+    text = (CONFIGS / "recipe" / f"{name}.yaml").read_text()
     said = [
-        f"{path.relative_to(CONFIGS)}: {line}"
-        for path in sorted((CONFIGS / "recipe").glob("*/*.yaml"))
-        if path.name != "base.yaml"
-        for line in path.read_text().splitlines()
-        if re.search(r"\bauto\b", line.partition("#")[0]) and line != "micro_batch: auto"
+        line
+        for section in re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+        if not section.startswith("base:")
+        for line in section.splitlines()
+        if re.search(r"\bauto\b", line.partition("#")[0]) and line.strip() != "micro_batch: auto"
     ]
     assert said == []
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+@pytest.mark.parametrize("group", sorted(MAPPINGS))
+def test_no_two_entries_of_a_file_say_the_same(group, name):
+    entries = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text())[MAPPINGS[group]]
+    written = [repr(entry) for entry in entries.values() if not isinstance(entry, str)]
+    assert written
+    assert len(written) == len(set(written))
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_every_set_of_hyperparameters_has_a_source(name):
+    sets = yaml.safe_load((CONFIGS / "hparams" / f"{name}.yaml").read_text())["sets"]
+    sources = [entry["source"] for entry in sets.values()]
+    assert len(set(sources)) == len(sources)
 
 
 def test_the_base_of_a_workloads_recipes_is_no_scale():

@@ -1,31 +1,40 @@
-"""The table of scales is Hydra's group ``scale``."""
+"""Nodes and ranks of a scale follow from its name, and one of GPUs never runs on a CPU by accident."""
 
 from __future__ import annotations
 
 import pytest
-import yaml
 
 from benchmarks import WORKLOADS
-from common.config.composition import CONFIGS, compose, scales_of
-from common.errors import ConfigError
+from common import cli
+from common.config.composition import compose, scales_of
+from common.config.workload_files import scale_of
+from common.errors import ConfigError, DeviceError
 
-TABLE = yaml.safe_load((CONFIGS / "scales.yaml").read_text())
 
-
-def test_an_entry_of_the_table_is_what_is_composed_and_can_be_overridden():
+def test_a_scale_is_what_is_composed_and_can_be_overridden():
     assert compose(["scale=64xH100"])["scale"] == {"nodes": 8, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=64xH100", "scale.nodes=4"])["scale"] == {"nodes": 4, "gpus_per_node": 8, "gpu": True}
     assert compose(["scale=test"])["scale"] == {"nodes": 1, "gpus_per_node": 1}
 
 
-def test_a_scale_of_gpus_is_named_after_their_number():
-    named = {name: int(name.partition("x")[0]) for name, entry in TABLE.items() if entry.get("gpu")}
-    assert named == {name: TABLE[name]["nodes"] * TABLE[name]["gpus_per_node"] for name in named}
-    assert TABLE.keys() - named.keys() == {"demo", "test"}
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus"),
+    [
+        ("1xGPU", 1, 1),
+        ("4xH200", 1, 4),
+        ("8xA100", 1, 8),
+        ("72xH100", 9, 8),
+        ("11616xH100", 1452, 8),
+        ("12xB200", 3, 4),
+    ],
+)
+def test_a_scale_of_gpus_has_as_many_as_its_name_says(name, nodes, gpus):
+    assert scale_of(name) == {"nodes": nodes, "gpus_per_node": gpus, "gpu": True}
 
 
-def test_every_scale_has_a_recipe():
-    assert {scale for name in WORKLOADS for scale in scales_of(name)} == TABLE.keys()
+def test_the_scales_without_gpus_are_for_tests_and_demos():
+    names = {scale for name in WORKLOADS for scale in scales_of(name)}
+    assert {name for name in names if "gpu" not in scale_of(name)} == {"demo", "test"}
 
 
 def test_an_unknown_scale_is_named_with_the_known_ones():
@@ -43,3 +52,26 @@ def test_an_unknown_scale_of_a_benchmark_is_named_with_those_that_it_has():
 def test_a_scale_takes_no_other_key():
     with pytest.raises(ConfigError, match=r"^scale\.gpus: unknown configuration key"):
         compose(["scale.gpus=1"])
+
+
+@pytest.fixture
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("scale", ["1xGPU", "8xH200", "64xH100"])
+def test_without_a_gpu_it_is_an_error_that_says_how_to_run_on_the_cpu(scale, capsys):
+    assert cli.run(["train", "benchmark=resnet", f"scale={scale}"]) == DeviceError.exit_code
+    message = capsys.readouterr().err
+    assert "CUDA_VISIBLE_DEVICES='' shows none" in message
+    assert "device=cpu" in message
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_on_a_cpu_that_was_asked_for_it_starts(capsys):
+    refused = cli.run(["train", "benchmark=resnet", "scale=64xH100", "device=cpu"])
+    assert refused == ConfigError.exit_code
+    assert "8 nodes need a launcher that starts 64 ranks" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -480,6 +480,27 @@ def test_room_is_looked_for_before_the_first_byte(
             with pytest.raises(DataError, match=r"needs .* GB more; its disk has"):
                 run(pair(server.url))
     assert len(server.requests) == (2 if enough else 0)
+
+
+@pytest.mark.parametrize(("name", "mode", "times"), [("d.tar", "w", 2), ("d.tar.gz", "w:gz", 3)])
+def test_an_archive_needs_room_for_itself_and_its_files(
+    name: str, mode: Literal["w", "w:gz"], times: int, run: Any, raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode) as tar:
+        member = tarfile.TarInfo("d/1.bin")
+        member.size = len(FIRST)
+        tar.addfile(member, io.BytesIO(FIRST))
+    archive = stream.getvalue()
+    with Server(serving({f"/{name}": archive})) as server:
+        files = RemoteFile(name, (f"{server.url}/{name}",), "ask nicely", len(archive))
+        source = source_set(files, unpack={name: {"d": "d"}})
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=times * len(archive) - 1))
+        with pytest.raises(DataError, match=r"needs .* GB more; its disk has"):
+            run(source)
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=times * len(archive)))
+        run(source)
+    assert content_of(raw)["d/1.bin"] == FIRST
 
 
 def test_failed_transfer_keeps_what_arrived(run: Any, raw: Path, client: Client) -> None:

@@ -19,7 +19,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from common.contract.evaluation import Predictions
-from common.detection.mask_scorer import MaskScorer
+from common.detection.coco_scorer import MaskScorer
 from common.errors import RankFailure
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of decode

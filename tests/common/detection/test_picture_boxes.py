@@ -1,11 +1,13 @@
 """Boxes by picture against a loop over the annotations in float64."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from common.detection.annotations import Annotations
-from common.detection.picture_boxes import PictureBoxes, empty_boxes, evaluation_columns, put_boxes
+from common.detection.picture_boxes import EvaluationColumns, PictureBoxes, empty_boxes, put_boxes, require_room
 from common.errors import DataError
 
 
@@ -91,10 +93,13 @@ def test_a_set_without_boxes():
 
 def test_a_picture_with_more_boxes_than_there_is_room_for_is_named():
     found = PictureBoxes.of(annotations([(3, 0, 1, 1, 2, 2)] * 4 + [(7, 0, 1, 1, 2, 2)] * 2))
-    names = np.array([b"a.jpg", b"b.jpg", b"c.jpg"])
-    found.require_room(4, names, "raise it")
-    with pytest.raises(DataError, match=r"^b\.jpg has 4 boxes, a batch has room for 3 of a picture; raise it$"):
-        found.require_room(3, names, "raise it")
+    closed: list[bool] = []
+    pictures = SimpleNamespace(describe="abc".__getitem__, close=lambda: closed.append(True))
+    require_room(found.counts, 4, pictures)
+    assert not closed
+    with pytest.raises(DataError, match=r"^b has 4 boxes, and a batch has room for 3: use reader\.max_boxes=4$"):
+        require_room(found.counts, 3, pictures)
+    assert closed
 
 
 def test_boxes_of_a_batch_are_padded_with_zeros():
@@ -114,9 +119,9 @@ def test_boxes_of_a_batch_are_padded_with_zeros():
 
 
 def test_an_evaluation_is_told_ids_and_sizes():
-    columns = evaluation_columns(annotations([]), [2, 0], 4)
+    columns = EvaluationColumns(annotations([])).empty([(0, 2), (0, 0)], 4, False)
     assert columns["picture"].dtype == torch.int64
     assert columns["picture"].tolist() == [90, 7, -1, -1]
     assert columns["size"].dtype == torch.float32
     assert columns["size"].tolist() == [[50, 50], [40, 60], [0, 0], [0, 0]]
-    assert evaluation_columns(annotations([]), [], 2)["picture"].tolist() == [-1, -1]
+    assert EvaluationColumns(annotations([])).empty([], 2, False)["picture"].tolist() == [-1, -1]

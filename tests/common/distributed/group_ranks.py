@@ -13,9 +13,7 @@ WORLD = 6
 SIZES = {"pp": 3, "tp": 2}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
     asked: list[list[int]] = []
     original = dist.new_group
 
@@ -40,6 +38,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             members = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size(group))]
             dist.all_gather(members, torch.tensor(rank), group=group)
             found[name] = [int(member) for member in members]
-    torch.save({"asked": asked, "found": found}, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"asked": asked, "found": found}

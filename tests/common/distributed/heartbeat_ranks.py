@@ -85,7 +85,7 @@ def _meet(heartbeat: Heartbeat, fault: str) -> None:
 def _await_post(heartbeat: Heartbeat, step: int) -> None:
     """Wait until this rank's exchange thread has told the others of ``step``."""
     name = f"rank{heartbeat.rank_info.rank}"
-    while (payload := heartbeat._board.read([name])[0]) is None or json.loads(payload)["view"]["step"] < step:
+    while (payload := heartbeat._status.read([name])[0]) is None or json.loads(payload)["view"]["step"] < step:
         time.sleep(0.01)
 
 

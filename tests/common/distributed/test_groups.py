@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +10,21 @@ import group_ranks
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from common import cli
 from common.config.composition import compose
 from common.config.schema import Ctas
-from common.distributed import ctas, groups
+from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
+from tests.gloo_ranks import on_ranks
 
 # Rank = 2 pp + tp.
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    world = group_ranks.WORLD
-    mp.start_processes(group_ranks.run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    return on_ranks(group_ranks.run_rank, group_ranks.WORLD, tmp_path_factory.mktemp("ranks"))
 
 
 def test_the_ranks_of_a_group_find_each_other_whatever_groups_the_others_have(ranks: list[dict[str, Any]]) -> None:
@@ -111,8 +107,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         group=SimpleNamespace(WORLD=world), new_group=new_group, ProcessGroup=SimpleNamespace,
         get_backend=lambda: "nccl", ProcessGroupNCCL=SimpleNamespace(Options=Options),
     )  # fmt: skip
-    for module in (groups, ctas):
-        monkeypatch.setattr(module, "dist", fake)
+    monkeypatch.setattr(groups, "dist", fake)
     return asked
 
 
@@ -164,26 +159,10 @@ def test_thread_blocks_are_options_of_the_group(nccl: list[dict[str, Any]]) -> N
     assert alone is None
 
 
-def test_priority_is_an_option_of_the_group_beside_its_thread_blocks(nccl: list[dict[str, Any]]) -> None:
-    groups.make([0, 1], Ctas(priority="high"))
-    groups.make([0, 1], Ctas(max=8, priority="high"))
-    groups.make([0, 1], Ctas(max=8))
-    groups.make([0, 1], Ctas(priority="normal"))
-    alone, limited, normal, nothing = (asked["pg_options"] for asked in nccl)
-    assert (alone.is_high_priority_stream, vars(alone.config)) == (True, {})
-    assert (limited.is_high_priority_stream, vars(limited.config)) == (True, {"max_ctas": 8})
-    assert not hasattr(normal, "is_high_priority_stream")
-    assert nothing is None
-
-
 def test_nccl_knows_these_options() -> None:
     if not dist.is_nccl_available():
         pytest.skip("this PyTorch has no NCCL")
-    made = dist.ProcessGroupNCCL.Options()
-    assert made.is_high_priority_stream is False
-    made.is_high_priority_stream = True
-    assert made.is_high_priority_stream is True
-    config = made.config
+    config = dist.ProcessGroupNCCL.Options().config
     for name in ("min_ctas", "max_ctas", "cga_cluster_size"):
         setattr(config, name, 4)
         assert getattr(config, name) == 4
@@ -191,7 +170,7 @@ def test_nccl_knows_these_options() -> None:
 
 def test_gloo_has_no_thread_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
-    assert ctas.options(Ctas(max=8)) is None
+    assert groups.options(Ctas(max=8)) is None
 
 
 def test_communicators_have_the_thread_blocks_of_their_axis(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +215,10 @@ def test_neighbours_in_a_pipeline_take_little_of_a_gpu_where_nothing_is_asked_fo
         (Ctas(min=4), Ctas(min=4)),
         (Ctas(max=64), Ctas(max=64)),
         (Ctas(max=1), Ctas(max=1)),
-        (Ctas(priority="high"), Ctas(max=2, priority="high")),
     ],
 )
 def test_links_take_as_much_of_a_gpu_as_is_asked_for(asked: Ctas, of_links: Ctas) -> None:
-    assert ctas.of_links({"pp": asked}, "pp") == of_links
+    assert groups.of_links({"pp": asked}, "pp") == of_links
 
 
 def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_is_asked_of_it(
@@ -250,14 +228,10 @@ def test_an_axis_of_all_ranks_shares_the_default_communicator_unless_something_i
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     monkeypatch.setattr("common.distributed.layout.dist.group", SimpleNamespace(WORLD="the world"))
     assert Layout({"dp": 4}, ctas={"tp": Ctas(max=8)}).group("dp") == "the world"
-    for asked in (Ctas(max=8), Ctas(priority="high")):
-        assert Layout({"dp": 4}, ctas={"dp": asked}).group("dp") == "of its own"
+    assert Layout({"dp": 4}, ctas={"dp": Ctas(max=8)}).group("dp") == "of its own"
 
 
 def test_what_is_asked_of_nccl_is_said_for_the_axes_that_there_are() -> None:
-    high = {"dp": Ctas(max=8, priority="high"), "cp": Ctas(priority="high")}
-    said = Layout({"dp": 2, "cp": 2}, device="cuda", ctas=high).network_choices()
-    assert said == {"thread blocks of dp": "at most 8, at high priority", "thread blocks of cp": "at high priority"}
     asked = {"dp": Ctas(min=1, max=8, cluster=4), "tp": Ctas(max=16), "pp": Ctas()}
     of_dp = {"thread blocks of dp": "at least 1, at most 8, in clusters of 4"}
     assert Layout({"dp": 2}, device="cuda", ctas=asked).network_choices() == of_dp
@@ -273,11 +247,8 @@ def loaded(*overrides: str) -> dict[str, Ctas]:
 
 def test_the_systems_file_says_how_many() -> None:
     assert loaded() == dict.fromkeys(("pp", "dp", "cp", "tp"), Ctas())
-    given = loaded(
-        "system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0",
-        "system.network.ctas.pp.priority=high",
-    )  # fmt: skip
-    assert given == {"pp": Ctas(priority="high"), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
+    given = loaded("system.network.ctas.dp={max: 8, min: 4}", "system.network.ctas.tp.cluster=0")
+    assert given == {"pp": Ctas(), "dp": Ctas(min=4, max=8), "cp": Ctas(), "tp": Ctas(cluster=0)}
 
 
 @pytest.mark.parametrize(
@@ -288,7 +259,7 @@ def test_the_systems_file_says_how_many() -> None:
         ("pp.cluster=9", r"system\.network\.ctas\.pp\.cluster=9: from 0 to 8"),
         ("cp={min: 8, max: 4}", r"system\.network\.ctas\.cp.*min=8: more thread blocks than max=4"),
         ("dp.max=many", r"system\.network\.ctas\.dp\.max"),
-        ("dp.priority=low", r"system\.network\.ctas\.dp\.priority"),
+        ("dp.priority=high", r"system\.network\.ctas\.dp\.priority"),
     ],
 )
 def test_what_nccl_would_refuse_is_refused_first(override: str, message: str) -> None:

@@ -10,10 +10,10 @@ import heartbeat_ranks
 import pytest
 import torch.distributed as dist
 
-from common.distributed.board import StoreBoard
 from common.distributed.diagnosis import View
 from common.distributed.faults import GracefulStop, Heartbeat, lost_peer
 from common.distributed.rank_info import RankInfo
+from common.distributed.status_store import SharedStatusStore
 from common.errors import Interrupted, RankFailure
 from tests.forked import FORKS
 
@@ -133,7 +133,7 @@ def test_a_stopped_host_of_the_store_is_named_by_the_survivors(job):
 def test_nobody_is_blamed_for_a_store_that_does_not_answer(tmp_path):
     """Ranks were last heard of up to an interval before the store's last answer: their silence must not count first."""
     heartbeat = Heartbeat(RankInfo(1, 3, 1, 3, 0, "torchrun"), tmp_path, 6.0)
-    heartbeat._board = StoreBoard(dist.HashStore(), 6.0)
+    heartbeat._status = SharedStatusStore(dist.HashStore(), 6.0)
     now = time.monotonic()
     heartbeat._exchanged = now
     heartbeat._state = (4, "train", now)

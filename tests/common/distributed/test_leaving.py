@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from common.distributed import job_store
-from common.distributed.leaving import leave
+from common.distributed.startup import leave
 from common.distributed.rank_info import RankInfo
 
 for line in sys.stdin:

@@ -10,8 +10,7 @@ from common import cli
 from common.config.composition import compose
 from common.config.schema import EvaluationConfig, RunConfig
 from common.distributed.diagnosis import View, diagnose
-from common.distributed.rank_info import RankInfo
-from common.distributed.roles import Role
+from common.distributed.rank_info import RankInfo, Role
 from common.errors import ConfigError
 
 TRAINS = View(0, step=7, device_step=6, phase="train", beat_age=0.1, silence=0.1, allowance=4.0)

@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor
 
-from common.distributed.roles import Role
+from common.distributed.rank_info import Role
 from common.distributed.startup import find_rank_info, initialise, shutdown
 from common.distributed.weights import Arrived, Template, Transfer, WeightReceiver, WeightSender
 

@@ -65,6 +65,19 @@ def test_only_exclusive_ranks_leave_cores_to_a_process_beside_them(
     assert binding.spare_cpus(RankInfo(0, 4, 0, 4, 0, "slurm"), BindingConfig(cpu=cpu)) == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("cpu", "visible", "said"), [("exclusive", 1, True), ("exclusive", 2, False), ("node", 1, False)]
+)
+def test_a_rank_that_cannot_have_exclusive_cores_says_so(
+    cpu: CpuBinding, visible: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(binding, "pci_bus_ids", lambda: ["0000:00:00.0", "0000:01:00.0"][:visible])
+    monkeypatch.setattr(binding, "read_topology", lambda ids: TWO_NODES)
+    monkeypatch.setattr(binding, "apply", lambda bound: [])
+    binding.bind_rank(RankInfo(0, 2, 0, 2, 0, "slurm"), BindingConfig(cpu=cpu))
+    assert ("a rank sees 1, so that ranks share" in capsys.readouterr().err) == said
+
+
 def test_a_cpuset_is_respected() -> None:
     halved = Topology(parse_list("0-1,4-5"), frozenset({0}), TWO_NODES.gpu_cpus, TWO_NODES.gpu_nodes, PAIRS)
     assert locate(halved, 3, "node", "node", range(4)) == Binding(frozenset({4, 5}), frozenset(), 2)

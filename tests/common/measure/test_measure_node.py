@@ -224,6 +224,19 @@ def test_a_measurement_that_takes_too_long_is_ended(monkeypatch, tmp_path):
     assert started[0].poll() is not None
 
 
+def test_a_failure_that_is_seen_after_the_time_limit_keeps_its_exit_code(monkeypatch, tmp_path):
+    popen = subprocess.Popen
+
+    def fail(command: list[str], **options: Any) -> Any:
+        started = popen([sys.executable, "-c", "print('no memory'); raise SystemExit(3)"], **options)
+        started.wait()
+        return started
+
+    monkeypatch.setattr(node.subprocess, "Popen", fail)
+    outcomes = list(Node(2, [], tmp_path, 0.0, lambda job: []).measure([Job("dlrm", 1, "test", False)]))
+    assert [outcome.failure.partition(" (")[0] for outcome in outcomes] == ["exit code 3: no memory"]
+
+
 def test_sigterm_ends_what_runs(monkeypatch, tmp_path):
     sleepers, started = of_sleepers(monkeypatch, tmp_path, 600.0)
     monkeypatch.setattr(node.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from common import cli
 from common.config.composition import compose
 from common.config.schema import (
     BenchmarkConfig,
@@ -31,6 +32,7 @@ from common.mlperf.mllog import RunLog
 from common.mlperf.rules import RULESETS, rules_for
 from common.mlperf.verdict import judge
 from tests import toy
+from tests.conftest import ROOT
 
 NAME = "llama2_70b_lora"
 HPARAMS = {
@@ -50,7 +52,7 @@ EXPECTED = {
     "context_parallelism": 2,
     "expert_parallelism": 1,
     "micro_batch_size": 1,
-    "config_filename": "configs/recipe/llama2_70b_lora/64xH100.yaml",
+    "config_filename": "configs/recipe/llama2_70b_lora.yaml",
 }
 """What NVIDIA's layout of 64 GPUs, tensor parallel 4 and context parallel 2 with FP8 products, has to say."""
 
@@ -66,7 +68,7 @@ def run_of(**changes: Any) -> RunConfig:
         scale=ScaleConfig(8, 8), system=cast(Any, SimpleNamespace()), layout={"pp": 1, "dp": 8, "cp": 2, "tp": 4},
         micro_batch=1, global_batch=8, grad_accumulation_steps=1, precision="bf16", optimizer=OptimizerConfig(),
         deterministic=False, assets_dir=None, workload=SimpleNamespace(hparams=SimpleNamespace(**HPARAMS)),
-        config_file="configs/recipe/llama2_70b_lora/64xH100.yaml",
+        recipe="llama2_70b_lora/64xH100",
         declaration=Declaration(lowest_precision={"linear": "fp8"}),
     )  # fmt: skip
     return replace(run, **changes)
@@ -146,7 +148,8 @@ def test_the_lowest_precision_is_that_of_the_weights_unless_the_workload_says_an
 
 
 def test_the_configuration_is_named_by_its_recipe():
-    assert compose(["benchmark=bert", "scale=8xH200"])["config_file"] == "configs/recipe/bert/8xH200.yaml"
+    run, _ = cli.load(compose(["benchmark=bert", "scale=8xH200", "assets_dir=assets"]))
+    assert (ROOT / run.config_file).is_file()
     with toy.known():
-        arguments = [f"benchmark={toy.NAME}", "scale=test"]
-        assert compose(arguments)["config_file"] == f"configs/recipe/{toy.NAME}/test.yaml"
+        run, _ = cli.load(compose([f"benchmark={toy.NAME}", "scale=test"]))
+    assert run.config_file == f"configs/recipe/{toy.NAME}.yaml"

@@ -10,12 +10,8 @@ from common.observe.profile import ProfileWindow
 
 
 @pytest.mark.parametrize("text", [None, ""])
-def test_no_text_profiles_nothing(tmp_path, text):
-    window = ProfileWindow.parse(text, tmp_path)
-    window.before(0)
-    assert not window.active
-    assert window.after(0) == []
-    assert list(tmp_path.iterdir()) == []
+def test_no_text_profiles_nothing(text):
+    assert ProfileWindow.parse(text) is None
 
 
 @pytest.mark.parametrize("text", ["100-110", "steps:110-100", "steps:1", "steps:a-b", "epochs:1-2"])
@@ -26,14 +22,13 @@ def test_bad_texts_name_the_form(text):
 
 def test_the_window_holds_its_steps_and_only_those(tmp_path):
     window = ProfileWindow.parse("steps:2-3", tmp_path, rank=1)
-    active, written = [], []
+    assert window is not None
+    written = []
     for step in range(6):
         window.before(step)
-        active.append(window.active)
         with torch.profiler.record_function(f"step number {step}"):
             torch.ones(2) + 1
         written += window.after(step)
-    assert active == [False, False, True, True, False, False]
     assert [path.name for path in written] == ["profile_rank1_steps2-3.json", "profile_rank1_steps2-3.txt"]
     names = {event.get("name") for event in json.loads(written[0].read_text())["traceEvents"]}
     assert {name for name in names if name and name.startswith("step number")} == {"step number 2", "step number 3"}
@@ -42,6 +37,7 @@ def test_the_window_holds_its_steps_and_only_those(tmp_path):
 
 def test_a_run_that_ends_inside_the_window_keeps_what_it_saw(tmp_path):
     window = ProfileWindow.parse("steps:0-100", tmp_path)
+    assert window is not None
     window.before(0)
     window.after(0)
     assert len(window.close()) == 2

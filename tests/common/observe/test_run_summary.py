@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.config.schema import BenchmarkConfig, TargetConfig
-from common.observe.outcome import Outcome
-from common.observe.summary import Summary, write_summary
+from common.observe.summary import Outcome, Summary, write_summary
 
 OUTCOME = Outcome(
     status="success",

@@ -93,7 +93,7 @@ def test_every_implementation_of_every_case_is_timed_beside_the_compiled_referen
     assert {task.implementation for task in tasks_of({RMS_NORM: OPERATIONS[RMS_NORM]}, tiles=True)} == {"triton"}
 
 
-@pytest.mark.parametrize("key", ["common.optim.adagrad:ADAGRAD", "common.ops.dense_attention:DENSE_ATTENTION"])
+@pytest.mark.parametrize("key", ["common.optim.adaptive:ADAGRAD", "common.ops.dense_attention:DENSE_ATTENTION"])
 def test_a_reference_that_is_no_function_is_not_compiled(key: str) -> None:
     names = {task.implementation for task in tasks_of({key: OPERATIONS[key]}, tiles=False)}
     assert REFERENCE in names

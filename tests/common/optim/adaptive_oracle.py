@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.optim.rules import GroupSettings, Rule, Update
-from common.optim.shard import Fragment, Shard
+from common.optim.buffers import Fragment, Shard
+from common.optim.rules import Binding, GroupSettings, Rule, Update
 
 RATES = [0.05, 0.1, 0.2, 0.15, 0.025]
 SHAPES = [(200, 49), (7,), (65, 3), (64,)]
@@ -167,7 +167,7 @@ def make_problem(
 ) -> Problem:
     """``tensors`` in one shard on one rank; without ``groups`` each tensor is a group of its own."""
     shard = make_shard(tensors, groups or range(len(tensors)), dtype)
-    return Problem(shard, rule.bind([shard], settings, len(tensors), lambda _: None, "reference"))
+    return Problem(shard, rule.bind(Binding([shard], settings, len(tensors), lambda _: None), "reference"))
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from sharded_ranks import LANES, Trainee
+from sharded_ranks import ITERATIONS, LANES, Trainee
 from torch import Tensor
 
 from common.distributed.layout import Layout
@@ -38,10 +37,10 @@ class Averaged(Trainee):
         return super().everything() | kept
 
 
-def averaged(layout: Layout, iterations: int = 3, **options: Any) -> dict[str, Tensor]:
+def averaged(layout: Layout, **options: Any) -> dict[str, Tensor]:
     """What is evaluated after some iterations."""
     trainee = Averaged(layout, **options)
-    for iteration in range(iterations):
+    for iteration in range(ITERATIONS):
         trainee.iterate(iteration)
     return trainee.averages()
 
@@ -83,10 +82,8 @@ def _two_points(at: dict[str, Tensor], later: dict[str, Tensor]) -> dict[str, Te
     return {f"at.{n}": t for n, t in at.items()} | {f"later.{n}": t for n, t in later.items()}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Everything that is to be compared, on one of ``world`` ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     layout = Layout({"dp": world}, rank, seed=7)
     found: dict[str, Any] = {f"averaged/{name}": averaged(layout, **options) for name, options in SHARDS.items()}
     for how in ("skip", "overflow"):
@@ -95,6 +92,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         place = Path(folder, name)
         found[f"saved/{name}"] = save(layout, place, dtype)
         found[f"resumed/{name}"] = resume(layout, place / "step_00000002", dtype, shard="all")
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +20,9 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
 from common.run import checkpoint
 from common.run.checkpoint import Progress
-from common.step.train_step import Losses, TrainStep, accumulate
+from common.step.train_step import Losses, TrainStep, accumulate, apply_gradients
 
 TRITON_DTYPES = (torch.float32, torch.float16)
 LANES = 4  # micro-batches of one iteration, over all ranks
@@ -80,11 +78,28 @@ class Network(nn.Module):
         x_BC = torch.tanh(self.first(x_BC))
         for layer in self.layers:
             x_BC = layer(x_BC)
-        return (x_BC * self.gain) @ self.first.weight
+        return ((x_BC * self.gain) @ self.first.weight).square().mean()
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
+
+
+def schedule(step: Tensor) -> Tensor:
+    """A rate that differs from step to step."""
+    return 0.125 / (1 + step.to(torch.float32))
 
 
 class Trainee:
-    """The network with its optimizer and iteration on one rank, which takes its share of the lanes."""
+    """A network with its optimizer and iteration on one rank, which takes its share of the lanes.
+
+    Subclasses train another network.
+    """
+
+    schedule = staticmethod(schedule)
+    bucket_bytes = 6000
 
     def __init__(
         self,
@@ -95,32 +110,39 @@ class Trainee:
         **options: Any,
     ) -> None:
         torch.manual_seed(0)
-        self.layout = layout
-        self.model = Network().to(dtype)
+        self.layout, self.dtype = layout, dtype
+        self.model: Any = self.network().to(dtype)
         self.micro_batches = LANES // layout.size("dp")
-        named = dict(self.model.named_parameters())
-        weights = {n: p for n, p in named.items() if p.ndim > 1}
-        groups = [
-            ParameterGroup(weights, 0.01, trust_ratio=rule != "nesterov", parts={n: 3 for n in weights if "qkv" in n}),
-            ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}, grad_scale=0.5),
-        ]
         self.optimizer = Optimizer(
-            groups, RULES[rule], schedule, layout, grad_divisor=LANES, bucket_bytes=6000,
+            self.groups(rule), RULES[rule], self.schedule, layout, grad_divisor=LANES, bucket_bytes=self.bucket_bytes,
             blocks=self.model.blocks if blocks else (), micro_batches=self.micro_batches, **options,
         )  # fmt: skip
         self.step = TrainStep(accumulate(self.loss), [self.optimizer], layout)
 
+    def network(self) -> nn.Module:
+        return Network()
+
+    def groups(self, rule: str) -> list[ParameterGroup]:
+        named = dict(self.model.named_parameters())
+        weights = {n: p for n, p in named.items() if p.ndim > 1}
+        return [
+            ParameterGroup(weights, 0.01, trust_ratio=rule != "nesterov", parts={n: 3 for n in weights if "qkv" in n}),
+            ParameterGroup({n: p for n, p in named.items() if p.ndim == 1}, grad_scale=0.5),
+        ]
+
+    def lanes(self, iteration: int) -> Tensor:
+        """This rank's part of each micro-batch of an iteration."""
+        return torch.randn(LANES, 4, WIDTH, generator=torch.Generator().manual_seed(iteration), dtype=torch.float64)
+
     def loss(self, batch: Batch) -> Losses:
-        value = self.model(batch.tensors["x"]).square().mean()
+        value = self.model(batch.tensors["x"])
         return Losses(value, {"loss": value})
 
     def iterate(self, iteration: int, change: Callable[[int, Tensor], Tensor] = lambda lane, x_BC: x_BC) -> bool:
         """One iteration; lane a * R + r is accumulation step a of replica r of R. Whether it reports an overflow."""
-        lanes = torch.randn(LANES, 4, WIDTH, generator=torch.Generator().manual_seed(iteration), dtype=torch.float64)
-        replicas, replica = self.layout.size("dp"), self.layout.index("dp")
+        lanes, replicas, replica = self.lanes(iteration), self.layout.size("dp"), self.layout.index("dp")
         mine = [a * replicas + replica for a in range(self.micro_batches)]
-        dtype = self.model.gain.dtype
-        result = self.step([Batch({"x": change(lane, lanes[lane]).to(dtype)}, LANES) for lane in mine])
+        result = self.step([Batch({"x": change(lane, lanes[lane]).to(self.dtype)}, LANES) for lane in mine])
         return self.step.read(result.names, result.values.tolist()).overflow
 
     def weights(self) -> dict[str, Tensor]:
@@ -132,23 +154,60 @@ class Trainee:
         """Copies of all that an iteration may write on this rank."""
         return self.weights() | {name: tensor.clone() for name, tensor in self.optimizer.named_state()}
 
+    def changed(self, before: dict[str, Tensor]) -> list[str]:
+        """Names of what is not as ``before``, an earlier result of :meth:`everything`."""
+        return [name for name, tensor in self.everything().items() if not torch.equal(tensor, before[name])]
 
-def schedule(step: Tensor) -> Tensor:
-    """A rate that differs from step to step."""
-    return 0.125 / (1 + step.to(torch.float32))
+    @classmethod
+    def train(cls, layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Tensor]:
+        """The weights after some iterations."""
+        trainee = cls(layout, **options)
+        for iteration in range(iterations):
+            trainee.iterate(iteration)
+        return trainee.weights()
 
+    @classmethod
+    def in_half(cls, layout: Layout, **options: Any) -> dict[str, Tensor]:
+        """The same in bfloat16, one number for each weight."""
+        return {n: w.float() for n, w in cls.train(layout, dtype=torch.bfloat16, **options).items()}
 
-def train(layout: Layout, iterations: int = ITERATIONS, **options: Any) -> dict[str, Tensor]:
-    """The weights after some iterations."""
-    trainee = Trainee(layout, **options)
-    for iteration in range(iterations):
-        trainee.iterate(iteration)
-    return trainee.weights()
+    @classmethod
+    def clipped_norm(cls, layout: Layout, **options: Any) -> float:
+        """The norm of the averaged gradient that clipping after the reduction measured in the first iteration."""
+        trainee = cls(layout, **options)
+        trainee.iterate(0)
+        return trainee.optimizer.metrics["gradient_norm"].item()
 
+    @classmethod
+    def skipped(cls, layout: Layout, **options: Any) -> list[str]:
+        """What a skipped iteration changed."""
+        trainee = cls(layout, **options)
+        trainee.iterate(0)
+        before = trainee.everything()
+        trainee.step.skip.fill_(1)
+        trainee.iterate(1)
+        trainee.step.skip.fill_(0)
+        return trainee.changed(before)
 
-def in_half(layout: Layout, **options: Any) -> dict[str, Tensor]:
-    """The same in bfloat16, one number for each weight."""
-    return {n: w.float() for n, w in train(layout, dtype=torch.bfloat16, **options).items()}
+    @classmethod
+    def save(cls, layout: Layout, folder: Path, **options: Any) -> None:
+        """A checkpoint after two iterations, with the rank's number + 1 in a buffer."""
+        trainee = cls(layout, "lamb", **options)
+        for iteration in range(2):
+            trainee.iterate(iteration)
+        trainee.model.seen.fill_(layout.rank + 1.0)
+        checkpoint.save(folder, Progress(step=2, position=2), 7, {}, trainee.model, trainee.step.updaters, layout)
+
+    @classmethod
+    def resume(cls, layout: Layout, folder: Path, **options: Any) -> dict[str, Any]:
+        """The weights after one more iteration, the buffer as restored, the next random number, and the remarks."""
+        trainee = cls(layout, "lamb", **options)
+        trainee.iterate(9)  # what was there before must not matter
+        content = checkpoint.read(folder, {}, layout)
+        progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
+        trainee.iterate(progress.step)
+        noise, seen = torch.rand(()), trainee.model.seen.clone()
+        return {"weights": trainee.weights(), "seen": seen, "noise": noise, "remarks": content["remarks"]}
 
 
 def stale_without_materialize(layout: Layout) -> dict[str, bool]:
@@ -165,55 +224,17 @@ def stale_without_materialize(layout: Layout) -> dict[str, bool]:
     }
 
 
-def skipped(layout: Layout, **options: Any) -> list[str]:
-    """What a skipped iteration changed."""
-    trainee = Trainee(layout, **options)
-    trainee.iterate(0)
-    before = trainee.everything()
-    trainee.step.skip.fill_(1)
-    trainee.iterate(1)
-    trainee.step.skip.fill_(0)
-    return [name for name, tensor in trainee.everything().items() if not torch.equal(tensor, before[name])]
-
-
 def overflow_on_one(layout: Layout, **options: Any) -> dict[str, Any]:
     """What an iteration changed in which only the last lane is not finite, and whether the next one trains again."""
     trainee = Trainee(layout, **options)
     trainee.iterate(0)
     before = trainee.everything()
-    told = trainee.iterate(1, lambda lane, x_BC: x_BC * float("inf") if lane == LANES - 1 else x_BC)
-    changed = [name for name, tensor in trainee.everything().items() if not torch.equal(tensor, before[name])]
+    overflow = trainee.iterate(1, lambda lane, x_BC: x_BC * float("inf") if lane == LANES - 1 else x_BC)
+    changed = trainee.changed(before)
     trainee.iterate(2)
     finite = all(bool(tensor.isfinite().all()) for tensor in trainee.everything().values())
     moved = not torch.equal(trainee.weights()["gain"], before["gain"])
-    return {"changed": changed, "overflow": told, "trains again": finite and moved}
-
-
-def clipped_norm(layout: Layout, **options: Any) -> float:
-    """The norm of the averaged gradient that clipping after the reduction measured in the first iteration."""
-    trainee = Trainee(layout, clip=CLIPS["after"], **options)
-    trainee.iterate(0)
-    return trainee.optimizer.metrics["gradient_norm"].item()
-
-
-def save(layout: Layout, folder: Path) -> None:
-    """A checkpoint after two iterations."""
-    trainee = Trainee(layout, "lamb", shard="all")
-    for iteration in range(2):
-        trainee.iterate(iteration)
-    trainee.model.seen.fill_(layout.index("dp") + 1.0)
-    checkpoint.save(folder, Progress(step=2, position=2), 7, {}, trainee.model, trainee.step.updaters, layout)
-
-
-def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Tensor]:
-    """The weights after one more iteration; ``seen`` is the buffer as restored."""
-    trainee = Trainee(layout, "lamb", **options)
-    trainee.iterate(9)  # what was there before must not matter
-    content = checkpoint.read(place, {}, layout)
-    progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
-    trainee.iterate(progress.step)
-    noise = torch.rand(())
-    return trainee.weights() | {"seen": trainee.model.seen.clone(), "noise": noise}
+    return {"changed": changed, "overflow": overflow, "trains again": finite and moved}
 
 
 @contextlib.contextmanager
@@ -262,52 +283,44 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, Any]:
     return {"own": own.tolist(), "common": common.tolist()}
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Everything that is to be compared, on one of ``world`` ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     layout = Layout({"dp": world}, rank, seed=7)
-    named = {name: options for name, options in SHARDED.items() if world == 4 or not name.startswith("node")}
-    cases: dict[str, Callable[[], Any]] = {}
-    for name, options in named.items():
+    found: dict[str, Any] = {}
+    for name, options in SHARDED.items():
+        if world != 4 and name.startswith("node"):
+            continue
         for rule in RULES:
-            cases[f"train/{rule}/{name}"] = functools.partial(train, layout, rule=rule, **options)
+            found[f"train/{rule}/{name}"] = Trainee.train(layout, rule=rule, **options)
         for when, clip in CLIPS.items():
-            cases[f"clip/{when}/{name}"] = functools.partial(train, layout, clip=clip, **options)
-        cases[f"norm/{name}"] = functools.partial(clipped_norm, layout, **options)
-        cases[f"skip/{name}"] = functools.partial(skipped, layout, **options)
-        cases[f"overflow/{name}"] = functools.partial(overflow_on_one, layout, **options)
-        cases[f"half/{name}"] = functools.partial(in_half, layout, **options)
-        cases[f"silenced/{name}"] = functools.partial(silenced, layout, **options)
-    cases["overflow/before"] = functools.partial(overflow_on_one, layout, shard="all", clip=CLIPS["before"])
-    cases["silenced/before"] = functools.partial(silenced, layout, shard="all", clip=CLIPS["before"])
-    cases["no_blocks"] = functools.partial(train, layout, blocks=False, shard="all")
-    cases["stale"] = functools.partial(stale_without_materialize, layout)
+            found[f"clip/{when}/{name}"] = Trainee.train(layout, clip=clip, **options)
+        found[f"norm/{name}"] = Trainee.clipped_norm(layout, clip=CLIPS["after"], **options)
+        found[f"skip/{name}"] = Trainee.skipped(layout, **options)
+        found[f"overflow/{name}"] = overflow_on_one(layout, **options)
+        found[f"half/{name}"] = Trainee.in_half(layout, **options)
+        found[f"silenced/{name}"] = silenced(layout, **options)
+    found["overflow/before"] = overflow_on_one(layout, shard="all", clip=CLIPS["before"])
+    found["silenced/before"] = silenced(layout, shard="all", clip=CLIPS["before"])
+    found["no_blocks"] = Trainee.train(layout, blocks=False, shard="all")
+    found["stale"] = stale_without_materialize(layout)
     if world == 4:
         split = Layout({"dp": 2, "tp": 2}, rank, seed=7)
         for name in ("none", "all", "all_reduce"):
             for when in ("before_reduction", "after_reduction"):
-                cases[f"{when}/{name}"] = functools.partial(model_parallel, split, when, **SHARDED[name])
-        cases["save"] = functools.partial(save, layout, Path(folder, "checkpoints"))
+                found[f"{when}/{name}"] = model_parallel(split, when, **SHARDED[name])
+        Trainee.save(layout, Path(folder, "checkpoints"), shard="all")
     saved = Path(folder).parent / "4" / "checkpoints" / "step_00000002"
-    cases["resume"] = functools.partial(resume, layout, saved, shard="all")
-    torch.save({name: case() for name, case in cases.items()}, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    found["resume"] = Trainee.resume(layout, saved, shard="all")
+    return found
 
 
-def run_triton_rank(rank: int, world: int, folder: str) -> None:
+def run_triton_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Training by Triton kernels, which the interpreter runs: :mod:`tests.preloaded` has imported Triton so."""
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     layout = Layout({"dp": world}, rank, seed=7)
     options: dict[str, Any] = {"shard": "all", "implementation": "triton", "clip": CLIPS["after"]}
-    results = {
-        f"{rule}/{dtype}": train(layout, 2, rule=rule, dtype=dtype, **options)
+    return {
+        f"{rule}/{dtype}": Trainee.train(layout, 2, rule=rule, dtype=dtype, **options)
         for rule in RULES
         for dtype in TRITON_DTYPES
     }
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()

@@ -5,35 +5,25 @@ Of the positions of a sample each ``cp`` rank has its own; test_split_samples.py
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from sharded_ranks import LANES, Trainee
 from torch import Tensor, nn
 
-from common.data.batches import Batch
 from common.distributed.layout import Layout
-from common.optim.adaptive import LAMB
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
-from common.run import checkpoint
-from common.run.checkpoint import Progress
-from common.step.train_step import Losses, TrainStep, accumulate
+from common.step.train_step import apply_gradients
 
 WORLD = 4
-LANES = 4  # micro-batches of one iteration, over all replicas
-ITERATIONS = 3
 SAMPLES, POSITIONS, WIDTH = 3, 8, 24
 RATES = [0.5, 1.0, 0.25]
 MAX_NORM = 0.05
-RULES: dict[str, Rule] = {"nesterov": SGD(0.9, nesterov=True), "lamb": LAMB(0.9, 0.99, 1e-6)}
 CLIPS = {
     "before": ClipNorm(MAX_NORM, "before_reduction"),
     "after": ClipNorm(MAX_NORM, "after_reduction"),
@@ -89,6 +79,7 @@ class Network(nn.Module):
         self.up = nn.Linear(WIDTH, WIDTH)
         self.register_buffer("seen", torch.zeros(()))
         self.group = group
+        self.blocks: list[tuple[str, nn.Module]] = []
 
     def forward(self, x_NPC: Tensor) -> Tensor:
         """Sum of squares over the positions of ``x_NPC``, which may be a part of all."""
@@ -110,100 +101,34 @@ def schedule(step: Tensor) -> Tensor:
     return torch.tensor(RATES)[step.clamp(max=len(RATES) - 1)]
 
 
-class Trainee:
-    """The network with its optimizer and iteration on one rank, which takes its share of lanes and positions."""
+class SplitTrainee(Trainee):
+    """A trainee that takes its share of the positions too."""
 
-    def __init__(
-        self, layout: Layout, rule: str = "nesterov", dtype: torch.dtype = torch.float64, **options: Any
-    ) -> None:
-        self.layout, self.dtype = layout, dtype
-        self.model = Network(layout.group("cp")).to(dtype)
-        self.micro_batches = LANES // layout.size("dp")
+    schedule = staticmethod(schedule)
+    bucket_bytes = 5000
+
+    def __init__(self, layout: Layout, rule: str = "nesterov", *given: Any, **options: Any) -> None:
+        super().__init__(layout, rule, *given, **options)
+
+    def network(self) -> nn.Module:
+        return Network(self.layout.group("cp"))
+
+    def groups(self, rule: str) -> list[ParameterGroup]:
         named = dict(self.model.named_parameters())
         redundant = {name for name in named if name.startswith("whole")}
-        trust = rule == "lamb"
-        groups = [
-            ParameterGroup(
-                {n: p for n, p in named.items() if n not in redundant}, 0.01, trust_ratio=trust,
-                learning_rate_in_momentum=False,
-            ),
-            ParameterGroup(
-                {n: named[n] for n in named if n in redundant}, 0.01, trust_ratio=trust,
-                learning_rate_in_momentum=False, replicated_over=("cp",),
-            ),
-        ]  # fmt: skip
-        self.optimizer = Optimizer(
-            groups, RULES[rule], schedule, layout, grad_divisor=LANES, bucket_bytes=5000,
-            micro_batches=self.micro_batches, **options,
-        )  # fmt: skip
-        self.step = TrainStep(accumulate(self.loss), [self.optimizer], layout)
+        same: dict[str, Any] = {"trust_ratio": rule == "lamb", "learning_rate_in_momentum": False}
+        return [
+            ParameterGroup({n: p for n, p in named.items() if n not in redundant}, 0.01, **same),
+            ParameterGroup({n: p for n, p in named.items() if n in redundant}, 0.01, replicated_over=("cp",), **same),
+        ]
 
-    def loss(self, batch: Batch) -> Losses:
-        part = self.model(batch.tensors["x"])
-        return Losses(part, {"loss": part})
-
-    def iterate(self, iteration: int, spoil: Callable[[Tensor], None] = lambda x_NPC: None) -> bool:
-        """One iteration; lane a * R + r is accumulation step a of replica r of R. ``spoil`` changes this rank's.
-
-        Whether it reports an overflow.
-        """
-        replicas, replica = self.layout.size("dp"), self.layout.index("dp")
-        every = lanes(iteration)
-        batches = []
-        for accumulated in range(self.micro_batches):
-            whole_NPC = every[accumulated * replicas + replica]
-            part_NPC = whole_NPC.chunk(self.layout.size("cp"), dim=1)[self.layout.index("cp")].clone()
-            spoil(part_NPC)
-            batches.append(Batch({"x": part_NPC.to(self.dtype)}, LANES))
-        result = self.step(batches)
-        return self.step.read(result.names, result.values.tolist()).overflow
-
-    def weights(self) -> dict[str, Tensor]:
-        """Copies of the weights as of the last update."""
-        self.step.materialize()
-        return {name: parameter.detach().clone() for name, parameter in self.model.named_parameters()}
-
-    def everything(self) -> dict[str, Tensor]:
-        """Copies of all that an iteration may write on this rank."""
-        return self.weights() | {name: tensor.clone() for name, tensor in self.optimizer.named_state()}
-
-    def changed(self, before: dict[str, Tensor]) -> list[str]:
-        return [name for name, tensor in self.everything().items() if not torch.equal(tensor, before[name])]
-
-
-def train(layout: Layout, **options: Any) -> dict[str, Tensor]:
-    """The weights after some iterations."""
-    trainee = Trainee(layout, **options)
-    for iteration in range(ITERATIONS):
-        trainee.iterate(iteration)
-    return trainee.weights()
-
-
-def in_half(layout: Layout, **options: Any) -> dict[str, Tensor]:
-    """The same in bfloat16."""
-    return {n: w.float() for n, w in train(layout, dtype=torch.bfloat16, **options).items()}
-
-
-def first_norm(layout: Layout, **options: Any) -> float:
-    """The norm of the averaged gradient of the first iteration."""
-    trainee = Trainee(layout, clip=CLIPS["after"], **options)
-    trainee.iterate(0)
-    return trainee.optimizer.metrics["gradient_norm"].item()
-
-
-def skipped(layout: Layout, **options: Any) -> list[str]:
-    """What a skipped iteration changed."""
-    trainee = Trainee(layout, **options)
-    trainee.iterate(0)
-    before = trainee.everything()
-    trainee.step.skip.fill_(1)
-    trainee.iterate(1)
-    return trainee.changed(before)
+    def lanes(self, iteration: int) -> Tensor:
+        return lanes(iteration).chunk(self.layout.size("cp"), dim=2)[self.layout.index("cp")]
 
 
 def silenced(layout: Layout) -> list[int]:
     """Elements of each all-reduce in an iteration that clips gradients one by one and sends none."""
-    trainee = Trainee(layout, clip=CLIPS["before"])
+    trainee = SplitTrainee(layout, clip=CLIPS["before"])
     trainee.optimizer.stop_sending()
     with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as counted:
         trainee.iterate(0)
@@ -212,16 +137,16 @@ def silenced(layout: Layout) -> list[int]:
 
 def overflow_in_one_part(layout: Layout, **options: Any) -> dict[str, Any]:
     """What an iteration changed in which only the last rank's own layer has a gradient that is not finite."""
-    trainee = Trainee(layout, **options)
+    trainee = SplitTrainee(layout, **options)
     trainee.iterate(0)
     before = trainee.everything()
     hook = None
     if layout.rank == layout.world_size - 1:
         hook = trainee.model.up.weight.register_hook(lambda gradient: gradient * float("inf"))
-    told = trainee.iterate(1)
+    overflow = trainee.iterate(1)
     if hook is not None:
         hook.remove()
-    return {"changed": trainee.changed(before), "overflow": told}
+    return {"changed": trainee.changed(before), "overflow": overflow}
 
 
 def held(layout: Layout, **options: Any) -> dict[str, Any]:
@@ -229,31 +154,12 @@ def held(layout: Layout, **options: Any) -> dict[str, Any]:
 
     Beside them the reduction in words.
     """
-    optimizer = Trainee(layout, **options).optimizer
-    (partition,) = optimizer.partitions
+    optimizer = SplitTrainee(layout, **options).optimizer
+    (buffer,) = optimizer.buffers
     state = {name: tensor.numel() for name, tensor in optimizer.named_state() if tensor.ndim}
-    updated = sum(fragment.numel for fragment in partition.shard.fragments)
+    updated = sum(fragment.numel for fragment in buffer.shard.fragments)
     words = optimizer.choices["gradient reduction"]
-    return {"buffer": partition.buffer.parameters.numel(), "state": state, "updated": updated, "words": words}
-
-
-def save(layout: Layout, folder: Path, **options: Any) -> None:
-    """A checkpoint after two iterations."""
-    trainee = Trainee(layout, "lamb", **options)
-    for iteration in range(2):
-        trainee.iterate(iteration)
-    trainee.model.seen.fill_(layout.rank + 1.0)
-    checkpoint.save(folder, Progress(step=2, position=2), 7, {}, trainee.model, trainee.step.updaters, layout)
-
-
-def resume(layout: Layout, place: Path, **options: Any) -> dict[str, Any]:
-    """The weights after one more iteration, the buffer as restored, and what is said."""
-    trainee = Trainee(layout, "lamb", **options)
-    trainee.iterate(9)  # what was there before must not matter
-    content = checkpoint.read(place, {}, layout)
-    progress = checkpoint.restore(content, trainee.model, trainee.step.updaters, layout)
-    trainee.iterate(progress.step)
-    return {"weights": trainee.weights(), "seen": trainee.model.seen.item(), "remarks": content["remarks"]}
+    return {"buffer": buffer.parameters.numel(), "state": state, "updated": updated, "words": words}
 
 
 def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[float]]:
@@ -284,41 +190,36 @@ def model_parallel(layout: Layout, when: str, **options: Any) -> dict[str, list[
     return {name: weight.tolist() for name, weight in found.items()}
 
 
-def cases_of(layout: Layout, rank: int, folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+def run_rank(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Everything that is to be compared, on one of four ranks."""
+    layout = Layout({"dp": 2, "cp": 2}, rank, seed=7)
+    train, resume = SplitTrainee.train, SplitTrainee.resume
+    found: dict[str, Any] = {}
     for name, options in SHARDED.items():
-        for rule in RULES:
-            yield f"train/{rule}/{name}", functools.partial(train, layout, rule=rule, **options)
+        for rule in ("nesterov", "lamb"):
+            found[f"train/{rule}/{name}"] = train(layout, rule=rule, **options)
         for when, clip in CLIPS.items():
-            yield f"clip/{when}/{name}", functools.partial(train, layout, clip=clip, **options)
-        yield f"norm/{name}", functools.partial(first_norm, layout, **options)
-        yield f"skip/{name}", functools.partial(skipped, layout, **options)
-        yield f"overflow/{name}", functools.partial(overflow_in_one_part, layout, **options)
-        yield f"half/{name}", functools.partial(in_half, layout, **options)
-        yield f"held/{name}", functools.partial(held, layout, **options)
-    yield "half/before", functools.partial(in_half, layout, clip=CLIPS["before"], shard="all")
-    yield "held/before", functools.partial(held, layout, clip=CLIPS["before"], shard="all")
-    yield "silenced", functools.partial(silenced, layout)
-    one_sample = Layout({"cp": WORLD}, rank, seed=7)
+            found[f"clip/{when}/{name}"] = train(layout, clip=clip, **options)
+        found[f"norm/{name}"] = SplitTrainee.clipped_norm(layout, clip=CLIPS["after"], **options)
+        found[f"skip/{name}"] = SplitTrainee.skipped(layout, **options)
+        found[f"overflow/{name}"] = overflow_in_one_part(layout, **options)
+        found[f"half/{name}"] = SplitTrainee.in_half(layout, **options)
+        found[f"held/{name}"] = held(layout, **options)
+    found["half/before"] = SplitTrainee.in_half(layout, clip=CLIPS["before"], shard="all")
+    found["held/before"] = held(layout, clip=CLIPS["before"], shard="all")
+    found["silenced"] = silenced(layout)
+    one_sample = Layout({"cp": world}, rank, seed=7)
     for name in ("all", "node"):  # a node of two has half of the ranks of a sample
-        yield f"one_sample/after/{name}", functools.partial(train, one_sample, clip=CLIPS["after"], **SHARDED[name])
-        yield f"one_sample/before/{name}", functools.partial(train, one_sample, clip=CLIPS["before"], **SHARDED[name])
+        for when, clip in CLIPS.items():
+            found[f"one_sample/{when}/{name}"] = train(one_sample, clip=clip, **SHARDED[name])
     split = Layout({"cp": 2, "tp": 2}, rank, seed=7)
     for name in ("none", "all", "all_reduce"):
         for when in ("before_reduction", "after_reduction"):
-            yield f"model_parallel/{when}/{name}", functools.partial(model_parallel, split, when, **SHARDED[name])
-    place = Path(folder, "checkpoints", "step_00000002")
-    yield "save", functools.partial(save, layout, place.parent, shard="all")
-    yield "resume/same", functools.partial(resume, layout, place, shard="all")
-    yield "resume/dp", functools.partial(resume, Layout({"dp": WORLD}, rank, seed=7), place)
-    yield "resume/node", functools.partial(resume, one_sample, place, **SHARDED["node"])
-    yield "resume/one", functools.partial(resume, layout, Path(folder, "of_one", place.name), shard="all")
-
-
-def run_rank(rank: int, folder: str) -> None:
-    """Everything that is to be compared, on one of four ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
-    layout = Layout({"dp": 2, "cp": 2}, rank, seed=7)
-    torch.save({name: case() for name, case in cases_of(layout, rank, folder)}, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+            found[f"model_parallel/{when}/{name}"] = model_parallel(split, when, **SHARDED[name])
+    saved = Path(folder, "checkpoints", "step_00000002")
+    SplitTrainee.save(layout, saved.parent, shard="all")
+    found["resume/same"] = resume(layout, saved, shard="all")
+    found["resume/dp"] = resume(Layout({"dp": world}, rank, seed=7), saved)
+    found["resume/node"] = resume(one_sample, saved, **SHARDED["node"])
+    found["resume/one"] = resume(layout, Path(folder, "of_one", saved.name), shard="all")
+    return found

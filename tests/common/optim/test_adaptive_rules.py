@@ -19,6 +19,7 @@ from adaptive_oracle import (
 )
 
 from common.optim.adaptive import LAMB, Adam, AdamW
+from common.optim.rules import Binding
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -237,4 +238,4 @@ def test_impossible_hyperparameters_are_refused(rule, arguments, message):
 def test_float64_in_any_shard_takes_the_plain_implementation(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     shards = [make_shard([noise(2)], [0], dtype, [i]) for i, dtype in enumerate((torch.float32, torch.float64))]
-    assert LAMB().bind(shards, [group()], 2, lambda _: None, "auto").implementation == "reference"
+    assert LAMB().bind(Binding(shards, [group()], 2, lambda _: None), "auto").implementation == "reference"

@@ -15,6 +15,7 @@ from adaptive_oracle import (
 )
 
 from common.optim.adaptive import LAMB, Adam, AdamW
+from common.optim.rules import Binding
 
 
 @pytest.mark.parametrize("rule", [LAMB(), AdamW(), Adam()], ids=["LAMB", "AdamW", "Adam"])
@@ -90,7 +91,7 @@ def test_two_dtypes_share_one_sum():
         make_shard(tensors[:1], [0], torch.bfloat16, numbers=[1]),
         make_shard(tensors[1:], [0], torch.float32, numbers=[0]),
     ]
-    update = LAMB().bind(shards, settings, 2, lambda t: sums.append(t.clone()), "reference")
+    update = LAMB().bind(Binding(shards, settings, 2, lambda t: sums.append(t.clone())), "reference")
     for shard, gradient in zip(shards, gradients, strict=True):
         shard.gradients[: gradient.numel()] = gradient.flatten()
     update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))
@@ -111,7 +112,7 @@ def test_nothing_is_summed_without_trust_ratio(rule):
         raise AssertionError("a collective that no ratio needs")
 
     shard = make_shard([noise(9)], [0], torch.float32)
-    update = rule.bind([shard], [group(0.1)], 1, refuse, "reference")
+    update = rule.bind(Binding([shard], [group(0.1)], 1, refuse), "reference")
     shard.gradients[:9] = 1.0
     before = shard.masters.clone()
     update.apply(torch.tensor([0.1]), torch.tensor(0), torch.tensor(1.0), torch.tensor(True))

@@ -11,7 +11,7 @@ from update_oracle import rate_table
 from common.distributed.layout import Layout
 from common.optim.adaptive import LAMB
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 RATES = [0.25, 0.125, 0.5, 0.125]
 SHAPES = {"weight_hh": (32, 8), "bias_hh": (32,), "embedding": (9, 8)}

@@ -10,7 +10,7 @@ from update_oracle import rate_table
 from common.distributed.layout import Layout
 from common.optim.momentum import SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 SHAPES = {"a": (7, 9), "b": (5,), "c": (130,)}
 GRAD_SCALE = {"a": 1.0, "b": 0.5, "c": 0.5}

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from average_ranks import DECAY, RESUMED, SHARDS, Averaged, averaged, changed, resume, run_rank
+from sharded_ranks import difference
 from torch import Tensor
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError
 from common.optim.ema import WeightAverage
 from tests.capturable import Capturable
+from tests.gloo_ranks import on_ranks, results
 
 TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 
@@ -24,20 +25,14 @@ TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which two ranks have written what they found, and their checkpoints."""
     folder: Path = tmp_path_factory.mktemp("averages")
-    mp.start_processes(run_rank, args=(2, str(folder)), nprocs=2, start_method="forkserver")
+    on_ranks(run_rank, 2, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> list[dict[str, Any]]:
     """What each of two ranks found, by case."""
-    return [torch.load(root / f"{rank}.pt") for rank in range(2)]
-
-
-def difference(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest difference of a tensor, relative to its norm."""
-    assert ours.keys() == expected.keys()
-    return max(float((ours[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
+    return results(2, root)
 
 
 def equal(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim.flat import ALIGNMENT_BYTES, FlatBuffer, build_flat_buffers
+from common.optim.buffers import ALIGNMENT_BYTES, FlatBuffer, build_flat_buffers
 
 
 def convolution() -> nn.Conv2d:

@@ -1,13 +1,10 @@
 """Gradients summed over two gloo ranks equal one rank that accumulates the same micro-batches."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
@@ -15,7 +12,8 @@ from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.precision import LossScale
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
+from tests.gloo_ranks import on_ranks
 
 CLIP = ClipNorm(0.5, "after_reduction")
 SMALL_BUCKETS = 500  # bytes: two tensors, hence three buckets for each of the two groups
@@ -111,7 +109,7 @@ def half_sum(layout: Layout, dtype: torch.dtype) -> Tensor:
 
 def large_sum(layout: Layout, predivide: float = 1.0, **options: Any) -> dict[str, Any]:
     """Two replicas whose float16 gradients of 40,000 have a sum beyond 65,504, and a float32 weight beside them."""
-    scale = LossScale("cpu", torch.float16, 1.0, growth=1.0, backoff=1.0, predivide=predivide)
+    scale = LossScale("cpu", 1.0, growth=1.0, backoff=1.0, predivide=predivide)
     half = nn.Parameter(torch.zeros(64, dtype=torch.float16))
     beside, single = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
     groups = [ParameterGroup({"half": half, "beside": beside}), ParameterGroup({"single": single})]
@@ -158,7 +156,7 @@ def divided(layout: Layout, by_hand: bool = False, **options: Any) -> dict[str, 
     named = {n: p for n, p in model.named_parameters() if not n.startswith("spare")}
     for name, parameter in named.items():
         parameter.data = parameter.data.half() if name.endswith("weight") else parameter.data
-    scale = LossScale("cpu", torch.float16, 1024.0, growth_interval=2, predivide=1.0 if by_hand else 4.0)
+    scale = LossScale("cpu", 1024.0, growth_interval=2, predivide=1.0 if by_hand else 4.0)
     optimizer = Optimizer(
         [ParameterGroup(named, 1e-4)], SGD(0.9), constant(0.5), layout, grad_divisor=2.0 if by_hand else 8.0,
         bucket_bytes=SMALL_BUCKETS, loss_scale=scale, **options,
@@ -203,12 +201,10 @@ def overflow_elsewhere(layout: Layout) -> tuple[bool, list[float]]:
     return overflow, weight.tolist()
 
 
-def run_rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    replicas, split = Layout({"dp": 2}, rank), Layout({"tp": 2}, rank)
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
+    replicas, split = Layout({"dp": world}, rank), Layout({"tp": world}, rank)
     mine = [[0, 1], [2, 3]][rank]  # so that only rank 0 uses the branch
-    results = {
+    return {
         "overlap": train(replicas, True, mine),
         "no_overlap": train(replicas, False, mine),
         "launched": launched_in_backward(replicas),
@@ -232,16 +228,11 @@ def run_rank(rank: int, folder: str) -> None:
         "replicated": replicated(split),
         "overflow": overflow_elsewhere(split),
     }
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory) -> list[dict]:
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.start_processes(run_rank, args=(str(folder),), nprocs=2, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return on_ranks(run_rank, 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("mode", ["overlap", "no_overlap"])

@@ -7,12 +7,11 @@ from update_oracle import build, noise, parameter, snapshot, step
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError
+from common.optim.communication import GradientReducer, WeightGatherer
 from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.reduce import GradientReducer
-from common.optim.updater import apply_gradients
-from common.optim.weight_gather import WeightGatherer
+from common.step.train_step import apply_gradients
 
 RATES = [0.5, 1.0, 2.0, 1.5, 0.25]
 

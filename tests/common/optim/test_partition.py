@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.optim.flat import FlatBuffer, build_flat_buffers
-from common.optim.partition import Partition, build_partitions
-from common.optim.shard import FRAGMENT_ALIGNMENT
+from common.optim.buffers import FRAGMENT_ALIGNMENT, FlatBuffer, build_flat_buffers
 
 
 def weights(*sizes: int, dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
@@ -20,11 +18,9 @@ def weights(*sizes: int, dtype: torch.dtype = torch.float32) -> dict[str, nn.Par
     return found
 
 
-def partitions(ranks: int, *sizes: int, bucket_bytes: int, parts: dict[str, int] | None = None) -> list[Partition]:
-    """What each rank holds."""
-    return [
-        Partition(FlatBuffer([weights(*sizes)], parts, ranks, bucket_bytes), ranks, index, 0) for index in range(ranks)
-    ]
+def of_ranks(ranks: int, *sizes: int, bucket_bytes: int, parts: dict[str, int] | None = None) -> list[FlatBuffer]:
+    """The buffer of each rank."""
+    return [FlatBuffer([weights(*sizes)], parts, ranks, index, bucket_bytes) for index in range(ranks)]
 
 
 def test_a_bucket_is_closed_from_the_end_when_it_holds_enough():
@@ -41,52 +37,51 @@ def test_buckets_of_groups_do_not_mix():
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_pieces_are_equal_and_start_on_the_alignment(ranks, dtype):
-    buffer = FlatBuffer([weights(1000, 70, dtype=dtype), {"b": nn.Parameter(torch.ones(3, dtype=dtype))}], None, ranks)
     for index in range(ranks):
-        for piece in Partition(buffer, ranks, index, 0).pieces:
-            length = piece.bucket.stop - piece.bucket.start
-            assert (piece.inside.stop - piece.inside.start) * ranks == length
-            assert piece.inside.start * dtype.itemsize % 256 == 0
-            assert piece.place.start * dtype.itemsize % 256 == 0
+        groups = [weights(1000, 70, dtype=dtype), {"b": nn.Parameter(torch.ones(3, dtype=dtype))}]
+        for bucket in FlatBuffer(groups, None, ranks, index).buckets:
+            assert (bucket.own.stop - bucket.own.start) * ranks == bucket.stop - bucket.start
+            assert bucket.own.start * dtype.itemsize % 256 == 0
+            assert bucket.in_shard.start * dtype.itemsize % 256 == 0
 
 
 def test_one_rank_has_the_buffer_itself_without_padding_between_buckets():
-    (partition,) = partitions(1, 64, 128, 64, bucket_bytes=256)
-    assert partition.shard.parameters is partition.buffer.parameters
-    assert partition.shard.gradients is partition.buffer.gradients
-    assert partition.buffer.parameters.numel() == 256
+    (buffer,) = of_ranks(1, 64, 128, 64, bucket_bytes=256)
+    assert buffer.shard.parameters is buffer.parameters
+    assert buffer.shard.gradients is buffer.gradients
+    assert buffer.parameters.numel() == 256
 
 
 def test_every_element_belongs_to_exactly_one_rank():
     held: list[Tensor] = []
-    for partition in partitions(4, 1000, 70, 3, 500, bucket_bytes=2000):
-        for fragment in partition.shard.fragments:
-            held.append(partition.shard.parameters[fragment.start : fragment.start + fragment.numel])
+    for buffer in of_ranks(4, 1000, 70, 3, 500, bucket_bytes=2000):
+        for fragment in buffer.shard.fragments:
+            held.append(buffer.shard.parameters[fragment.start : fragment.start + fragment.numel])
     assert torch.cat(held).sort().values.tolist() == list(range(1, 1574))
 
 
 def test_a_piece_ends_inside_a_tensor_and_another_goes_on_there():
     # 1000 elements fill a bucket of 1024, which is two pieces of 512
-    first, second = partitions(2, 1000, bucket_bytes=1)
+    first, second = of_ranks(2, 1000, bucket_bytes=1)
     assert [(f.tensor, f.start, f.numel, f.stop) for f in first.shard.fragments] == [(0, 0, 512, 512)]
     assert [(f.tensor, f.start, f.numel, f.stop) for f in second.shard.fragments] == [(0, 0, 488, 512)]
     assert second.shard.parameters[0].item() == 513.0
 
 
 def test_a_piece_that_holds_nothing_but_padding_has_no_fragment():
-    _, second = partitions(2, 60, bucket_bytes=1)
+    _, second = of_ranks(2, 60, bucket_bytes=1)
     assert second.shard.fragments == ()
     assert second.shard.parameters.tolist() == [0.0] * 64
 
 
 def test_pieces_of_all_buckets_follow_one_another_in_the_shard():
-    _, second = partitions(2, 256, 256, bucket_bytes=1024)
+    _, second = of_ranks(2, 256, 256, bucket_bytes=1024)
     assert [(f.tensor, f.start) for f in second.shard.fragments] == [(0, 0), (1, 128)]
     assert second.shard.parameters.tolist() == [*range(129, 257), *range(385, 513)]
 
 
 def test_parts_are_tensors_of_their_own():
-    (whole,) = partitions(1, 192, 64, bucket_bytes=1, parts={"w0": 3})
+    (whole,) = of_ranks(1, 192, 64, bucket_bytes=1, parts={"w0": 3})
     assert whole.tensors == 4
     assert [(f.tensor, f.start, f.numel) for f in whole.shard.fragments] == [
         (0, 0, 64), (1, 64, 64), (2, 128, 64), (3, 192, 64)
@@ -95,19 +90,19 @@ def test_parts_are_tensors_of_their_own():
 
 def test_parts_are_cut_by_pieces_too():
     # three parts of 128 in two pieces of 192: the second part is cut in the middle
-    first, second = partitions(2, 384, bucket_bytes=1, parts={"w0": 3})
+    first, second = of_ranks(2, 384, bucket_bytes=1, parts={"w0": 3})
     assert [(f.tensor, f.numel) for f in first.shard.fragments] == [(0, 128), (1, 64)]
     assert [(f.tensor, f.start, f.numel) for f in second.shard.fragments] == [(1, 0, 64), (2, 64, 128)]
 
 
 def test_tensors_are_numbered_through_all_dtypes():
     groups = [{"a": nn.Parameter(torch.ones(128, 1)), "b": nn.Parameter(torch.ones(4).half())}]
-    found = build_partitions(build_flat_buffers(groups, {"a": 2}), 1, 0)
-    assert [[f.tensor for f in partition.shard.fragments] for partition in found] == [[0, 1], [2]]
+    found = build_flat_buffers(groups, {"a": 2})
+    assert [[f.tensor for f in buffer.shard.fragments] for buffer in found] == [[0, 1], [2]]
 
 
 def test_only_half_parameters_have_masters_of_their_own():
-    single, half = (Partition(FlatBuffer([weights(5, dtype=d)]), 1, 0, 0).shard for d in (torch.float32, torch.half))
+    single, half = (FlatBuffer([weights(5, dtype=d)]).shard for d in (torch.float32, torch.half))
     assert single.masters is single.parameters
     assert half.masters.dtype == torch.float32
     assert torch.equal(half.masters, half.parameters.float())

@@ -18,7 +18,7 @@ NO, YES = torch.tensor(False), torch.tensor(True)
 
 
 def small(**options: float) -> LossScale:
-    return LossScale("cpu", torch.float16, initial=8.0, growth_interval=3, **options)
+    return LossScale("cpu", initial=8.0, growth_interval=3, **options)
 
 
 def test_it_grows_after_an_interval_without_overflow_and_falls_at_each():
@@ -42,7 +42,7 @@ def test_with_hysteresis_it_falls_from_the_second_overflow_in_a_row_on():
 
 
 def test_the_defaults_are_1024_doubled_after_2000_updates():
-    scale = LossScale("cpu", torch.float16)
+    scale = LossScale("cpu")
     for _ in range(1999):
         scale.update(NO, NO)
     assert scale.value.item() == 1024.0
@@ -59,25 +59,16 @@ def test_a_skipped_iteration_leaves_it(overflow):
 
 
 def test_it_never_grows_beyond_what_is_finite():
-    scale = LossScale("cpu", torch.float16, initial=2.0**127, growth_interval=1)
+    scale = LossScale("cpu", initial=2.0**127, growth_interval=1)
     scale.update(NO, NO)
     assert scale.value.item() == 2.0**127
 
 
 def test_factors_of_one_make_it_constant():
-    scale = LossScale("cpu", torch.float16, initial=20480.0, growth_interval=1, growth=1.0, backoff=1.0)
+    scale = LossScale("cpu", initial=20480.0, growth_interval=1, growth=1.0, backoff=1.0)
     for overflow in (NO, YES, NO):
         scale.update(overflow, NO)
         assert scale.value.item() == 20480.0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_other_dtypes_have_none(dtype):
-    scale, loss = LossScale("cpu", dtype), torch.tensor(3.0)
-    scale.update(YES, NO)
-    assert scale.scale(loss) is loss
-    assert scale.value.item() == 1.0
-    assert list(scale.named_state()) == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +87,7 @@ def test_other_dtypes_have_none(dtype):
 )
 def test_factors_without_sense_are_refused(options):
     with pytest.raises(ValueError, match="loss scale"):
-        LossScale("cpu", torch.float16, **options)
+        LossScale("cpu", **options)
 
 
 class Tiny:

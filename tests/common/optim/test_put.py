@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from common.distributed.layout import Layout
 from common.errors import CheckpointError
-from common.optim import shard, state
+from common.optim import buffers, state
 from common.optim.adaptive import AdamW
-from common.optim.flat import build_flat_buffers
+from common.optim.buffers import FlatBuffer, build_flat_buffers
 from common.optim.learning_rate import constant
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.partition import Partition, build_partitions
 
 SHAPES = {"first": (70, 33), "kernel": (5, 3, 2, 2), "small": (3,), "last": (129,)}
 """``kernel`` lies in memory as channels_last does."""
@@ -32,25 +31,25 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(tensor) for name, tensor in made.items()}
 
 
-def built(ranks: int, index: int, remainders: bool, dtype: torch.dtype) -> tuple[list[Partition], state.Kinds]:
+def built(ranks: int, index: int, remainders: bool, dtype: torch.dtype) -> tuple[list[FlatBuffer], state.Kinds]:
     """Flat buffers of two groups, in buckets of one or two parameters, and a rank's state in them."""
     named = parameters(dtype)
     groups = [{"first": named["first"], "kernel": named["kernel"]}, {"small": named["small"], "last": named["last"]}]
-    partitions = build_partitions(build_flat_buffers(groups, {}, ranks, 2000), ranks, index, remainders)
-    kinds = {kind: [p.shard.new_state() for p in partitions] for kind in KINDS[1:]}
-    return partitions, {**kinds, "masters": [p.shard.masters for p in partitions]}
+    buffers = build_flat_buffers(groups, {}, ranks, index, 2000, remainders=remainders)
+    kinds = {kind: [b.shard.new_state() for b in buffers] for kind in KINDS[1:]}
+    return buffers, {**kinds, "masters": [b.shard.masters for b in buffers]}
 
 
-def content(partitions: list[Partition], kinds: state.Kinds) -> list[Tensor]:
+def content(buffers: list[FlatBuffer], kinds: state.Kinds) -> list[Tensor]:
     flats = [flat for flats in kinds.values() for flat in flats]
-    return [*flats, *(t for p in partitions for t in (p.buffer.parameters, p.shard.parameters))]
+    return [*flats, *(t for b in buffers for t in (b.parameters, b.shard.parameters))]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("remainders", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_one_by_one_is_all_at_once(ranks, remainders, dtype, monkeypatch):
-    monkeypatch.setattr(shard, "_AT_ONCE", 300)
+    monkeypatch.setattr(buffers, "_AT_ONCE", 300)
     named = {kind: drawn(number + 1) for number, kind in enumerate(KINDS)}
     changed = 0
     for index in range(ranks):
@@ -59,7 +58,7 @@ def test_one_by_one_is_all_at_once(ranks, remainders, dtype, monkeypatch):
         if dtype == torch.bfloat16:
             state.distribute(*wanted, named)
         else:  # masters of their own are the model's, which is loaded before
-            for segment in wanted[0][0].buffer.segments:
+            for segment in wanted[0][0].segments:
                 segment.parameter.data.copy_(named["masters"][segment.name])
             state.distribute(*wanted, named)
         for name in SHAPES:

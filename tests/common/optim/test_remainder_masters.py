@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from remainder_oracle import STEPS, optimizer, parameters, shared_by_ranks, step, steps_of_both
 from torch import nn
 
 from common.distributed.layout import Layout
-from common.optim import shard
+from common.optim import buffers
 from common.optim.adaptive import LAMB
+from common.optim.buffers import joined_masters, split_masters
 from common.optim.ema import WeightAverage
 from common.optim.learning_rate import constant
 from common.optim.momentum import SGD
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.shard import joined_masters, split_masters
+from tests.gloo_ranks import on_ranks
 
 
 def test_any_float32_comes_back_bit_for_bit() -> None:
@@ -28,10 +28,10 @@ def test_any_float32_comes_back_bit_for_bit() -> None:
 
 
 def test_masters_are_set_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "_AT_ONCE", 300)
+    monkeypatch.setattr(buffers, "_AT_ONCE", 300)
     values = torch.randn(1000, generator=torch.Generator().manual_seed(3))
     empty = torch.zeros(1200)
-    held = shard.Shard(empty.bfloat16(), empty.bfloat16(), empty.short(), ())
+    held = buffers.Shard(empty.bfloat16(), empty.bfloat16(), empty.short(), ())
     held.write_masters(slice(100, 1100), values)
     assert torch.equal(held.read_masters(slice(100, 1100)), values)
     assert torch.equal(held.read_masters(slice(0, 1200)).nonzero().flatten(), 100 + values.nonzero().flatten())
@@ -87,8 +87,7 @@ def test_averages_are_of_the_values_that_weight_and_remainder_are() -> None:
 
 
 def test_ranks_that_share_them_have_those_of_float32_masters(tmp_path: Path) -> None:
-    mp.spawn(shared_by_ranks, args=(2, str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    first, second = on_ranks(shared_by_ranks, 2, tmp_path)
     ours, theirs = first["remainder"]["state"], first["fp32"]["state"]
     for kind in ("masters", "exp_avg", "exp_avg_sq"):
         for name, tensor in theirs[kind].items():

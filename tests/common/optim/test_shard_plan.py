@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch.distributed as dist
 
-from common.distributed import groups
 from common.distributed.layout import Layout
 from common.errors import ConfigError
-from common.optim.groups import ParameterGroup
-from common.optim.reduce import Route
-from common.optim.shard_plan import ShardPlan, shard_ranks
+from common.optim.groups import ParameterGroup, Route, ShardPlan, shard_ranks
 
-
-@pytest.fixture(autouse=True)
-def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
 def test_without_shards_a_rank_shares_with_nobody():

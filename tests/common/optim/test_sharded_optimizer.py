@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from sharded_ranks import CLIPS, RULES, SHARDED, TRITON_DTYPES, WIDTH, Trainee, resume, run_rank, run_triton_rank, train
+from sharded_ranks import (
+    CLIPS,
+    RULES,
+    SHARDED,
+    TRITON_DTYPES,
+    WIDTH,
+    Trainee,
+    difference,
+    run_rank,
+    run_triton_rank,
+)
 from torch import Tensor
 
 from common.distributed.layout import Layout
+from tests.gloo_ranks import on_ranks, results
 
 TOLERANCE = 1e-12  # of float64 sums in another order, relative to the norm
 WORLDS = (2, 4)
@@ -27,29 +37,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder to which four ranks, then two, have written what they found."""
     folder: Path = tmp_path_factory.mktemp("worlds")
     for world in reversed(WORLDS):  # two resume what four have saved
-        (folder / str(world)).mkdir()
-        mp.start_processes(run_rank, args=(world, str(folder / str(world))), nprocs=world, start_method="forkserver")
+        on_ranks(run_rank, world, folder / str(world))
     return folder
 
 
 @pytest.fixture(scope="module")
 def found(root: Path) -> dict[int, list[dict[str, Any]]]:
     """Number of ranks to what each of them found, by case."""
-    return {world: [torch.load(root / str(world) / f"{rank}.pt") for rank in range(world)] for world in WORLDS}
+    return {world: results(world, root / str(world)) for world in WORLDS}
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, Tensor]]:
     """The weights that one rank ends with, by case."""
     layout = Layout(seed=7)
-    results = {f"train/{rule}": train(layout, rule=rule) for rule in RULES}
-    return results | {f"clip/{when}": train(layout, clip=clip) for when, clip in CLIPS.items()}
-
-
-def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest difference of a tensor, relative to its norm."""
-    assert found.keys() == expected.keys()
-    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())
+    weights = {f"train/{rule}": Trainee.train(layout, rule=rule) for rule in RULES}
+    return weights | {f"clip/{when}": Trainee.train(layout, clip=clip) for when, clip in CLIPS.items()}
 
 
 @pytest.mark.parametrize("rule", list(RULES))
@@ -130,8 +133,8 @@ def test_the_norm_is_that_of_the_averaged_gradient_over_all_parameters(found, wo
 @pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
 def test_clipping_after_the_reduction_counts_a_replicated_weight_once(found, name):
     norm = math.sqrt(100 * 1.0**2 + 100 * 2.0**2 + 10 * 3.5**2)
-    for rank, results in enumerate(found[4]):
-        moved = results[f"after_reduction/{name}"]
+    for rank, cases in enumerate(found[4]):
+        moved = cases[f"after_reduction/{name}"]
         assert moved["own"] == pytest.approx([-(1.0 + rank % 2) / norm] * 100)
         assert moved["common"] == pytest.approx([-3.5 / norm] * 10)
 
@@ -139,8 +142,8 @@ def test_clipping_after_the_reduction_counts_a_replicated_weight_once(found, nam
 @pytest.mark.parametrize("name", ["none", "all", "all_reduce"])
 def test_clipping_before_the_reduction_counts_a_replicated_weight_once(found, name):
     first, second = (math.sqrt(100 * 1.0**2 + 100 * 2.0**2 + 10 * common**2) for common in (3.0, 4.0))
-    for rank, results in enumerate(found[4]):
-        moved = results[f"before_reduction/{name}"]
+    for rank, cases in enumerate(found[4]):
+        moved = cases[f"before_reduction/{name}"]
         assert moved["own"] == pytest.approx([-(1.0 + rank % 2) * (1 / first + 1 / second) / 2] * 100)
         assert moved["common"] == pytest.approx([-(3.0 / first + 4.0 / second) / 2] * 10)
 
@@ -148,23 +151,18 @@ def test_clipping_before_the_reduction_counts_a_replicated_weight_once(found, na
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, Tensor]:
     """Three iterations of LAMB on one rank."""
-    return train(Layout(seed=7), rule="lamb")
-
-
-def weights_of(resumed: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in resumed.items() if name not in ("seen", "noise")}
+    return Trainee.train(Layout(seed=7), rule="lamb")
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_checkpoint_of_four_ranks_goes_on_with_as_many_and_with_two(found, uninterrupted, world):
     for rank in found[world]:
-        assert difference(weights_of(rank["resume"]), uninterrupted) < TOLERANCE
+        assert difference(rank["resume"]["weights"], uninterrupted) < TOLERANCE
 
 
 def test_a_checkpoint_of_four_ranks_goes_on_with_one(root, uninterrupted):
-    place = root / "4" / "checkpoints" / "step_00000002"
-    resumed = resume(Layout(seed=7), place)
-    assert difference(weights_of(resumed), uninterrupted) < TOLERANCE
+    resumed = Trainee.resume(Layout(seed=7), root / "4" / "checkpoints" / "step_00000002")
+    assert difference(resumed["weights"], uninterrupted) < TOLERANCE
 
 
 def test_as_many_ranks_get_their_own_buffers_back(found):
@@ -189,16 +187,14 @@ def test_only_the_first_rank_writes_model_and_optimizer(root):
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Tensor]]]:
     """What two ranks have trained with interpreted Triton kernels."""
-    folder: Path = tmp_path_factory.mktemp("triton")
-    mp.start_processes(run_triton_rank, args=(2, str(folder)), nprocs=2, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return on_ranks(run_triton_rank, 2, tmp_path_factory.mktemp("triton"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("dtype", TRITON_DTYPES, ids=str)
 @pytest.mark.parametrize("rule", list(RULES))
 def test_triton_on_shards_equals_plain_pytorch_on_one_rank(interpreted, rule, dtype):
-    expected = train(Layout(seed=7), 2, rule=rule, dtype=dtype, clip=CLIPS["after"], implementation="reference")
+    expected = Trainee.train(Layout(seed=7), 2, rule=rule, dtype=dtype, clip=CLIPS["after"], implementation="reference")
     for rank in interpreted:
         found = {name: weight.double() for name, weight in rank[f"{rule}/{dtype}"].items()}
         assert difference(found, {n: w.double() for n, w in expected.items()}) < (

@@ -3,10 +3,20 @@
 import numpy as np
 import pytest
 import torch
-from update_oracle import build, momentum_of, momentum_steps, noise, parameter, rate_table, snapshot, step
+from update_oracle import (
+    build,
+    momentum_of,
+    momentum_steps,
+    noise,
+    parameter,
+    rate_table,
+    snapshot,
+    step,
+    step_beside,
+)
 
 from common.errors import UnsupportedImplementation
-from common.optim.adaptive import LAMB
+from common.optim.adaptive import LAMB, Adagrad
 from common.optim.momentum import LARS, SGD
 from common.optim.optimizer import ParameterGroup
 from common.optim.update_cases import LLAMA_LAYER, bert, resnet
@@ -162,12 +172,7 @@ def test_sgd_with_the_rate_outside_equals_torch_sgd(nesterov, weight_decay):
     group = ParameterGroup({"w": ours}, weight_decay, learning_rate_in_momentum=False)
     optimizer = build([group], SGD(0.9, nesterov), RATES)
     reference = torch.optim.SGD([theirs], lr=1.0, momentum=0.9, weight_decay=weight_decay, nesterov=nesterov)
-    for gradient, rate in zip(noise(5, 6, 5), RATES, strict=True):
-        step(optimizer, {ours: gradient})
-        theirs.grad = gradient.double()
-        reference.param_groups[0]["lr"] = rate
-        reference.step()
-    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-14, atol=1e-14)
+    step_beside(optimizer, ours, reference, theirs, RATES)
     buffer = reference.state[theirs]["momentum_buffer"].numpy()
     np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-14, atol=1e-14)
 
@@ -238,7 +243,7 @@ def test_norm_is_taken_of_the_named_weights(norm_of):
     np.testing.assert_allclose(momentum_of(optimizer, "w"), buffer, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [LARS(0.9), SGD(0.9, nesterov=True)], ids=["lars", "nesterov"])
+@pytest.mark.parametrize("rule", [LARS(0.9), SGD(0.9, nesterov=True), Adagrad()], ids=["lars", "nesterov", "adagrad"])
 def test_skip_writes_nothing(rule):
     weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
     group = ParameterGroup({"w": weight, "h": half}, 1e-4, trust_ratio=isinstance(rule, LARS))
@@ -250,10 +255,11 @@ def test_skip_writes_nothing(rule):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_gradient_that_is_not_finite_writes_nothing_anywhere(value):
+@pytest.mark.parametrize("rule", [LARS(0.9), Adagrad()], ids=["lars", "adagrad"])
+def test_gradient_that_is_not_finite_writes_nothing_anywhere(rule, value):
     weight, half = parameter(5, 3), parameter(9, dtype=torch.float16)
-    groups = [ParameterGroup({"w": weight}, trust_ratio=True), ParameterGroup({"h": half})]
-    optimizer = build(groups, LARS(0.9), RATES)
+    groups = [ParameterGroup({"w": weight}, trust_ratio=isinstance(rule, LARS)), ParameterGroup({"h": half})]
+    optimizer = build(groups, rule, RATES)
     bad = torch.ones(9)
     bad[8] = value
     step(optimizer, {weight: noise(1, 5, 3)[0], half: torch.ones(9)})

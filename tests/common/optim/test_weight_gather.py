@@ -7,9 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from common.optim.flat import build_flat_buffers
-from common.optim.partition import build_partitions
-from common.optim.weight_gather import WeightGatherer
+from common.optim.buffers import build_flat_buffers
+from common.optim.communication import WeightGatherer
 
 
 class Work:
@@ -53,8 +52,8 @@ FIRST, SECOND, THIRD, GAIN = 256, 512, 1024, 128  # elements of their buckets, p
 
 def gatherer(model: Model, blocks: list[tuple[str, nn.Module]], bucket_bytes: int = 1) -> WeightGatherer:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    buffers = build_flat_buffers([trained], pieces=2, bucket_bytes=bucket_bytes)
-    return WeightGatherer(build_partitions(buffers, 2, 0), object(), blocks)
+    buffers = build_flat_buffers([trained], ranks=2, bucket_bytes=bucket_bytes)
+    return WeightGatherer(buffers, object(), blocks)
 
 
 def blocks_of(model: Model) -> list[tuple[str, nn.Module]]:

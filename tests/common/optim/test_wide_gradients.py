@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from common.config.schema import OptimizerConfig
 from common.distributed.layout import Layout
+from common.language.decoder import product_of
+from common.language.movement import STAYING
+from common.language.products import HalfProduct, Shared
+from common.language.scales import WeightCasts
 from common.nn import main_gradient
 from common.nn.scratch import Scratch
-from common.nn.trained_decoder.casts import WeightCasts
-from common.nn.trained_decoder.products import HalfTrainedProduct, Shared, trained_product
 from common.ops.fp8_cast.reference import Fp8Tensor, widen_fp8
-from common.optim.adagrad import Adagrad
-from common.optim.adaptive import LAMB, Adam, AdamW
-from common.optim.clip import ClipNorm
-from common.optim.flat import FlatBuffer
+from common.optim.adaptive import LAMB, Adagrad, Adam, AdamW
+from common.optim.buffers import FlatBuffer
 from common.optim.learning_rate import constant
 from common.optim.momentum import LARS, SGD
-from common.optim.optimizer import Optimizer, ParameterGroup
+from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
 from common.optim.rules import Rule
 
 SHAPES = {"weight": (70, 33), "norm": (19,)}
@@ -118,7 +118,7 @@ def by_autograd(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
 
 def by_product(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
     """A written product adds without rounding what it has made."""
-    product = HalfTrainedProduct(layer.weight)
+    product = HalfProduct(layer.weight, STAYING)
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
         product.add_weight_gradient(dy, x)
@@ -129,7 +129,7 @@ def by_product(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
 
 def by_product_in_fp8(layer: Product) -> Callable[[Tensor, Tensor], Tensor]:
     """Of the numbers that FP8 has made of the operands."""
-    product = trained_product(layer, "fp8", Shared(Scratch(layer.weight.device), WeightCasts()))
+    product = product_of(layer, "fp8", Shared(Scratch(layer.weight.device), WeightCasts()))
 
     def add(dy: Tensor, x: Tensor) -> Tensor:
         dy8, x8 = product.cast_gradient(dy), product.cast_input(x, False)

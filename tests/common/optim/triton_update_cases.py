@@ -6,12 +6,11 @@ from remainder_oracle import steps_of_both
 
 from common.ops.catalogue import cases_of
 from common.ops.operation import Operation
-from common.optim import scale_triton, update_triton
-from common.optim.adagrad import ADAGRAD
-from common.optim.adaptive import ADAPTIVE, LAMB
+from common.optim import update_triton
+from common.optim.adaptive import ADAGRAD, ADAPTIVE, LAMB
+from common.optim.buffers import Fragment, Shard
 from common.optim.momentum import MOMENTUM
-from common.optim.rules import GroupSettings
-from common.optim.shard import Fragment, Shard
+from common.optim.rules import Binding, GroupSettings
 from tests.operation_checks import check
 
 
@@ -27,7 +26,7 @@ def test_partial_sums_are_added_up_over_many_chunks(operation: Operation, monkey
 def test_a_fragment_off_the_alignment_is_refused() -> None:
     shard = Shard(*(torch.zeros(128) for _ in range(3)), (Fragment(0, 0, 32, 32, 64),))
     with pytest.raises(ValueError, match="multiples of 64"):
-        LAMB().bind([shard], [GroupSettings(1.0, 0.0, False, False)], 1, lambda _: None, "triton")
+        LAMB().bind(Binding([shard], [GroupSettings(1.0, 0.0, False, False)], 1, lambda _: None), "triton")
 
 
 def test_masters_that_are_kept_as_remainders_are_those_of_float32() -> None:
@@ -43,7 +42,7 @@ def test_a_buffer_is_scaled_like_a_product_in_float32(count, dtype, wide, add):
     x, result, factor = torch.randn(count).to(dtype), torch.randn(count + 8).to(wide), torch.tensor(0.37)
     behind = result[count:].clone()
     expected = (x.float() * factor + (result[:count].float() if add else 0.0)).to(wide)
-    scale_triton.scale(x, factor, result[:count], add)
+    update_triton.scale(x, factor, result[:count], add)
     torch.testing.assert_close(result[:count], expected)
     assert torch.equal(result[count:], behind)
 
@@ -51,11 +50,11 @@ def test_a_buffer_is_scaled_like_a_product_in_float32(count, dtype, wide, add):
 def test_a_buffer_is_scaled_in_place():
     x = torch.randn(5000).half()
     expected = (x.float() * 0.37).half()
-    scale_triton.scale(x, torch.tensor(0.37), x, add=False)
+    update_triton.scale(x, torch.tensor(0.37), x, add=False)
     torch.testing.assert_close(x, expected)
 
 
 def test_a_factor_that_is_no_number_spoils_everything():
     x = torch.randn(5000)
-    scale_triton.scale(x, torch.tensor(float("nan")), x, add=False)
+    update_triton.scale(x, torch.tensor(float("nan")), x, add=False)
     assert x.isnan().all()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.distributed.layout import Layout
 from common.optim.optimizer import Optimizer, ParameterGroup
 from common.optim.rules import Rule
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 NO_SKIP = 0.0
 
@@ -88,6 +88,22 @@ def step(optimizer: Optimizer, gradients: Mapping[nn.Parameter, Tensor], skip: f
         p.grad.copy_(gradient)
     optimizer.arm()
     return bool(apply_gradients([optimizer], torch.tensor(skip)))
+
+
+def step_beside(
+    optimizer: Optimizer,
+    ours: nn.Parameter,
+    reference: torch.optim.Optimizer,
+    theirs: nn.Parameter,
+    rates: Sequence[float],
+) -> None:
+    """One iteration of both for each rate, with the same gradients; their weights are then equal in float64."""
+    for gradient, rate in zip(noise(len(rates), *ours.shape), rates, strict=True):
+        step(optimizer, {ours: gradient})
+        theirs.grad = gradient.double()
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+    torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-14, atol=1e-14)
 
 
 def momentum_of(optimizer: Optimizer, name: str) -> np.ndarray:

@@ -136,7 +136,7 @@ class Trainee:
         )
         self.model = Dense(dtype).to(layout.device)
         self.lanes = LANES // layout.size("dp")
-        loss_scale = None if scale is None else LossScale(layout.device, dtype, scale)
+        loss_scale = LossScale(layout.device, scale) if scale is not None and dtype == torch.float16 else None
         optimizer = Optimizer(
             [ParameterGroup(dict(self.model.named_parameters()))],
             SGD(0.0),

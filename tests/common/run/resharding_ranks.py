@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.distributed.layout import Layout
@@ -16,9 +15,9 @@ from common.distributed.tensor_split import Split
 from common.nn.frozen import mark_frozen
 from common.optim.adaptive import AdamW
 from common.optim.optimizer import Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
 from common.run import checkpoint
 from common.run.checkpoint import Progress
+from common.step.train_step import apply_gradients
 
 WORLD = 4
 HEADS = (16, 4, 8)
@@ -149,18 +148,13 @@ def place_of(folder: str, name: str) -> Path:
     return Path(folder, name) / f"step_{SAVED_AFTER:08d}"
 
 
-def run_rank(rank: int, folder: str) -> None:
+def run_rank(rank: int, _: int, folder: str) -> dict[str, Any]:
     """Save in every layout, and go on from each checkpoint in every layout."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     layouts = {name: Layout(sizes, rank, seed=7) for name, sizes in LAYOUTS.items()}
     for name, layout in layouts.items():
         trained(layout, SAVED_AFTER, shard="all").save(Path(folder, name), SAVED_AFTER)
-    found = {
+    return {
         f"{written} to {name}": resumed(layout, place_of(folder, written), shard="all").weights()
         for written in LAYOUTS
         for name, layout in layouts.items()
     }
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()

@@ -19,8 +19,7 @@ from common.contract.evaluation import Evaluation, Predictions, Weights
 from common.distributed.layout import Layout
 from common.errors import DataError
 from common.run import trainer
-from common.step.in_flight import StepsInFlight
-from common.step.train_step import DeviceResult
+from common.step.train_step import DeviceResult, StepsInFlight
 from tests import toy
 from tests.common.evaluation.scripted_scorers import AsPredicted
 from tests.toy.workload import CosmoFlow

@@ -13,8 +13,9 @@ from common import cli
 from common.config.schema import BenchConfig
 from common.errors import ConfigError
 from common.ops.catalogue import all_operations
-from common.run.bench import LABEL, _breakdown, _table, capture_rows
-from common.run.kernels import Kernel, kind_of
+from common.run.bench import _breakdown
+from common.run.bench_figures import LABEL, capture_rows, table
+from common.run.kernel_profile import Kernel, kind_of
 from common.step.graphs import CaptureCost, StepRunner
 from tests.conftest import ROOT
 
@@ -42,7 +43,7 @@ def test_names_and_values_are_two_columns(capsys):
 
 def test_a_long_name_stands_apart_from_its_value():
     name = "n" * (LABEL + 3)
-    assert _table({name: "at most 2", "step": "3 ms"}).splitlines() == [f"{name} at most 2", f"{'step':<{LABEL}}3 ms"]
+    assert table({name: "at most 2", "step": "3 ms"}).splitlines() == [f"{name} at most 2", f"{'step':<{LABEL}}3 ms"]
 
 
 def test_the_planned_memory_of_tables_is_a_table_in_the_column_of_values(capsys):
@@ -127,8 +128,8 @@ def test_a_run_that_sends_no_gradients_is_refused(capsys, tmp_path, command, tra
 
 def test_graphs_are_told_with_what_they_have_taken():
     assert capture_rows(CaptureCost()) == {}
-    told = capture_rows(CaptureCost(16, 2.25, 6_604_000_000))
-    assert told == {"CUDA graphs of the step": "16, captured in 2.2 s, 6.60 GB in their pools and inputs"}
+    rows = capture_rows(CaptureCost(16, 2.25, 6_604_000_000))
+    assert rows == {"CUDA graphs of the step": "16, captured in 2.2 s, 6.60 GB in their pools and inputs"}
 
 
 def test_a_run_alone_is_measured_without_the_step(data_of, tmp_path, capsys):

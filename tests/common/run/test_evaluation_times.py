@@ -42,8 +42,8 @@ class Sender:
         pass
 
 
-class Mailbox:
-    """Letters that are there, and letters that come after some seconds."""
+class Receiver:
+    """Messages that are there, and messages that come after some seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -74,9 +74,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def evaluation(clock: Clock, publishing: list[float]) -> tuple[RankedEvaluation, Mailbox]:
+def evaluation(clock: Clock, publishing: list[float]) -> tuple[RankedEvaluation, Receiver]:
     made = RankedEvaluation(Layout(), 1, 1)
-    receiver = Mailbox(clock)
+    receiver = Receiver(clock)
     made._sender, made._score_receiver = Sender(clock, publishing), receiver  # type: ignore[assignment]
     return made, receiver
 

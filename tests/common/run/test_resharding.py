@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-import torch.multiprocessing as mp
 from resharding_ranks import (
     HEADS,
     LAYOUTS,
@@ -30,14 +31,15 @@ from common.errors import CheckpointError, ConfigError
 from common.run import checkpoint
 from common.run.checkpoint import Progress
 from tests.conftest import flatten
+from tests.gloo_ranks import on_ranks, results
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where four ranks have saved and gone on in every layout."""
-    folder = str(tmp_path_factory.mktemp("ranks"))
-    mp.start_processes(run, args=(folder,), nprocs=WORLD, start_method="forkserver")
-    return folder
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    on_ranks(run, WORLD, folder)
+    return str(folder)
 
 
 def assert_equal_bits(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -68,9 +70,8 @@ def test_model_and_optimizer_are_saved_whole_by_the_first_rank_alone(folder, wri
 def test_every_layout_goes_on_as_one_rank_that_never_stopped(folder, written, name):
     uninterrupted = trained(Layout(seed=7), STEPS).weights()
     uninterrupted["words"] = uninterrupted["words"][:WORDS]
-    for rank in range(WORLD):
-        found = torch.load(f"{folder}/{rank}.pt")[f"{written} to {name}"]
-        assert_equal_bits(found, parts(uninterrupted, Layout(LAYOUTS[name], rank)))
+    for rank, found in enumerate(results(WORLD, Path(folder))):
+        assert_equal_bits(found[f"{written} to {name}"], parts(uninterrupted, Layout(LAYOUTS[name], rank)))
 
 
 @pytest.mark.parametrize("written", LAYOUTS)

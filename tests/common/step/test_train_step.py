@@ -88,7 +88,7 @@ def test_the_loss_is_scaled_before_the_backward_pass_alone():
         total = Doubling.apply(weight, calls)
         return Losses(total, {"loss": total.detach()})
 
-    metrics = accumulate(loss, LossScale("cpu", torch.float16, 256.0))([Batch({}, 1)], lambda: None, lambda: None)
+    metrics = accumulate(loss, LossScale("cpu", 256.0))([Batch({}, 1)], lambda: None, lambda: None)
     assert calls == ["forward", "backward 256"]
     assert metrics["loss"].item() == 2.0
 
@@ -145,7 +145,7 @@ class Pair:
     """Two fp16 weights of 4 elements with an optimizer each, and one loss scale; the loss is the sum of x * w."""
 
     def __init__(self) -> None:
-        self.scale = LossScale("cpu", torch.float16, initial=8.0, growth_interval=3)
+        self.scale = LossScale("cpu", initial=8.0, growth_interval=3)
         self.weights = [nn.Parameter(torch.ones(4, dtype=torch.float16)) for _ in range(2)]
         self.optimizers = [
             Optimizer(

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, SKEW, block_of_cases, level_of
 from benchmarks.rgat.ops.edge_attention.reference import EdgeAttention
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Case, Draw, Pass
 from common.ops.dropout.reference import DropoutMask
 

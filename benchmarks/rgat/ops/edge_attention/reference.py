@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
+from benchmarks.rgat.graph import SampledBlock
 from common.ops.dropout.reference import DropoutMask, keep_rows, scale_of_kept
 from common.ops.triton_support import widen
 
@@ -47,7 +47,7 @@ class RelationEdges(NamedTuple):
     nodes: slice
 
 
-def relations_at(block: Block, level: int) -> Iterator[RelationEdges]:
+def relations_at(block: SampledBlock, level: int) -> Iterator[RelationEdges]:
     """Yield the relations with nonzero capacity at ``level``."""
     shape = block.shape
     row_start, target_start = shape.row_offsets(level), shape.target_offsets(level)
@@ -88,7 +88,7 @@ def _sum_by_row(values_E: Tensor, row_E: Tensor, rows: int, deterministic: bool)
     return sums.index_add_(0, row_E, values_E)
 
 
-def filled_nodes(block: Block, hop: int) -> Tensor:
+def filled_nodes(block: SampledBlock, hop: int) -> Tensor:
     """Return which nodes within ``hop`` hops exist, (nodes, 1)."""
     rooms, counts = block.shape.nodes[hop], block.node_counts[hop]
     exists = [torch.arange(room, device=counts.device) < count for room, count in zip(rooms, counts, strict=True)]
@@ -116,7 +116,7 @@ def attention(leaky_EA: Tensor, log_sum_nA: Tensor, edges: RelationEdges) -> Ten
     return torch.where(exists_E1, (leaky_EA - shift_EA).exp(), 0.0)
 
 
-def biases(bias_RD: Tensor, block: Block, level: int) -> Tensor:
+def biases(bias_RD: Tensor, block: SampledBlock, level: int) -> Tensor:
     """Return the sum of the biases of all relations into each node's type, (P, D)."""
     rooms, schema = block.shape.nodes[level - 1], block.shape.schema
     nothing_D = torch.zeros_like(bias_RD[0])
@@ -125,7 +125,7 @@ def biases(bias_RD: Tensor, block: Block, level: int) -> Tensor:
 
 
 def finish(
-    sum_PD: Tensor, block: Block, level: int, activation_slope: float | None, dropout: DropoutMask | None
+    sum_PD: Tensor, block: SampledBlock, level: int, activation_slope: float | None, dropout: DropoutMask | None
 ) -> Tensor:
     """Apply activation and dropout to the sums over all relations, and write zeros to unfilled nodes."""
     if activation_slope is not None:
@@ -135,7 +135,7 @@ def finish(
     return torch.where(filled_nodes(block, level - 1), sum_PD, 0.0)
 
 
-def _kept(x_PD: Tensor, block: Block, level: int, dropout: DropoutMask) -> Tensor:
+def _kept(x_PD: Tensor, block: SampledBlock, level: int, dropout: DropoutMask) -> Tensor:
     """Return which elements dropout keeps, (P, D). It depends on type, node and column, but not on capacities.
 
     With T types, type t has the site T * site + t.
@@ -160,7 +160,7 @@ def forward_reference(
     source_term_MA: Tensor,
     target_term_TA: Tensor,
     bias_RD: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     *,
     slope: float,
@@ -199,7 +199,7 @@ def forward_reference(
 def through_finish(
     dout_PD: Tensor,
     out_PD: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     activation_slope: float | None,
     dropout: DropoutMask | None,
@@ -223,7 +223,7 @@ def backward_reference(
     target_term_TA: Tensor,
     log_sum_TA: Tensor,
     att_source_RAd: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     *,
     slope: float,

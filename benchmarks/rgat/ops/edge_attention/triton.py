@@ -1,23 +1,133 @@
 """Edge attention with Triton kernels; see :mod:`benchmarks.rgat.ops.edge_attention`.
 
 All work is queued on the current stream, without synchronization. Grids have the size of the capacities, and programs
-for unfilled entries end at once. The first call for a shape copies tables to the device.
+for unfilled entries end at once.
+
+Device tables map the programs of a launch to parts of a block: each node type or relation has a range of programs.
+Types with most relations into them come first, so that the longest programs do not run at the end of a launch. The
+first call for a shape copies its tables to the device. Tables stay cached forever, because captured graphs keep
+reading them; a run has only a few shapes.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops.edge_attention import kernels, row_kernels, target_kernels
-from benchmarks.rgat.ops.edge_attention.tables import ByKind, by_kind, by_relation, edge_counts_place
+from benchmarks.rgat.graph import BlockShape, SampledBlock, device_table
+from benchmarks.rgat.ops.edge_attention import backward_kernels, kernels
 from common.ops.dropout.reference import DropoutMask, scale_of_kept, threshold
 from common.ops.tile import Tile
 from common.ops.triton_support import require_contiguous
+
+
+class ByKind(NamedTuple):
+    """Programs of a launch over node types, or over the relations into them.
+
+    Attributes:
+        kinds: [types, 7]: first program; first output node; index of the node count in ``SampledBlock.counts``;
+            capacity of nodes; first record in ``relations``; number of records; index of the type.
+        relations: [R, 5]: index of the relation; its offset in ``indptr``, in edges, in the rows of the level and in
+            the targets of the level.
+        partials: [R, 3]: first program of a relation, distance to its next one, number of its programs; for summing
+            their partial results.
+        programs: number of programs.
+    """
+
+    kinds: Tensor
+    relations: Tensor
+    partials: Tensor
+    programs: int
+
+
+class ByRelation(NamedTuple):
+    """Programs of a launch over rows, or over chunks of ``row_edges``.
+
+    Attributes:
+        relations: [R, 9]: first program; index of the relation; its offset in edges, in ``row_indptr``, in the rows
+            of the level and in chunks; first output node of its target type; indices of its row count and edge count
+            in ``SampledBlock.counts``. Relations with the most edges per row come first.
+        programs: number of programs.
+        chunks: chunks of all relations.
+    """
+
+    relations: Tensor
+    programs: int
+    chunks: int
+
+
+def edge_counts_place(shape: BlockShape, level: int) -> int:
+    """Return the offset of the relations' edge counts at ``level`` in ``SampledBlock.counts``."""
+    return (shape.hops + 1) * len(shape.schema.types) + (level - 1) * len(shape.schema.relations)
+
+
+def _on(device: torch.device, records: Sequence[Sequence[int]]) -> Tensor:
+    return device_table(records, torch.int32, device)
+
+
+@functools.cache
+def by_kind(shape: BlockShape, level: int, device: torch.device, nodes: int, each_relation: bool) -> ByKind:
+    """Return programs with ``nodes`` consecutive nodes of a type each.
+
+    Args:
+        level: level of the rows.
+        device: device of the tables.
+        nodes: nodes per program.
+        each_relation: whether every relation into a type has separate programs; those with the same nodes are
+            neighbours.
+    """
+    schema, rooms = shape.schema, shape.nodes[level - 1]
+    order = sorted(range(len(rooms)), key=lambda kind: -len(schema.into(kind)))
+    kinds: list[list[int]] = []
+    relations: list[list[int]] = []
+    partials = [[0, 1, 0] for _ in schema.relations]
+    programs = 0
+    for kind in order:
+        into = schema.into(kind)
+        node_count = (level - 1) * len(rooms) + kind
+        first_node = shape.node_offsets(level - 1)[kind]
+        kinds.append([programs, first_node, node_count, rooms[kind], len(relations), len(into), kind])
+        ranges, lanes = -(-rooms[kind] // nodes), len(into) if each_relation else 1
+        for lane, relation in enumerate(into):
+            partials[relation] = [programs + (lane if each_relation else 0), lanes, ranges]
+            offsets = (shape.indptr_offsets, shape.edge_offsets, shape.row_offsets(level), shape.target_offsets(level))
+            relations.append([relation, *(table[relation] for table in offsets)])
+        programs += ranges * lanes
+    return ByKind(_on(device, kinds), _on(device, relations), _on(device, partials), programs)
+
+
+@functools.cache
+def by_relation(
+    shape: BlockShape, level: int, device: torch.device, chunk: int, *, rows: int = 0, group: int = 0
+) -> ByRelation:
+    """Return programs with ``rows`` rows of a relation at ``level`` each, or with ``group`` chunks of ``row_edges``.
+
+    Args:
+        level: level of the rows.
+        device: device of the tables.
+        chunk: entries per chunk.
+        rows, group: rows or chunks per program; exactly one of them is given.
+    """
+    schema, edges = shape.schema, shape.edges[-1]
+    edge_counts = edge_counts_place(shape, level)
+    row_counts = edge_counts + shape.hops * len(schema.relations)
+    records, programs, chunks = [], 0, 0
+    for relation in sorted(range(len(edges)), key=lambda one: -edges[one] / max(shape.rows[-1][one], 1)):
+        offsets = shape.edge_offsets, shape.row_indptr_offsets, shape.row_offsets(level)
+        starts = [table[relation] for table in offsets]
+        first_node = shape.node_offsets(level - 1)[schema.targets[relation]]
+        counts = row_counts + relation, edge_counts + relation
+        records.append([programs, relation, *starts, chunks, first_node, *counts])
+        own = -(-edges[relation] // chunk)
+        chunks += own
+        programs += -(-shape.rows[level - 1][relation] // rows) if rows else -(-own // group)
+    return ByRelation(_on(device, records), programs, chunks)
+
 
 _SUMS = (256, 16)
 """Rows and columns of partial results that a program adds up at once."""
@@ -78,7 +188,7 @@ def forward(
     source_term_MA: Tensor,
     target_term_TA: Tensor,
     bias_RD: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     *,
     slope: float,
@@ -109,7 +219,7 @@ def backward(
     target_term_TA: Tensor,
     log_sum_TA: Tensor,
     att_source_RAd: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     *,
     slope: float,
@@ -131,7 +241,7 @@ def backward(
     tile = TILES["targets"]
     table = by_kind(block.shape, level, z_MD.device, tile.items, True)
     partial = shares_E2A.new_empty((table.programs, z_MD.shape[1]))
-    target_kernels.edge_attention_targets_kernel[(table.programs,)](
+    backward_kernels.edge_attention_targets_kernel[(table.programs,)](
         gradient_PD, z_MD, source_term_MA, target_term_TA, log_sum_TA, dtarget_term_TA, shares_E2A, partial,
         block.counts, block.indptr, block.edge_row, table.kinds, table.relations,
         edge_counts_place(block.shape, level), slope,
@@ -143,7 +253,7 @@ def backward(
 
 
 def _through_finish(
-    dout_PD: Tensor, out_PD: Tensor, block: Block, level: int, finish: _Finish
+    dout_PD: Tensor, out_PD: Tensor, block: SampledBlock, level: int, finish: _Finish
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of the sums over relations, in the dtype of dout, and its sum per relation.
 
@@ -154,7 +264,7 @@ def _through_finish(
     partial = dout_PD.new_empty((table.programs, columns), dtype=torch.float32)
     same = not (finish.constants["ACTIVATION"] or finish.constants["THRESHOLD"])
     gradient_PD = dout_PD if same else torch.empty_like(dout_PD)
-    target_kernels.edge_attention_gradient_kernel[(table.programs,)](
+    backward_kernels.edge_attention_gradient_kernel[(table.programs,)](
         dout_PD, out_PD, gradient_PD, partial, block.counts, table.kinds, finish.seed, finish.site, finish.slope,
         D=columns, BLOCK_D=triton.next_power_of_2(columns), **finish.constants, KINDS=len(table.kinds),
         NODES=tile.items, BLOCK=tile.edges, num_warps=tile.warps,
@@ -167,7 +277,7 @@ def _sums(partial: Tensor, table: ByKind) -> Tensor:
     relations, columns = len(table.partials), partial.shape[1]
     sums_RD = partial.new_empty((relations, columns))
     rows, block = _SUMS
-    target_kernels.edge_attention_sums_kernel[(relations, triton.cdiv(columns, block))](
+    backward_kernels.edge_attention_sums_kernel[(relations, triton.cdiv(columns, block))](
         partial, sums_RD, table.partials, columns, ROWS=rows, BLOCK_D=block, num_warps=8
     )
     return sums_RD
@@ -178,7 +288,7 @@ def _by_row(
     shares_E2A: Tensor,
     att_source_RAd: Tensor,
     z_MD: Tensor,
-    block: Block,
+    block: SampledBlock,
     level: int,
     widths: dict[str, int],
 ) -> Tensor:
@@ -191,19 +301,19 @@ def _by_row(
     partial = shares_E2A.new_empty((table.chunks, z_MD.shape[1]))
     partial_term = shares_E2A.new_empty((table.chunks, widths["A"]))
     behind = block.row_edges.new_empty(table.chunks)
-    row_kernels.edge_attention_chunks_kernel[(table.programs,)](
+    backward_kernels.edge_attention_chunks_kernel[(table.programs,)](
         gradient_PD, shares_E2A, partial, partial_term, behind,
         block.counts, block.row_indptr, block.edge_row, block.edge_target, block.row_edges, table.relations,
         **constants, GROUP=chunks_tile.items, EDGES=chunks_tile.edges, num_warps=chunks_tile.warps,
     )  # fmt: skip
     table = by_relation(shape, level, device, CHUNK, group=long_tile.items)
-    row_kernels.edge_attention_long_rows_kernel[(table.programs, widths["A"])](
+    backward_kernels.edge_attention_long_rows_kernel[(table.programs, widths["A"])](
         partial, partial_term, behind, block.counts, block.row_indptr, block.row_edges, table.relations,
         **constants, GROUP=long_tile.items, CHUNKS=long_tile.edges, num_warps=long_tile.warps,
     )  # fmt: skip
     table = by_relation(shape, level, device, CHUNK, rows=rows_tile.items)
     dz_MD = torch.empty_like(z_MD)
-    row_kernels.edge_attention_rows_kernel[(table.programs,)](
+    backward_kernels.edge_attention_rows_kernel[(table.programs,)](
         gradient_PD, shares_E2A, att_source_RAd, partial, partial_term, dz_MD,
         block.counts, block.row_indptr, block.edge_target, block.row_edges, table.relations,
         **constants, ROWS=rows_tile.items, EDGES=rows_tile.edges, num_warps=rows_tile.warps,

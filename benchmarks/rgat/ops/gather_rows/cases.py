@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH, igbh_proportions
 from benchmarks.rgat.ops.block_of_cases import SEEDS, block_of_cases
 from benchmarks.rgat.ops.gather_rows.reference import ShardedRows
-from benchmarks.rgat.stores.partition import Partition
+from benchmarks.rgat.sharded import NodePartition
+from benchmarks.rgat.synthetic import IGBH_EIGHTH, igbh_proportions
 from common.ops.cases import Case, Draw, Pass
 
 UNTOUCHED = 7
@@ -38,7 +38,7 @@ def passes(
     """
     block = block_of_cases(draw.device, seeds, papers)
     schema, hops = block.shape.schema, block.shape.hops
-    partition = Partition(tuple(igbh_proportions(schema, papers)[0]), shards)
+    partition = NodePartition(tuple(igbh_proportions(schema, papers)[0]), shards)
     pinned = host and draw.device.type == "cuda"
     held = []
     for _ in range(shards):

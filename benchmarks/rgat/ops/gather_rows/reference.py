@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.device_tables import device_table
+from benchmarks.rgat.graph import device_table
 
 LARGEST = (1 << 31) - 1
 """Maximum number of rows of a shard, because they are numbered in int32."""

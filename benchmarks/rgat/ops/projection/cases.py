@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
 from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, block_of_cases, level_of
 from benchmarks.rgat.ops.projection.reference import Projection
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Case, Draw, Pass, size_of
 
 HEADS, HEAD_SIZE, FEATURES = 4, 128, 1024

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
+from benchmarks.rgat.graph import BlockShape, SampledBlock
 from common.ops.triton_support import widen
 
 MOST_COLUMNS = 256
@@ -73,7 +73,7 @@ def _filled(room: int, count: Tensor) -> Tensor:
     return (torch.arange(room, device=count.device) < count).unsqueeze(1)
 
 
-def _rows(block: Block, level: int, relation: int) -> tuple[Tensor, Tensor]:
+def _rows(block: SampledBlock, level: int, relation: int) -> tuple[Tensor, Tensor]:
     """Return the node of each row of a relation, 0 for unfilled rows, and which rows are filled, (rows, 1)."""
     start, room = block.shape.row_offsets(block.shape.hops)[relation], block.shape.rows[level - 1][relation]
     filled = _filled(room, block.row_counts[level - 1, relation])
@@ -102,7 +102,9 @@ def _source_term(z_MD: Tensor, att_Ad: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
+def project_reference(
+    x_NK: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, att_source_RAd: Tensor
+) -> Projected:
     """Project the rows of every relation.
 
     Args:
@@ -132,7 +134,9 @@ def project_reference(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor
 
 
 @torch.no_grad()
-def weight_gradient_reference(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
+def weight_gradient_reference(
+    x_NK: Tensor, dz_MD: Tensor, block: SampledBlock, level: int, out_dtype: torch.dtype
+) -> Tensor:
     """Return the gradient of the weight of :func:`project_reference`.
 
     Args:
@@ -162,7 +166,7 @@ def weight_gradient_reference(x_NK: Tensor, dz_MD: Tensor, block: Block, level: 
 
 
 @torch.no_grad()
-def target_terms_reference(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
+def target_terms_reference(x_NK: Tensor, block: SampledBlock, level: int, v_RKA: Tensor) -> Tensor:
     """Return the terms that targets add to the logits of their edges: x v, without projecting the targets.
 
     Args:
@@ -185,7 +189,7 @@ def target_terms_reference(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor
 
 
 @torch.no_grad()
-def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
+def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int) -> Tensor:
     """Return the gradient of ``v_RKA`` of :func:`target_terms_reference`.
 
     Args:
@@ -212,7 +216,7 @@ def target_terms_gradient_reference(x_NK: Tensor, dterm_TA: Tensor, block: Block
 
 @torch.no_grad()
 def input_gradient_reference(
-    dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
+    dz_MD: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
     """Return the gradient of the inputs of :func:`project_reference` and :func:`target_terms_reference`.
 

@@ -16,8 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.device_tables import device_table
+from benchmarks.rgat.graph import BlockShape, device_table
 
 _LEAST_COLUMNS = 16
 """Minimum columns of a product on tensor cores."""

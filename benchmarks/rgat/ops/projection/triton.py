@@ -10,8 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.rgat.block import Block
-from benchmarks.rgat.ops.projection import kernels, sum_kernels, tables, term_kernels
+from benchmarks.rgat.graph import SampledBlock
+from benchmarks.rgat.ops.projection import kernels, tables
 from benchmarks.rgat.ops.projection.reference import (
     MOST_COLUMNS,
     Projected,
@@ -66,7 +66,7 @@ def _vectors(x: Tensor) -> Tensor:
     return x.float().contiguous()
 
 
-def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
+def project(x_NK: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, att_source_RAd: Tensor) -> Projected:
     """See :func:`benchmarks.rgat.ops.projection.reference.project_reference`. Takes one launch."""
     require_contiguous(x=x_NK, weight=weight_RKD)
     shape, device = block.shape, x_NK.device
@@ -86,7 +86,7 @@ def project(x_NK: Tensor, block: Block, level: int, weight_RKD: Tensor, att_sour
     return found
 
 
-def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_dtype: torch.dtype) -> Tensor:
+def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: SampledBlock, level: int, out_dtype: torch.dtype) -> Tensor:
     """See :func:`benchmarks.rgat.ops.projection.reference.weight_gradient_reference`. Takes two launches."""
     require_contiguous(x=x_NK, dz=dz_MD)
     shape, device = block.shape, x_NK.device
@@ -101,7 +101,7 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
     partial_SKD = x_NK.new_empty((len(cut.table), inputs, outputs), dtype=torch.float32)
     counts = block.row_counts[level - 1]
     if len(cut.table):
-        sum_kernels.projection_weight_gradient_kernel[(len(cut.table) * tiles,)](
+        kernels.projection_weight_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, block.rows, counts, dz_MD, partial_SKD, tables.relations(shape, level, device), cut.table, chunk,
             K=inputs, D=outputs, EARLY=int(x_NK.element_size() == 1),
             BLOCK_M=tile.rows, BLOCK_K=depth, BLOCK_D=columns,
@@ -111,7 +111,7 @@ def weight_gradient(x_NK: Tensor, dz_MD: Tensor, block: Block, level: int, out_d
     return _sums(partial_SKD, outputs, counts, lines, chunk, out_dtype)
 
 
-def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tensor:
+def target_terms(x_NK: Tensor, block: SampledBlock, level: int, v_RKA: Tensor) -> Tensor:
     """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_reference`. Takes one launch."""
     require_contiguous(x=x_NK)
     shape, device = block.shape, x_NK.device
@@ -121,7 +121,7 @@ def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tenso
     cut = tables.tiles(tables.target_rooms(shape, level), tile.rows, device)
     term_TA = x_NK.new_empty((shape.target_offsets(level)[-1], heads), dtype=torch.float32)
     if len(cut.table):
-        term_kernels.projection_terms_kernel[(len(cut.table),)](
+        kernels.projection_terms_kernel[(len(cut.table),)](
             x_NK, block.node_counts[level - 1], _vectors(v_RKA), term_TA, tables.relations(shape, level, device),
             columns.table, tables.node_offsets(shape, level, device), cut.table,
             K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=_product(x_NK),
@@ -130,7 +130,7 @@ def target_terms(x_NK: Tensor, block: Block, level: int, v_RKA: Tensor) -> Tenso
     return term_TA
 
 
-def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: int) -> Tensor:
+def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int) -> Tensor:
     """See :func:`benchmarks.rgat.ops.projection.reference.target_terms_gradient_reference`. Takes two launches."""
     require_contiguous(x=x_NK, dterm=dterm_TA)
     shape, device = block.shape, x_NK.device
@@ -147,7 +147,7 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
     partial_SKC = x_NK.new_empty((len(cut.table), inputs, columns.columns), dtype=torch.float32)
     counts = block.node_counts[level - 1]
     if len(cut.table):
-        sum_kernels.projection_terms_gradient_kernel[(len(cut.table) * tiles,)](
+        kernels.projection_terms_gradient_kernel[(len(cut.table) * tiles,)](
             x_NK, counts, dterm_TA, partial_SKC, tables.relations(shape, level, device), columns.table,
             tables.node_offsets(shape, level, device), cut.table, chunk,
             K=inputs, A=heads, COLUMNS=columns.columns, PRODUCT=triton.language.float32 if wide else _product(x_NK),
@@ -162,7 +162,7 @@ def target_terms_gradient(x_NK: Tensor, dterm_TA: Tensor, block: Block, level: i
 
 
 def input_gradient(
-    dz_MD: Tensor, dterm_TA: Tensor, block: Block, level: int, weight_RKD: Tensor, v_RKA: Tensor
+    dz_MD: Tensor, dterm_TA: Tensor, block: SampledBlock, level: int, weight_RKD: Tensor, v_RKA: Tensor
 ) -> Tensor:
     """See :func:`benchmarks.rgat.ops.projection.reference.input_gradient_reference`. Takes one launch."""
     require_contiguous(dz=dz_MD, dterm=dterm_TA, weight=weight_RKD)
@@ -212,7 +212,7 @@ def _sums(
     """Return the sum of each relation's partial sums, (R, K, ``width``)."""
     _, inputs, columns = partial_SKP.shape
     sums_RKW = partial_SKP.new_empty((len(lines), inputs, width), dtype=dtype)
-    sum_kernels.projection_sums_kernel[(triton.cdiv(inputs * width, _SUMMED), len(lines))](
+    kernels.projection_sums_kernel[(triton.cdiv(inputs * width, _SUMMED), len(lines))](
         partial_SKP, sums_RKW, counts, tables.parts(lines, partial_SKP.device), chunk,
         K=inputs, P=columns, W=width, BLOCK=_SUMMED, num_warps=4,
     )  # fmt: skip

@@ -29,4 +29,4 @@ SAMPLE = Operation(
     kernel_names=(("sample", r"^sample_"),),
     cases="benchmarks.rgat.ops.sample.cases",
 )
-"""Signature: ``build(graph, fanouts, shape) -> Sampler``; see :mod:`benchmarks.rgat.ops.sample.sampler`."""
+"""Signature: ``build(graph, fanouts, shape) -> NeighborSampler``; see :mod:`benchmarks.rgat.ops.sample.reference`."""

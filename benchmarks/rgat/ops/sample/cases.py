@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks.rgat.block import BlockShape
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.made_up_graph import IGBH_EIGHTH
+from benchmarks.rgat.graph import BlockShape, Graph
 from benchmarks.rgat.ops.block_of_cases import FANOUTS, SEEDS, capacities_of_cases, graph_of_cases
-from benchmarks.rgat.ops.sample.sampler import Sampler
+from benchmarks.rgat.ops.sample.reference import NeighborSampler
+from benchmarks.rgat.synthetic import IGBH_EIGHTH
 from common.ops.cases import Case, Draw, Pass, size_of
 
 SECTOR = 32
@@ -25,7 +24,7 @@ def _graph(device: torch.device, papers: int, seeds: int, fanouts: Sequence[int]
 
 
 def passes(
-    function: Callable[..., Sampler],
+    function: Callable[..., NeighborSampler],
     draw: Draw,
     seeds: int,
     papers: int,

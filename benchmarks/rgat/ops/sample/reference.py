@@ -1,6 +1,6 @@
-"""Reference implementation of sampling: PyTorch, hop by hop; it waits for the device.
+"""Interface of all samplers, and the reference implementation: PyTorch, hop by hop; it waits for the device.
 
-Legend: M targets of a hop, E edges, F fanout.
+Legend: H hops, R relations, S seeds, M targets of a hop, E edges, F fanout.
 """
 
 from __future__ import annotations
@@ -8,14 +8,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
+from benchmarks.rgat.graph import LARGEST, BlockShape, Graph, SampledBlock
 from common.ops.random_bits.reference import words
+
+SITES = 16
+"""Random words per node and relation, one for each slot; the maximum fanout."""
+
+UNSEEN = LARGEST
+"""Stamp of a node that no edge has reached. A numbered node has -1 - number, which is less than every position."""
+
+
+class NeighborSampler(Protocol):
+    """Sampler of blocks from one graph. All samplers of a graph share its stamps, so only one stream may use them."""
+
+    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> SampledBlock:
+        """Return a new block around ``seeds``.
+
+        Args:
+            seeds: [S], int32: distinct nodes of the seed type.
+            count: number of real seeds, which are the first ones, on the device or as a number; the rest is not read.
+            seed: random seed, int64, one number on the device. Draws are a function of seed, relation, node and slot.
+        """
+
+
+def require_capacity(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
+    """Check that a sampler can serve these arguments.
+
+    Raises:
+        ValueError: fanouts are out of range or do not match the hops; the schema differs; a relation has capacity for
+            edges but none for a node or row; or a tensor has more entries than int32 can number.
+    """
+    if len(fanouts) != shape.hops or not all(1 <= fanout <= SITES for fanout in fanouts):
+        raise ValueError(f"fanouts={list(fanouts)}: one for each of {shape.hops} hops, 1 to {SITES}")
+    if shape.schema != graph.schema:
+        raise ValueError("the shape is one of another schema")
+    for hop in range(shape.hops):
+        for relation, source in enumerate(graph.schema.sources):
+            room = min(shape.nodes[hop + 1][source], shape.rows[hop][relation])
+            if shape.edges[hop][relation] > 0 and room < 1:
+                raise ValueError(f"hop {hop + 1}: {graph.schema.relations[relation]} has room for edges and no row")
+    drawn = [
+        sum(shape.nodes[hop][target] for target in graph.schema.targets) * fanout for hop, fanout in enumerate(fanouts)
+    ]
+    row_stamps = sum(shape.nodes[-1][source] for source in graph.schema.sources)
+    most = max(*drawn, shape.edge_offsets[-1], shape.row_indptr_offsets[-1], row_stamps)
+    if most > LARGEST:
+        raise ValueError(f"{most:,} entries of a block are more than int32 numbers: take fewer seeds")
 
 
 @dataclass
@@ -37,20 +80,20 @@ class _Sampled:
 
 
 class ReferenceSampler:
-    """Reference sampler; see :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
+    """Reference sampler; see :class:`benchmarks.rgat.ops.sample.reference.NeighborSampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
-        require_room(graph, fanouts, shape)
+        require_capacity(graph, fanouts, shape)
         self._graph = graph
         self._fanouts = tuple(fanouts)
         self._shape = shape
         self._stamps = graph.stamps.split(list(graph.nodes))
 
     @torch.no_grad()
-    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
+    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> SampledBlock:
         graph, shape = self._graph, self._shape
         schema, offsets = shape.schema, shape.node_offsets(shape.hops)
-        block = Block.empty(shape, graph.device)
+        block = SampledBlock.empty(shape, graph.device)
         block.overflow.zero_()
         nodes = block.nodes.split([end - start for start, end in pairwise(offsets)])
         known = [0] * len(schema.types)
@@ -75,7 +118,7 @@ class ReferenceSampler:
     def _draw(
         self,
         hop: int,
-        block: Block,
+        block: SampledBlock,
         nodes: Sequence[Tensor],
         expanded: Sequence[int],
         known: Sequence[int],
@@ -142,7 +185,7 @@ class ReferenceSampler:
         return sources
 
     def _discover(
-        self, hop: int, block: Block, nodes: Sequence[Tensor], known: Sequence[int], sampled: Sequence[_Sampled]
+        self, hop: int, block: SampledBlock, nodes: Sequence[Tensor], known: Sequence[int], sampled: Sequence[_Sampled]
     ) -> list[int]:
         """Number the sources that the hop reached first, in the order of the edges that reached them."""
         shape, now = self._shape, list(known)
@@ -166,7 +209,7 @@ class ReferenceSampler:
         block.node_counts[hop + 1] = block.counts.new_tensor(now)
         return now
 
-    def _number_rows(self, block: Block, inner: Sequence[int], sampled: Sequence[_Sampled]) -> None:
+    def _number_rows(self, block: SampledBlock, inner: Sequence[int], sampled: Sequence[_Sampled]) -> None:
         """Write the rows of all relations; ``inner`` has the number of nodes of each type within H - 1 hops."""
         shape, schema = self._shape, self._shape.schema
         counts = [[0] * len(schema.relations) for _ in range(shape.hops)]
@@ -241,6 +284,6 @@ def sampler_reference(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -
     """Return a sampler in plain PyTorch, for any device.
 
     Raises:
-        ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.
+        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_capacity`.
     """
     return ReferenceSampler(graph, fanouts, shape)

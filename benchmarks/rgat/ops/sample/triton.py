@@ -1,4 +1,4 @@
-"""Sampling with the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels` and ``row_kernels``.
+"""Sampling with the Triton kernels of :mod:`benchmarks.rgat.ops.sample.kernels`.
 
 A call queues these kernels, prefix sums and one sort on the current stream, without synchronization.
 """
@@ -14,11 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.rgat.block import Block, BlockShape
-from benchmarks.rgat.device_tables import device_table, to_device
-from benchmarks.rgat.graph import Graph
-from benchmarks.rgat.ops.sample import kernels, row_kernels
-from benchmarks.rgat.ops.sample.sampler import SITES, UNSEEN, require_room
+from benchmarks.rgat.graph import BlockShape, Graph, SampledBlock, device_table, to_device
+from benchmarks.rgat.ops.sample import kernels
+from benchmarks.rgat.ops.sample.reference import SITES, UNSEEN, require_capacity
 from common.ops.tile import Tile
 
 TILES: dict[str, Tile] = {
@@ -54,10 +52,10 @@ def _grid(items: tuple[int, ...], tile: Tile, device: torch.device) -> _Grid:
 
 
 class TritonSampler:
-    """Sampler on GPUs, with about 40 launches; see :class:`benchmarks.rgat.ops.sample.sampler.Sampler`."""
+    """Sampler on GPUs, with about 40 launches; see :class:`benchmarks.rgat.ops.sample.reference.NeighborSampler`."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> None:
-        require_room(graph, fanouts, shape)
+        require_capacity(graph, fanouts, shape)
         self._graph, self._fanouts, self._shape = graph, tuple(fanouts), shape
         schema, device, hops = graph.schema, graph.device, range(shape.hops)
         self._stamp_offsets = (0, *accumulate(graph.nodes))
@@ -105,8 +103,8 @@ class TritonSampler:
         return [[columns[field][relation] for relation in relations] for field in range(kernels.FIELDS.value)]
 
     @torch.no_grad()
-    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> Block:
-        block = Block.empty(self._shape, self._graph.device)
+    def __call__(self, seeds: Tensor, count: Tensor | int, seed: Tensor) -> SampledBlock:
+        block = SampledBlock.empty(self._shape, self._graph.device)
         self._start(block, seeds, count)
         for hop in range(self._shape.hops):
             self._draw(hop, block, seed)
@@ -122,7 +120,7 @@ class TritonSampler:
     def _sizes(self) -> dict[str, int]:
         return {"R": len(self._shape.schema.relations), "T": len(self._shape.schema.types), "H": self._shape.hops}
 
-    def _start(self, block: Block, seeds: Tensor, count: Tensor | int) -> None:
+    def _start(self, block: SampledBlock, seeds: Tensor, count: Tensor | int) -> None:
         shape, schema = self._shape, self._shape.schema
         if not isinstance(count, Tensor):
             count = torch.full((), count, dtype=torch.int32, device=seeds.device)
@@ -134,7 +132,7 @@ class TritonSampler:
             T_LANES=triton.next_power_of_2(len(schema.types)), BLOCK=tile.items, num_warps=tile.warps,
         )  # fmt: skip
 
-    def _draw(self, hop: int, block: Block, seed: Tensor) -> None:
+    def _draw(self, hop: int, block: SampledBlock, seed: Tensor) -> None:
         """Draw the hop's edges."""
         shape, table = self._shape, self._tables[hop]
         grid = self._grid([shape.nodes[hop][target] for target in shape.schema.targets], "targets")
@@ -154,7 +152,7 @@ class TritonSampler:
             BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
 
-    def _discover(self, hop: int, block: Block) -> None:
+    def _discover(self, hop: int, block: SampledBlock) -> None:
         """Number the nodes that the hop's edges reached first."""
         shape, table = self._shape, self._tables[hop]
         grid = self._grid(shape.edges[hop], "edges")
@@ -171,7 +169,7 @@ class TritonSampler:
             T_LANES=triton.next_power_of_2(sizes["T"]), BLOCK=grid.tile.items, num_warps=grid.tile.warps,
         )  # fmt: skip
 
-    def _number_rows(self, block: Block) -> None:
+    def _number_rows(self, block: SampledBlock) -> None:
         """Number the rows of all relations, and write ``row_edges`` and ``row_indptr``."""
         shape, last = self._shape, self._shape.counts - 1
         grid = self._grid(shape.edges[-1], "edges")
@@ -179,27 +177,27 @@ class TritonSampler:
         flag, sums = self._items[: shape.edge_offsets[-1]], self._sums[: shape.edge_offsets[-1]]
         how = {**self._sizes, "BLOCK": grid.tile.items, "num_warps": grid.tile.warps}
         self._row_stamps.fill_(UNSEEN)
-        row_kernels.sample_source_kernel[grid.programs](
+        kernels.sample_source_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._stamps, self._source, self._row_stamps, **how
         )
-        row_kernels.sample_row_flag_kernel[grid.programs](
+        kernels.sample_row_flag_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._source, self._row_stamps, self._opening, flag, **how
         )
         torch.cumsum(flag, 0, dtype=torch.int32, out=sums)
-        row_kernels.sample_row_kernel[grid.programs](
+        kernels.sample_row_kernel[grid.programs](
             grid.table, self._tables, block.counts, self._source, self._opening, sums, block.edge_row, block.rows,
             self._key, last, **how,
         )  # fmt: skip
         key, order = self._key.sort(stable=True)
-        row_kernels.sample_transpose_kernel[grid.programs](
+        kernels.sample_transpose_kernel[grid.programs](
             grid.table, self._tables, block.counts, key, order, block.row_edges, block.row_indptr, **how
         )
-        row_kernels.sample_node_row_kernel[inner.programs](
+        kernels.sample_node_row_kernel[inner.programs](
             inner.table, self._tables, block.counts, self._row_stamps, sums, block.node_row,
             **self._sizes, BLOCK=inner.tile.items, num_warps=inner.tile.warps,
         )  # fmt: skip
 
-    def _clear(self, block: Block) -> None:
+    def _clear(self, block: SampledBlock) -> None:
         """Reset the stamps of all nodes of the block; nodes beyond the capacity were reset in their hop."""
         grid = self._grid(self._shape.nodes[-1], "nodes")
         kernels.sample_clear_kernel[grid.programs](
@@ -212,6 +210,6 @@ def triton_sampler(graph: Graph, fanouts: Sequence[int], shape: BlockShape) -> T
     """Return a sampler that only launches kernels, for GPUs.
 
     Raises:
-        ValueError: see :func:`benchmarks.rgat.ops.sample.sampler.require_room`.
+        ValueError: see :func:`benchmarks.rgat.ops.sample.reference.require_capacity`.
     """
     return TritonSampler(graph, fanouts, shape)

@@ -28,8 +28,7 @@ from split_decoder_oracle import (
 )  # fmt: skip
 from torch import Tensor, nn
 
-from common.distributed.context_parallel.attention import attention
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel.split import ContextSplit, attention
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.cross_entropy import next_token_loss
 from common.distributed.tensor_parallel.layers import (
@@ -38,15 +37,14 @@ from common.distributed.tensor_parallel.layers import (
     VocabularyParallelEmbedding,
     partial_parameters,
 )
-from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
-from common.nn.decoder_operations import attending
+from common.language.operations import attending
 from common.ops import causal_attention
 from common.optim.adaptive import AdamW
 from common.optim.learning_rate import constant
 from common.optim.optimizer import ClipNorm, Optimizer, ParameterGroup
-from common.optim.updater import apply_gradients
+from common.step.train_step import apply_gradients
 
 LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
     2: {"tp2": {"tp": 2}, "cp2": {"cp": 2}},
@@ -291,9 +289,7 @@ def learning_head_in_bf16(layout: Layout) -> dict[str, Tensor]:
     return found
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, axes in LAYOUTS[world].items():
         layout = Layout(axes, rank)
@@ -309,6 +305,4 @@ def run_rank(rank: int, world: int, folder: str) -> None:
             results["head"] = learning_head_in_bf16(layout)
         if layout.size("dp") > 1:
             results[f"train/shards/{name}"] = train(layout, "after_reduction", shard="all")
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    return results

@@ -6,21 +6,14 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.distributed import groups
-from common.distributed.context_parallel.attention import attention
-from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.context_parallel.split import ContextSplit, attention
 from common.distributed.layout import Layout
 from common.errors import ConfigError
 
-
-@pytest.fixture(autouse=True)
-def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
 def test_a_rank_has_an_early_and_a_late_chunk():

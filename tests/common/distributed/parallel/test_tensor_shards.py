@@ -1,12 +1,10 @@
-"""Which part of a weight each rank holds, and what cannot be dealt."""
+"""Which part of a weight each rank holds, and what cannot be sharded."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from common.distributed import groups
 from common.distributed.layout import Layout
 from common.distributed.tensor_parallel.layers import (
     Adapter,
@@ -16,8 +14,7 @@ from common.distributed.tensor_parallel.layers import (
     partial_parameters,
 )
 from common.distributed.tensor_parallel.overlap import build_products
-from common.distributed.tensor_parallel.ranks import TensorParallel
-from common.distributed.tensor_parallel.shards import gate_up_parts, qkv_parts
+from common.distributed.tensor_parallel.ranks import TensorParallel, gate_up_parts, qkv_parts
 from common.distributed.tensor_split import Split
 from common.errors import ConfigError, UnsupportedImplementation
 
@@ -25,10 +22,7 @@ HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, FEED_FORWARD, VOCABULARY = 3, 4, 2, 2, 6, 10
 ADAPTER = Adapter(5, 4.0)
 
 
-@pytest.fixture(autouse=True)
-def groups_are_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "make", lambda ranks, _: tuple(ranks))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 10**6)  # no group is the whole world
+pytestmark = pytest.mark.usefixtures("groups_are_their_ranks")
 
 
 def place(index: int, size: int = 2) -> TensorParallel:
@@ -97,12 +91,12 @@ def test_what_cannot_be_dealt_is_an_error_of_the_layout(make, says):
 
 
 def test_tensors_of_another_shape_are_refused():
-    split = Split.dealt((4, 3), 0, (4,), 2, 0)
+    split = Split.sharded((4, 3), 0, (4,), 2, 0)
     with pytest.raises(ValueError, match=r"a tensor \(3, 4\) where \(4, 3\) is split"):
         split.local_of(torch.zeros(3, 4))
     with pytest.raises(ValueError, match=r"where 2 of \(2, 3\) make one"):
         split.full_of([torch.zeros(2, 3)])
-    with pytest.raises(ValueError, match="5 tokens cannot be dealt evenly to 2 ranks"):
+    with pytest.raises(ValueError, match="5 tokens cannot be sharded evenly over 2 ranks"):
         place(0).own_tokens(torch.zeros(5, 2))
 
 

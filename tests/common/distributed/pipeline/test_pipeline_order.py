@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pipeline_timing import simulate
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleInterleaved1F1B
 
 from common.distributed.pipeline.order import (
@@ -20,7 +21,6 @@ from common.distributed.pipeline.order import (
     slots_of_chunks,
     warm_up_units,
 )
-from common.distributed.pipeline.timing import simulate
 from common.errors import ConfigError
 
 PLAIN = [(p, 1, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 8, 13)]

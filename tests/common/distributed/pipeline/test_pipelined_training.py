@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-import torch.multiprocessing as mp
 from staged_ranks import LAYOUTS, MAX_NORM, SAMPLES_OF_A_STEP, SAVED_AFTER, STEPS, B, Trainee, place_of, run_rank
 
 from common.data.batches import Batch
@@ -16,6 +17,7 @@ from common.optim.groups import ParameterGroup, check_groups
 from common.step.passes import Chunk
 from common.step.pipeline import Pipeline
 from common.step.train_step import Losses
+from tests.gloo_ranks import on_ranks, results
 
 CASES = [(world, name) for world, layouts in LAYOUTS.items() for name in layouts]
 SHARDED = [(4, f"{name}, shards") for name, (axes, _) in LAYOUTS[4].items() if "dp" in axes]
@@ -35,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     trainee.train(0, SAVED_AFTER)
     trainee.save(folder / "single")
     for world in LAYOUTS:
-        mp.start_processes(run_rank, args=(world, str(folder)), nprocs=world, start_method="forkserver")
+        on_ranks(run_rank, world, folder / f"of_{world}")
     return str(folder)
 
 
@@ -48,7 +50,7 @@ def wanted() -> dict:
 
 
 def found_by(folder: str, world: int, case: str) -> list[dict]:
-    return [torch.load(f"{folder}/{world}_{rank}.pt")[case] for rank in range(world)]
+    return [found[case] for found in results(world, Path(folder, f"of_{world}"))]
 
 
 @pytest.mark.parametrize(("world", "case"), [*CASES, *SHARDED, *RESUMED])

@@ -7,17 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from common.distributed.layout import Layout
-from common.distributed.spatial.choose import build_exchange
 from common.distributed.spatial.convolution import SpatialConv3d
-from common.distributed.spatial.gather import gather_slabs, own_slab
-from common.distributed.spatial.halo import HaloExchange, Message
-from common.distributed.spatial.point_to_point import PointToPoint
-from common.distributed.spatial.split import VolumeSplit
+from common.distributed.spatial.halo import HaloExchange, Message, PointToPoint, build_exchange
+from common.distributed.spatial.split import VolumeSplit, gather_slabs, own_slab
 from common.errors import UnsupportedImplementation
 from common.ops.local_convolution import LOCAL_CONVOLUTION
 from common.ops.operation import Implementation
@@ -125,15 +121,13 @@ def gather_and_deal(split: VolumeSplit) -> dict[str, Tensor]:
     }
 
 
-def run_rank(rank: int, world: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+def run_rank(rank: int, world: int, _: str) -> dict[str, Any]:
     split = VolumeSplit.from_layout(Layout({"cp": world}, rank))
     assert split is not None
     LOCAL_CONVOLUTION.fast["folded"] = Implementation(LOCAL_CONVOLUTION.function("folded"))  # not fast here
     uneven = torch.full((3,), 0.1 * 3.0**rank, dtype=torch.float32)
     split.sum_(uneven)
-    results: dict[str, Any] = {
+    return {
         "convolution": {name: convolve(split, *case) for name, case in CASES.items()},
         "halos": {
             (dtype, name): exchange_planes(split, dtype, memory_format)
@@ -145,9 +139,6 @@ def run_rank(rank: int, world: int, folder: str) -> None:
         "auto": build_exchange(split, torch.device("cpu")).transport.name,
         "refusals": [refusal(split, requested) for requested in ("symmetric_memory", "pigeon")],
     }
-    torch.save(results, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def refusal(split: VolumeSplit, requested: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from slab_ranks import CASES, HALO_DTYPES, MEMORY_FORMATS, gradient, run_rank, squash, volumes
 
 from common.distributed.layout import Layout
 from common.distributed.spatial.convolution import SpatialConv3d
 from common.distributed.spatial.split import VolumeSplit
+from tests.gloo_ranks import on_ranks
 
 Ranks = list[dict[str, Any]]
 
@@ -21,9 +20,7 @@ Ranks = list[dict[str, Any]]
 @pytest.fixture(scope="module", params=[2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """What every rank has found, in the order of the slabs."""
-    folder: Path = tmp_path_factory.mktemp("slabs")
-    mp.start_processes(run_rank, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(request.param)]
+    return on_ranks(run_rank, request.param, tmp_path_factory.mktemp("slabs"))
 
 
 def whole_convolution(world: int, stride: int) -> dict[str, torch.Tensor]:
@@ -156,7 +153,7 @@ def test_slabs_that_would_differ_are_refused():
         pass
 
     split = VolumeSplit(2, 0, group=Group())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="5 planes cannot be dealt to 2 ranks"):
+    with pytest.raises(ValueError, match="5 planes cannot be sharded over 2 ranks"):
         split.slab(torch.zeros(1, 1, 5, 1, 1))
 
 

@@ -1,0 +1,89 @@
+"""Read YAML files that users write, and report every mistake in one sentence.
+
+PyYAML silently keeps the last of two equal keys. OmegaConf (for ``configs/``) and :func:`load_yaml` reject them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from common.errors import ConfigError
+
+T = TypeVar("T")
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """``yaml.SafeLoader`` that rejects duplicate keys in a mapping."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        known: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in known:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value[:80]!r} is given twice; remove one", problem_mark=key.start_mark
+                )
+            known.add((key.tag, key.value))
+        return node
+
+
+def load_yaml(text: str, origin: str) -> Any:
+    """Return the content of ``text`` as plain Python values.
+
+    Args:
+        origin: file or option that the text comes from, for messages.
+
+    Raises:
+        ConfigError: the text is not valid YAML or has a duplicate key; the message names the line.
+    """
+    try:
+        return yaml.load(text, _StrictLoader)
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(explain(error, origin)) from error  # PyYAML's constructors raise all of these
+
+
+def until_changed(read: Callable[[Path, str], T]) -> Callable[[Path, str], T]:
+    """Return ``read(file, mapping)`` with a cache, which reads a file again when its time or size has changed."""
+
+    @functools.lru_cache(maxsize=64)
+    def cached(file: Path, mapping: str, modified: int, size: int) -> T:
+        return read(file, mapping)
+
+    @functools.wraps(read)
+    def current(file: Path, mapping: str) -> T:
+        if not file.is_file():
+            return read(file, mapping)
+        status = file.stat()
+        return cached(file, mapping, status.st_mtime_ns, status.st_size)
+
+    return current
+
+
+@until_changed
+def entry_names(file: Path, mapping: str) -> list[str]:
+    """Return the sorted keys of the top-level ``mapping`` of ``file``; none if there is no such file or mapping.
+
+    It does not validate the file. PyYAML's parser in C is much faster than OmegaConf.
+    """
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as stream:
+        content = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    entries = content.get(mapping) if isinstance(content, dict) else None
+    return sorted(map(str, entries)) if isinstance(entries, dict) else []
+
+
+def explain(error: Exception, origin: str | None = None) -> str:
+    """Return file, line and problem of a PyYAML error in one sentence. ``origin`` replaces the file name."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"{origin}: is no valid YAML: {error}"
+    mark = error.problem_mark
+    return f"{origin or mark.name}, line {mark.line + 1}: is no valid YAML: {error.problem or error.context}"

@@ -1,0 +1,390 @@
+"""Linear layers of the blocks: forward product, input gradient and, if the weight is trained, weight gradient.
+
+A product is in the dtype of its weight (:class:`HalfProduct`) or in FP8: with a frozen weight
+(:mod:`common.language.frozen_products`), or with a trained one (:mod:`common.language.trained_products`), whose
+gradient is added to the main gradient. :mod:`common.language.adapter` adds a low-rank adapter to a product.
+
+In FP8, activations are in e4m3, gradients in e5m2, with delayed scales (:mod:`common.ops.fp8_cast`). Under tensor
+parallelism, tokens move between ranks during the product (:mod:`common.language.movement`): for a column-parallel
+product, the input and its gradient have this rank's tokens; for a row-parallel product, the result and its gradient do.
+
+Legend: T tokens, n any rows, I input features, O output features of this rank; K summed dimension, N columns of a
+result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from common.distributed.tensor_parallel.products import RowProduct, TokenProducts, times
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.language.lora import ProductAdapter
+from common.language.movement import GatheredFp8, Movement, Operand, data_and_scale
+from common.language.scales import Scales, WeightCasts
+from common.language.tokens import Tokens
+from common.nn.main_gradient import finish, main_gradient
+from common.nn.scratch import Scratch
+from common.ops import fp8_cast, transpose_fp8
+from common.ops.fp8_cast.reference import E4M3, E5M2, Fp8Tensor, Scaling
+from common.ops.linear.fp8 import multiply
+from common.ops.operation import AUTO, OperationRequest
+from common.ops.row_norm.reference import RowNorm
+from common.ops.weight_gradient.half import add_product_
+
+
+class Forward(NamedTuple):
+    """Result of a product.
+
+    Attributes:
+        y: ``x W^T``, plus the bias if the product adds one.
+        x: the input as the product read it.
+        u: for the backward pass of the adapter; None without one.
+    """
+
+    y: Tensor
+    x: Operand
+    u: Tensor | None = None
+
+
+class Backward(NamedTuple):
+    """Result of the backward pass of a product.
+
+    Attributes:
+        dx: gradient of the input; None if it is not needed.
+        du, db: gradients of u and of B of the adapter; None without one.
+    """
+
+    dx: Tensor | None
+    du: Tensor | None = None
+    db: Tensor | None = None
+
+
+class Product(ABC):
+    """A product with a weight. Its operands are cast by itself, or by their producers with its scales.
+
+    Args:
+        weight_OI: this rank's part of the weight.
+        movement: moves tokens between the ranks that share the product.
+        bias_O: added to the result. The caller computes its gradient.
+
+    Attributes:
+        trained: whether the weight is trained.
+        adapter: low-rank adapter; None without one.
+    """
+
+    adapter: ProductAdapter | None = None
+
+    def __init__(self, weight_OI: Tensor, movement: Movement, bias_O: nn.Parameter | None = None) -> None:
+        self.weight, self.movement, self.bias = weight_OI, movement, bias_O
+        self.trained = weight_OI.requires_grad
+
+    def input_scaling(self) -> Scaling | None:
+        """Return the state of the input's scale for a producer that casts; None if the producer must not cast."""
+        return None
+
+    def gradient_scaling(self) -> Scaling | None:
+        """Return the state of the scale of the result's gradient, or None, as in :meth:`input_scaling`."""
+        return None
+
+    @property
+    def needs_half(self) -> bool:
+        """Whether producers of the input must return it in 16 or more bits, beside FP8 or instead of it."""
+        return self.adapter is not None or self.input_scaling() is None
+
+    @property
+    def half_gradient(self) -> bool:
+        """Whether producers of the result's gradient must return it in 16 or more bits, as in :attr:`needs_half`."""
+        return self.adapter is not None or self.gradient_scaling() is None
+
+    @property
+    def adapters(self) -> tuple[nn.Parameter, ...]:
+        """Parameters A and B of the adapter; empty without one."""
+        return () if self.adapter is None else (self.adapter.a, self.adapter.b)
+
+    def frozen(self, inference: bool) -> bool:
+        """Return whether the operation that casts the input leaves its scale unchanged.
+
+        ``inference``: whether no gradients are needed.
+        """
+        return True
+
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Operand:
+        """Cast an input that its producer has not cast."""
+        return x_TI
+
+    def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
+        """Return the scale of an earlier cast, to recompute the input without updating it; None if nothing is cast."""
+        return None
+
+    def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Operand:
+        """Cast the input with the scale of an earlier cast, for the backward pass."""
+        return x_TI
+
+    def cast_gradient(self, dy_TO: Tensor) -> Operand:
+        """Cast a gradient of the result that its producer has not cast."""
+        return dy_TO
+
+    def prepare(self) -> None:
+        """Cast the weight now, if the next forward pass would. Within :meth:`WeightCasts.once`, that pass skips it."""
+
+    def result_rows(self, rows: int) -> int:
+        """Return the number of rows of the result, given the number of rows of the input."""
+        return self.movement.result_rows(rows)
+
+    def new_rows(self, rows: int, columns: int) -> Tensor:
+        """Return an uninitialised tensor in the dtype of results."""
+        return self.weight.new_empty(rows, columns)
+
+    def forward(self, x: Tensor | None, x8: Fp8Tensor | None, tokens: Tokens, y: Tensor | None = None) -> Forward:
+        """Return the product, with the adapter. Collective.
+
+        Args:
+            x, x8: input in 16 or more bits, see :attr:`needs_half`, and in FP8; one of them may be None.
+            y: buffer for the result; None to allocate one.
+        """
+        operand: Operand | None = x8
+        if operand is None:
+            assert x is not None
+            operand = self.cast_input(x, tokens.inference)
+        if self.adapter is None:
+            return Forward(self.multiply(operand, y), operand)
+        assert x is not None
+        underway = self.adapter.start_forward(x, tokens)
+        y = self.multiply(operand, y)
+        u = underway.wait()
+        self.adapter.add(y, u)
+        return Forward(y, operand, u)
+
+    def multiply(self, x: Operand, y: Tensor | None = None) -> Tensor:
+        """Return ``y = x W^T``, plus the bias, without the adapter. ``y`` is an optional buffer for it. Collective."""
+        rows = self.result_rows(len(data_and_scale(x)[0]))
+        y = self.new_rows(rows, len(self.weight)) if y is None else y
+        self.movement.multiply(self, x, y)
+        return y
+
+    def backward(
+        self,
+        dy: Tensor | None,
+        dy8: Fp8Tensor | None,
+        x: Operand | None,
+        tokens: Tokens,
+        u: Tensor | None = None,
+        *,
+        needed: bool = True,
+        dx: Tensor | None = None,
+    ) -> Backward:
+        """Add the gradient of a trained weight to the main gradient, and return the input's gradient. Collective.
+
+        Call this once per backward pass.
+
+        Args:
+            dy, dy8: gradient of the result in 16 or more bits, see :attr:`half_gradient`, and in FP8; one may be None.
+            x: the input as the product read it; None if the weight is frozen.
+            u: see :class:`Forward`.
+            needed: whether the input needs a gradient.
+            dx: buffer for the input's gradient, if the weight is frozen.
+        """
+        if self.adapter is None:
+            return Backward(self._input_gradient(dy, dy8, x, dx) if needed or self.trained else None)
+        assert dy is not None
+        assert u is not None
+        underway, db = self.adapter.start_backward(dy, u)
+        found = self._input_gradient(dy, dy8, x, dx) if needed or self.trained else None
+        du = underway.wait()
+        if found is not None:
+            self.adapter.add_input_gradient(found, du, tokens)
+        return Backward(found, du, db)
+
+    def masked(self, x: Tensor, tokens: Tokens) -> Tensor | None:
+        """Return the input of the adapter, given that of the product; None without an adapter."""
+        return None if self.adapter is None else self.adapter.input(x, tokens)
+
+    def masked_again(self, norm: RowNorm, normed: tuple[Tensor, Tensor, Tensor], tokens: Tokens) -> Tensor | None:
+        """Return the input of the adapter, given the norm that made it, and its residual, moments and weight."""
+        return None if self.adapter is None else self.adapter.input_again(norm, normed, tokens)
+
+    def adapter_gradients(self, found: Backward, masked: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the gradients of :attr:`adapters`, given the adapter's input."""
+        if masked is None or found.du is None or found.db is None:
+            return ()
+        return found.du.t() @ masked, found.db
+
+    def _input_gradient(self, dy: Tensor | None, dy8: Fp8Tensor | None, x: Operand | None, dx: Tensor | None) -> Tensor:
+        gradient: Operand | None = dy8
+        if gradient is None:
+            assert dy is not None
+            gradient = self.cast_gradient(dy)
+        if not self.trained:
+            return self.movement.input_gradient(self, gradient, dx)
+        assert x is not None
+        return self.movement.backward(self, gradient, x)
+
+    @abstractmethod
+    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """Compute ``y = x W^T + bias``, as a :data:`common.distributed.tensor_parallel.products.RowProduct`."""
+
+    @abstractmethod
+    def towards_input(self) -> RowProduct:
+        """Return the product ``dx = dy W`` for any rows. It is valid until the next product's call."""
+
+    @abstractmethod
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """Return the inverse scale to send with this rank's FP8 rows; 0 if ``role`` has had only zeros so far."""
+
+    @abstractmethod
+    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
+        """Compute ``W.grad += dy^T x``. Call this once per backward pass."""
+
+
+class HalfProduct(Product):
+    """The product in the dtype of the weight, which is frozen or trained."""
+
+    weight: nn.Parameter
+
+    def forward_rows(self, x_nI: Tensor, scale_inverse: Tensor | None, y_nO: Tensor) -> None:
+        """Compute ``y = x W^T + bias``."""
+        weight_IO = self.weight.detach().t()
+        if self.bias is None:
+            torch.mm(x_nI, weight_IO, out=y_nO)
+        else:  # cuBLAS adds the bias in the epilogue of the product
+            torch.addmm(self.bias.detach(), x_nI, weight_IO, out=y_nO)
+
+    def towards_input(self) -> RowProduct:
+        """Return the product ``dx = dy W``."""
+        return times(self.weight.detach())
+
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """Raise a TypeError: rows of this product have no scale."""
+        raise TypeError("a product in the dtype of its weight has no scales")
+
+    def add_weight_gradient(self, dy_TO: Operand | GatheredFp8, x_TI: Operand | GatheredFp8) -> None:
+        """Compute ``W.grad += dy^T x``."""
+        assert isinstance(dy_TO, Tensor)
+        assert isinstance(x_TI, Tensor)
+        add_product_(main_gradient(self.weight), dy_TO, x_TI)
+        finish(self.weight)
+
+
+class Fp8Product(Product):
+    """Base of the products in FP8.
+
+    Args:
+        scales: scales of the operands.
+        roles: index of input and gradient in ``scales``.
+        scratch: buffers that all layers share.
+        dtype: dtype of results.
+    """
+
+    def __init__(
+        self,
+        weight_OI: Tensor,
+        movement: Movement,
+        bias_O: nn.Parameter | None,
+        scales: Scales,
+        roles: tuple[int, int],
+        scratch: Scratch,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(weight_OI, movement, bias_O)
+        self._scales, self._scratch, self._dtype = scales, scratch, dtype
+        self._input, self._gradient = roles
+        device = weight_OI.device
+        self._cast = fp8_cast.FP8_CAST.select(AUTO, OperationRequest(device, dtype)).function
+        self._transpose = transpose_fp8.TRANSPOSE_FP8.select(AUTO, OperationRequest(device, E4M3)).function
+
+    def new_rows(self, rows: int, columns: int) -> Tensor:
+        """Return an uninitialised tensor in the dtype of results."""
+        return torch.empty(rows, columns, dtype=self._dtype, device=self.weight.device)
+
+    def input_scaling(self) -> Scaling | None:
+        """Return the state of the input's scale."""
+        return self._scales.scaling(self._input)
+
+    def frozen(self, inference: bool) -> bool:
+        """Return whether the input's scale stays unchanged."""
+        return inference
+
+    def gradient_scaling(self) -> Scaling | None:
+        """Return the state of the scale of the result's gradient."""
+        return self._scales.scaling(self._gradient)
+
+    def cast_input(self, x_TI: Tensor, inference: bool) -> Fp8Tensor:
+        """Cast the input to e4m3."""
+        scaling = self._scales.scaling(self._input)
+        result: Fp8Tensor = self._cast(x_TI, scaling, E4M3, False, self.frozen(inference))
+        return result
+
+    def scaling_of(self, scale_inverse: Tensor | None) -> Scaling | None:
+        """Return the scale of an earlier cast."""
+        assert scale_inverse is not None
+        return Scaling(scale_inverse.reciprocal(), self._scales.pending[self._input])
+
+    def cast_again(self, x_TI: Tensor, scale_inverse: Tensor | None) -> Fp8Tensor:
+        """Cast the input to e4m3 with the scale of an earlier cast."""
+        result: Fp8Tensor = self._cast(x_TI, self.scaling_of(scale_inverse), E4M3, False, True)
+        return result
+
+    def cast_gradient(self, dy_TO: Tensor) -> Fp8Tensor:
+        """Cast the gradient to e5m2."""
+        result: Fp8Tensor = self._cast(dy_TO, self._scales.scaling(self._gradient), E5M2, False, False)
+        return result
+
+    def shared_scale(self, role: int, scale_inverse: Tensor) -> Tensor:
+        """Return the inverse scale to send with this rank's FP8 rows; 0 if ``role`` has had only zeros so far.
+
+        Zeros leave the scale unknown and are cast with 1, which would otherwise be the coarsest scale of all ranks.
+        """
+        return torch.where(self._scales.scales[role] > 0, scale_inverse, 0.0)
+
+    def _multiply(
+        self,
+        left_nK: Tensor,
+        scale_inverse: Tensor | None,
+        right_NK: Tensor,
+        right_inverse: Tensor,
+        out_nN: Tensor,
+        bias_N: Tensor | None = None,
+    ) -> None:
+        """Compute ``left right^T + bias``."""
+        assert scale_inverse is not None
+        multiply(left_nK, right_NK, scale_inverse, right_inverse, out_nN.dtype, bias_N, out=out_nN)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Settings and buffers that the products of all layers share.
+
+    Attributes:
+        scratch: memory for tensors that are needed only during one product.
+        casts: decides when trained weights are cast.
+        parallel: ranks that share each layer.
+        tokens: moves tokens during products; None for separate collectives.
+        accumulation: how gradients of trained FP8 products are added to the main gradients, an implementation of
+            :mod:`common.ops.weight_gradient`.
+        own_eval_scales: see :class:`common.language.trained_products.Fp8TrainedProduct`.
+    """
+
+    scratch: Scratch
+    casts: WeightCasts
+    parallel: TensorParallel = field(default_factory=TensorParallel)
+    tokens: TokenProducts | None = None
+    accumulation: str = AUTO
+    own_eval_scales: bool = False
+
+    def begin(self, inference: bool) -> None:
+        """Call this before the first product of a forward pass. Collective.
+
+        ``inference``: whether the pass needs no gradients.
+        """
+        self.casts.begin(inference)
+        self.begin_backward()
+
+    def begin_backward(self) -> None:
+        """Call this before a backward pass that does not directly follow its forward pass. Collective."""
+        if self.tokens is not None:
+            self.tokens.begin()

@@ -1,0 +1,411 @@
+"""Base of all language models as workloads: network, blocks, head, groups of parameters, and step.
+
+A workload adds its configuration, learning rate, data and evaluation. A step runs: trainer, step, workload, decoder,
+layer, half of a block, operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from common.config.schema import LoggedPrecision, Role, RunConfig
+from common.contract.workload import Workload
+from common.data.batches import Batch
+from common.distributed.context_parallel.split import ContextSplit
+from common.distributed.layout import Layout
+from common.distributed.pipeline.links import Handed
+from common.distributed.pipeline.order import layers_of
+from common.distributed.tensor_parallel.layers import partial_parameters
+from common.distributed.tensor_parallel.overlap import build_products
+from common.distributed.tensor_parallel.ranks import TensorParallel
+from common.distributed.tensor_split import Split
+from common.errors import ConfigError
+from common.language.architecture import Architecture
+from common.language.decoder import IN_FP8, HandwrittenDecoder
+from common.language.frozen_products import check_fp8
+from common.language.head import Head, NextTokenHead, PutOff, TiedHead, UntiedHead
+from common.language.lora import LoraSettings
+from common.language.memory import MemoryPlan
+from common.language.network import EMBEDDING, Decoder
+from common.language.operations import choose_operations
+from common.language.tokens import TokenPlaces
+from common.ops.cross_entropy import CROSS_ENTROPY, OF_A_PART
+from common.ops.operation import AUTO, OperationRequest, asked_for, select
+from common.optim.communication import wait_for_weights
+from common.optim.optimizer import ClipNorm, ParameterGroup
+from common.step.chunk_graphs import ChunkGraphs
+from common.step.passes import Chunk, nothing
+from common.step.pipeline import Pipeline
+from common.step.train_step import Losses, TrainStep, within
+
+
+class Part(torch.nn.Module):
+    """Module of the layers in one part of the network, so that hooks can wait for its gathered weights.
+
+    Args:
+        number: index of the part on this stage.
+    """
+
+    def __init__(self, model: Decoder, network: Decoder | HandwrittenDecoder, number: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(model.blocks(number))
+        self._run = functools.partial(network.through, number)
+
+    def forward(self, x_sE: Tensor, places: TokenPlaces) -> Tensor:
+        """Return the hidden states of this rank after these layers."""
+        return self._run(x_sE, places)
+
+
+class LanguageModel(Workload):
+    """Training of a decoder on rows of tokens.
+
+    Its configuration has ``facts``, which are an :class:`Architecture` with ``row_length`` and ``max_grad_norm``;
+    ``model``, a :class:`common.language.config.DecoderConfig`; ``hparams`` of AdamW; and ``reader.eval_rows``.
+
+    Attributes:
+        architecture: the part of the network that ``model.layers`` selects.
+        split: how rows are split over the ranks of cp.
+        network: runs the passes: the model under autograd, or with hand-written backward passes.
+        head: head and loss; None on a stage without a head.
+    """
+
+    model: Decoder
+    whole: ClassVar[str] = "network"
+    """What has all layers, in messages."""
+
+    def __init__(self, cfg: RunConfig, layout: Layout) -> None:
+        super().__init__(cfg, layout)
+        model, facts = self.own.model, self.own.facts
+        if layout.role == "evaluate" and layout.size("pp") > 1:
+            raise ConfigError(
+                f"evaluation.layout.pp={layout.size('pp')}: ranks that only evaluate have the whole network"
+            )
+        self.architecture = used_layers(facts, model.layers, self.whole)
+        self.split = ContextSplit.from_layout(layout, facts.row_length)
+        self.parallel = TensorParallel.from_layout(layout)
+        if model.linear in IN_FP8:
+            tokens = (self.train_tokens, self.eval_tokens)
+            check_fp8(model.linear, self.architecture, self.parallel.size, tokens, layout.device, self.dtype)
+        plannable = layout.device.type == "cuda" and model.blocks != "autograd"
+        self.memory = self.planned(torch.cuda.get_device_properties(layout.device).total_memory) if plannable else None
+        stages = layout.size("pp")
+        chunks = getattr(model, "chunks", 1) if layout.role == "train" else 1  # several chunks only help in training
+        parts = layers_of(self.architecture.layers, layout.coordinate("pp"), stages, chunks)
+        self.model = self.built(parts)
+        self._written = None if model.blocks == "autograd" else self._written_blocks()
+        self.network: Decoder | HandwrittenDecoder = self._written or self.model
+        self.head = self._head()
+        self._parts = [Part(self.model, self.network, number) for number in range(len(parts))]
+        self._pipeline = Pipeline(layout, len(parts), cfg.grad_accumulation_steps, self._handed)
+        self._scoring = [functools.partial(self.scored, number) for number in range(len(parts))]
+        self.choices |= {"linear": model.linear, "blocks": model.blocks}
+
+    @property
+    def lora(self) -> LoraSettings | None:
+        """Settings of the adapters; None if all weights are trained."""
+        return None
+
+    def planned(self, capacity: int) -> MemoryPlan | None:
+        """Return the plan of the memory of ``capacity`` bytes, before anything is allocated. Default: None, no plan."""
+        return None
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the arguments of every :class:`common.language.memory.Workspace`."""
+        model = self.own.model
+        return {
+            "architecture": self.architecture,
+            "tokens": self.train_tokens,
+            "ranks": self.layout.size("tp"),
+            "sharers": self.split.ranks,
+            "eval_tokens": self.eval_tokens,
+            "itemsize": self.dtype.itemsize,
+            "fp8": model.linear in IN_FP8,
+            "head_chunk": model.head_chunk,
+            "alone": self.layout.world_size == 1,
+        }
+
+    def decoder(self, parts: Sequence[range], device: torch.device | str) -> Decoder:
+        """Return this rank's parts of the network, uninitialised."""
+        stage, stages = self.layout.coordinate("pp"), self.layout.size("pp")
+        return Decoder(
+            self.architecture, device, self.dtype, self.lora, self.parallel, parts=parts, first=stage == 0,
+            last=stage == stages - 1, split=self.split,
+        )  # fmt: skip
+
+    def built(self, parts: Sequence[range]) -> Decoder:
+        """Return this rank's parts of the network, initialised."""
+        model = self.decoder(parts, self.layout.device)
+        model.initialise(self.generator)
+        return model
+
+    def generator(self, name: str) -> torch.Generator:
+        """Return the generator of the initial values of a parameter."""
+        return self.layout.shared_generator(f"weights/{name}", self.layout.device)
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens in a training micro-batch on this rank, over all ranks of tp; 0 if it only evaluates."""
+        return self.cfg.micro_batch * self.split.local_length if self.layout.role == "train" else 0
+
+    @property
+    def eval_tokens(self) -> int:
+        """Tokens in an evaluation micro-batch on this rank, over all ranks of tp; 0 if other ranks evaluate."""
+        elsewhere = self.layout.role == "train" and self.cfg.evaluation.ranks
+        return 0 if elsewhere else self.own.reader.eval_rows * self.split.local_length
+
+    def recomputation(self) -> dict[str, int]:
+        """Return how many layers recompute or keep what, as arguments of :class:`HandwrittenDecoder`."""
+        return {}
+
+    def _written_blocks(self) -> HandwrittenDecoder:
+        model, device = self.own.model, self.layout.device
+        operations, chosen = choose_operations(
+            model.implementations, self.architecture, self.split, device, self.dtype, adapters=self.lora is not None
+        )
+        with asked_for("model.token_products", model.token_products):
+            products = build_products(self.parallel, device, model.token_products)
+        self.choices |= {**chosen, "token_products": products.name}
+        buffered = self.lora is None or model.linear in IN_FP8
+        return HandwrittenDecoder(
+            self.model,
+            operations,
+            model.linear,
+            max(self.train_tokens, self.eval_tokens) if buffered else 0,
+            products=products,
+            accumulation=model.implementations.get("accumulation", AUTO),
+            own_eval_scales=self.layout.role != "train" or self.cfg.evaluation.offline,
+            **self.recomputation(),
+        )
+
+    def _head(self) -> Head | None:
+        """Return the head; None on a stage without one."""
+        model, shape, parallel = self.own.model, self.architecture, self.parallel
+        padded = shape.vocabulary if shape.words_per_rank > 1 else None
+        if self.lora is not None or (shape.tied_head and self._written is None):
+            return (
+                NextTokenHead(self.model.head_weight, parallel, model.head_chunk, padded) if self.model.last else None
+            )
+        operation, columns = CROSS_ENTROPY, shape.vocabulary
+        if shape.tied_head:
+            operation, columns = OF_A_PART, shape.padded_vocabulary(parallel.size) // parallel.size
+        request = OperationRequest(self.layout.device, self.dtype, {"columns": columns})
+        chosen = select(model.implementations, "cross_entropy", operation, request)
+        self.choices["cross_entropy"] = chosen.name
+        if not self.model.last:
+            return None
+        weight, first = self.model.head_weight, self.model.first
+        if shape.tied_head:
+            # If the embedding is on the same stage, its backward pass is the last to add to this gradient.
+            return TiedHead(
+                weight, shape.vocabulary, parallel, chosen.function, finishes=not first, chunk=model.head_chunk,
+                put_off=PutOff(0 if first else model.put_off_head),
+            )  # fmt: skip
+        if parallel.size == 1:
+            return UntiedHead(weight, chosen.function, model.head_chunk)
+        return NextTokenHead(weight, parallel, model.head_chunk, padded)
+
+    def _handed(self, batch: Batch) -> Handed:
+        """Return shape and dtype of the hidden states that this rank passes to the next stage."""
+        tokens = len(batch.tensors["tokens"]) * self.split.local_length
+        return Handed((self.parallel.own_count(tokens), self.architecture.hidden), self.dtype)
+
+    def memory_plan(self) -> str:
+        """Return a description of the planned memory by category.
+
+        Empty without a GPU, and if autograd builds the backward pass, because its memory cannot be planned.
+        """
+        return "" if self.memory is None else self.memory.in_words()
+
+    def tensor_splits(self) -> dict[str, Split]:
+        """Return how the ranks of tp split trained parameters, by name."""
+        trained = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        return {name: split for name, split in self.model.tensor_splits().items() if name in trained}
+
+    def decays(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether a parameter has weight decay."""
+        return True
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the groups of trained parameters by weight decay and by the axes over which gradients are summed.
+
+        The gradient of an embedding that the head shares is summed over the first and the last stage.
+        """
+        partial, decay = partial_parameters(self.model), self.own.hparams.weight_decay
+        groups: dict[tuple[tuple[str, ...], tuple[str, ...], bool], dict[str, torch.nn.Parameter]] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                tied: tuple[str, ...] = ("pp",) if name == EMBEDDING and self.architecture.tied_head else ()
+                axes = partial.get(name, ())
+                if self.lora is not None:  # adapters are so small that one group is faster if nothing is summed
+                    axes = self._shared(axes)
+                groups.setdefault((tied, axes, self.decays(parameter)), {})[name] = parameter
+        found = []
+        for (tied, axes, decays), named in sorted(groups.items(), key=lambda group: group[0][:2]):
+            summed = self._shared(axes)
+            found.append(
+                ParameterGroup(named, weight_decay=decay if decays else 0.0, summed_over=summed, tied_over=tied)
+            )
+        return found
+
+    def _shared(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the axes that have several ranks."""
+        return tuple(axis for axis in axes if self.layout.size(axis) > 1)
+
+    @abstractmethod
+    def learning_rate(self) -> Callable[[Tensor], Tensor]:
+        """Return the schedule; it maps the number of earlier updates to the rate."""
+
+    def build_step(self) -> TrainStep:
+        """Return a step that runs all micro-batches through all stages, clips the mean gradient, and applies AdamW."""
+        cfg, own, staged = self.cfg, self.own, self.layout.size("pp") > 1
+        graphs = ChunkGraphs() if cfg.chunk_graphs else None
+        chunks = [self._chunk(number) for number in range(len(self.model.parts))]
+        step = self.step_with(
+            own.hparams.adamw(),
+            self.learning_rate(),
+            blocks=self.readers(),
+            clip=ClipNorm(own.facts.max_grad_norm, "after_reduction"),
+            loss_scale=own.model.loss_scale,
+            passes=(lambda scale: self._pipeline.forward_backward(chunks, ["loss"], scale, graphs))
+            if staged or graphs is not None
+            else None,
+        )
+        step.chunk_graphs = graphs
+        step.rehearsing = self._pipeline.rehearsing if staged else None
+        if self._written is not None:
+            step.forward_backward = within(self._same_weights, step.forward_backward)
+        return step
+
+    @contextlib.contextmanager
+    def _same_weights(self) -> Iterator[None]:
+        """Context of the passes of a step, during which no weight may change. Collective over tp.
+
+        FP8 products cast their weights once. Deferred gradients of the head are added at the end; if the block fails,
+        they are discarded.
+        """
+        with contextlib.ExitStack() as stack:
+            if self._written is not None:
+                stack.enter_context(self._written.same_weights())
+            if self.head is not None:
+                stack.enter_context(self.head.step())
+            yield
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the passes of an evaluation, in which weights do not change."""
+        return contextlib.nullcontext() if self._written is None else self._written.evaluating()
+
+    def readers(self) -> Sequence[tuple[str, torch.nn.Module]]:
+        """Return the modules that wait for gathered weights, by name in the order of the forward pass.
+
+        Adapters are too small to be gathered in blocks. With stages, a part waits as a whole. Under autograd, the last
+        norm and the head are not among the modules.
+        """
+        if self.lora is not None:
+            return ()
+        if "pp" in self.axes:
+            return [(f"part {number}", part) for number, part in enumerate(self._parts)]
+        if self._written is not None:
+            return self._written.readers
+        return [("embedding", self.model.embedding), *self.model.layers.named_children()]
+
+    def _chunk(self, number: int) -> Chunk:
+        """Return part ``number`` of the network on this stage, for training."""
+        return Chunk(
+            self.model.chunk_module(number),
+            functools.partial(self._trained, number),
+            functools.partial(self._prepare, number),
+            nothing if self._written is None else self._written.begin_backward,
+        )
+
+    def _prepare(self, number: int = 0) -> None:
+        """Wait for the gathered weights of part ``number`` of this stage, and cast them if necessary."""
+        readers = [self._parts[number]] if "pp" in self.axes else [reader for _, reader in self.readers()]
+        for reader in readers:
+            wait_for_weights(reader)
+        if self._written is not None:
+            self._written.prepare(number)
+
+    def _through(self, number: int, x_sE: Tensor | None, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the output of part ``number``: the input of the head if it is the last part of the network."""
+        device, seed = self.layout.device, tensors.get("dropout_seed")
+        rows = len(tensors["tokens"])
+        places = TokenPlaces.of(rows, self.own.facts.row_length, self.split.positions(device), seed)
+        if "pp" not in self.axes:
+            return self.network.hidden_states(self.tokens(tensors), places)
+        if x_sE is None:
+            x_sE = self.network.embed(self.tokens(tensors), places)
+        made: Tensor = self._parts[number](x_sE, places)
+        return self.network.normed(made) if self._ends(number) else made
+
+    def _ends(self, number: int) -> bool:
+        """Return whether part ``number`` of this stage is the last part of the network."""
+        return self._pipeline.last and number == len(self.model.parts) - 1
+
+    def _trained(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | Losses:
+        """Return the output of part ``number``, or the loss if it is the last part of the network."""
+        made = self._through(number, x_sE, batch.tensors)
+        return self.loss_of(made, batch.tensors) if self._ends(number) else made
+
+    def loss(self, micro_batch: Batch) -> Losses:
+        """Return the loss of a micro-batch; only if one stage has all layers."""
+        made = self._trained(0, None, micro_batch)
+        assert isinstance(made, Losses), "a stage that is not the last has no loss"
+        return made
+
+    def scored(self, number: int, x_sE: Tensor | None, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the output of part ``number``, or losses (T,) and a mask of scored tokens if it is the last part."""
+        made = self._through(number, x_sE, batch.tensors)
+        if not self._ends(number) or self.head is None:
+            return made
+        labels_T = self.labels(batch.tensors)
+        return self.head.losses(made, labels_T), labels_T >= 0
+
+    @abstractmethod
+    def tokens(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the input tokens (B, L) of this rank."""
+
+    @abstractmethod
+    def labels(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the next token of each input token (T,), which may be a token of another rank; -1 where not scored."""
+
+    @abstractmethod
+    def loss_of(self, hidden_sE: Tensor, tensors: dict[str, Tensor]) -> Losses:
+        """Return the loss, given the input of the head."""
+
+    def sample_flops(self) -> float:
+        """Return the FLOPs of one row, forward and backward, with only the causal half of the attention."""
+        return 3.0 * self.architecture.forward_flops(self.own.facts.row_length)
+
+
+def used_layers(facts: Any, layers: int, whole: str) -> Architecture:
+    """Return ``facts`` with the number of layers that ``model.layers`` selects.
+
+    Raises:
+        ConfigError: ``model.layers`` is larger than the number of layers.
+    """
+    if layers > facts.layers:
+        raise ConfigError(f"model.layers={layers}: the {whole} has {facts.layers}; 0 uses all")
+    used: Architecture = dataclasses.replace(facts, layers=layers or facts.layers)
+    return used
+
+
+def unused_layers(own: Any, whole: str) -> list[str]:
+    """Return why ``model.layers`` forbids a valid run; empty if it does not."""
+    if own.model.layers in (0, own.facts.layers):
+        return []
+    return [f"model.layers={own.model.layers}: the {whole} has {own.facts.layers}"]
+
+
+def lowest_precision(linear: str, ranks: int) -> dict[Role, LoggedPrecision]:
+    """Return the logged lowest precisions. With several ranks of tp, tokens move in the FP8 of the products."""
+    if linear not in IN_FP8:
+        return {}
+    return {"linear": "fp8", "comm": "fp8"} if ranks > 1 else {"linear": "fp8"}

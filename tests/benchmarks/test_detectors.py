@@ -1,0 +1,108 @@
+"""What SSD300, RetinaNet and Mask R-CNN have in common as workloads: backbone, operations, reader and scorer."""
+
+from __future__ import annotations
+
+import pickle
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlperf_logging.compliance_checker
+import pytest
+import torch
+import yaml
+
+from benchmarks.maskrcnn.workload import MaskRCNNSegmentation
+from benchmarks.retinanet.workload import RetinaNetDetection
+from benchmarks.ssd300.workload import Ssd300Detection
+from common import cli
+from common.config.composition import compose
+from common.config.schema import RunConfig, SessionConfig
+from common.distributed.layout import Layout
+from common.errors import CheckpointError, ConfigError, UnsupportedImplementation
+from common.evaluation.model_weights import evaluating
+from common.mlperf.admission import admit
+from common.mlperf.events import hyperparameters
+from tests.capturable import Capturable
+
+WORKLOADS = {"ssd300": Ssd300Detection, "retinanet": RetinaNetDetection, "maskrcnn": MaskRCNNSegmentation}
+BACKBONES = {
+    "ssd300": "torchvision's resnet34-333f7ec4.pth",
+    "retinanet": "torchvision's resnext50_32x4d-7cdf4587.pth",
+    "maskrcnn": "the rules' R-50.pkl",
+}
+OPERATIONS = {name: import_module(f"benchmarks.{name}.config").OPERATIONS for name in WORKLOADS}
+each = pytest.mark.parametrize("name", WORKLOADS)
+
+
+def loaded(name: str, *overrides: str) -> tuple[RunConfig, SessionConfig]:
+    return cli.load(compose([f"benchmark={name}", "device=cpu", *overrides]))
+
+
+def built(name: str, *overrides: str) -> Any:
+    """The workload of the ``test`` recipe, on one rank."""
+    run, _ = loaded(name, "scale=test", *overrides)
+    return WORKLOADS[name](run, Layout(run.layout, seed=3))
+
+
+@each
+def test_the_closed_division_starts_from_the_rules_backbone(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"assets_dir=null: training starts from {BACKBONES[name]}, in assets_dir"):
+        admit(*loaded(name, "scale=8xH200"))
+    with pytest.raises(ConfigError, match=f"model.backbone=other.pth: training starts from {BACKBONES[name]}"):
+        admit(*loaded(name, "scale=8xH200", f"assets_dir={tmp_path}", "model.backbone=other.pth"))
+
+
+@each
+def test_a_missing_backbone_is_named(name):
+    with pytest.raises(CheckpointError, match=r"^/nowhere/"):
+        built(name, "assets_dir=/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"), [("ssd300", "training_1.1.0/closed_ssd"), ("maskrcnn", "training_3.1.0/closed_maskrcnn")]
+)
+def test_the_log_has_every_key_of_the_rule_file(name, rules, tmp_path):
+    path = Path(mlperf_logging.compliance_checker.__file__).parent / f"{rules}.yaml"
+    entries = [entry["KEY"] for entry in yaml.safe_load(path.read_text()) if "KEY" in entry]
+    required = {entry["NAME"] for entry in entries if entry["REQ"] == "EXACTLY_ONE"}
+    run, _ = loaded(name, "scale=8xH200", f"assets_dir={tmp_path}")
+    assert len(required) >= 8
+    assert required <= set(hyperparameters(run))
+
+
+@each
+def test_implementations_are_logged(name):
+    workload = built(name, "model.implementations.suppression=reference")
+    workload.evaluation(Layout())
+    assert OPERATIONS[name].keys() <= workload.implementations().keys()
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in WORKLOADS for option in OPERATIONS[name]])
+def test_an_implementation_that_cannot_run_here_is_named_with_its_option(name, option, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    request = f"model.implementations.{option}={next(iter(OPERATIONS[name][option].fast))}"
+    with pytest.raises(UnsupportedImplementation, match=f"^{request}"):
+        built(name, request).evaluation(Layout())
+
+
+@each
+def test_a_checkpoint_of_one_reader_goes_on_with_the_other(name):
+    declared = [loaded(name, "scale=test", f"reader.reader={kind}")[0].declaration for kind in ("dali", "torchvision")]
+    assert declared[0].order_of_data() == declared[1].order_of_data()
+
+
+@each
+@pytest.mark.parametrize(("scoring", "device"), [("background", "cpu"), ("inline", "meta")])
+def test_in_the_background_the_scorer_leaves_the_device_to_training(name, scoring, device):
+    scorer = built(name, f"evaluation.scoring={scoring}").evaluation(Layout(device="meta")).scorer
+    assert pickle.loads(pickle.dumps(scorer))._device == torch.device(device)
+
+
+@pytest.mark.parametrize("name", ["ssd300", "retinanet"])
+def test_a_graph_can_hold_an_evaluation(name):
+    workload = built(name)
+    (forward,) = workload.evaluation(workload.layout)._forward.values()
+    forward.warm_up()
+    with evaluating(workload.model, workload.weights()), Capturable():
+        forward()
