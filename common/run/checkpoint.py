@@ -38,7 +38,7 @@ from common.optim.updater import StreamingUpdater, Updater
 from common.run.checkpoint_content import check_content
 from common.untrusted.tensor_file import read_values
 
-FORMAT = 6
+FORMAT = 7
 
 MOST_SETTINGS = 20
 """Largest number of changed settings that a remark names."""
