@@ -1,6 +1,6 @@
 """Reader for one HDF5 file of prepared sequences, packed or unpacked.
 
-:mod:`benchmarks.bert.preparation.hdf5_varlength` describes the formats, which are those of the MLPerf preparation. In
+:mod:`benchmarks.bert.preparation.hdf5` describes the formats, which are those of the MLPerf preparation. In
 memory a shard is flat columns (:class:`Sequences`). Values are checked once, when they are read, so that taking rows
 is fast.
 """

@@ -15,17 +15,15 @@ from torch import Tensor
 from benchmarks.stable_diffusion import raw
 from benchmarks.stable_diffusion.clip_score import ClipTransform, cosines, to_bytes
 from benchmarks.stable_diffusion.config import Facts
-from benchmarks.stable_diffusion.decode import pictures_of
 from benchmarks.stable_diffusion.diffusion import abar, sampling_times
 from benchmarks.stable_diffusion.fid import FeatureStatistics, FrechetDistance, statistics_of_features
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
 from benchmarks.stable_diffusion.frozen.published import save_clip, save_inception, save_stable_diffusion
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.stand_in import fit_clip, fit_vae, made_inception, small_merges
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import BYTE_TOKENS, MARKS, Tokenizer
-from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
+from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL, pictures_of
 from common.errors import ConfigError
 from common.mlperf.fixed import fixed_facts
 

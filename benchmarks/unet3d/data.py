@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.unet3d.cache import VolumeCache, bytes_needed, choose_place
-from benchmarks.unet3d.config import Facts, Variant
+from benchmarks.unet3d.config import CachePlace, Facts, ReaderSettings, Variant
 from benchmarks.unet3d.crop import BRIGHTNESS_RANGE, NOISE_DEVIATION, Crop, Draws, Slab, crop_origin
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.augment.reference import parameters
 from benchmarks.unet3d.order import ReplicaOrder, VolumeOrder, shares_for
-from benchmarks.unet3d.reader_settings import CachePlace, ReaderSettings
 from benchmarks.unet3d.volumes import Volumes, open_volumes
 from common.data.batches import Block, HostBatch
 from common.data.order import MicroBatches

@@ -9,9 +9,8 @@ import torch
 
 from benchmarks.unet3d.evaluate import EvaluationSettings, MeanDice
 from benchmarks.unet3d.model import Architecture, UNet3D
-from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits
+from benchmarks.unet3d.sliding_window import SlidingWindow, average_logits, count_classes
 from benchmarks.unet3d.volumes import Case
-from benchmarks.unet3d.window_sums import count_classes
 from common.contract.evaluation import Weights
 from common.distributed.layout import Layout
 from tests.benchmarks.unet3d import evaluation_oracle as oracle

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.frozen.freezing import freeze
+from benchmarks.stable_diffusion.frozen.inference import freeze
 
 BN_EPSILON = 1e-3
 IMAGE_CHANNELS = 3

@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.stable_diffusion.frozen.freezing import freeze
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.inception import Inception
+from benchmarks.stable_diffusion.frozen.inference import freeze
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer, byte_characters, byte_symbols, merge_pair, words
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 
 BATCH = 8
 """Pictures per step of :func:`fit_vae`."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_text
 
-from benchmarks.bert.preparation.evaluation_set import pick
+from benchmarks.bert.preparation.pipeline import pick
 from benchmarks.bert.preparation.samples import (
     SampleSettings,
     create_samples,

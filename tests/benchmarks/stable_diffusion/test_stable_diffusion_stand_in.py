@@ -14,13 +14,12 @@ import torch
 from PIL import Image
 
 from benchmarks.stable_diffusion import raw
+from benchmarks.stable_diffusion.frozen.clip import TextTower, VisionTower
 from benchmarks.stable_diffusion.frozen.published import load_inception, load_text, load_vae, load_vision
 from benchmarks.stable_diffusion.frozen.sizes import InceptionSizes, TextSizes, VaeSizes, VisionSizes
 from benchmarks.stable_diffusion.frozen.stand_in import made_inception
-from benchmarks.stable_diffusion.frozen.text import TextTower
 from benchmarks.stable_diffusion.frozen.tokenizer import Tokenizer
 from benchmarks.stable_diffusion.frozen.vae import AutoencoderKL
-from benchmarks.stable_diffusion.frozen.vision import VisionTower
 from benchmarks.stable_diffusion.prepare import COMMANDS
 from benchmarks.stable_diffusion.shapes import COLOURS, ShapePlan, draw
 from benchmarks.stable_diffusion.stand_in import Request, generate

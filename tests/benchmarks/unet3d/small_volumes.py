@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.unet3d.config import Facts
+from benchmarks.unet3d.config import Facts, ReaderSettings
 from benchmarks.unet3d.data import DataSettings
-from benchmarks.unet3d.reader_settings import ReaderSettings
 from benchmarks.unet3d.volumes import CASES, FORMAT
 from common.data import manifest
 from common.data.manifest import FileEntry, Manifest
