@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.bert.collate import BatchShape, collate, evaluation_shape, training_shape
+from benchmarks.bert.collate import BatchCapacities, collate, evaluation_shape, training_shape
 from benchmarks.bert.config import Facts, ReaderConfig
 from benchmarks.bert.preparation.pipeline import EVALUATION_FILE, PACKED, UNPACKED
 from benchmarks.bert.prepare import FORMAT, PREPARE_COMMAND
-from benchmarks.bert.shards import Limits, Shard, ShardFile, files_of, read_rows
+from benchmarks.bert.shards import RowLimits, SequenceShard, ShardFile, files_of, read_rows
 from common.data import manifest
 from common.data.batches import Block, HostBatch
 from common.data.manifest import Manifest
@@ -31,7 +31,7 @@ CYCLE = 21
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class BertDataSettings:
     """Dataset constants and reader options."""
 
     facts: Facts
@@ -42,19 +42,19 @@ class DataSettings:
         """Nominal samples per row."""
         return self.facts.sequences_per_pack if self.reader.format == "packed" else 1
 
-    def training_limits(self) -> Limits:
+    def training_limits(self) -> RowLimits:
         """Return the limits for a row of the training shards."""
         facts = self.facts
         if self.reader.format == "unpacked":
             return self.evaluation_limits()
         sequences, masked = facts.max_sequences_per_pack, facts.max_masked_per_row
-        return Limits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
+        return RowLimits(True, facts.max_sequence_length, sequences, masked, facts.vocabulary, facts.segment_types)
 
-    def evaluation_limits(self) -> Limits:
+    def evaluation_limits(self) -> RowLimits:
         """Return the limits for a row with a single sequence."""
         facts = self.facts
         masked = facts.max_masked_per_sequence
-        return Limits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
+        return RowLimits(False, facts.max_sequence_length, 1, masked, facts.vocabulary, facts.segment_types)
 
 
 class BertSource:
@@ -72,7 +72,7 @@ class BertSource:
         self,
         files: list[Path],
         found: Manifest,
-        settings: DataSettings,
+        settings: BertDataSettings,
         micro_batches: MicroBatches,
         seed: int,
         pin_memory: bool,
@@ -96,7 +96,7 @@ class BertSource:
             self._cycle = cycle_of([found.counts.get(f"packs_of_{kind}", 0) for kind in kinds])
         self._stream = ShardStream(rows, len(files), micro_batches.lanes, seed, larger_first=packed)
         lanes = [micro_batches.lane(step) for step in range(micro_batches.accumulation)]
-        self._lanes: ShardLanes[Shard] = ShardLanes(self._stream, lanes, self._open_shard)
+        self._lanes: ShardLanes[SequenceShard] = ShardLanes(self._stream, lanes, self._open_shard)
 
     def batches(self, block: Block, start: int = 0) -> Iterator[HostBatch]:
         """Yield the micro-batches of ``block`` from position ``start``.
@@ -157,7 +157,7 @@ class EvaluationData:
 
 
 def open_train(
-    root: Path, settings: DataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
+    root: Path, settings: BertDataSettings, layout: Layout, micro_batch: int, accumulation: int = 1
 ) -> BertSource:
     """Open the training data under ``root`` for this rank; allowed only after ``run_start``.
 
@@ -187,7 +187,7 @@ def open_train(
     return BertSource(files, found, settings, micro_batches, layout.seed, layout.device.type == "cuda")
 
 
-def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> EvaluationData:
+def open_evaluation(root: Path, settings: BertDataSettings, layout: Layout) -> EvaluationData:
     """Read this rank's contiguous part of the evaluation set under ``root``; allowed only after ``run_start``.
 
     Raises:
@@ -208,7 +208,7 @@ def open_evaluation(root: Path, settings: DataSettings, layout: Layout) -> Evalu
 
 
 def filled(
-    lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchShape
+    lengths: NDArray[np.integer], masked_lengths: NDArray[np.integer], shape: BatchCapacities
 ) -> list[tuple[int, int]]:
     """Split sequences, in their order, into the fewest batches that fit ``shape``; return (start, end) of each."""
     cuts, first, tokens, masked = [], 0, 0, 0
@@ -221,7 +221,7 @@ def filled(
     return [*cuts, (first, len(lengths))]
 
 
-def read_manifest(root: Path, settings: DataSettings) -> Manifest:
+def read_manifest(root: Path, settings: BertDataSettings) -> Manifest:
     """Read the manifest of ``root`` and check it against ``settings``.
 
     Raises:

@@ -120,7 +120,7 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class UNetArchitecture:
     """The settings of the U-Net.
 
     Attributes:
@@ -266,7 +266,7 @@ class MultiplyAdds:
         return self.convolution + self.linear + self.self_attention + self.cross_attention
 
 
-def multiply_adds(architecture: Architecture) -> MultiplyAdds:
+def multiply_adds(architecture: UNetArchitecture) -> MultiplyAdds:
     """Return the multiply-adds of the forward pass of one sample of ``latent_size`` and ``context_length``.
 
     Upsampling counts by its definition: a 3x3 convolution at the larger size.
@@ -289,6 +289,6 @@ def multiply_adds(architecture: Architecture) -> MultiplyAdds:
     return MultiplyAdds(convolution, linear, self_attention, cross_attention)
 
 
-def training_flops(architecture: Architecture) -> float:
+def training_flops(architecture: UNetArchitecture) -> float:
     """Return the model FLOPs of training on one sample: 2 per multiply-add, and twice as many backward as forward."""
     return 6.0 * multiply_adds(architecture).total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from benchmarks.unet3d.model import HALVINGS, Architecture, NetworkSettings
+from benchmarks.unet3d.model import HALVINGS, NetworkSettings, UNet3DArchitecture
 from benchmarks.unet3d.model import OPERATIONS as NETWORK_OPERATIONS
 from benchmarks.unet3d.ops.augment import AUGMENT
 from benchmarks.unet3d.ops.dice_cross_entropy import DICE_CROSS_ENTROPY
@@ -26,7 +26,7 @@ CachePlace = Literal["auto", "device", "host"]
 
 
 @dataclass(frozen=True)
-class ReaderSettings:
+class VolumeReaderSettings:
     """Options of the reader that the rules do not fix.
 
     Attributes:
@@ -64,7 +64,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 @dataclass(frozen=True)
-class Facts(Architecture):
+class Facts(UNet3DArchitecture):
     """Constants that the rules fix besides the target: the network, the crops, the augmentation and the sliding window.
 
     Attributes:
@@ -143,5 +143,5 @@ class UNet3DConfig:
     facts: Facts
     hparams: Hparams
     model: ModelConfig
-    reader: ReaderSettings
+    reader: VolumeReaderSettings
     sliding_window: SlidingWindowConfig

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks.bert.preparation import exchange, hdf5, holdout
 from benchmarks.bert.preparation.packing import MAX_SEQUENCES, pack
 from benchmarks.bert.preparation.samples import SampleSettings, create_samples, read_documents
-from benchmarks.bert.preparation.tokenizer import Tokenizer, read_vocabulary
+from benchmarks.bert.preparation.tokenizer import WordPieceTokenizer, read_vocabulary
 from benchmarks.bert.raw import EVALUATION, RawText, Settings
 from common.data.atomic import written
 from common.data.manifest import FileEntry, file_entry
@@ -222,7 +222,7 @@ def make_samples(text: Path, vocabulary_file: Path, settings: SampleSettings, pa
         DataError: the text is damaged or empty.
     """
     vocabulary = read_vocabulary(vocabulary_file)
-    documents = read_documents(text, Tokenizer(vocabulary))
+    documents = read_documents(text, WordPieceTokenizer(vocabulary))
     if not documents:
         raise DataError(f"{text} holds no text")
     tokens = sum(len(sentence) for document in documents for sentence in document)
@@ -342,7 +342,7 @@ def write_evaluation_set(
         DataError: the text or the vocabulary is damaged, or the text is too short.
     """
     vocabulary = read_vocabulary(vocabulary_file)
-    candidates = create_samples(read_documents(text, Tokenizer(vocabulary)), vocabulary, settings)
+    candidates = create_samples(read_documents(text, WordPieceTokenizer(vocabulary)), vocabulary, settings)
     hdf5.write_varlength(path, candidates.take(pick(len(candidates), wanted, text)))
     return {"samples": wanted, "candidates": len(candidates)}
 

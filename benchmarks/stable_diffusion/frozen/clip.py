@@ -20,7 +20,7 @@ from benchmarks.stable_diffusion.frozen.sizes import TextSizes, VisionSizes
 IMAGE_CHANNELS = 3
 
 
-class Transformer(nn.Module):
+class ClipTransformer(nn.Module):
     """Residual blocks of attention and MLP.
 
     Args:
@@ -33,7 +33,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, layers: int, heads: int, mlp: int, causal: bool) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(_Block(width, heads, mlp, causal) for _ in range(layers))
+        self.resblocks = nn.ModuleList(_ClipBlock(width, heads, mlp, causal) for _ in range(layers))
 
     def forward(self, x_NSW: Tensor, left_out: int = 0) -> Tensor:
         """Run all blocks except the last ``left_out``."""
@@ -42,11 +42,11 @@ class Transformer(nn.Module):
         return x_NSW
 
 
-class _Block(nn.Module):
+class _ClipBlock(nn.Module):
     def __init__(self, width: int, heads: int, mlp: int, causal: bool) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
-        self.attn = _Attention(width, heads, causal)
+        self.attn = _ClipAttention(width, heads, causal)
         self.ln_2 = nn.LayerNorm(width)
         self.mlp = _Mlp(width, mlp)
 
@@ -55,7 +55,7 @@ class _Block(nn.Module):
         return x_NSW + self.mlp(self.ln_2(x_NSW))
 
 
-class _Attention(nn.Module):
+class _ClipAttention(nn.Module):
     """Attention whose query, key and value come from one product."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
@@ -106,7 +106,7 @@ class TextTower(nn.Module):
         self.sizes = sizes
         self.token_embedding = nn.Embedding(sizes.vocabulary, sizes.width)
         self.positional_embedding = nn.Parameter(torch.empty(sizes.context, sizes.width))
-        self.transformer = Transformer(sizes.width, sizes.layers, sizes.heads, sizes.mlp, causal=True)
+        self.transformer = ClipTransformer(sizes.width, sizes.layers, sizes.heads, sizes.mlp, causal=True)
         self.ln_final = nn.LayerNorm(sizes.width)
         self.text_projection = nn.Parameter(torch.empty(sizes.width, sizes.embedding))
         nn.init.normal_(self.token_embedding.weight, std=0.02)
@@ -152,7 +152,7 @@ class VisionTower(nn.Module):
         self.class_embedding = nn.Parameter(torch.empty(sizes.width))
         self.positional_embedding = nn.Parameter(torch.empty(tokens, sizes.width))
         self.ln_pre = nn.LayerNorm(sizes.width)
-        self.transformer = Transformer(sizes.width, sizes.layers, sizes.heads, sizes.mlp, causal=False)
+        self.transformer = ClipTransformer(sizes.width, sizes.layers, sizes.heads, sizes.mlp, causal=False)
         self.ln_post = nn.LayerNorm(sizes.width)
         self.proj = nn.Parameter(torch.empty(sizes.width, sizes.embedding))
         for parameter in (self.class_embedding, self.positional_embedding, self.proj):

@@ -194,7 +194,7 @@ class _Middle(nn.Module):
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
         super().__init__()
         self.block_1 = _ResidualBlock(sizes, channels, channels)
-        self.attn_1 = _Attention(sizes, channels)
+        self.attn_1 = _VaeAttention(sizes, channels)
         self.block_2 = _ResidualBlock(sizes, channels, channels)
 
     def forward(self, x: _Sum) -> _Sum:
@@ -221,7 +221,7 @@ class _ResidualBlock(nn.Module):
         return _Sum(hidden.maps_NCHW.add_(x.maps_NCHW), hidden.bias_1C + x.bias_1C)
 
 
-class _Attention(nn.Module):
+class _VaeAttention(nn.Module):
     """Attention with one head, too wide for the faster implementations of :mod:`common.ops.dense_attention`."""
 
     def __init__(self, sizes: VaeSizes, channels: int) -> None:
